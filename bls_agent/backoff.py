@@ -1,0 +1,46 @@
+"""How long to wait before trying again: decisions only, nobody sleeps here."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Final
+
+__all__ = ["Backoff", "jittered"]
+
+PERMANENT_DELAY: Final = (30.0, 60.0)  # nobody repairs a password within seconds
+
+
+def jittered(interval: float, rng: random.Random) -> float:
+    """Spread a period: between 80 % and 100 % of it, so that a fleet drifts apart."""
+    return interval * rng.uniform(0.8, 1.0)
+
+
+@dataclass
+class Backoff:
+    """Full jitter: a delay between 0 and a ceiling that doubles up to ``cap``.
+
+    A permanent fault (wrong password, missing right) waits 30 to 60 seconds instead.
+
+    Attributes:
+        base: First ceiling in seconds.
+        cap: Last ceiling in seconds (``reconnect_max``).
+        failures: Failures in a row.
+    """
+
+    base: float = 0.1
+    cap: float = 2.0
+    rng: random.Random = field(default_factory=random.Random)
+    failures: int = 0
+
+    def failed(self, *, permanent: bool = False) -> float:
+        """Note a failure and say how many seconds to wait."""
+        ceiling = min(self.cap, self.base * 2 ** min(self.failures, 30))
+        self.failures += 1
+        if permanent:
+            return self.rng.uniform(*PERMANENT_DELAY)
+        return self.rng.uniform(0.0, ceiling)
+
+    def succeeded(self) -> None:
+        """Start again from the first ceiling."""
+        self.failures = 0

@@ -1,0 +1,201 @@
+"""A bounded buffer that knows what to give up when it is full: decisions only.
+
+Bounded by count and by bytes, what is in flight counted in. When it is full, the
+lowest rank goes first and, within a rank, the oldest. Every drop is counted by reason.
+
+``put`` may be called from any thread, from a signal handler and from a finaliser: the
+calling thread appends to a lock-free intake and whoever gets the lock sorts it in, so
+that nobody ever waits for somebody else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar
+
+__all__ = ["BoundedBuffer", "BufferStats", "Sized"]
+
+OVERHEAD_BYTES: Final = 64  # what an item costs beside its payload, about
+
+
+class Sized(Protocol):
+    """What a buffer holds: anything that knows its size and its rank."""
+
+    @property
+    def size(self) -> int:
+        """Bytes on the wire."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """0 goes first when the buffer is full."""
+        ...
+
+
+T = TypeVar("T", bound=Sized)
+
+
+@dataclass(frozen=True)
+class BufferStats:
+    """What went through a buffer; ``accepted == delivered + sum(dropped) + queued``.
+
+    Attributes:
+        accepted: Items ever put.
+        delivered: Items that were written.
+        dropped: Reason → items given up.
+        queued: Items waiting or in flight.
+        queued_bytes: Their bytes.
+    """
+
+    accepted: int
+    delivered: int
+    dropped: dict[str, int]
+    queued: int
+    queued_bytes: int
+
+
+class BoundedBuffer(Generic[T]):
+    """Keeps items in order until they are delivered, within a count and a size."""
+
+    def __init__(self, max_items: int, max_bytes: int, ranks: int) -> None:
+        """Remember the bounds.
+
+        Args:
+            max_items: Items waiting and in flight, at most.
+            max_bytes: Their bytes, at most.
+            ranks: Number of ranks; an item's rank is below it.
+        """
+        self.max_items = max_items
+        self.max_bytes = max_bytes
+        self._intake: deque[T] = deque()
+        self._lock = threading.Lock()
+        self._waiting: tuple[deque[tuple[int, T]], ...] = tuple(
+            deque() for _ in range(ranks)
+        )
+        self._sequence = 0
+        self._queued = 0
+        self._queued_bytes = 0
+        self._in_flight = 0
+        self._in_flight_bytes = 0
+        self._accepted = 0
+        self._delivered = 0
+        self._dropped: Counter[str] = Counter()
+
+    def put(self, item: T) -> None:
+        """Take an item in; never waits, never raises. Evicts when full."""
+        self._intake.append(item)
+        self._sort_in()
+
+    def __len__(self) -> int:
+        """Items waiting or in flight."""
+        return self._queued + len(self._intake)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something can be taken."""
+        return bool(self._intake) or self._queued > self._in_flight
+
+    def take(self, max_items: int, max_bytes: int) -> list[T]:
+        """Move the oldest items to "in flight", in the order in which they came.
+
+        Args:
+            max_items: At most so many.
+            max_bytes: Stop before this many bytes (a single larger item is taken).
+        """
+        with self._lock:
+            self._admit_all()
+            taken: list[T] = []
+            size = 0
+            while len(taken) < max_items and (oldest := self._oldest()) is not None:
+                item = oldest[0][1]
+                if taken and size + item.size > max_bytes:
+                    break
+                oldest.popleft()
+                size += item.size
+                taken.append(item)
+            self._in_flight += len(taken)
+            self._in_flight_bytes += sum(item.size for item in taken)
+            return taken
+
+    def done(self, items: Sequence[T]) -> None:
+        """Count items in flight as delivered."""
+        with self._lock:
+            self._leave(items)
+            self._delivered += len(items)
+
+    def give_up(self, items: Sequence[T], reason: str) -> None:
+        """Count items in flight as dropped."""
+        with self._lock:
+            self._leave(items)
+            self._dropped[reason] += len(items)
+
+    def empty(self, reason: str) -> int:
+        """Drop all that waits (not what is in flight) and say how many it was."""
+        with self._lock:
+            self._admit_all()
+            count = 0
+            for rank in self._waiting:
+                for _, item in rank:
+                    self._queued_bytes -= item.size + OVERHEAD_BYTES
+                count += len(rank)
+                rank.clear()
+            self._queued -= count
+            if count:
+                self._dropped[reason] += count
+            return count
+
+    def stats(self) -> BufferStats:
+        """Give a consistent snapshot."""
+        with self._lock:
+            self._admit_all()
+            return BufferStats(
+                self._accepted,
+                self._delivered,
+                dict(self._dropped),
+                self._queued,
+                self._queued_bytes,
+            )
+
+    def _sort_in(self) -> None:
+        """Sort the intake in, unless somebody is about to: then they do it for us."""
+        while self._intake and self._lock.acquire(blocking=False):
+            try:
+                self._admit_all()
+            finally:
+                self._lock.release()
+
+    def _admit_all(self) -> None:
+        while self._intake:
+            item = self._intake.popleft()
+            self._sequence += 1
+            self._accepted += 1
+            self._queued += 1
+            self._queued_bytes += item.size + OVERHEAD_BYTES
+            self._waiting[item.rank].append((self._sequence, item))
+            while self._queued > self.max_items or self._queued_bytes > self.max_bytes:
+                if not self._evict():
+                    break  # all of it is in flight
+
+    def _evict(self) -> bool:
+        for rank in self._waiting:
+            if rank:
+                _, item = rank.popleft()
+                self._queued -= 1
+                self._queued_bytes -= item.size + OVERHEAD_BYTES
+                self._dropped["buffer_full"] += 1
+                return True
+        return False
+
+    def _oldest(self) -> deque[tuple[int, T]] | None:
+        ranks = [rank for rank in self._waiting if rank]
+        return min(ranks, key=lambda rank: rank[0][0]) if ranks else None
+
+    def _leave(self, items: Sequence[T]) -> None:
+        size = sum(item.size for item in items)
+        self._in_flight -= len(items)
+        self._in_flight_bytes -= size
+        self._queued -= len(items)
+        self._queued_bytes -= size + OVERHEAD_BYTES * len(items)

@@ -1,0 +1,262 @@
+"""Every exception of the package, under one root.
+
+::
+
+    BlsError
+    ├─ ConfigurationError        a wrong argument, URL, name or variable; also ValueError
+    │  └─ MissingExtraError      an optional dependency is not installed
+    ├─ RedisUnavailableError     Redis did not answer, or cannot serve now
+    │  └─ RedisRefusedError      Redis answered "no": password, right, unknown command
+    ├─ ContractError             a key or a value breaks its contract
+    │  ├─ WrongTypeError         a key holds another Redis type
+    │  └─ DecodeError            a value is not what the contract says; keeps its bytes
+    └─ CommandError
+       ├─ UnknownCommandError    nobody registered this command
+       ├─ ArgumentError          the arguments do not fit the handler's signature
+       ├─ DuplicateHandlerError  the name is taken; also ValueError
+       └─ NoOutcomeError         no outcome record in time; also TimeoutError
+
+    Reject                       not an error: a handler raises it to turn a command down
+
+Each class builds its message from typed fields, so that a ``raise`` carries data
+and a caller can read ``error.key`` instead of parsing prose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+__all__ = [
+    "ArgumentError",
+    "BlsError",
+    "CommandError",
+    "ConfigurationError",
+    "ContractError",
+    "DecodeError",
+    "DuplicateHandlerError",
+    "MissingExtraError",
+    "NoOutcomeError",
+    "RedisRefusedError",
+    "RedisUnavailableError",
+    "Reject",
+    "UnknownCommandError",
+    "WrongTypeError",
+]
+
+PREVIEW_BYTES = 64
+SHOWN = 80  # characters of a wrong value
+
+
+def preview(payload: bytes, limit: int = PREVIEW_BYTES) -> str:
+    r"""Show the first bytes of a foreign payload, escaped so that they stay one line.
+
+    Args:
+        payload: What arrived.
+        limit: How many bytes to show.
+
+    Returns:
+        ASCII text; bytes that are not printable ASCII appear as ``\xNN``.
+    """
+    return repr(bytes(payload[:limit]))[2:-1]
+
+
+class BlsError(Exception):
+    """The root of every exception that bls-agent raises."""
+
+
+class ConfigurationError(BlsError, ValueError):
+    """A wrong argument, URL, name or environment variable.
+
+    Attributes:
+        name: The argument or variable.
+        value: What was given, as text (never a secret).
+        rule: What would be right.
+        remedy: What to do, or ``""``.
+    """
+
+    def __init__(self, name: str, value: object, rule: str, remedy: str = "") -> None:
+        """Build the message from its parts."""
+        self.name = name
+        self.value = value if isinstance(value, str) else repr(value)
+        self.rule = rule
+        self.remedy = remedy
+        shown = self.value[:SHOWN] + "..." * (len(self.value) > SHOWN)
+        advice = f" {remedy}" if remedy else ""
+        super().__init__(f"{name}: {shown!a} is not allowed; {rule}.{advice}")
+
+
+class MissingExtraError(ConfigurationError):
+    """An optional dependency is not installed; the message names the extra."""
+
+    def __init__(self, extra: str, purpose: str) -> None:
+        """Name the extra and what needs it."""
+        self.extra = extra
+        super().__init__(
+            "extra",
+            extra,
+            f"{purpose} needs the extra {extra!r}, which is not installed",
+            f"Install it with: pip install 'bls-agent[{extra}]'",
+        )
+
+
+class RedisUnavailableError(BlsError):
+    """Redis did not answer, or cannot serve this request now.
+
+    Raised for refused and lost connections, deadlines, and the states in which a
+    server answers but cannot serve: loading, read-only, out of memory, disk full.
+
+    Attributes:
+        kind: The class of the fault, one word (see ``connection.py``).
+        address: Where Redis was expected, without credentials.
+        ambiguous: Whether the request may have been executed all the same. ``False``
+            means that it certainly was not.
+        connecting: Whether already the connection could not be made.
+    """
+
+    verb = "is unavailable"
+
+    def __init__(
+        self,
+        kind: str,
+        reason: str,
+        *,
+        address: str = "",
+        ambiguous: bool = False,
+        connecting: bool = False,
+    ) -> None:
+        """Build the message from the fault's class and its reason."""
+        self.kind = kind
+        self.reason = reason
+        self.address = address
+        self.ambiguous = ambiguous
+        self.connecting = connecting
+        where = f" at {address}" if address else ""
+        super().__init__(f"Redis{where} {self.verb} ({kind}): {reason}")
+
+
+class RedisRefusedError(RedisUnavailableError):
+    """Redis answered and refuses for good: wrong password, missing right, no command.
+
+    Trying again soon does not help; somebody has to change the configuration.
+    """
+
+    verb = "refuses"
+
+
+class ContractError(BlsError):
+    """A key or a value in Redis breaks its contract."""
+
+
+class WrongTypeError(ContractError):
+    """A key holds another Redis type than its contract says; it was left alone.
+
+    Attributes:
+        key: The key.
+        expected: The type that the contract says.
+    """
+
+    def __init__(self, key: str, expected: str) -> None:
+        """Name the key and the type that it should have."""
+        self.key = key
+        self.expected = expected
+        super().__init__(
+            f"key {key!r} holds another type than {expected}; it was left alone. "
+            "Is the project name right? If so, rename or delete the key."
+        )
+
+
+class DecodeError(ContractError):
+    """A value is not what its contract says.
+
+    Attributes:
+        reason: One word: ``not_utf8``, ``not_json``, ``not_an_object``,
+            ``no_command``, ``bad_args``, ``too_deep``, ``too_large``, ``bad_status``.
+        payload: The first bytes of what was read.
+        size: Length of the whole value in bytes.
+    """
+
+    def __init__(self, reason: str, payload: bytes, detail: str = "") -> None:
+        """Keep the first bytes and the size of the payload."""
+        self.reason = reason
+        self.size = len(payload)
+        self.payload = bytes(payload[:PREVIEW_BYTES])
+        self.detail = detail
+        said = f" ({detail})" if detail else ""
+        super().__init__(
+            f"{reason}{said}: {self.size} bytes beginning {preview(self.payload)!r}"
+        )
+
+
+class CommandError(BlsError):
+    """Something about a command or its handler is wrong."""
+
+
+class UnknownCommandError(CommandError):
+    """Nobody registered this command.
+
+    Attributes:
+        command: The name as it was sent.
+    """
+
+    def __init__(self, command: str) -> None:
+        """Name the command."""
+        self.command = command
+        super().__init__(f"no handler is registered for {command[:100]!r}")
+
+
+class ArgumentError(CommandError):
+    """The arguments of a command do not fit its handler; the handler did not run.
+
+    Attributes:
+        command: The command's name.
+        fields: Field name → what is wrong with it.
+    """
+
+    def __init__(self, command: str, fields: Mapping[str, str]) -> None:
+        """List every field that is wrong."""
+        self.command = command
+        self.fields = dict(fields)
+        said = "; ".join(f"{name[:60]!r} {what}" for name, what in self.fields.items())
+        super().__init__(f"arguments of {command[:100]!r}: {said}")
+
+
+class DuplicateHandlerError(CommandError, ValueError):
+    """Two handlers were registered for one command."""
+
+    def __init__(self, command: str) -> None:
+        """Name the command that is taken."""
+        self.command = command
+        super().__init__(f"{command!r} already has a handler; choose another name")
+
+
+class NoOutcomeError(CommandError, TimeoutError):
+    """No outcome record of a command appeared in time.
+
+    The command stays where it is: it may still be waiting, running, or done.
+    """
+
+    def __init__(self, command: str, command_id: str, timeout: float) -> None:
+        """Name the command and how long was waited."""
+        self.command = command
+        self.command_id = command_id
+        super().__init__(
+            f"no outcome of {command!r} ({command_id}) within {timeout:g} s; "
+            "it may still be waiting, running, or done"
+        )
+
+
+class Reject(Exception):  # noqa: N818 - a signal, not an error
+    """Raised by a handler or middleware to turn a command down (outcome ``rejected``).
+
+    Attributes:
+        reason: Said in the outcome record.
+        details: More fields for the record's ``error`` object.
+    """
+
+    def __init__(
+        self, reason: str, details: Mapping[str, object] | Sequence[object] = ()
+    ) -> None:
+        """Keep the reason for the outcome record."""
+        self.reason = reason
+        self.details = details
+        super().__init__(reason)

@@ -1,0 +1,333 @@
+"""Every key of the five contracts, one line each.
+
+A :class:`KeyTemplate` is declared once and gives everything that is to be known of a
+key: how to *build* it, how to *parse* it, whether a key *matches*, the glob *pattern*
+for SCAN or an ACL, its Redis type and its TTL. No key is formatted anywhere else.
+
+Template syntax: ``{name}`` is a field; ``{name!}`` is a field that holds no ``:``
+(so that the next one can be told apart); ``{name?}`` may be left out together with
+the ``:`` behind it.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Final
+
+from bls_agent.errors import ConfigurationError
+
+__all__ = [
+    "CONTROL",
+    "KEYS",
+    "PROJECT_CONSOLE",
+    "PROJECT_STATUS",
+    "Contract",
+    "KeyTemplate",
+    "RedisType",
+    "check_name",
+    "escape_glob",
+    "find_templates",
+]
+
+MAX_NAME_BYTES: Final = 512
+_DAY: Final = 86_400
+
+
+class RedisType(StrEnum):
+    """The type of a key, as the command TYPE names it."""
+
+    STRING = "string"
+    LIST = "list"
+    SET = "set"
+    ZSET = "zset"
+    HASH = "hash"
+    STREAM = "stream"
+
+
+class Contract(StrEnum):
+    """The five contracts, by number."""
+
+    ASSETS = "000"
+    WORKERS = "001"
+    CONSOLE = "002"
+    RUNS = "003"
+    CRAWL = "004"
+
+
+def check_name(field: str, value: str) -> str:
+    """Refuse a name that must not become part of a key that we write.
+
+    Args:
+        field: What the name is for; said in the error.
+        value: The name.
+
+    Returns:
+        The name, unchanged.
+
+    Raises:
+        ConfigurationError: The name is empty, longer than 512 bytes of UTF-8, not
+            NFC, begins or ends with a blank, or holds a control character or a lone
+            surrogate.
+    """
+    rule, remedy = _name_fault(value)
+    if rule:
+        raise ConfigurationError(field, value, rule, remedy)
+    return value
+
+
+def _name_fault(value: str) -> tuple[str, str]:
+    """Say which rule a name breaks and what to do; two empty texts if none."""
+    if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without a type checker
+        return f"a name is text, not {type(value).__name__}", ""  # type: ignore[unreachable]
+    for broken, rule, remedy in _NAME_RULES:
+        if broken(value):
+            return rule, remedy
+    return "", ""
+
+
+def _has_lone_surrogate(name: str) -> bool:
+    return any(unicodedata.category(character) == "Cs" for character in name)
+
+
+def _has_control_character(name: str) -> bool:
+    return any(unicodedata.category(character) == "Cc" for character in name)
+
+
+_NAME_RULES: Final[tuple[tuple[Callable[[str], bool], str, str], ...]] = (
+    (lambda name: not name, "a name must not be empty", ""),
+    (_has_lone_surrogate, "a name must be valid Unicode", "Remove lone surrogates."),
+    (
+        lambda name: len(name.encode()) > MAX_NAME_BYTES,
+        f"a name has at most {MAX_NAME_BYTES} bytes of UTF-8",
+        "Shorten it.",
+    ),
+    (
+        lambda name: name != name.strip(),
+        "a name neither begins nor ends with a blank",
+        "Strip it.",
+    ),
+    (
+        _has_control_character,
+        "a name holds no control characters",
+        "Remove newlines, tabs and NULs.",
+    ),
+    (
+        lambda name: not unicodedata.is_normalized("NFC", name),
+        "a name is in Unicode form NFC, or peers would use another key",
+        "Pass unicodedata.normalize('NFC', name).",
+    ),
+)
+
+
+def escape_glob(text: str) -> str:
+    """Escape what SCAN, KEYS and ACL patterns would read as a wildcard."""
+    return re.sub(r"([*?\[\]\\^])", r"\\\1", text)
+
+
+_FIELD: Final = re.compile(r"\{(\w+)([!?]*)\}(:?)")
+
+
+@dataclass(frozen=True)
+class KeyTemplate:
+    """One kind of key: its form, its Redis type, its TTL and its contract.
+
+    Attributes:
+        template: The form; see the head of this module.
+        type: The Redis type, or ``None`` where the contract leaves it open.
+        ttl: Seconds a key of this kind lives after a write, or ``None`` for ever.
+        contract: The document that declares it.
+        ambiguous: Whether a key may be read in more than one way; then only
+            :meth:`readings` tells all of them and :meth:`parse` gives ``None``
+            unless there is exactly one.
+    """
+
+    template: str
+    type: RedisType | None
+    ttl: int | None
+    contract: Contract
+    ambiguous: bool = False
+
+    def build(self, **values: str | int | None) -> str:
+        """Make the key that we write, every value checked by :func:`check_name`.
+
+        Raises:
+            ConfigurationError: A value is missing, unknown or breaks a rule.
+        """
+        for name, value in values.items():
+            if value is None and name in self.optional:
+                continue
+            checked = check_name(name, value if isinstance(value, str) else str(value))
+            if name in self._closed and ":" in checked:
+                raise ConfigurationError(
+                    name, checked, "this part of a key holds no ':'", "Use '_' instead."
+                )
+        return self.locate(**values)
+
+    def locate(self, **values: str | int | None) -> str:
+        """Make a key that somebody else wrote: the values are taken as they are."""
+        unknown = values.keys() - set(self.fields)
+        missing = set(self.fields) - values.keys() - self.optional
+        if unknown or missing:
+            raise ConfigurationError(
+                self.template,
+                ", ".join(sorted(unknown or missing)),
+                f"its fields are {', '.join(self.fields) or 'none'}",
+            )
+        return self._fill({n: v if v is None else str(v) for n, v in values.items()})
+
+    def parse(self, key: str | bytes) -> dict[str, str] | None:
+        """Read a key back: the exact inverse of :meth:`build`.
+
+        Args:
+            key: Text, or the bytes that Redis gave (not UTF-8 is kept as surrogates).
+
+        Returns:
+            Field → value, or ``None`` if the key is of another kind, or if it can be
+            read in several ways.
+        """
+        readings = self.readings(key)
+        return readings[0] if len(readings) == 1 else None
+
+    def readings(self, key: str | bytes) -> list[dict[str, str]]:
+        """Every way in which a key can be read as one of this kind."""
+        text = key if isinstance(key, str) else key.decode("utf-8", "surrogateescape")
+        if self.ambiguous:
+            return list(self._all_readings(text))
+        found = self._regex.fullmatch(text)
+        return [_given(found.groupdict())] if found else []
+
+    def match(self, key: str | bytes) -> bool:
+        """Tell whether a key is of this kind."""
+        return bool(self.readings(key))
+
+    def pattern(self, **fixed: str | int) -> str:
+        """Make a glob pattern; fixed values are escaped, the other fields are ``*``.
+
+        An optional field that is not fixed is taken into the ``*`` before it.
+        """
+        values = {name: escape_glob(str(value)) for name, value in fixed.items()}
+        shown = {
+            name: values.get(name, None if name in self.optional else "*")
+            for name in self.fields
+        }
+        return self._fill(shown)
+
+    @cached_property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the fields, in order."""
+        return tuple(found[1] for found in _FIELD.finditer(self.template))
+
+    @cached_property
+    def optional(self) -> frozenset[str]:
+        """The fields that may be left out."""
+        found = _FIELD.finditer(self.template)
+        return frozenset(field[1] for field in found if "?" in field[2])
+
+    @cached_property
+    def _closed(self) -> frozenset[str]:
+        found = _FIELD.finditer(self.template)
+        return frozenset(field[1] for field in found if field[2])
+
+    def _fill(self, values: Mapping[str, str | None]) -> str:
+        def part(field: re.Match[str]) -> str:
+            value = values.get(field[1])
+            return "" if value is None else value + field[3]
+
+        return _FIELD.sub(part, self.template)
+
+    @cached_property
+    def _regex(self) -> re.Pattern[str]:
+        parts: list[str] = []
+        end = 0
+        for field in _FIELD.finditer(self.template):
+            parts.append(re.escape(self.template[end : field.start()]))
+            inner = "[^:]+" if field[2] else ".+"
+            part = f"(?P<{field[1]}>{inner}){field[3]}"
+            parts.append(f"(?:{part})?" if "?" in field[2] else part)
+            end = field.end()
+        parts.append(re.escape(self.template[end:]))
+        return re.compile("".join(parts), re.DOTALL)
+
+    def _all_readings(self, text: str) -> Iterator[dict[str, str]]:
+        """Split at every place where the text between two fields occurs."""
+        first, second = _FIELD.finditer(self.template)
+        head = self.template[: first.start()]
+        between = self.template[first.end() : second.start()]
+        if not text.startswith(head):
+            return
+        rest = text[len(head) :]
+        at = rest.find(between, 1)
+        while at != -1:
+            if rest[at + len(between) :]:
+                yield {first[1]: rest[:at], second[1]: rest[at + len(between) :]}
+            at = rest.find(between, at + 1)
+
+
+def _given(groups: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in groups.items() if value is not None}
+
+
+_T: Final = RedisType
+_C: Final = Contract
+
+# contract 002: the project console
+PROJECT_STATUS: Final = KeyTemplate("{project}_项目状态", _T.STRING, 60, _C.CONSOLE)
+PROJECT_CONSOLE: Final = KeyTemplate("{project}_项目控制台", _T.LIST, None, _C.CONSOLE)
+CONTROL: Final = KeyTemplate("{project}_控制", _T.LIST, None, _C.CONSOLE)
+
+# fmt: off
+KEYS: Final[Mapping[str, KeyTemplate]] = {
+    "project_status": PROJECT_STATUS,
+    "project_console": PROJECT_CONSOLE,
+    "control": CONTROL,
+    # contract 003: run events
+    "run_events": KeyTemplate("run:{run_id}:events", _T.STREAM, _DAY, _C.RUNS),
+    # contract 001: heartbeats, processes, tasks, caches
+    "data_worker_heartbeat": KeyTemplate("heartbeat:data_worker:{node_id}", _T.STRING, 30, _C.WORKERS),
+    "backtest_worker_heartbeat": KeyTemplate("backtest:worker:{worker_id}", _T.STRING, 30, _C.WORKERS),
+    "execution_node_heartbeat": KeyTemplate("heartbeat:node:{node_id}", _T.STRING, 30, _C.WORKERS),
+    "scheduler_heartbeat": KeyTemplate("heartbeat:scheduler:{node_id}", _T.STRING, 30, _C.WORKERS),
+    "task_timer_heartbeat": KeyTemplate("heartbeat:task_timer:{node_id}", _T.STRING, 30, _C.WORKERS),
+    "component_heartbeat": KeyTemplate("heartbeat:component:{component_type!}:{component_id}", _T.STRING, 30, _C.WORKERS),
+    "process_heartbeat": KeyTemplate("ginkgo:heartbeat:{pid}", _T.STRING, 30, _C.WORKERS),
+    "main_control": KeyTemplate("ginkgo:maincontrol", None, None, _C.WORKERS),
+    "watchdog": KeyTemplate("ginkgo:watchdog", None, None, _C.WORKERS),
+    "thread_pool": KeyTemplate("ginkgo:thread_pool", None, None, _C.WORKERS),
+    "data_worker_pool": KeyTemplate("ginkgo:dataworker_pool", None, None, _C.WORKERS),
+    "worker_status": KeyTemplate("ginkgo:worker_status:{pid}", None, None, _C.WORKERS),
+    "task_status": KeyTemplate("ginkgo:task_status:{task_id}", _T.STRING, _DAY, _C.WORKERS),
+    "backtest_task_progress": KeyTemplate("backtest:task:{task_id}:progress", _T.STRING, 7_200, _C.WORKERS),
+    "sync_progress": KeyTemplate("{type}_update_{code}", _T.SET, 30 * _DAY, _C.WORKERS, ambiguous=True),
+    "func_cache": KeyTemplate("ginkgo_func_cache_{func}_{key}", _T.STRING, 3_600, _C.WORKERS, ambiguous=True),
+    # contract 000: the asset library; the last five are reserved by its section 6
+    "asset_metadata": KeyTemplate("asset:metadata:{id}", _T.HASH, None, _C.ASSETS),
+    "asset_category": KeyTemplate("asset:category:{category}", _T.SET, None, _C.ASSETS),
+    "asset_index": KeyTemplate("asset:index", _T.HASH, None, _C.ASSETS),
+    "asset_sync_state": KeyTemplate("asset:sync:state", _T.HASH, None, _C.ASSETS),
+    "asset_sync_changed": KeyTemplate("asset:sync:changed", _T.LIST, None, _C.ASSETS),
+    "asset_search_index": KeyTemplate("asset:search:index", None, None, _C.ASSETS),
+    "project_config": KeyTemplate("project:config:{project_id}", _T.HASH, None, _C.ASSETS),
+    "pending_tasks": KeyTemplate("task:queue:pending", _T.LIST, None, _C.ASSETS),
+    "queued_task_status": KeyTemplate("task:status:{task_id}", _T.HASH, None, _C.ASSETS),
+    # contract 004: crawling
+    "crawl_requests": KeyTemplate("crawlo:{project!}:{spider?}:queue:requests", _T.ZSET, None, _C.CRAWL),
+    "crawl_requests_data": KeyTemplate("crawlo:{project!}:{spider?}:queue:requests:data", _T.HASH, None, _C.CRAWL),
+    "crawl_processing": KeyTemplate("crawlo:{project!}:{spider?}:queue:processing", _T.ZSET, None, _C.CRAWL),
+    "crawl_processing_data": KeyTemplate("crawlo:{project!}:{spider?}:queue:processing:data", _T.HASH, None, _C.CRAWL),
+    "crawl_failed": KeyTemplate("crawlo:{project!}:{spider?}:queue:failed", _T.LIST, None, _C.CRAWL),
+    "crawl_failed_retries": KeyTemplate("crawlo:{project!}:{spider?}:queue:failed:retries:{key}", _T.STRING, None, _C.CRAWL),
+    "crawl_filter_fingerprint": KeyTemplate("crawlo:{project!}:{spider?}:filter:fingerprint", _T.SET, None, _C.CRAWL),
+    "crawl_item_fingerprint": KeyTemplate("crawlo:{project!}:{spider?}:item:fingerprint", _T.SET, None, _C.CRAWL),
+}
+# fmt: on
+
+
+def find_templates(key: str | bytes) -> list[str]:
+    """Name every row of the table that a key may belong to, exact rows first."""
+    rows = [(row.ambiguous, name) for name, row in KEYS.items() if row.match(key)]
+    return [name for _, name in sorted(rows, key=lambda found: found[0])]

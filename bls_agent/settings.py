@@ -1,0 +1,214 @@
+"""Every setting of an agent: its default, unit, range and environment variable.
+
+One declaration per setting. A keyword given to :class:`~bls_agent.ProjectAgent` beats
+the environment, the environment beats the default. The environment is read in one
+place, :meth:`Settings.from_env`, which is given the mapping.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Literal, TypeAlias, TypedDict
+
+from bls_agent.errors import ConfigurationError
+from bls_agent.keys import check_name
+
+__all__ = ["Mode", "Options", "Settings", "check_options"]
+
+Mode: TypeAlias = Literal["auto", "blocking", "compat"]
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one setting may be, and what the configuration table says of it."""
+
+    kind: type
+    meaning: str
+    unit: str = ""
+    minimum: float = -math.inf
+    maximum: float = math.inf
+    choices: tuple[str, ...] = ()
+    optional: bool = False
+
+    def check(self, name: str, value: object) -> object:
+        """Return a value that fits, or raise ConfigurationError."""
+        if value is None and self.optional:
+            return None
+        if (
+            self.kind is float
+            and isinstance(value, int)
+            and not isinstance(value, bool)
+        ):
+            value = float(value)
+        if type(value) is not self.kind:
+            raise ConfigurationError(name, value, f"it is of type {self.kind.__name__}")
+        if self.choices and value not in self.choices:
+            raise ConfigurationError(name, value, f"one of: {', '.join(self.choices)}")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            self._check_range(name, value)
+        return value
+
+    def _check_range(self, name: str, value: float) -> None:
+        if math.isnan(value) or not self.minimum <= value <= self.maximum:
+            unit = f" {self.unit}" if self.unit else ""
+            raise ConfigurationError(
+                name, value, f"between {self.minimum:g} and {self.maximum:g}{unit}"
+            )
+
+    def read(self, name: str, text: str) -> object:
+        """Read a value of the environment."""
+        if self.optional and text.lower() == "none":
+            return None
+        try:
+            return self.check(name, _READERS[self.kind](text))
+        except ValueError as error:
+            if isinstance(error, ConfigurationError):
+                raise
+            rule = f"it is of type {self.kind.__name__}"
+            raise ConfigurationError(name, text, rule) from None
+
+
+_BOOLEANS: Final = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+
+
+def _read_bool(text: str) -> bool:
+    if text.lower() not in _BOOLEANS:
+        raise ValueError
+    return _BOOLEANS[text.lower()]
+
+
+_READERS: Final[dict[type, Callable[[str], object]]] = {
+    str: str,
+    int: int,
+    float: float,
+    bool: _read_bool,
+}
+
+
+def _setting(default: Any, meaning: str, kind: type = float, **limits: Any) -> Any:
+    return field(default=default, metadata={"rule": Rule(kind, meaning, **limits)})
+
+
+_SECONDS: Final[dict[str, Any]] = {"unit": "seconds", "maximum": 86_400.0}
+_MODES: Final = ("auto", "blocking", "compat")
+_LEVELS: Final = ("debug", "info", "warn", "error")
+
+
+class Options(TypedDict, total=False):
+    """The keywords of :class:`Settings`, all optional; see there."""
+
+    mode: Mode
+    instance: str | None
+    concurrency: int
+    prefetch: int
+    command_timeout: float | None
+    command_size_limit: int
+    status_interval: float
+    status_ttl: int
+    log_level: str
+    log_list_limit: int
+    log_buffer: int
+    log_buffer_bytes: int
+    shutdown_timeout: float
+    reconnect_max: float
+    redis_timeout: float
+    record_ids: bool
+    builtins: bool
+
+
+# fmt: off
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All settings of an agent, checked; the field list is the configuration table.
+
+    Raises:
+        ConfigurationError: A value is out of its range, or ``status_interval`` is
+            longer than a third of ``status_ttl``.
+    """
+
+    redis_url: str = _setting("redis://127.0.0.1:6379/0", "where Redis is", str)
+    mode: Mode = _setting("auto", "how commands are received", str, choices=_MODES)
+    instance: str | None = _setting(None, "name of this process; made up if absent", str, optional=True)
+    concurrency: int = _setting(1, "commands that run at the same time; 1 keeps their order", int, unit="commands", minimum=1, maximum=10_000)
+    prefetch: int = _setting(1, "commands taken at once when a handler is free", int, unit="commands", minimum=1, maximum=1_000)
+    command_timeout: float | None = _setting(30.0, "longest run of a handler; none for no limit", minimum=0.001, optional=True, **_SECONDS)
+    command_size_limit: int = _setting(MIB, "longest command that is read", int, unit="bytes", minimum=256, maximum=512 * MIB)
+    status_interval: float = _setting(10.0, "time between two refreshes of the status", minimum=0.05, **_SECONDS)
+    status_ttl: int = _setting(60, "time after which a silent status vanishes", int, unit="seconds", minimum=1, maximum=86_400)
+    log_level: str = _setting("debug", "lowest level that is shipped", str, choices=_LEVELS)
+    log_list_limit: int = _setting(10_000, "records kept in the console list", int, unit="records", minimum=1, maximum=10_000_000)
+    log_buffer: int = _setting(10_000, "records that wait in this process", int, unit="records", minimum=1, maximum=10_000_000)
+    log_buffer_bytes: int = _setting(8 * MIB, "bytes that wait in this process", int, unit="bytes", minimum=128 * KIB, maximum=4_096 * MIB)
+    shutdown_timeout: float = _setting(10.0, "time that running handlers get at the end", minimum=0.0, **_SECONDS)
+    reconnect_max: float = _setting(2.0, "longest wait before the next try to reach Redis", minimum=0.05, **_SECONDS)
+    redis_timeout: float = _setting(5.0, "deadline of one request to Redis", minimum=0.05, **_SECONDS)
+    record_ids: bool = _setting(True, "put metadata.agent on every record", bool)  # noqa: FBT003 - the default
+    builtins: bool = _setting(True, "answer ping, help, stats and set_log_level", bool)  # noqa: FBT003 - the default
+# fmt: on
+
+    def __post_init__(self) -> None:
+        """Check every value and how they fit together."""
+        for name, rule in rules().items():
+            checked = rule.check(name, getattr(self, name))
+            object.__setattr__(self, name, checked)
+        if self.instance is not None:
+            check_name("instance", self.instance)
+        _check_together(self.status_interval, self.status_ttl)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str], **options: Any) -> Settings:
+        """Combine the given keywords with the ``BLS_*`` variables of a mapping.
+
+        An empty variable counts as absent.
+
+        Raises:
+            ConfigurationError: As the class, naming the variable.
+        """
+        found: dict[str, Any] = {}
+        for name, rule in rules().items():
+            text = environ.get(f"BLS_{name.upper()}", "").strip()
+            if text and name not in options:
+                found[name] = rule.read(f"BLS_{name.upper()}", text)
+        return cls(**{**found, **options})
+
+
+def rules() -> dict[str, Rule]:
+    """Setting → its rule, in the order of the table."""
+    return {setting.name: setting.metadata["rule"] for setting in fields(Settings)}
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse wrong keywords at once, without the environment they will meet.
+
+    Raises:
+        ConfigurationError: A keyword is unknown or out of its range, or
+            ``status_interval`` and ``status_ttl`` are both given and do not fit.
+    """
+    known = rules()
+    for name, value in options.items():
+        if name not in known:
+            rule = f"the settings are: {', '.join(known)}"
+            raise ConfigurationError("keyword", name, rule)
+        known[name].check(name, value)
+    if options.get("instance") is not None:
+        check_name("instance", options["instance"])
+    if {"status_interval", "status_ttl"} <= options.keys():
+        _check_together(options["status_interval"], options["status_ttl"])
+
+
+def _check_together(interval: float, ttl: float) -> None:
+    if interval * 3 > ttl:
+        raise ConfigurationError(
+            "status_interval",
+            interval,
+            f"at most a third of status_ttl ({ttl:g} s)",
+            "Two lost refreshes must not make a living service vanish.",
+        )
