@@ -1,0 +1,179 @@
+"""Bounded, ordered, batched writing in the background.
+
+Items are put from any thread and written by one task: at once when it is idle, in
+batches while a write is under way. Where a batch goes is a :class:`Sink`; what may
+have to be given up when Redis is away is decided by the buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar
+
+import anyio
+
+from bls_agent.backoff import Backoff
+from bls_agent.buffer import BoundedBuffer, Sized
+from bls_agent.errors import RedisRefusedError, RedisUnavailableError
+from bls_agent.wakeup import Wakeup
+
+__all__ = ["Delivery", "Flushed", "Sink"]
+
+BATCH_ITEMS: Final = 500
+BATCH_BYTES: Final = 512 * 1024
+
+T = TypeVar("T", bound=Sized)
+
+
+class Sink(Protocol[T]):
+    """Where batches go."""
+
+    def prepare(self, items: Sequence[T]) -> Sequence[T]:
+        """Make a batch of the items, once, before the first try to write it."""
+        ...
+
+    async def write(self, batch: Sequence[T]) -> None:
+        """Write the whole batch in one step, or raise RedisUnavailableError."""
+        ...
+
+    async def landed(self, batch: Sequence[T]) -> bool | None:
+        """Find out whether an earlier write of the batch was executed after all.
+
+        Returns:
+            ``None`` if that cannot be known: the batch is then written again and
+            counted as ``maybe_repeated``.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Flushed:
+    """What a flush achieved.
+
+    Attributes:
+        complete: Everything that was accepted before the call has been settled.
+        delivered: Items written since the call.
+        dropped: Items given up since the call.
+        queued: Items that still wait.
+    """
+
+    complete: bool
+    delivered: int
+    dropped: int
+    queued: int
+
+    def __bool__(self) -> bool:
+        """Whether the flush was complete."""
+        return self.complete
+
+
+class Delivery(Generic[T]):
+    """Takes items from any thread and writes them in order, from one task.
+
+    Order is kept and nothing is written twice, except where :meth:`Sink.landed`
+    cannot find out; those items are counted.
+
+    Attributes:
+        buffer: What waits.
+        resent: Items written again after an ambiguous failure had not landed.
+        running: Whether :meth:`run` is at work.
+        maybe_repeated: Of these, items that may stand twice at their destination.
+    """
+
+    def __init__(self, buffer: BoundedBuffer[T]) -> None:
+        """Remember the buffer; :meth:`run` does the work."""
+        self.buffer = buffer
+        self.resent = 0
+        self.maybe_repeated = 0
+        self._wakeup = Wakeup()
+        self._settled = anyio.Event()
+        self._batch: tuple[Sequence[T], Sequence[T]] | None = None
+        self._ambiguous = False
+        self.running = False
+
+    def put(self, item: T) -> None:
+        """Take an item; never waits, never raises, from any thread."""
+        self.buffer.put(item)
+        self._wakeup.set()
+
+    async def run(self, sink: Sink[T], backoff: Backoff) -> None:
+        """Write until cancelled; what was under way is finished by the next run."""
+        self._wakeup.bind()
+        self.running = True
+        try:
+            while True:
+                if self._batch is None:
+                    items = self.buffer.take(BATCH_ITEMS, BATCH_BYTES)
+                    if not items:
+                        await self._wakeup.wait()
+                        continue
+                    self._batch = (items, sink.prepare(items))
+                    self._ambiguous = False
+                await self._write(sink, backoff, self._batch[1])
+                self.buffer.done(self._batch[0])
+                self._batch = None
+                self._announce()
+        finally:
+            self.running = False
+            self._wakeup.unbind()
+            self._announce()
+
+    async def _write(self, sink: Sink[T], backoff: Backoff, batch: Sequence[T]) -> None:
+        while True:
+            try:
+                if self._ambiguous and await self._has_landed(sink, batch):
+                    return
+                # Until the answer is there, a cancelled write may have been executed.
+                self._ambiguous = True
+                await sink.write(batch)
+            except RedisUnavailableError as error:
+                self._ambiguous = error.ambiguous
+                permanent = isinstance(error, RedisRefusedError)
+                delay = backoff.failed(permanent=permanent)
+                if not error.connecting:  # the gate has paced those
+                    await anyio.sleep(delay)
+            else:
+                backoff.succeeded()
+                return
+
+    async def _has_landed(self, sink: Sink[T], batch: Sequence[T]) -> bool:
+        try:
+            landed = await sink.landed(batch)
+        except RedisUnavailableError as error:
+            error.ambiguous = True  # of the write before, still
+            raise
+        if landed:
+            return True
+        self.resent += len(batch)
+        self.maybe_repeated += len(batch) if landed is None else 0
+        return False
+
+    def _announce(self) -> None:
+        event, self._settled = self._settled, anyio.Event()
+        event.set()
+
+    async def flush(self, timeout: float) -> Flushed:
+        """Wait until what was accepted so far has been written or given up.
+
+        Args:
+            timeout: Seconds to wait at most.
+        """
+        before = self.buffer.stats()
+        dropped_before = sum(before.dropped.values())
+        target = before.accepted
+        with anyio.move_on_after(timeout):
+            while self.running and self._count_settled() < target:
+                await self._settled.wait()
+        after = self.buffer.stats()
+        dropped = sum(after.dropped.values())
+        return Flushed(
+            complete=after.delivered + dropped >= target,
+            delivered=after.delivered - before.delivered,
+            dropped=dropped - dropped_before,
+            queued=after.queued,
+        )
+
+    def _count_settled(self) -> int:
+        now = self.buffer.stats()
+        return now.delivered + sum(now.dropped.values())

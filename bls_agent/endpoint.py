@@ -1,0 +1,245 @@
+"""Where Redis is: a URL or a borrowed client, understood, and new connections to it.
+
+The only module that imports redis-py. Its defaults do not fit a guest in somebody
+else's process (a socket timeout that cuts BLPOP, ten silent retries that duplicate
+RPUSH, five round trips to connect), so connections are built from its parts:
+
+* RESP2, one round trip to connect, tight keepalive, no client-side retry;
+* no socket timeout: every request runs under a deadline of ours instead.
+
+From a client that the host passes in we take address, credentials, TLS and database
+and build our own connections; the client itself is never blocked on and never closed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, Protocol, TypeAlias, cast
+from urllib.parse import urlsplit, urlunsplit
+
+from bls_agent.errors import ConfigurationError
+
+__all__ = ["Argument", "Endpoint", "RawConnection", "Reply", "Request", "mask_url"]
+
+Argument: TypeAlias = str | bytes | int | float
+Request: TypeAlias = Sequence[Argument]
+Reply: TypeAlias = Any  # bytes, int, None, or lists of them: Redis decides
+
+CONNECT_TIMEOUT: Final = 5.0
+
+
+def mask_url(url: str) -> str:
+    """Replace the credentials of a URL by ``***``, also where the URL is broken."""
+    try:
+        parts = urlsplit(url)
+        head, at, host = parts.netloc.rpartition("@")
+        user = head.split(":", 1)[0] if ":" in head else ""
+        netloc = f"{user}{':' if user else ''}***@{host}" if at else host
+        return urlunsplit((parts.scheme, netloc, parts.path, "", ""))
+    except ValueError:
+        return url.split("://", 1)[0] + "://***"
+
+
+class RawConnection(Protocol):
+    """The part of redis-py's connection that we use."""
+
+    @property
+    def is_connected(self) -> bool: ...  # noqa: D102
+    async def connect(self) -> None: ...  # noqa: D102
+    async def disconnect(self, nowait: bool = False) -> None: ...  # noqa: D102, FBT001, FBT002
+    def pack_commands(self, commands: Iterable[Request]) -> list[bytes]: ...  # noqa: D102
+    async def send_packed_command(  # noqa: D102
+        self,
+        command: Iterable[bytes],
+        check_health: bool = True,  # noqa: FBT001, FBT002
+    ) -> None: ...
+    async def read_response(  # noqa: D102
+        self, *, disconnect_on_error: bool = True
+    ) -> Reply: ...
+
+
+# What a URL or a borrowed client may say; everything else is our decision.
+_PLACE: Final = frozenset({"host", "port", "path", "db"})
+_CREDENTIALS: Final = frozenset({"username", "password", "credential_provider"})
+_OVERRULED: Final = frozenset(
+    {
+        "client_name", "decode_responses", "encoding", "encoding_errors",
+        "health_check_interval", "max_connections", "protocol", "retry_on_error",
+        "retry_on_timeout", "socket_connect_timeout", "socket_keepalive",
+        "socket_read_size", "socket_timeout", "timeout",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class Endpoint:
+    """Where Redis is and how a new connection to it is made.
+
+    Attributes:
+        address: For messages: no credentials.
+        make: Makes a connection that is not open yet.
+        notes: What had to be decided otherwise than asked for; said once.
+    """
+
+    address: str
+    make: Callable[[], RawConnection]
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.address!r})"
+
+    @classmethod
+    def of(cls, redis: object) -> Endpoint:
+        """Understand a URL, a redis-py client (asyncio or not) or an endpoint.
+
+        Raises:
+            ConfigurationError: It is none of these, or its options make no sense.
+        """
+        if isinstance(redis, Endpoint):
+            return redis
+        if isinstance(redis, str):
+            return _endpoint_of_url(redis)
+        return _endpoint_of_client(redis)
+
+
+def _endpoint_of_url(url: str) -> Endpoint:
+    from redis.asyncio.connection import parse_url
+
+    shown = mask_url(url)
+    scheme = url.split("://", 1)[0]
+    if scheme not in ("redis", "rediss", "unix"):
+        raise ConfigurationError(
+            "redis", shown, "the URL begins with redis://, rediss:// or unix://"
+        )
+    try:
+        options = dict(cast("Mapping[str, Any]", parse_url(url)))
+        path = urlsplit(url).path.strip("/")
+    except ValueError:
+        rule = "a URL like redis://user:password@host:6379/0"
+        raise ConfigurationError("redis", shown, rule) from None
+    if scheme != "unix" and path and not path.isdecimal():
+        raise ConfigurationError("redis", shown, "the database is a number, as in /0")
+    if scheme == "unix" and not options.get("path"):
+        raise ConfigurationError("redis", shown, "unix:// needs the socket's path")
+    return _endpoint_of_options(options, scheme, shown, strict=True)
+
+
+def _endpoint_of_options(
+    options: Mapping[str, Any], scheme: str, shown: str, *, strict: bool
+) -> Endpoint:
+    from redis.asyncio import connection as parts
+
+    kind: Callable[..., Any] = {
+        "redis": parts.Connection,
+        "rediss": parts.SSLConnection,
+        "unix": parts.UnixDomainSocketConnection,
+    }[scheme]
+    known = _parameters(kind) | _parameters(parts.AbstractConnection)
+    kept: dict[str, Any] = {}
+    overruled: list[str] = []
+    for name, value in options.items():
+        if name in _PLACE | _CREDENTIALS or (name.startswith("ssl_") and name in known):
+            kept[name] = value
+        elif name in _OVERRULED:
+            overruled.append(name)
+        elif strict and name != "connection_class":
+            raise ConfigurationError(
+                "redis", shown, f"its option {name!r} is not understood"
+            )
+    fixed = _fixed_options(known, tcp=scheme != "unix")
+    notes = (f"options of the URL that do not apply: {overruled}",) if overruled else ()
+    return Endpoint(
+        _address_of(kept, scheme),
+        cast("Callable[[], RawConnection]", lambda: kind(**kept, **fixed)),
+        notes if strict else (),
+    )
+
+
+def _address_of(options: Mapping[str, Any], scheme: str) -> str:
+    database = options.get("db") or 0
+    if scheme == "unix":
+        return f"unix://{options.get('path')}?db={database}"
+    host, port = options.get("host") or "localhost", options.get("port") or 6379
+    return f"{scheme}://{host}:{port}/{database}"
+
+
+def _endpoint_of_client(client: object) -> Endpoint:
+    pool: Any = getattr(client, "connection_pool", None)
+    options: Mapping[str, Any] | None = getattr(pool, "connection_kwargs", None)
+    if pool is None or options is None:
+        raise ConfigurationError(
+            "redis",
+            type(client).__name__,
+            "a URL, or a client of redis-py for one server",
+        )
+    kind: type = pool.connection_class
+    scheme = {
+        "Connection": "redis",
+        "SSLConnection": "rediss",
+        "UnixDomainSocketConnection": "unix",
+    }.get(kind.__name__ if kind.__module__.startswith("redis.") else "")
+    if scheme:
+        return _endpoint_of_options(
+            options, scheme, type(client).__name__, strict=False
+        )
+    if not inspect.iscoroutinefunction(getattr(kind, "connect", None)):
+        rule = "a client whose connections we can build, or one of redis.asyncio"
+        raise ConfigurationError("redis", kind.__name__, rule)
+    return _endpoint_of_foreign_pool(pool, kind)
+
+
+def _endpoint_of_foreign_pool(pool: Any, kind: type) -> Endpoint:
+    """Use the client as it is: its own pool makes our connections, deadlines ours."""
+
+    def make() -> RawConnection:
+        raw = pool.make_connection()
+        raw.socket_timeout = None
+        raw.health_check_interval = 0
+        return cast("RawConnection", raw)
+
+    note = f"connections are made by the given client ({kind.__name__}), as they are"
+    return Endpoint(f"client:{kind.__name__}", make, (note,))
+
+
+@cache
+def _parameters(kind: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(kind).parameters)
+
+
+def _fixed_options(known: frozenset[str], *, tcp: bool) -> dict[str, Any]:
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+
+    options: dict[str, Any] = {
+        "protocol": 2,
+        "socket_timeout": None,
+        "socket_connect_timeout": CONNECT_TIMEOUT,
+        "retry": Retry(NoBackoff(), 0),
+        "health_check_interval": 0,
+        "decode_responses": False,
+    }
+    if "driver_info" in known:
+        options["driver_info"] = None
+    else:  # redis-py before 7 knows these two instead
+        options |= {"lib_name": None, "lib_version": None}
+    if tcp:
+        options["socket_keepalive"] = True
+        options["socket_keepalive_options"] = _keepalive()
+    return options
+
+
+def _keepalive() -> dict[int, int]:
+    """Notice a dead link within 25 s idle and 20 s with unacknowledged data."""
+    wanted = {
+        "TCP_KEEPIDLE": 10,
+        "TCP_KEEPALIVE": 10,  # macOS's name for TCP_KEEPIDLE
+        "TCP_KEEPINTVL": 5,
+        "TCP_KEEPCNT": 3,
+        "TCP_USER_TIMEOUT": 20_000,
+    }
+    found = {getattr(socket, name, None): value for name, value in wanted.items()}
+    return {option: value for option, value in found.items() if option is not None}

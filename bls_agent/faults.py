@@ -1,0 +1,119 @@
+"""What went wrong, in one word: the one table that classes every foreign error."""
+
+from __future__ import annotations
+
+import errno
+from typing import Final, NamedTuple
+
+from bls_agent.endpoint import Reply
+from bls_agent.errors import RedisRefusedError, RedisUnavailableError
+
+__all__ = [
+    "Fault",
+    "classify",
+    "ends_connection",
+    "is_error_reply",
+    "port_was_closed",
+    "translate",
+]
+
+
+class Fault(NamedTuple):
+    """The class of a foreign error.
+
+    Attributes:
+        kind: One word for messages, counters and tests.
+        permanent: Trying again soon does not help.
+        drop: The connection must not be used again.
+    """
+
+    kind: str
+    permanent: bool
+    drop: bool
+
+
+# Class name (anywhere in the error's ancestry), beginning of its text → fault.
+# The first row that fits decides; redis-py's own tree is no help, because there
+# a wrong password is a ConnectionError and READONLY is not.
+_FAULTS: Final = (
+    ("AuthenticationError", "", Fault("auth", permanent=True, drop=True)),
+    ("NoPermissionError", "", Fault("no_permission", permanent=True, drop=False)),
+    ("InvalidResponse", "", Fault("not_redis", permanent=True, drop=True)),
+    ("BusyLoadingError", "", Fault("loading", permanent=False, drop=False)),
+    ("ReadOnlyError", "", Fault("read_only", permanent=False, drop=True)),
+    ("MasterDownError", "", Fault("master_down", permanent=False, drop=True)),
+    ("ClusterDownError", "", Fault("cluster_down", permanent=False, drop=True)),
+    ("TryAgainError", "", Fault("try_again", permanent=False, drop=False)),
+    ("MovedError", "", Fault("moved", permanent=True, drop=False)),
+    ("AskError", "", Fault("moved", permanent=True, drop=False)),
+    ("OutOfMemoryError", "", Fault("out_of_memory", permanent=False, drop=False)),
+    ("NoScriptError", "", Fault("no_script", permanent=False, drop=False)),
+    ("ResponseError", "WRONGTYPE", Fault("wrong_type", permanent=True, drop=False)),
+    ("ResponseError", "UNBLOCKED", Fault("role_changed", permanent=False, drop=True)),
+    ("ResponseError", "MISCONF", Fault("disk", permanent=False, drop=False)),
+    ("ResponseError", "NOREPLICAS", Fault("no_replicas", permanent=False, drop=False)),
+    ("ResponseError", "BUSY", Fault("busy", permanent=False, drop=False)),
+    ("ResponseError", "NOAUTH", Fault("auth", permanent=True, drop=True)),
+    ("ResponseError", "NOPERM", Fault("no_permission", permanent=True, drop=False)),
+    ("ResponseError", "OOM", Fault("out_of_memory", permanent=False, drop=False)),
+    ("ResponseError", "CROSSSLOT", Fault("moved", permanent=True, drop=False)),
+    ("ResponseError", "unknown", Fault("unknown_command", permanent=True, drop=False)),
+    ("ResponseError", "wrong number", Fault("unsupported", permanent=True, drop=False)),
+    ("ResponseError", "syntax", Fault("unsupported", permanent=True, drop=False)),
+    ("ResponseError", "", Fault("refused", permanent=True, drop=False)),
+    ("SSLCertVerificationError", "", Fault("tls", permanent=True, drop=True)),
+    ("TimeoutError", "", Fault("timeout", permanent=False, drop=True)),
+    ("ConnectionError", "max number", Fault("max_clients", permanent=False, drop=True)),
+    ("Exception", "", Fault("connection", permanent=False, drop=True)),
+)
+
+
+def classify(error: BaseException) -> Fault:
+    """Find the class of a foreign error by the table of this module."""
+    names = {base.__name__ for base in type(error).__mro__}
+    text = str(error).removeprefix("ERR ").lower()
+    if "certificate_verify_failed" in text:
+        return Fault("tls", permanent=True, drop=True)
+    for name, start, fault in _FAULTS:
+        if name in names and text.startswith(start.lower()):
+            return fault
+    return Fault("connection", permanent=False, drop=True)
+
+
+def translate(
+    error: Exception, address: str, *, ambiguous: bool = False, connecting: bool = False
+) -> RedisUnavailableError:
+    """Turn a foreign error into ours, without the arguments that Redis echoes."""
+    if isinstance(error, RedisUnavailableError):
+        error.ambiguous, error.connecting = ambiguous, connecting
+        return error
+    fault = classify(error)
+    reason = str(error).split(", with args beginning", 1)[0] or type(error).__name__
+    kind = RedisRefusedError if fault.permanent else RedisUnavailableError
+    return kind(
+        fault.kind, reason, address=address, ambiguous=ambiguous, connecting=connecting
+    )
+
+
+def port_was_closed(error: BaseException | None) -> bool:
+    """Tell whether nobody listened: what listens there later is another process."""
+    while error is not None:
+        if isinstance(error, ConnectionRefusedError | FileNotFoundError):
+            return True
+        if f"Errno {errno.ECONNREFUSED}]" in str(error):  # several addresses, one text
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def is_error_reply(error: Exception) -> bool:
+    """Tell an error that the server sent from a failure of the connection."""
+    return classify(error).kind not in ("connection", "timeout", "tls", "not_redis")
+
+
+def ends_connection(reply: Reply) -> bool:
+    """Tell an error reply after which the connection must not be used again."""
+    return isinstance(reply, RedisUnavailableError) and reply.kind in _DROP_KINDS
+
+
+_DROP_KINDS: Final = frozenset(fault.kind for _, _, fault in _FAULTS if fault.drop)

@@ -1,0 +1,81 @@
+"""When to try to reach Redis again, for all connections of an agent together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import anyio
+
+from bls_agent.backoff import Backoff
+from bls_agent.errors import RedisRefusedError, RedisUnavailableError
+from bls_agent.faults import port_was_closed
+
+__all__ = ["Gate"]
+
+logger = logging.getLogger(__name__)
+
+REMIND_EVERY: Final = 60.0  # seconds between two warnings that Redis is still away
+
+
+class Gate:
+    """Lets one connection at a time try to reach Redis, and paces the tries.
+
+    All wires of an agent share one gate: while Redis is away there is one try per
+    backoff delay, not one per wire, and when it is back the first success opens the
+    way for all. Says in the host's log that Redis is away: at once, then once a minute.
+
+    Attributes:
+        failures: Tries that failed.
+        server_life: Grows when a port was found closed: what listens there afterwards
+            is another process, and connection ids of the former one mean nothing.
+    """
+
+    def __init__(self, backoff: Backoff) -> None:
+        """Remember the backoff that paces the tries."""
+        self._backoff = backoff
+        self._lock = anyio.Lock()
+        self._retry_at = 0.0
+        self._away_since: float | None = None
+        self._said_at = 0.0
+        self.failures = 0
+        self.server_life = 0
+
+    async def enter(self, connect: Callable[[], Awaitable[None]]) -> None:
+        """Run one try to connect as soon as the backoff allows it.
+
+        Raises:
+            RedisUnavailableError: The try failed; the next one waits its time.
+        """
+        async with self._lock:
+            if (delay := self._retry_at - anyio.current_time()) > 0:
+                await anyio.sleep(delay)
+            try:
+                await connect()
+            except RedisUnavailableError as error:
+                self._failed(error)
+                raise
+            self._succeeded()
+
+    def _failed(self, error: RedisUnavailableError) -> None:
+        now = anyio.current_time()
+        permanent = isinstance(error, RedisRefusedError)
+        self._retry_at = now + self._backoff.failed(permanent=permanent)
+        self.failures += 1
+        if port_was_closed(error):
+            self.server_life += 1
+        if self._away_since is None:
+            self._away_since = now
+        elif now - self._said_at < REMIND_EVERY:
+            return
+        self._said_at = now
+        logger.warning("%s; trying again until it is back", error)
+
+    def _succeeded(self) -> None:
+        self._retry_at = 0.0
+        self._backoff.succeeded()
+        if self._away_since is not None:
+            away = anyio.current_time() - self._away_since
+            logger.info("Redis is back after %.1f s", away)
+            self._away_since = None

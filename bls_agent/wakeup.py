@@ -1,0 +1,70 @@
+"""A flag that any thread may raise and one task waits for.
+
+The one place beside the agent's supervisor that speaks to the event loop directly:
+anyio has no way to poke a loop from another thread without waiting for it.
+"""
+
+from __future__ import annotations
+
+import asyncio  # noqa: TID251 - see above
+
+import anyio
+
+__all__ = ["Wakeup"]
+
+
+class Wakeup:
+    """Raised by anybody, at any time, from any thread, signal handler or finaliser.
+
+    The waiting task clears the flag and *then* looks at the work, so that work which
+    was put down before :meth:`set` is never overlooked.
+    """
+
+    def __init__(self) -> None:
+        """Remember nothing but the flag; the loop is found by :meth:`bind`."""
+        self._raised = False
+        self._event = anyio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def bind(self) -> None:
+        """Make the running event loop the one to wake (called by the waiting task)."""
+        self._event = anyio.Event()
+        self._loop = asyncio.get_running_loop()
+        if self._raised:
+            self._event.set()
+
+    def unbind(self) -> None:
+        """Forget the loop: from now on the flag is only remembered."""
+        self._loop = None
+
+    def set(self) -> None:
+        """Raise the flag; never waits, never raises."""
+        if self._raised:
+            return
+        self._raised = True
+        loop = self._loop
+        if loop is None:
+            return
+        try:
+            loop.call_soon_threadsafe(self._fire)
+        except RuntimeError:  # the loop is closed: the flag stays raised for the next
+            self._loop = None
+
+    def _fire(self) -> None:
+        self._event.set()
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the flag is raised, and clear it.
+
+        Args:
+            timeout: Seconds to wait at most.
+
+        Returns:
+            Whether the flag was raised.
+        """
+        with anyio.move_on_after(timeout):
+            await self._event.wait()
+        raised = self._raised
+        self._event = anyio.Event()
+        self._raised = False
+        return raised

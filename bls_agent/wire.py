@@ -1,0 +1,277 @@
+"""One connection: how bytes reach Redis and come back.
+
+Its rules:
+
+* every request runs under a deadline of ours, and nothing is repeated by itself;
+* a reply that was not waited for stays *owed* (:attr:`Wire.owed`): cancelling a read
+  loses nothing, the next read gets it;
+* whatever redis-py raises becomes one of our errors here, once (see ``faults.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+import string
+from collections.abc import Sequence
+from typing import cast
+
+import anyio
+
+from bls_agent.endpoint import (
+    CONNECT_TIMEOUT,
+    Argument,
+    Endpoint,
+    RawConnection,
+    Reply,
+    Request,
+)
+from bls_agent.errors import RedisUnavailableError
+from bls_agent.faults import classify, ends_connection, is_error_reply, translate
+from bls_agent.gate import Gate
+
+__all__ = ["Wire"]
+
+logger = logging.getLogger(__name__)
+
+
+class Wire:
+    """One connection: requests out, replies in, in order.
+
+    Opens by itself on first use and again after a loss. Any number of tasks may call
+    :meth:`call`; they take turns. A blocking reader uses :meth:`post` and
+    :meth:`collect` instead and has the wire for itself.
+
+    Attributes:
+        use: What the wire is for: the last part of its name.
+        client_id: This connection's id at the server, if it tells.
+        lost: Connections that ended without our will and that the server may still
+            serve: its life (see :class:`Gate`) and the connection's id.
+        owed: Replies posted for and not collected yet.
+        generation: How often the wire was opened.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        name: str,
+        *,
+        timeout: float = 5.0,
+        gate: Gate | None = None,
+    ) -> None:
+        """Remember the endpoint; nothing is opened yet.
+
+        Args:
+            endpoint: Where to.
+            name: Shown by CLIENT LIST.
+            timeout: Deadline of one request in seconds.
+            gate: Paces the tries to connect; without one a failure is raised at once.
+        """
+        self._endpoint = endpoint
+        self.use = name.rpartition(":")[2]
+        self._name = _client_name(name)
+        self._timeout = timeout
+        self._gate = gate
+        self._lock = anyio.Lock(fast_acquire=True)
+        self._raw: RawConnection | None = None
+        self.client_id: int | None = None
+        self.lost: list[tuple[int, int]] = []
+        self.owed = 0
+        self.generation = 0
+
+    def __repr__(self) -> str:
+        state = "open" if self.connected else "closed"
+        return f"<Wire {self._name} {self._endpoint.address} {state}>"
+
+    @property
+    def connected(self) -> bool:
+        """Whether the connection is open as far as we know."""
+        return self._raw is not None and self._raw.is_connected
+
+    @property
+    def address(self) -> str:
+        """Where Redis is, without credentials."""
+        return self._endpoint.address
+
+    async def call(self, *request: Argument) -> Reply:
+        """Send one request and give its reply.
+
+        Raises:
+            RedisUnavailableError: No answer within the deadline, or an error reply.
+                ``error.ambiguous``: it may have been executed all the same.
+        """
+        reply = (await self.call_many([request]))[0]
+        if isinstance(reply, RedisUnavailableError):
+            raise reply
+        return reply
+
+    async def call_many(self, requests: Sequence[Request]) -> list[Reply]:
+        """Send several requests in one write; error replies stand in the list.
+
+        Raises:
+            RedisUnavailableError: The connection failed; ``error.ambiguous`` as above.
+        """
+        async with self._lock:
+            raw = await self._opened()
+            return await self._exchange(raw, requests)
+
+    async def read(self, *request: Argument) -> Reply:
+        """Like :meth:`call`, and once more if the connection was lost.
+
+        Only for requests that change nothing.
+        """
+        try:
+            return await self.call(*request)
+        except RedisUnavailableError as error:
+            if error.kind != "connection" or not error.ambiguous:
+                raise
+        return await self.call(*request)
+
+    async def open(self) -> None:
+        """Connect if the wire is not connected."""
+        async with self._lock:
+            await self._opened()
+
+    async def post(self, requests: Sequence[Request]) -> None:
+        """Send requests without waiting; their replies are owed.
+
+        Never cancelled half-way, because a request sent in part ends the connection.
+        """
+        raw = await self._opened()
+        try:
+            with anyio.CancelScope(shield=True), anyio.fail_after(self._timeout):
+                await raw.send_packed_command(
+                    raw.pack_commands(requests), check_health=False
+                )
+        except Exception as error:
+            await self.drop()
+            raise translate(error, self.address, ambiguous=True) from error
+        self.owed += len(requests)
+
+    async def collect(self) -> Reply:
+        """Wait for the next owed reply.
+
+        Cancelling loses nothing: the reply stays owed and the next call gets it.
+
+        Raises:
+            RedisUnavailableError: An error reply, or the connection was lost and with
+                it what was owed.
+        """
+        if self._raw is None:
+            raise RedisUnavailableError(
+                "connection", "the connection is closed", address=self.address
+            )
+        try:
+            reply = await self._raw.read_response(disconnect_on_error=False)
+        except Exception as error:
+            translated = translate(error, self.address, ambiguous=True)
+            if classify(error).drop:
+                await self.drop()
+            else:
+                self.owed -= 1
+            raise translated from error
+        self.owed -= 1
+        return reply
+
+    async def drop(self) -> None:
+        """Give the connection up at once; its id is remembered as lost."""
+        if self.client_id is not None:
+            life = self._gate.server_life if self._gate else 0
+            self.lost = [*self.lost[-7:], (life, self.client_id)]
+        await self._close(abort=True)
+
+    async def aclose(self) -> None:
+        """Close the connection in order; it may be used again and then opens anew."""
+        await self._close(abort=False)
+
+    async def _close(self, *, abort: bool) -> None:
+        raw, self._raw, self.owed, self.client_id = self._raw, None, 0, None
+        if raw is None:
+            return
+        with anyio.CancelScope(shield=True):
+            if abort:
+                _abort_transport(raw)
+            try:
+                await raw.disconnect(nowait=True)
+            except Exception:
+                logger.debug("closing %r failed", self, exc_info=True)
+
+    async def _opened(self) -> RawConnection:
+        raw = self._raw
+        if raw is not None and raw.is_connected and not _peer_has_closed(raw):
+            return raw
+        if raw is not None:
+            await self.drop()
+        if self._gate is None:
+            await self._connect()
+        else:
+            await self._gate.enter(self._connect)
+        return cast("RawConnection", self._raw)
+
+    async def _connect(self) -> None:
+        raw = self._endpoint.make()
+        try:
+            with anyio.fail_after(CONNECT_TIMEOUT):
+                await raw.connect()
+                self._raw = raw
+                name, number = await self._exchange(
+                    raw, [("CLIENT", "SETNAME", self._name), ("CLIENT", "ID")]
+                )
+        except BaseException as error:
+            self._raw = raw
+            await self._close(abort=True)
+            if isinstance(error, Exception):
+                raise translate(error, self.address, connecting=True) from error
+            raise
+        for reply in (name, number):
+            if isinstance(reply, RedisUnavailableError) and reply.kind == "auth":
+                await self._close(abort=True)
+                raise translate(reply, self.address, connecting=True)
+        self.client_id = number if isinstance(number, int) else None
+        self.generation += 1
+
+    async def _exchange(
+        self, raw: RawConnection, requests: Sequence[Request]
+    ) -> list[Reply]:
+        try:
+            with anyio.fail_after(self._timeout):
+                await raw.send_packed_command(
+                    raw.pack_commands(requests), check_health=False
+                )
+                replies = [await self._one_reply(raw) for _ in requests]
+        except BaseException as error:
+            await self.drop()
+            if isinstance(error, Exception):
+                raise translate(error, self.address, ambiguous=True) from error
+            raise
+        if any(ends_connection(reply) for reply in replies):
+            await self.drop()
+        return replies
+
+    async def _one_reply(self, raw: RawConnection) -> Reply:
+        try:
+            return await raw.read_response(disconnect_on_error=False)
+        except Exception as error:
+            if not is_error_reply(error):
+                raise
+            return translate(error, self.address)
+
+
+def _peer_has_closed(raw: RawConnection) -> bool:
+    """Notice an end of file that the event loop has already seen."""
+    reader = getattr(raw, "_reader", None)
+    return reader is not None and bool(reader.at_eof())
+
+
+def _abort_transport(raw: RawConnection) -> None:
+    """Throw away what is not sent yet, so that it cannot arrive later."""
+    writer = getattr(raw, "_writer", None)
+    if writer is not None:
+        writer.transport.abort()
+
+
+def _client_name(name: str) -> str:
+    """Write a name with what CLIENT SETNAME allows: printable ASCII, no blanks."""
+    allowed = string.ascii_letters + string.digits + "-_.:@/#"
+    return "".join(
+        letter if letter in allowed else f"%{ord(letter):x}" for letter in name
+    )
