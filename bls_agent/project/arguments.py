@@ -1,0 +1,260 @@
+"""Which JSON values fit which annotation: checked before a handler runs. Pure.
+
+The core knows ``str int float bool None list dict Literal Enum``, ``Any`` and unions
+of them. Pydantic is asked only for its own types, or for everything with
+``validate="pydantic"``. An annotation that nobody can check is refused when the
+handler is registered, not when the first command arrives.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib.util
+import inspect
+import types
+import typing
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias, Union, cast
+
+from bls_agent.codec import JSONObject, JSONValue
+from bls_agent.errors import ConfigurationError, MissingExtraError
+
+__all__ = ["ANYTHING", "NOTHING", "Check", "Misfit", "compile_check"]
+
+
+class Misfit(Exception):  # noqa: N818 - a signal inside this room
+    """A value does not fit; the text says what would."""
+
+    @classmethod
+    def none_of(cls, choices: Iterable[object]) -> Misfit:
+        """Name what would fit."""
+        return cls(f"must be one of {', '.join(map(repr, choices))}")
+
+    def at(self, place: object) -> Misfit:
+        """Say where inside of a value it does not fit."""
+        return Misfit(f"at {str(place)[:60]!r}: {self}")
+
+
+_NOT_KNOWN: Final = "is not known"
+_TOO_LARGE: Final = "must be a number that a float can hold"
+Convert: TypeAlias = Callable[[JSONValue], Any]
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one parameter accepts.
+
+    Attributes:
+        convert: Gives the value for the handler, or raises :class:`Misfit`.
+        schema: The same as JSON Schema, for ``help``.
+    """
+
+    convert: Convert
+    schema: JSONObject
+
+
+def compile_check(annotation: Any, where: str, *, pydantic: bool = False) -> Check:
+    """Turn an annotation into a check.
+
+    Args:
+        annotation: As :func:`typing.get_type_hints` gives it.
+        where: The parameter, for the error.
+        pydantic: Let pydantic check everything.
+
+    Raises:
+        ConfigurationError: Nobody can check this annotation.
+        MissingExtraError: Only pydantic could, and it is not installed.
+    """
+    if pydantic:
+        return _by_pydantic(annotation)
+    check = _plain_or_class(annotation) or _generic(annotation, where)
+    if check is not None:
+        return check
+    raise ConfigurationError(
+        where,
+        getattr(annotation, "__name__", repr(annotation)),
+        "an annotation of str, int, float, bool, None, list, dict, Literal, Enum, Any "
+        "and unions of them, or a pydantic model",
+        "Or pass validate='pydantic' to the agent.",
+    )
+
+
+def _plain_or_class(annotation: Any) -> Check | None:
+    if isinstance(annotation, Hashable) and annotation in _PLAIN:
+        return _PLAIN[annotation]
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return _member_of(annotation)
+    return _by_pydantic(annotation) if _is_of_pydantic(annotation) else None
+
+
+def _generic(annotation: Any, where: str) -> Check | None:
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return compile_check(parts[0], where)
+    if origin in (Union, types.UnionType):
+        return _one_of([compile_check(part, where) for part in parts])
+    if origin is Literal:
+        return _literal(parts)
+    if origin in (list, Sequence):
+        return _list_of(compile_check(parts[0], where))
+    return _dict_of(annotation, where) if origin in (dict, Mapping) else None
+
+
+def _exactly(*kinds: type) -> Convert:
+    wanted = " or ".join(_JSON_NAMES[kind] for kind in kinds)
+
+    def convert(value: JSONValue) -> Any:
+        if type(value) not in kinds:
+            raise Misfit(_expected(wanted, value))
+        return value
+
+    return convert
+
+
+def _to_float(value: JSONValue) -> float:
+    if type(value) not in (int, float):
+        raise Misfit(_expected("a number", value))
+    try:
+        return float(cast("float", value))
+    except OverflowError:
+        raise Misfit(_TOO_LARGE) from None
+
+
+def _expected(wanted: str, value: JSONValue) -> str:
+    return f"must be {wanted}, not {_JSON_NAMES[type(value)]}"
+
+
+_JSON_NAMES: Final[Mapping[type, str]] = {
+    str: "a string",
+    int: "an integer",
+    float: "a number with a fraction",
+    bool: "a boolean",
+    types.NoneType: "null",
+    list: "an array",
+    dict: "an object",
+}
+
+
+def _anything(value: JSONValue) -> JSONValue:
+    return value
+
+
+def _nothing(_: JSONValue) -> JSONValue:
+    raise Misfit(_NOT_KNOWN)
+
+
+ANYTHING: Final = Check(_anything, {})
+NOTHING: Final = Check(_nothing, {"not": {}})
+_PLAIN: Final[Mapping[Any, Check]] = {
+    str: Check(_exactly(str), {"type": "string"}),
+    int: Check(_exactly(int), {"type": "integer"}),
+    float: Check(_to_float, {"type": "number"}),
+    bool: Check(_exactly(bool), {"type": "boolean"}),
+    None: Check(_exactly(types.NoneType), {"type": "null"}),
+    types.NoneType: Check(_exactly(types.NoneType), {"type": "null"}),
+    list: Check(_exactly(list), {"type": "array"}),
+    dict: Check(_exactly(dict), {"type": "object"}),
+    Any: ANYTHING,
+    object: ANYTHING,
+    inspect.Parameter.empty: ANYTHING,
+}
+
+
+def _one_of(parts: list[Check]) -> Check:
+    def convert(value: JSONValue) -> Any:
+        reasons: list[str] = []
+        for part in parts:
+            try:
+                return part.convert(value)
+            except Misfit as misfit:
+                reasons.append(str(misfit))
+        raise Misfit("; or ".join(dict.fromkeys(reasons)))
+
+    # An int also fits float: the exact kind goes first, as in a type checker.
+    parts = sorted(parts, key=lambda part: part.convert is _to_float)
+    return Check(convert, {"anyOf": [part.schema for part in parts]})
+
+
+def _literal(values: tuple[Any, ...]) -> Check:
+    def convert(value: JSONValue) -> Any:
+        for known in values:
+            if type(value) is type(known) and value == known:
+                return value
+        raise Misfit.none_of(values)
+
+    return Check(convert, {"enum": list(values)})
+
+
+def _member_of(kind: type[enum.Enum]) -> Check:
+    def convert(value: JSONValue) -> Any:
+        for member in kind:
+            plain = member.value
+            if value == plain and isinstance(plain, type(value)):
+                return member
+        raise Misfit.none_of(member.value for member in kind)
+
+    return Check(convert, {"enum": [member.value for member in kind]})
+
+
+def _list_of(item: Check) -> Check:
+    def convert(value: JSONValue) -> Any:
+        if not isinstance(value, list):
+            raise Misfit(_expected("an array", value))
+        return [_inside(index, item, part) for index, part in enumerate(value)]
+
+    return Check(convert, {"type": "array", "items": item.schema})
+
+
+def _dict_of(annotation: Any, where: str) -> Check:
+    key, kind = typing.get_args(annotation)
+    if key is not str:
+        raise ConfigurationError(where, repr(annotation), "the keys of a dict are str")
+    item = compile_check(kind, where)
+
+    def convert(value: JSONValue) -> Any:
+        if not isinstance(value, dict):
+            raise Misfit(_expected("an object", value))
+        return {name: _inside(name, item, part) for name, part in value.items()}
+
+    return Check(convert, {"type": "object", "additionalProperties": item.schema})
+
+
+def _inside(place: str | int, item: Check, value: JSONValue) -> Any:
+    try:
+        return item.convert(value)
+    except Misfit as misfit:
+        raise misfit.at(place) from None
+
+
+def _is_of_pydantic(annotation: Any) -> bool:
+    if not isinstance(annotation, type):
+        return False
+    ours = any(base.__module__.startswith("pydantic") for base in annotation.__mro__)
+    return ours or hasattr(annotation, "__pydantic_core_schema__")
+
+
+def _by_pydantic(annotation: Any) -> Check:
+    if importlib.util.find_spec("pydantic") is None:
+        raise MissingExtraError("validate", f"the annotation {annotation!r}")
+    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - an extra
+
+    if annotation is inspect.Parameter.empty:
+        return ANYTHING
+    adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+
+    def convert(value: JSONValue) -> Any:
+        try:
+            return adapter.validate_python(value, strict=None)
+        except ValidationError as error:
+            faults = [
+                f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}".lstrip(": ")
+                for fault in error.errors(include_url=False, include_input=False)
+            ]
+            raise Misfit("; ".join(faults)[:1_000]) from None
+
+    try:
+        schema: JSONObject = adapter.json_schema()
+    except Exception:  # noqa: BLE001 - a type without a schema is still checkable
+        schema = {}
+    return Check(convert, schema)

@@ -1,0 +1,184 @@
+"""BLPOP: the way to receive that the contract recommends (section 3.1)."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, cast
+
+import anyio
+
+from bls_agent.connection import Connections
+from bls_agent.endpoint import Argument
+from bls_agent.errors import (
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
+from bls_agent.project.receiver import Message
+
+__all__ = ["BlockingReceiver"]
+
+logger = logging.getLogger(__name__)
+
+BLOCK: Final = 2.0  # seconds a read is parked at the server
+MARGIN: Final = 1.0  # seconds a reply may be late before we ask what is wrong
+GIVE_BACK_TRIES: Final = 3
+
+
+class BlockingReceiver:
+    """BLPOP on a connection of its own.
+
+    Each element that Redis hands out comes out of :meth:`receive` at most once, and
+    stopping, cancelling and reconnecting lose none: the reply of a parked read stays
+    owed until it is read. Lost at most: the replies that a dying server or link
+    swallowed (``prefetch`` commands each time) and what a killed process held.
+    """
+
+    mode = "blocking"
+    one_at_a_time = False
+
+    def __init__(self, connections: Connections, key: str) -> None:
+        """Remember where from."""
+        self._connections = connections
+        self._key = key
+        self._wire = connections.blocking
+        self._taken: deque[Message] = deque()
+        self._stopping = False
+        self._can_prefetch = True
+        self._posted = 0
+
+    async def receive(self, limit: int) -> Sequence[Message]:
+        """Wait up to 2 s for at least one command and take up to ``limit``."""
+        if not self._taken and not self._stopping:
+            try:
+                await self._read(limit)
+            except RedisUnavailableError:
+                if not self._taken:
+                    raise
+        return self.leftovers()
+
+    def leftovers(self) -> list[Message]:
+        """Give what was taken, once."""
+        messages = list(self._taken)
+        self._taken.clear()
+        return messages
+
+    async def _read(self, limit: int) -> None:
+        if not self._wire.owed:
+            await self._connections.forget_lost(self._wire, kill=False)
+            if self._stopping:
+                return
+            requests = self._requests(limit)
+            await self._wire.post(requests)
+            self._posted = len(requests)
+        deadline = BLOCK + MARGIN
+        while self._wire.owed:
+            with anyio.move_on_after(deadline) as scope:
+                await self._collect()
+            if scope.cancelled_caught:
+                deadline = await self._after_silence(deadline)
+
+    def _requests(self, limit: int) -> list[tuple[Argument, ...]]:
+        requests: list[tuple[Argument, ...]] = [("BLPOP", self._key, BLOCK)]
+        if limit > 1 and self._can_prefetch:
+            # Waits in the server's query buffer while the BLPOP blocks: one trip.
+            requests.append(("LPOP", self._key, limit - 1))
+        return requests
+
+    async def _collect(self) -> None:
+        """Read one owed reply and keep its elements before anything is awaited."""
+        is_first = self._wire.owed == self._posted
+        try:
+            reply = await self._wire.collect()
+        except RedisUnavailableError as error:
+            if error.kind == "wrong_type":
+                raise WrongTypeError(self._key, "list") from error
+            if not is_first and isinstance(error, RedisRefusedError):
+                self._can_prefetch = False  # no LPOP with a count before Redis 6.2
+                return
+            raise
+        # BLPOP answers with the key and one element, LPOP with a list of elements.
+        values = cast("list[bytes]", reply or [])
+        payloads = values[1:] if is_first else values
+        self._taken.extend(Message(payload) for payload in payloads)
+
+    async def _after_silence(self, deadline: float) -> float:
+        """Find out why an owed reply is late: overdue is not dead.
+
+        A stalled server will still answer, and has perhaps taken an element for us:
+        keep waiting. A server that answers a PING but owes us has lost the link:
+        UNBLOCK, one more grace, then give the connection up.
+
+        Returns:
+            Seconds to wait for the reply now.
+        """
+        live = self._connections.liveness
+        try:
+            await live.call("PING")
+            await live.call("CLIENT", "UNBLOCK", self._wire.client_id or 0)
+        except RedisUnavailableError as error:
+            if error.connecting or error.ambiguous:
+                return BLOCK + MARGIN
+        if deadline <= MARGIN:
+            await self._wire.drop()
+            raise RedisUnavailableError(
+                "deaf",
+                "the waiting connection gave no answer",
+                address=self._wire.address,
+                ambiguous=True,
+            )
+        return MARGIN
+
+    async def settle(self, message: Message) -> None:
+        """Nothing to do: BLPOP has removed the command already."""
+
+    async def give_back(self, messages: Sequence[Message]) -> bool | None:
+        """LPUSH the commands to the head of the list, in their order."""
+        payloads = [message.payload for message in messages]
+        for _ in range(GIVE_BACK_TRIES):
+            try:
+                await self._push(payloads)
+            except RedisUnavailableError as error:
+                logger.warning("%d commands not given back: %s", len(payloads), error)
+                if not error.ambiguous:
+                    return False
+            else:
+                return True
+        return None
+
+    async def _push(self, payloads: Sequence[bytes]) -> None:
+        """Push once; after a doubtful try look first whether it has arrived."""
+        live = self._connections.liveness
+        if live.lost:
+            await self._connections.forget_lost(live, kill=True)
+            if await live.call("LRANGE", self._key, 0, len(payloads) - 1) == payloads:
+                return
+        await live.call("LPUSH", self._key, *reversed(payloads))
+
+    async def stop(self) -> None:
+        """Release the parked read with CLIENT UNBLOCK, or wait for the end of its block."""
+        self._stopping = True
+        while self._wire.owed:
+            if not await self._unblock():
+                break
+
+    async def _unblock(self) -> bool:
+        """Release and read owed replies; False when the connection is gone."""
+        wait = 0.05
+        try:
+            await self._connections.liveness.call(
+                "CLIENT", "UNBLOCK", self._wire.client_id or 0
+            )
+        except RedisUnavailableError as error:
+            if error.connecting or error.ambiguous:
+                return False
+            wait = BLOCK + MARGIN  # refused: the block ends by itself
+        try:
+            with anyio.move_on_after(wait):
+                while self._wire.owed:
+                    await self._collect()
+        except (RedisUnavailableError, WrongTypeError):
+            return bool(self._wire.owed)
+        return True

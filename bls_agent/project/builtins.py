@@ -1,0 +1,54 @@
+"""Commands that every agent answers, unless ``builtins=False`` or the host has its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from bls_agent.codec import JSONObject
+from bls_agent.project.logs import LogStream
+from bls_agent.project.messages import Level
+from bls_agent.project.router import Router
+
+__all__ = ["add_builtins"]
+
+
+def add_builtins(
+    router: Router, stream: LogStream, stats: Callable[[], JSONObject]
+) -> None:
+    """Register ``ping``, ``help``, ``stats`` and ``set_log_level``.
+
+    Args:
+        router: Where to.
+        stream: Whose level ``set_log_level`` changes.
+        stats: Gives the agent's counters.
+    """
+
+    async def ping() -> JSONObject:
+        """Answer, to show that commands arrive and are run."""
+        return {"pong": True}
+
+    async def help() -> list[JSONObject]:  # noqa: A001 - the command's name
+        """List the commands with their parameters as JSON Schema."""
+        return [handler.describe() for handler in router.list_handlers()]
+
+    async def tell_stats() -> JSONObject:
+        """Give every counter and state of the agent."""
+        return stats()
+
+    async def set_log_level(
+        level: Literal["debug", "info", "warn", "error"], seconds: float | None = None
+    ) -> JSONObject:
+        """Change the lowest level that is shipped, for some seconds or for good."""
+        before = stream.level
+        stream.set_level(Level(level), seconds)
+        return {"level": level, "before": before.value, "seconds": seconds}
+
+    commands: dict[str, Callable[..., Any]] = {
+        "ping": ping,
+        "help": help,
+        "stats": tell_stats,
+        "set_log_level": set_log_level,
+    }
+    for name, function in commands.items():
+        router.add(name, function, function, builtin=True)

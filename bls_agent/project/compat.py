@@ -1,0 +1,150 @@
+"""LRANGE, handle, LTRIM: the contract's compatibility mode (section 3.1)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import anyio
+
+from bls_agent.connection import Connections
+from bls_agent.endpoint import Argument, Reply
+from bls_agent.errors import (
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
+from bls_agent.project.receiver import Message, Say
+from bls_agent.scripts import TRIM_HEAD
+
+__all__ = ["CompatReceiver"]
+
+logger = logging.getLogger(__name__)
+
+POLL: Final = 0.1  # seconds between two looks
+QUIET_POLL: Final = 0.5  # … after a minute without a command
+QUIET_AFTER: Final = 60.0
+
+
+class CompatReceiver:
+    """LRANGE 0 0, handle, LTRIM 1 -1: for servers and clients without BLPOP.
+
+    At least once, one consumer, one command at a time. The head is cut only if it is
+    still the command that was handled: by a script, where scripts are refused by
+    LREM, and where that is refused too by a plain LTRIM, which is said once.
+    """
+
+    mode = "compat"
+    one_at_a_time = True
+
+    def __init__(self, connections: Connections, key: str, say: Say) -> None:
+        """Remember where from."""
+        self._connections = connections
+        self._key = key
+        self._say = say
+        self._stopping = anyio.Event()
+        self._handled: Message | None = None
+        self._in_doubt = False
+        self._quiet_since: float | None = None
+        self._cut: Callable[[bytes], Awaitable[bool]] = self._cut_by_script
+
+    async def receive(self, limit: int) -> Sequence[Message]:  # noqa: ARG002 - one
+        """Look for the head of the list until there is one or the receiver is stopped."""
+        await self.finish()
+        while not self._stopping.is_set():
+            reply = await self._command("LRANGE", self._key, 0, 0)
+            if reply:
+                self._quiet_since = None
+                return [Message(reply[0])]
+            with anyio.move_on_after(self._pause()):
+                await self._stopping.wait()
+        return []
+
+    def _pause(self) -> float:
+        now = anyio.current_time()
+        if self._quiet_since is None:
+            self._quiet_since = now
+        return QUIET_POLL if now - self._quiet_since > QUIET_AFTER else POLL
+
+    async def settle(self, message: Message) -> None:
+        """Cut the command that came to its end; tried again if Redis is away."""
+        self._handled = message
+        try:
+            await self.finish()
+        except RedisUnavailableError as error:
+            logger.warning("a handled command is not trimmed yet: %s", error)
+
+    async def finish(self) -> None:
+        """Cut what was handled, before anything else is looked at."""
+        if self._handled is None:
+            return
+        if self._in_doubt:  # an earlier cut may still arrive: not after this
+            await self._connections.forget_lost(self._connections.data, kill=True)
+        found = await self._cut_in_some_way(self._handled.payload)
+        self._handled = None
+        in_doubt, self._in_doubt = self._in_doubt, False
+        if not found and not in_doubt:
+            self._say(
+                "somebody else trimmed the control list: a second consumer? "
+                "compatibility mode allows one",
+                {"key": self._key},
+            )
+
+    async def _cut_in_some_way(self, payload: bytes) -> bool:
+        while True:
+            try:
+                return await self._cut(payload)
+            except RedisUnavailableError as error:
+                self._in_doubt |= error.ambiguous
+                if not isinstance(error, RedisRefusedError) or not self._weaken(error):
+                    raise
+
+    def _weaken(self, error: RedisRefusedError) -> bool:
+        """Take the next weaker way to cut."""
+        if self._cut == self._cut_by_script:
+            self._cut = self._cut_by_value
+        elif self._cut == self._cut_by_value:
+            self._cut = self._cut_blindly
+            self._say(
+                "the control list is trimmed without looking (scripts and LREM are "
+                "refused): be the only consumer",
+                {"key": self._key, "reason": error.kind},
+            )
+        else:
+            return False
+        return True
+
+    async def _cut_by_script(self, payload: bytes) -> bool:
+        wire = self._connections.data
+        return bool(await TRIM_HEAD.run(wire, [self._key], [payload]))
+
+    async def _cut_by_value(self, payload: bytes) -> bool:
+        return bool(await self._command("LREM", self._key, 1, payload))
+
+    async def _cut_blindly(self, payload: bytes) -> bool:
+        head = await self._command("LRANGE", self._key, 0, 0)
+        if head != [payload]:
+            return False
+        await self._command("LTRIM", self._key, 1, -1)
+        return True
+
+    async def give_back(self, messages: Sequence[Message]) -> bool:  # noqa: ARG002
+        """Nothing to do: a command stays in the list until it is settled."""
+        return True
+
+    async def stop(self) -> None:
+        """End the polling."""
+        self._stopping.set()
+
+    def leftovers(self) -> list[Message]:
+        """Nothing: what is not settled is still in the list."""
+        return []
+
+    async def _command(self, *request: Argument) -> Reply:
+        try:
+            return await self._connections.data.call(*request)
+        except RedisUnavailableError as error:
+            if error.kind == "wrong_type":
+                raise WrongTypeError(self._key, "list") from error
+            raise

@@ -1,0 +1,319 @@
+"""Runs commands: takes a message when a handler is free, runs it, reports how it ended.
+
+The decisions are elsewhere (``router.py``: which handler, ``messages.py``: what a
+message says); here are the slots, the deadlines and the one place where whatever a
+handler raises ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import anyio
+from anyio.abc import TaskGroup
+
+from bls_agent.backoff import Backoff
+from bls_agent.errors import (
+    ArgumentError,
+    DecodeError,
+    Reject,
+    UnknownCommandError,
+    preview,
+)
+from bls_agent.project.context import CommandContext
+from bls_agent.project.logs import CURRENT_COMMAND, Log, LogStream, describe_error
+from bls_agent.project.messages import Command, Outcome, OutcomeKind
+from bls_agent.project.receiver import Message, Receiver, receive_patiently
+from bls_agent.project.router import UNSET, Router
+from bls_agent.project.threads import HandlerThreads
+
+__all__ = ["Dispatcher"]
+
+logger = logging.getLogger(__name__)
+
+INTAKE_GRACE: Final = 0.9  # seconds beyond the handlers' time for a read to end
+
+
+class Dispatcher:
+    """Feeds commands from a receiver to the handlers of a router.
+
+    Every command that is taken leaves exactly one outcome record, unless it is given
+    back to the list because the agent stops before it was started.
+
+    Attributes:
+        outcomes: How many commands ended in which way.
+        running: Commands whose handler runs now.
+    """
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        router: Router,
+        stream: LogStream,
+        threads: HandlerThreads,
+        *,
+        concurrency: int,
+        prefetch: int,
+        timeout: float | None,
+        size_limit: int,
+        clock: Callable[[], float],
+        backoff: Backoff,
+    ) -> None:
+        """Remember the parts.
+
+        Args:
+            receiver: Where commands come from.
+            router: Who handles them.
+            stream: Where outcomes go.
+            threads: Where plain handlers run.
+            concurrency: Commands that run at the same time.
+            prefetch: Commands taken at once.
+            timeout: Default deadline of a handler in seconds.
+            size_limit: Longest command in bytes.
+            clock: Gives Unix seconds.
+            backoff: Paces the tries while commands cannot be received.
+        """
+        self._receiver = receiver
+        self._router = router
+        self._stream = stream
+        self._threads = threads
+        self._concurrency = concurrency
+        self._prefetch = prefetch
+        self._timeout = timeout
+        self._size_limit = size_limit
+        self._clock = clock
+        self._backoff = backoff
+        self._pending: deque[Message] = deque()
+        self._slot_freed = anyio.Event()
+        self._intake_scope = anyio.CancelScope()
+        self._intake_ended = anyio.Event()
+        self._handlers_scope = anyio.CancelScope()
+        self._stopping = False
+        self.outcomes: Counter[OutcomeKind] = Counter()
+        self.running = 0
+
+    async def run(self) -> None:
+        """Take and run commands until :meth:`stop` has ended both."""
+        self._threads.on_freed = self._announce_free_slot
+        with self._handlers_scope:
+            async with anyio.create_task_group() as handlers:
+                try:
+                    with self._intake_scope:
+                        await self._take_commands(handlers)
+                finally:
+                    self._intake_ended.set()
+
+    async def stop(self, timeout: float) -> None:
+        """End the intake, give back what was not started, let handlers finish.
+
+        Args:
+            timeout: Seconds that running handlers get; then they are cancelled.
+        """
+        deadline = anyio.current_time() + timeout
+        self._stopping = True
+        self._intake_scope.cancel()
+        await self._intake_ended.wait()
+        with anyio.move_on_at(deadline + INTAKE_GRACE):
+            await self._receiver.stop()
+        self._pending.extend(self._receiver.leftovers())
+        await self._give_back_or_run(deadline)
+        with anyio.move_on_at(deadline):
+            while self.running:
+                await self._slot_freed.wait()
+        self._handlers_scope.cancel()
+
+    async def _give_back_or_run(self, deadline: float) -> None:
+        """Put back what was taken and not started.
+
+        Where that is refused it is run while there is time; what may or may not have
+        been put back is not run, because it must not run twice.
+        """
+        if not self._pending:
+            return
+        with anyio.CancelScope(shield=True), anyio.move_on_at(deadline + INTAKE_GRACE):
+            given_back = await self._receiver.give_back(list(self._pending))
+            if given_back:
+                self._pending.clear()
+            elif given_back is False:
+                with anyio.move_on_at(deadline):
+                    while self._pending:
+                        await self._handle(self._pending.popleft())
+        while self._pending:
+            self._report_cancelled(self._pending.popleft())
+
+    def _report_cancelled(self, message: Message) -> None:
+        try:
+            command = self._decode(message)
+        except DecodeError as error:
+            self._report(_discarded(error, message))
+            return
+        reason = {
+            "type": "Stopped",
+            "message": "the agent stopped before it was started",
+        }
+        self._report(_ended(OutcomeKind.CANCELLED, command, 0.0, error=reason))
+
+    async def _take_commands(self, handlers: TaskGroup) -> None:
+        while True:
+            while not self._has_free_slot():
+                await self._slot_freed.wait()
+            if not self._pending:
+                self._pending.extend(
+                    await receive_patiently(
+                        self._receiver, self._prefetch, self._backoff
+                    )
+                )
+            while self._pending and self._has_free_slot():
+                self.running += 1
+                handlers.start_soon(self._run_in_slot, self._pending.popleft())
+
+    def _has_free_slot(self) -> bool:
+        slots = 1 if self._receiver.one_at_a_time else self._concurrency
+        return self.running + self._threads.stuck < slots
+
+    def _announce_free_slot(self) -> None:
+        freed, self._slot_freed = self._slot_freed, anyio.Event()
+        freed.set()
+
+    async def _run_in_slot(self, message: Message) -> None:
+        try:
+            await self._handle(message)
+        except (
+            Exception
+        ):  # a fault of ours: the loop lives, the host sees it in its log
+            logger.exception("a command could not be brought to its end")
+        finally:
+            self.running -= 1
+            self._announce_free_slot()
+
+    async def _handle(self, message: Message) -> None:
+        """Run one message to its final outcome and settle it."""
+        try:
+            command = self._decode(message)
+        except DecodeError as error:
+            outcome = _discarded(error, message)
+        else:
+            outcome = await self._run_command(command, message)
+        self._report(outcome)
+        if outcome.kind is not OutcomeKind.CANCELLED:
+            await self._receiver.settle(message)
+
+    def _decode(self, message: Message) -> Command:
+        return Command.decode(
+            message.payload, now=self._clock(), limit=self._size_limit
+        )
+
+    def _report(self, outcome: Outcome) -> None:
+        self.outcomes[outcome.kind] += 1
+        self._stream.report(outcome)
+
+    def _timeout_of(self, command: Command) -> float | None:
+        handler = self._router.find(command.command)
+        own = UNSET if handler is None else handler.timeout
+        return self._timeout if own is UNSET else own
+
+    async def _run_command(self, command: Command, message: Message) -> Outcome:
+        began = anyio.current_time()
+        timeout = self._timeout_of(command)
+        context = CommandContext(
+            id=command.id,
+            command=command.command,
+            timestamp=command.timestamp,
+            source=command.source,
+            args=command.args,
+            delivery=message.delivery,
+            deadline=None if timeout is None else began + timeout,
+            log=Log(self._stream, {"commandId": command.id}),
+        )
+        token = CURRENT_COMMAND.set(command.id)
+        try:
+            kind, result, error = await self._call(context, timeout)
+        finally:
+            CURRENT_COMMAND.reset(token)
+        duration = (anyio.current_time() - began) * 1000
+        return _ended(kind, command, duration, result=result, error=error)
+
+    async def _call(
+        self, context: CommandContext, timeout: float | None
+    ) -> tuple[OutcomeKind, Any, dict[str, Any]]:
+        """Run the handler; whatever it does ends here as an outcome."""
+        scope = anyio.CancelScope()
+        if timeout is not None:
+            scope.deadline = anyio.current_time() + timeout
+        try:
+            with scope:
+                result = await self._router.dispatch(context)
+                return OutcomeKind.SUCCEEDED, result, {}
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the one place for handlers
+            if self._stopping and isinstance(error, anyio.get_cancelled_exc_class()):
+                return _CANCELLED
+            return _failure(error)
+        return (
+            OutcomeKind.TIMED_OUT,
+            None,
+            {"type": "TimedOut", "message": f"no result within {timeout:g} s"},
+        )
+
+
+_CANCELLED = (
+    OutcomeKind.CANCELLED,
+    None,
+    {"type": "Stopped", "message": "the agent stopped before the handler was done"},
+)
+
+
+def _failure(error: BaseException) -> tuple[OutcomeKind, Any, dict[str, Any]]:
+    """Find the outcome for what a handler raised."""
+    told: dict[str, Any] = {"type": type(error).__name__}
+    match error:
+        case Reject():
+            told = {"type": "Reject", "message": error.reason}
+            if error.details:
+                told["details"] = error.details
+            return OutcomeKind.REJECTED, None, told
+        case ArgumentError():
+            told |= {"message": str(error), "fields": error.fields}
+            return OutcomeKind.REJECTED, None, told
+        case UnknownCommandError():
+            return OutcomeKind.UNKNOWN, None, told | {"message": str(error)}
+        case _:
+            return OutcomeKind.FAILED, None, told | describe_error(error)
+
+
+def _ended(
+    kind: OutcomeKind,
+    command: Command,
+    duration_ms: float,
+    *,
+    result: Any = None,
+    error: dict[str, Any] | None = None,
+) -> Outcome:
+    return Outcome(
+        kind=kind,
+        command=command.command,
+        command_id=command.id,
+        duration_ms=duration_ms,
+        result=result,
+        error=error or {},
+    )
+
+
+def _discarded(error: DecodeError, message: Message) -> Outcome:
+    reason = f"{error.reason} ({error.detail})" if error.detail else error.reason
+    return Outcome(
+        kind=OutcomeKind.DISCARDED,
+        command="",
+        command_id="",
+        error={
+            "type": "DecodeError",
+            "message": reason,
+            "reason": error.reason,
+            "size": len(message.payload),
+            "firstBytes": preview(message.payload),
+        },
+    )

@@ -1,0 +1,121 @@
+"""Which records of a list are new since the last look: decided here, without I/O.
+
+The console list is capped from its front, so positions mean nothing. What is
+recognised again is the tail that was seen last. Records that carry an id tell in
+addition whether any are missing between two of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from bls_agent.project.messages import Level, LogEntry
+
+__all__ = ["Follower", "gap_entry"]
+
+ANCHOR: Final = 64  # records remembered to find the place again
+
+
+def gap_entry(missing: int | None) -> LogEntry:
+    """Make the entry that stands for missing records.
+
+    Args:
+        missing: How many, if that is known.
+    """
+    said = f"{missing}" if missing else "some"
+    return LogEntry(
+        timestamp="",
+        level=Level.WARN,
+        message=f"{said} records are missing here",
+        metadata={"gap": {"missing": missing}},
+    )
+
+
+@dataclass
+class Follower:
+    """Remembers what was seen and picks what is new from each window of the tail.
+
+    Attributes:
+        started: Whether a first look has fixed the place to follow from.
+    """
+
+    started: bool = False
+    _anchor: list[bytes] = field(default_factory=list[bytes])
+    _numbers: dict[str, int] = field(default_factory=dict[str, int])
+
+    def start(self, window: Sequence[bytes]) -> None:
+        """Fix the place: everything in this window counts as seen."""
+        self.started = True
+        self._remember(window)
+        for payload in window:
+            self._note(LogEntry.decode(payload))
+
+    def find_new(
+        self, window: Sequence[bytes], *, whole: bool
+    ) -> list[LogEntry] | None:
+        """Pick what is new.
+
+        Args:
+            window: The tail of the list, oldest first.
+            whole: Whether the window is the whole list.
+
+        Returns:
+            New entries in order, gaps included; ``None`` if the window is too short
+            to find the place again: look at a longer one.
+        """
+        place = self._find_place(window)
+        if place is None and not whole:
+            return None
+        lost_place = place is None and bool(self._anchor)
+        fresh = window[place or 0 :]
+        entries = [LogEntry.decode(payload) for payload in fresh]
+        found: list[LogEntry] = []
+        explained = False
+        for entry in entries:
+            missing = self._note(entry)
+            if missing == 0:
+                continue  # a record that was seen already
+            if missing is not None and missing > 1:
+                found.append(gap_entry(missing - 1))
+                explained = True
+            found.append(entry)
+        if lost_place and not explained and self._is_blind(entries):
+            found.insert(0, gap_entry(None))
+        if window:
+            self._remember(window)
+        return found
+
+    def _is_blind(self, entries: Sequence[LogEntry]) -> bool:
+        """Tell whether ids do not rule out that records are missing."""
+        return not entries or any(entry.number is None for entry in entries)
+
+    def _find_place(self, window: Sequence[bytes]) -> int | None:
+        """Find the end of what was seen: the longest remembered tail in the window."""
+        if not self._anchor:
+            return 0 if self.started and not self._numbers else None
+        last = self._anchor[-1]
+        for index in range(len(window) - 1, -1, -1):
+            if window[index] == last and self._agrees(window, index):
+                return index + 1
+        return None
+
+    def _agrees(self, window: Sequence[bytes], index: int) -> bool:
+        known = min(index + 1, len(self._anchor))
+        return list(window[index + 1 - known : index + 1]) == self._anchor[-known:]
+
+    def _remember(self, window: Sequence[bytes]) -> None:
+        self._anchor = list(window[-ANCHOR:])
+
+    def _note(self, entry: LogEntry) -> int | None:
+        """Say how far a record is from the last one of its process; None: unknown."""
+        number = entry.number
+        if number is None:
+            return None
+        before = self._numbers.get(entry.instance)
+        if before is None:
+            self._numbers[entry.instance] = number
+            return None
+        self._numbers[entry.instance] = max(before, number)
+        return max(0, number - before)

@@ -1,0 +1,294 @@
+"""The agent's log: from any thread into the console list, without ever waiting.
+
+:class:`Log` is what the host calls: it encodes a record in the calling thread and puts
+it into a bounded buffer. :class:`LogSink` is where batches go: one variadic RPUSH and
+the LTRIM that caps the list, in one round trip.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, Final
+
+from bls_agent.buffer import BoundedBuffer
+from bls_agent.codec import cut_text
+from bls_agent.connection import Connections
+from bls_agent.delivery import Delivery
+from bls_agent.errors import RedisUnavailableError, WrongTypeError
+from bls_agent.project.messages import Level, Outcome
+from bls_agent.project.records import LogRecord
+
+__all__ = ["CURRENT_COMMAND", "Log", "LogSink", "LogStream", "describe_error"]
+
+logger = logging.getLogger(__name__)
+
+# The command whose handler runs here; every log record made inside carries its id.
+CURRENT_COMMAND: Final[ContextVar[str]] = ContextVar("bls_agent_command", default="")
+NESTED: Final = 2  # log calls inside a log call (a __repr__ that logs) that are served
+SEARCH_MARGIN: Final = 200  # records of other writers behind our batch, about
+
+
+class LogStream:
+    """The records of one agent on their way out, shared by all its :class:`Log` faces.
+
+    Attributes:
+        delivery: Buffer and background writing.
+        failures: Records that could not even be encoded, by reason.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], *, max_records: int, max_bytes: int
+    ) -> None:
+        """Remember the bounds.
+
+        Args:
+            clock: Gives Unix seconds.
+            max_records: Records in memory at most.
+            max_bytes: Their bytes at most.
+        """
+        ranks = LogRecord.OUTCOME_RANK + 1
+        buffer: BoundedBuffer[LogRecord] = BoundedBuffer(max_records, max_bytes, ranks)
+        self.delivery = Delivery(buffer)
+        self.failures: Counter[str] = Counter()
+        self._clock = clock
+        self._nesting = threading.local()
+        self._level = Level.DEBUG
+        self._revert: tuple[float, Level] | None = None
+
+    @property
+    def level(self) -> Level:
+        """Lowest level that is shipped."""
+        if self._revert is not None and time.monotonic() >= self._revert[0]:
+            self._level, self._revert = self._revert[1], None
+        return self._level
+
+    def set_level(self, level: Level, seconds: float | None = None) -> None:
+        """Change the lowest level that is shipped.
+
+        Args:
+            level: The new one.
+            seconds: After this time the level of before comes back.
+        """
+        former = self._revert[1] if self._revert is not None else self._level
+        self._level = level
+        self._revert = None if seconds is None else (time.monotonic() + seconds, former)
+
+    def now(self) -> float:
+        """Unix seconds."""
+        return self._clock()
+
+    def emit(
+        self,
+        level: Level,
+        message: object,
+        metadata: Mapping[str, Any],
+        rank: int | None = None,
+    ) -> None:
+        """Put one record; never waits, never raises."""
+        depth = getattr(self._nesting, "depth", 0)
+        if depth > NESTED:
+            self.failures["recursion"] += 1
+            return
+        self._nesting.depth = depth + 1
+        try:
+            text = message if isinstance(message, str) else _as_text(message)
+            record = LogRecord(level, text, metadata, now=self._clock(), rank=rank)
+            self.delivery.put(record)
+        except Exception as error:  # noqa: BLE001 - the host's log call never raises
+            self.failures[type(error).__name__] += 1
+        finally:
+            self._nesting.depth = depth
+
+    def report(self, outcome: Outcome) -> None:
+        """Put the outcome record of a command; it is the last to be dropped."""
+        self.emit(
+            outcome.kind.level,
+            outcome.message,
+            outcome.metadata(),
+            LogRecord.OUTCOME_RANK,
+        )
+
+
+class Log:
+    """Writes records into the project's console list.
+
+    Every method is synchronous, may be called from any thread, never waits and never
+    raises, whatever the metadata holds. Records below the agent's ``log_level`` are
+    dropped here; inside a handler each record carries the command's ``commandId``.
+    """
+
+    def __init__(
+        self, stream: LogStream, bound: Mapping[str, Any] | None = None
+    ) -> None:
+        """Bind the stream and the metadata that every record carries."""
+        self._stream = stream
+        self._bound = dict(bound or {})
+
+    def debug(self, message: object, /, **metadata: Any) -> None:
+        """Write a debug record."""
+        self._write(Level.DEBUG, message, metadata)
+
+    def info(self, message: object, /, **metadata: Any) -> None:
+        """Write an info record."""
+        self._write(Level.INFO, message, metadata)
+
+    def warn(self, message: object, /, **metadata: Any) -> None:
+        """Write a warn record."""
+        self._write(Level.WARN, message, metadata)
+
+    def error(self, message: object, /, **metadata: Any) -> None:
+        """Write an error record."""
+        self._write(Level.ERROR, message, metadata)
+
+    def exception(self, message: object, /, **metadata: Any) -> None:
+        """Write an error record with the exception that is being handled."""
+        error = sys.exc_info()[1]
+        if error is not None:
+            metadata = {"exception": describe_error(error), **metadata}
+        self._write(Level.ERROR, message, metadata)
+
+    def bind(self, **metadata: Any) -> Log:
+        """Give a log whose records all carry this metadata."""
+        return Log(self._stream, {**self._bound, **metadata})
+
+    def _write(self, level: Level, message: object, metadata: dict[str, Any]) -> None:
+        if level.rank < self._stream.level.rank:
+            return
+        command_id = CURRENT_COMMAND.get()
+        if self._bound or command_id:
+            running = {"commandId": command_id} if command_id else {}
+            metadata = {**running, **self._bound, **metadata}
+        self._stream.emit(level, message, metadata)
+
+
+def _as_text(message: object) -> str:
+    try:
+        return str(message)
+    except Exception as error:  # noqa: BLE001 - a foreign __str__
+        return f"<{type(message).__name__}, whose str raised {type(error).__name__}>"
+
+
+def describe_error(error: BaseException, *, frames: int = 20) -> dict[str, str]:
+    """Tell an exception: type, message and the end of its traceback; never raises."""
+    told = {"type": type(error).__name__, "message": cut_text(_as_text(error), 2_000)}
+    try:
+        lines = traceback.format_exception(
+            type(error), error, error.__traceback__, limit=-frames, chain=True
+        )
+        told["traceback"] = cut_text("".join(lines), 16_000)
+    except Exception as failure:  # noqa: BLE001 - foreign __str__, cyclic causes
+        told["traceback"] = f"<not available: {type(failure).__name__}>"
+    return told
+
+
+class LogSink:
+    """Writes batches of records into one console list (contract 002, section 2.2)."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        stream: LogStream,
+        *,
+        key: str,
+        identity: str,
+        list_limit: int,
+        numbers: itertools.count[int],
+    ) -> None:
+        """Remember where to.
+
+        Args:
+            connections: The agent's wires.
+            stream: Whose drops are reported in the list.
+            key: The console list.
+            identity: Name of this process in record ids; ``""`` for no ids.
+            list_limit: Records kept in the list.
+            numbers: The next record's number.
+        """
+        self._connections = connections
+        self._stream = stream
+        self._key = key
+        self._identity = identity
+        self._list_limit = list_limit
+        self._numbers = numbers
+        self._last = b""
+        self._reported: Counter[str] = Counter()
+        self._said: set[str] = set()
+
+    def prepare(self, items: Sequence[LogRecord]) -> Sequence[LogRecord]:
+        """Number the records, after a record about those that had to be dropped."""
+        batch = [*self._report_drops(), *items]
+        for record in batch:
+            number = next(self._numbers)
+            record.number(f"{self._identity}#{number}" if self._identity else "")
+        return batch
+
+    def _report_drops(self) -> list[LogRecord]:
+        dropped = Counter(self._stream.delivery.buffer.stats().dropped)
+        fresh = dropped - self._reported
+        if not fresh:
+            return []
+        self._reported = dropped
+        count = fresh.total()
+        return [
+            LogRecord(
+                Level.WARN,
+                f"{count} log records were dropped before this one",
+                {"dropped": dict(fresh)},
+                now=self._stream.now(),
+            )
+        ]
+
+    async def write(self, batch: Sequence[LogRecord]) -> None:
+        """Append the batch and cap the list, in one round trip.
+
+        Raises:
+            RedisUnavailableError: Not written, or (``ambiguous``) perhaps.
+        """
+        values = [record.payload for record in batch]
+        pushed, trimmed = await self._connections.data.call_many(
+            [
+                ("RPUSH", self._key, *values),
+                ("LTRIM", self._key, -self._list_limit, -1),
+            ]
+        )
+        if isinstance(pushed, RedisUnavailableError):
+            if pushed.kind == "wrong_type":
+                self._say_once("type", "%s", WrongTypeError(self._key, "list"))
+            else:
+                self._say_once(pushed.kind, "records cannot be written: %s", pushed)
+            raise pushed
+        self._last = values[-1]
+        self._said.discard("type")
+        if isinstance(trimmed, RedisUnavailableError):
+            self._say_once("trim", "the console list is not capped: %s", trimmed)
+
+    async def landed(self, batch: Sequence[LogRecord]) -> bool | None:
+        """Look for the batch in the list, after the old connection is surely gone.
+
+        The order matters: first the server lets go of the connection over which the
+        batch went, so that it cannot arrive later, then a new one reads the tail.
+        """
+        killed = await self._connections.forget_lost(self._connections.data, kill=True)
+        window = len(batch) + SEARCH_MARGIN
+        tail = await self._connections.data.call("LRANGE", self._key, -window, -1)
+        if not self._identity:
+            return None  # equal records may be different ones
+        if batch[-1].payload in tail:
+            return True
+        # Surely absent if the window reaches back before the batch: to the record
+        # written before it, or to the beginning of a list that was never capped.
+        reaches_back = self._last in tail or len(tail) < min(window, self._list_limit)
+        return False if killed and reaches_back else None
+
+    def _say_once(self, topic: str, text: str, *arguments: object) -> None:
+        if topic not in self._said:
+            self._said.add(topic)
+            logger.warning(text, *arguments)

@@ -1,0 +1,359 @@
+"""What travels under the three keys of contract 002, as values: no I/O.
+
+Read tolerantly, write strictly: unknown fields, other spellings of a level and absent
+optional fields are accepted; what we write has exactly the documented form.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from bls_agent.codec import (
+    JSONObject,
+    JSONValue,
+    cut_text,
+    decode_object,
+    encode,
+    format_timestamp,
+)
+from bls_agent.errors import DecodeError
+
+__all__ = [
+    "CONSOLE_SOURCE",
+    "Command",
+    "Level",
+    "LogEntry",
+    "Outcome",
+    "OutcomeKind",
+    "Status",
+]
+
+CONSOLE_SOURCE: Final = "BLS Project Console"
+
+
+class Status(StrEnum):
+    """State of a project, as the console shows it (contract 002, section 2.1)."""
+
+    ONLINE = "在线"
+    OFFLINE = "离线"
+    FAULT = "故障"
+    ERROR = "报错"
+
+    @property
+    def severity(self) -> int:
+        """The worse the higher: 故障 > 报错 > 在线 > 离线."""
+        return _SEVERITY.index(self)
+
+    @classmethod
+    def worst(cls, *states: Status) -> Status:
+        """The worst of several states."""
+        return max(states, key=lambda status: status.severity)
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Status:
+        """Read a status value.
+
+        Raises:
+            DecodeError: ``bad_status``: the value is not one of the four.
+        """
+        try:
+            return cls(payload.decode("utf-8", "replace").strip())
+        except ValueError:
+            raise DecodeError("bad_status", payload) from None
+
+
+_SEVERITY: Final = (Status.OFFLINE, Status.ONLINE, Status.ERROR, Status.FAULT)
+
+
+class Level(StrEnum):
+    """Level of a log record (contract 002, section 2.2)."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARN = "warn"
+    ERROR = "error"
+
+    @property
+    def rank(self) -> int:
+        """0 for debug up to 3 for error."""
+        return _LEVELS.index(self)
+
+    @classmethod
+    def parse(cls, value: object) -> Level:
+        """Read a level in any spelling; what is unknown counts as info."""
+        return _SPELLINGS.get(str(value).strip().lower(), cls.INFO)
+
+
+_LEVELS: Final = tuple(Level)
+_SPELLINGS: Final[Mapping[str, Level]] = {
+    **{level.value: level for level in Level},
+    **dict.fromkeys(("trace", "verbose", "fine"), Level.DEBUG),
+    **dict.fromkeys(("notice", "log", "success"), Level.INFO),
+    **dict.fromkeys(("warning",), Level.WARN),
+    **dict.fromkeys(("err", "critical", "fatal", "severe", "panic"), Level.ERROR),
+}
+
+
+class OutcomeKind(StrEnum):
+    """How a command ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    REJECTED = "rejected"
+    UNKNOWN = "unknown"
+    DISCARDED = "discarded"
+    CANCELLED = "cancelled"
+    DUPLICATE = "duplicate"
+    ABANDONED = "abandoned"
+    DEAD_LETTERED = "dead_lettered"
+
+    @property
+    def level(self) -> Level:
+        """The level of the record that reports it."""
+        if self is OutcomeKind.SUCCEEDED:
+            return Level.INFO
+        return Level.ERROR if self in _GRAVE else Level.WARN
+
+
+_GRAVE: Final = frozenset(
+    {
+        OutcomeKind.FAILED,
+        OutcomeKind.TIMED_OUT,
+        OutcomeKind.DISCARDED,
+        OutcomeKind.ABANDONED,
+        OutcomeKind.DEAD_LETTERED,
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a command ended, as its record in the console list says.
+
+    Attributes:
+        kind: How.
+        command: The command's name; ``""`` for a message that had none.
+        command_id: The command's id; ``""`` for a message that had none.
+        duration_ms: Milliseconds from taking the command to its end.
+        result: What the handler returned, if it succeeded.
+        error: ``{"type", "message", …}`` if it did not.
+    """
+
+    kind: OutcomeKind
+    command: str
+    command_id: str
+    duration_ms: float = 0.0
+    result: JSONValue = None
+    error: JSONObject = field(default_factory=dict[str, JSONValue])
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the handler returned."""
+        return self.kind is OutcomeKind.SUCCEEDED
+
+    @property
+    def message(self) -> str:
+        """The English sentence of the record."""
+        name = f" {cut_text(self.command, 100)!r}" if self.command else ""
+        said = self.kind.value.replace("_", " ")
+        if self.succeeded:
+            return f"command{name} succeeded"
+        reason = self.error.get("message") or self.error.get("reason") or ""
+        return cut_text(f"command{name} {said}: {reason}".rstrip(": "), 2_000)
+
+    def metadata(self) -> dict[str, object]:
+        """The metadata of the record (``agent`` is added on the way out)."""
+        told: dict[str, object] = {
+            "commandId": self.command_id,
+            "command": cut_text(self.command, 1_000),
+            "outcome": self.kind.value,
+            "durationMs": round(self.duration_ms, 3),
+        }
+        if self.succeeded:
+            told["result"] = self.result
+        else:
+            told["error"] = self.error
+        return told
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogEntry:
+    """One record of the console list, as read (contract 002, section 2.2).
+
+    Attributes:
+        timestamp: ISO-8601 text as it was written, or ``""``.
+        level: The level; an unknown one counts as info.
+        message: The text. Of a value that is no JSON object: the value itself.
+        metadata: The additional fields, ``{}`` if there are none.
+        valid: Whether the value had the contract's form.
+    """
+
+    timestamp: str
+    level: Level
+    message: str
+    metadata: JSONObject = field(default_factory=dict[str, JSONValue])
+    valid: bool = True
+
+    @classmethod
+    def decode(cls, payload: bytes) -> LogEntry:
+        """Read a record, whoever wrote it; never raises."""
+        try:
+            fields = decode_object(payload)
+        except DecodeError as error:
+            text = payload.decode("utf-8", "backslashreplace")
+            return cls(
+                timestamp="",
+                level=Level.INFO,
+                message=text,
+                metadata={"invalid": error.reason},
+                valid=False,
+            )
+        told = fields.get("metadata") or {}
+        return cls(
+            timestamp=_text(fields.get("timestamp")),
+            level=Level.parse(fields.get("level")),
+            message=_text(fields.get("message")),
+            metadata=told if isinstance(told, dict) else {"metadata": told},
+        )
+
+    @property
+    def instance(self) -> str:
+        """The process that wrote the record, if it says so."""
+        return self._agent()[0]
+
+    @property
+    def number(self) -> int | None:
+        """The record's number within its process, if it has one."""
+        return self._agent()[1]
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The outcome that the record reports, if it is one."""
+        kind = self.metadata.get("outcome")
+        if kind not in {known.value for known in OutcomeKind}:
+            return None
+        duration = self.metadata.get("durationMs")
+        error = self.metadata.get("error")
+        return Outcome(
+            kind=OutcomeKind(kind),
+            command=_text(self.metadata.get("command")),
+            command_id=_text(self.metadata.get("commandId")),
+            duration_ms=float(duration) if isinstance(duration, int | float) else 0.0,
+            result=self.metadata.get("result"),
+            error=error if isinstance(error, dict) else {},
+        )
+
+    @property
+    def is_gap(self) -> bool:
+        """Whether this stands for records that are missing (see ``follow_logs``)."""
+        return "gap" in self.metadata and not self.timestamp
+
+    def _agent(self) -> tuple[str, int | None]:
+        found = _AGENT.fullmatch(_text(self.metadata.get("agent")))
+        return (found[1], int(found[2])) if found else ("", None)
+
+
+_AGENT: Final = re.compile(r"(.{1,512})#([0-9]{1,18})", re.DOTALL)
+
+
+def _text(value: JSONValue) -> str:
+    return value if isinstance(value, str) else "" if value is None else str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One command of the control list (contract 002, section 3.1).
+
+    Attributes:
+        id: The command's id; made up when the message has none.
+        timestamp: When it was sent, as the sender wrote it, or ``""``.
+        source: Who sent it, or ``""``.
+        command: Its name.
+        args: Its arguments.
+    """
+
+    id: str
+    timestamp: str
+    source: str
+    command: str
+    args: JSONObject = field(default_factory=dict[str, JSONValue])
+
+    @classmethod
+    def create(
+        cls,
+        command: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        now: float,
+        id: str | None = None,  # noqa: A002 - the contract's name
+        source: str = CONSOLE_SOURCE,
+    ) -> Command:
+        """Make a command as the console does."""
+        return cls(
+            id=id or new_command_id(now),
+            timestamp=format_timestamp(now),
+            source=source,
+            command=command,
+            args=dict(args or {}),
+        )
+
+    def encode(self) -> bytes:
+        """Write the command in the contract's form and order."""
+        fields: dict[str, object] = {
+            "id": self.id,
+            "timestamp": self.timestamp,
+            "source": self.source,
+            "command": self.command,
+        }
+        if self.args:
+            fields["args"] = self.args
+        return encode(fields)
+
+    @classmethod
+    def decode(cls, payload: bytes, *, now: float, limit: int) -> Command:
+        """Read a command.
+
+        Args:
+            payload: The element of the list.
+            now: Unix seconds, for an id where the message has none.
+            limit: Longest message in bytes.
+
+        Raises:
+            DecodeError: ``too_large``, ``not_utf8``, ``not_json``, ``too_deep``,
+                ``not_an_object``, ``no_command`` or ``bad_args``.
+        """
+        fields = decode_object(payload, limit=limit)
+        name = fields.get("command")
+        if not isinstance(name, str) or not name.strip():
+            raise DecodeError("no_command", payload, "'command' must be a text")
+        args = fields.get("args")
+        if args is not None and not isinstance(args, dict):
+            raise DecodeError("bad_args", payload, "'args' must be an object")
+        return cls(
+            id=_usable_id(fields.get("id")) or new_command_id(now),
+            timestamp=_text_only(fields.get("timestamp")),
+            source=_text_only(fields.get("source")),
+            command=name,
+            args=args or {},
+        )
+
+
+def _usable_id(value: JSONValue) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return _text_only(value)
+
+
+def _text_only(value: JSONValue) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def new_command_id(now: float) -> str:
+    """Make an id of the contract's form: ``cmd-<milliseconds>-<6 characters>``."""
+    return f"cmd-{int(now * 1000)}-{secrets.token_hex(3)}"

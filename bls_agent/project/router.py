@@ -1,0 +1,295 @@
+"""Which handler a command belongs to, how its arguments are bound, what is around it.
+
+Pure: no Redis, no threads, no clock. ``await router.dispatch(context)`` runs a handler
+with nothing else, which is also how to test one. The router knows coroutine functions
+only; whoever registers a plain function wraps it first (see ``threads.py``).
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar
+
+from bls_agent.codec import JSONObject, JSONValue
+from bls_agent.errors import (
+    ArgumentError,
+    ConfigurationError,
+    DuplicateHandlerError,
+    UnknownCommandError,
+)
+from bls_agent.keys import check_name
+from bls_agent.project.arguments import ANYTHING, NOTHING, Check, Misfit, compile_check
+from bls_agent.project.context import CommandContext
+
+__all__ = [
+    "UNSET",
+    "CallNext",
+    "CommandDecorator",
+    "Handler",
+    "Middleware",
+    "Router",
+    "Unset",
+]
+
+CallNext: TypeAlias = Callable[[CommandContext], Awaitable[Any]]
+P = ParamSpec("P")
+R = TypeVar("R")
+Middleware: TypeAlias = Callable[[CommandContext, CallNext], Awaitable[Any]]
+
+
+class CommandDecorator(Protocol):
+    """Registers a function and gives it back unchanged."""
+
+    def __call__(self, function: Callable[P, R], /) -> Callable[P, R]:
+        """Register the function."""
+        ...
+
+
+class Unset(Enum):
+    """The type of :data:`UNSET`: not given, as opposed to ``None``."""
+
+    UNSET = "unset"
+
+
+UNSET: Final = Unset.UNSET
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a handler."""
+
+    name: str
+    check: Check
+    required: bool
+
+
+@dataclass(frozen=True)
+class Handler:
+    """A registered handler: what it is called, what it accepts, how it is run.
+
+    Attributes:
+        name: The command's name.
+        call: A coroutine function.
+        parameters: What it accepts by name.
+        context_name: The parameter that gets the :class:`CommandContext`, or ``""``.
+        open_ended: Whether it takes arguments of any name (``**kwargs``).
+        timeout: Seconds, ``None`` for no limit, ``UNSET`` for the agent's default.
+        description: First paragraph of its docstring.
+    """
+
+    name: str
+    call: Callable[..., Awaitable[Any]]
+    parameters: Mapping[str, Parameter]
+    context_name: str
+    open_ended: bool
+    timeout: float | Unset | None
+    description: str
+
+    def bind(self, context: CommandContext) -> dict[str, Any]:
+        """Fit a command's arguments to the signature.
+
+        Raises:
+            ArgumentError: With every field that is missing, unknown or wrong.
+        """
+        bound: dict[str, Any] = {}
+        faults: dict[str, str] = {}
+        for name, value in context.args.items():
+            try:
+                bound[name] = self._check(name).convert(value)
+            except Misfit as misfit:
+                faults[name] = str(misfit)
+        for name, parameter in self.parameters.items():
+            if parameter.required and name not in context.args:
+                faults[name] = "is missing"
+        if faults:
+            raise ArgumentError(context.command, faults)
+        if self.context_name:
+            bound[self.context_name] = context
+        return bound
+
+    def _check(self, name: str) -> Check:
+        parameter = self.parameters.get(name)
+        if parameter is not None:
+            return parameter.check
+        if self.open_ended and name != self.context_name:
+            return ANYTHING
+        return NOTHING
+
+    def describe(self) -> JSONObject:
+        """Tell what the handler is for and what it accepts, as JSON Schema."""
+        properties: JSONObject = {
+            parameter.name: parameter.check.schema
+            for parameter in self.parameters.values()
+        }
+        required: list[JSONValue] = [
+            parameter.name
+            for parameter in self.parameters.values()
+            if parameter.required
+        ]
+        return {
+            "name": self.name,
+            "description": self.description,
+            "parameters": {
+                "type": "object",
+                "properties": properties,
+                "required": required,
+                "additionalProperties": self.open_ended,
+            },
+        }
+
+
+class Router:
+    """The handlers of an agent and the middleware around them."""
+
+    def __init__(self, *, pydantic: bool = False) -> None:
+        """Begin without handlers.
+
+        Args:
+            pydantic: Let pydantic check every argument.
+        """
+        self._pydantic = pydantic
+        self._handlers: dict[str, Handler] = {}
+        self._builtins: dict[str, Handler] = {}
+        self._fallback: CallNext | None = None
+        self._middleware: list[Middleware] = []
+
+    def add(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        call: Callable[..., Awaitable[Any]],
+        *,
+        timeout: float | Unset | None = UNSET,
+        builtin: bool = False,
+    ) -> None:
+        """Register a handler.
+
+        Args:
+            name: The command's name, compared exactly.
+            function: Whose signature and docstring count.
+            call: The coroutine function that is run; ``function`` itself, or a wrapper.
+            timeout: Seconds for this command.
+            builtin: A handler of ours: anybody's own of the same name goes first.
+
+        Raises:
+            DuplicateHandlerError: The name is taken.
+            ConfigurationError: The name or the signature cannot be served.
+        """
+        table = self._builtins if builtin else self._handlers
+        check_name("command", name)
+        if name in table:
+            raise DuplicateHandlerError(name)
+        if isinstance(timeout, int | float) and not timeout > 0:
+            raise ConfigurationError("timeout", timeout, "more than 0 seconds, or None")
+        handler = _handler_of(name, function, call, timeout, pydantic=self._pydantic)
+        table[name] = handler
+
+    def set_fallback(self, call: CallNext) -> None:
+        """Register what runs for commands that nobody registered.
+
+        Raises:
+            DuplicateHandlerError: There is one already.
+        """
+        if self._fallback is not None:
+            raise DuplicateHandlerError("fallback")
+        self._fallback = call
+
+    def add_middleware(self, middleware: Middleware) -> None:
+        """Put a middleware inside those that were added before."""
+        self._middleware.append(middleware)
+
+    def find(self, name: str) -> Handler | None:
+        """Give the handler of a command, or ``None``."""
+        return self._handlers.get(name) or self._builtins.get(name)
+
+    def list_handlers(self) -> list[Handler]:
+        """Give every handler that can be reached, in order of registration."""
+        return list({**self._builtins, **self._handlers}.values())
+
+    async def dispatch(self, context: CommandContext) -> Any:
+        """Run the middleware and the handler of a command and give its result.
+
+        Raises:
+            UnknownCommandError: Nobody handles it.
+            ArgumentError: The arguments do not fit.
+            Exception: Whatever the handler raises.
+        """
+        call: CallNext = self._run_handler
+        for middleware in reversed(self._middleware):
+            call = _around(middleware, call)
+        return await call(context)
+
+    async def _run_handler(self, context: CommandContext) -> Any:
+        handler = self.find(context.command)
+        if handler is not None:
+            return await handler.call(**handler.bind(context))
+        if self._fallback is not None:
+            return await self._fallback(context)
+        raise UnknownCommandError(context.command)
+
+
+def _around(middleware: Middleware, inner: CallNext) -> CallNext:
+    async def call(context: CommandContext) -> Any:
+        return await middleware(context, inner)
+
+    return call
+
+
+def _handler_of(
+    name: str,
+    function: Callable[..., Any],
+    call: Callable[..., Awaitable[Any]],
+    timeout: float | Unset | None,
+    *,
+    pydantic: bool,
+) -> Handler:
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+        rule = "a handler returns its result; it is no generator"
+        raise ConfigurationError(name, "generator function", rule)
+    parameters: dict[str, Parameter] = {}
+    context_name, open_ended = "", False
+    hints = _hints(name, function)
+    for parameter in inspect.signature(function).parameters.values():
+        annotation = hints.get(parameter.name, parameter.annotation)
+        where = f"{name}({parameter.name})"
+        if annotation is CommandContext:
+            context_name = parameter.name
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            open_ended = True
+        elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+            rule = "arguments are bound by name: no *args, no positional-only ones"
+            raise ConfigurationError(where, parameter.name, rule)
+        else:
+            parameters[parameter.name] = Parameter(
+                parameter.name,
+                compile_check(annotation, where, pydantic=pydantic),
+                required=parameter.default is parameter.empty,
+            )
+    doc = (inspect.getdoc(function) or "").split("\n\n", 1)[0]
+    return Handler(name, call, parameters, context_name, open_ended, timeout, doc)
+
+
+def _hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """Resolve annotations, also of callables, partials and quoted names."""
+    target: Any = inspect.unwrap(getattr(function, "func", function))
+    if not inspect.isroutine(target):
+        target = type(target).__call__
+    written = dict(getattr(target, "__annotations__", {}))
+    written.pop("return", None)  # nobody checks what a handler gives back
+    parameters = types.SimpleNamespace(__annotations__=written)
+    try:
+        return typing.get_type_hints(
+            parameters, getattr(target, "__globals__", {}), include_extras=True
+        )
+    except (NameError, TypeError, AttributeError, SyntaxError) as error:
+        raise ConfigurationError(
+            name,
+            str(error),
+            "the annotations of a handler must be resolvable when it is registered",
+            "Define the type at module level, above the handler.",
+        ) from None

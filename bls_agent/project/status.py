@@ -1,0 +1,197 @@
+"""The project's status: decided here, kept alive by SET … EX (contract 002, 2.1)."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+import anyio
+
+from bls_agent.backoff import Backoff, jittered
+from bls_agent.connection import Connections
+from bls_agent.endpoint import Argument
+from bls_agent.errors import (
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
+from bls_agent.project.messages import Status
+from bls_agent.wakeup import Wakeup
+
+__all__ = ["StatusBoard", "StatusReporter"]
+
+logger = logging.getLogger(__name__)
+
+
+class StatusBoard:
+    """What each source says of the state of this process; the worst one counts.
+
+    Thread-safe. One source today: what the host has set.
+    """
+
+    HOST: Final = "host"
+
+    def __init__(self) -> None:
+        """Begin as 在线."""
+        self._lock = threading.Lock()
+        self._sources: dict[str, Status] = {self.HOST: Status.ONLINE}
+
+    def put(self, source: str, status: Status) -> bool:
+        """Note what a source says; tell whether the worst has changed."""
+        with self._lock:
+            before = Status.worst(*self._sources.values())
+            self._sources = {**self._sources, source: status}
+            return Status.worst(*self._sources.values()) is not before
+
+    @property
+    def status(self) -> Status:
+        """The worst of all sources."""
+        return Status.worst(*self._sources.values())
+
+
+@dataclass
+class StatusCounts:
+    """What the reporter did."""
+
+    writes: int = 0
+    failures: int = 0
+
+
+class StatusReporter:
+    """Writes the status at once when it changes and refreshes it before it expires.
+
+    A key that holds another type is never overwritten: ``SET … GET`` fails on it
+    without writing. Under out-of-memory, where SET is refused, EXPIRE keeps a status
+    alive that is still true.
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        board: StatusBoard,
+        *,
+        key: str,
+        interval: float,
+        ttl: int,
+        backoff: Backoff,
+    ) -> None:
+        """Remember where to and how often.
+
+        Args:
+            connections: The agent's wires.
+            board: What to write.
+            key: The status key.
+            interval: Seconds between two refreshes.
+            ttl: Seconds a written status lives.
+            backoff: Paces the tries after a refused write.
+        """
+        self._connections = connections
+        self._board = board
+        self._key = key
+        self._interval = interval
+        self._ttl = ttl
+        self._backoff = backoff
+        self._rng = random.Random()  # noqa: S311 - jitter, not secrets
+        self._wakeup = Wakeup()
+        self._guard = True  # SET … GET is known here
+        self._written: Status | None = None
+        self._said = ""
+        self._ended = False
+        self.counts = StatusCounts()
+        self.published = anyio.Event()
+
+    def changed(self) -> None:
+        """Have the status written soon; from any thread, never waits."""
+        self._wakeup.set()
+
+    async def end(self, last_word: Status) -> None:
+        """Stop refreshing and write the last word, which stays.
+
+        Raises:
+            RedisUnavailableError: Not written, or perhaps; try again.
+            WrongTypeError: The key holds another type; it was left alone.
+        """
+        self._ended = True
+        # A refresh that was lost on the way must not arrive after the last word.
+        await self._connections.forget_lost(self._connections.liveness, kill=True)
+        await self.write(last_word, ttl=None)
+
+    async def run(self) -> None:
+        """Keep the status alive until cancelled."""
+        self._wakeup.bind()
+        try:
+            while not self._ended:
+                try:
+                    await self.write(self._board.status, ttl=self._ttl)
+                except (RedisUnavailableError, WrongTypeError) as error:
+                    await self._after_failure(error)
+                else:
+                    self._backoff.succeeded()
+                    self._said = ""
+                    self.published.set()
+                    await self._wakeup.wait(jittered(self._interval, self._rng))
+        finally:
+            self._wakeup.unbind()
+
+    async def write(self, status: Status, *, ttl: int | None) -> None:
+        """Write one status.
+
+        Args:
+            status: Which.
+            ttl: Seconds until it expires; ``None`` for the last word, which stays.
+
+        Raises:
+            RedisUnavailableError: Not written, or perhaps; writing again is harmless.
+            WrongTypeError: The key holds another type; it was left alone.
+        """
+        try:
+            await self._set(status, ttl)
+        except RedisUnavailableError as error:
+            if error.kind == "wrong_type":
+                raise WrongTypeError(self._key, "string") from error
+            if error.kind != "out_of_memory" or ttl is None:
+                raise
+            if self._written is not status:
+                raise  # EXPIRE would keep a status alive that is not true
+            await self._connections.liveness.call("EXPIRE", self._key, ttl)
+        self._written = status
+        self.counts.writes += 1
+
+    async def _set(self, status: Status, ttl: int | None) -> None:
+        expiry: tuple[Argument, ...] = ("EX", ttl) if ttl else ()
+        call = self._connections.liveness.call
+        if self._guard:
+            try:
+                await call("SET", self._key, status.value, *expiry, "GET")
+            except RedisUnavailableError as error:
+                if error.kind != "unsupported":  # before Redis 6.2
+                    raise
+                await self._look_at_type()
+                self._guard = False
+            else:
+                return
+        await call("SET", self._key, status.value, *expiry)
+
+    async def _look_at_type(self) -> None:
+        found = await self._connections.liveness.call("TYPE", self._key)
+        if found not in (b"string", b"none"):
+            raise WrongTypeError(self._key, "string")
+
+    async def _after_failure(
+        self, error: RedisUnavailableError | WrongTypeError
+    ) -> None:
+        self.counts.failures += 1
+        permanent = not isinstance(error, RedisUnavailableError) or isinstance(
+            error, RedisRefusedError
+        )
+        delay = self._backoff.failed(permanent=permanent)
+        connecting = isinstance(error, RedisUnavailableError) and error.connecting
+        if connecting:  # the gate has paced it, and has said so
+            return
+        if self._said != str(error):
+            self._said = str(error)
+            logger.warning("the status cannot be written: %s", error)
+        await anyio.sleep(delay)

@@ -1,0 +1,148 @@
+"""Plain handlers run here: daemon threads of our own, one for each handler slot.
+
+anyio's worker threads are shared with the host and hold the interpreter's exit while
+a handler hangs; these do neither.
+"""
+
+from __future__ import annotations
+
+import asyncio  # noqa: TID251 - only the loop itself can be called from a thread
+import contextlib
+import contextvars
+import inspect
+import queue
+import threading
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+import anyio
+
+__all__ = ["HandlerThreads", "is_coroutine_function"]
+
+Job: TypeAlias = Callable[[], None]
+
+
+def is_coroutine_function(function: Callable[..., Any]) -> bool:
+    """Tell whether calling this gives a coroutine; sees through partials and objects."""
+    plain = function
+    while isinstance(plain, partial):
+        plain = plain.func
+    return inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(
+        getattr(plain, "__call__", None)  # noqa: B004 - not whether it is callable
+    )
+
+
+class HandlerThreads:
+    """Runs plain functions in daemon threads that are made when they are needed.
+
+    Attributes:
+        stuck: Calls that go on although their command has ended (timed out).
+        on_freed: Called in the loop's thread when such a call ends after all.
+    """
+
+    def __init__(self) -> None:
+        """Begin without threads."""
+        self._pool = _Pool()
+        self.stuck = 0
+        self.on_freed: Callable[[], None] = _nothing
+
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+        """Make a coroutine function of a plain one."""
+
+        async def call(*values: Any, **arguments: Any) -> Any:
+            result = await self.run(partial(function, *values, **arguments))
+            return await result if inspect.isawaitable(result) else result
+
+        return call
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        """Run a function in a thread of ours, with this task's context variables.
+
+        When the caller is cancelled it stops waiting; the thread goes on, and
+        :attr:`stuck` counts it until it is done.
+        """
+        call = _Call(function, asyncio.get_running_loop(), self._pool, self._finished)
+        self._pool.submit(call)
+        try:
+            await call.done.wait()
+        finally:
+            if not call.done.is_set():
+                call.abandoned = True
+                self.stuck += 1
+        if call.error is not None:
+            raise call.error
+        return call.result
+
+    def _finished(self, call: _Call) -> None:
+        """Note, in the loop's thread, that a call is over and its thread free."""
+        call.pool.idle += 1
+        call.done.set()
+        if call.abandoned:
+            self.stuck -= 1
+            self.on_freed()
+
+    def close(self) -> None:
+        """Let the idle threads end; busy ones end after their call."""
+        pool, self._pool = self._pool, _Pool()
+        pool.close()
+
+
+def _nothing() -> None:
+    pass
+
+
+class _Pool:
+    """The threads of one opening: they take jobs until they are told to stop."""
+
+    def __init__(self) -> None:
+        self.idle = 0
+        self._threads = 0
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+
+    def submit(self, job: Job) -> None:
+        if self.idle > 0:
+            self.idle -= 1
+        else:
+            self._threads += 1
+            name = f"bls-agent-handler-{self._threads}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+        self._jobs.put(job)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # what it holds must not live until the next one comes
+
+    def close(self) -> None:
+        for _ in range(self._threads):
+            self._jobs.put(None)
+
+
+class _Call:
+    """One function call on its way through a thread and back."""
+
+    def __init__(
+        self,
+        function: Callable[[], Any],
+        loop: asyncio.AbstractEventLoop,
+        pool: _Pool,
+        finished: Callable[[_Call], None],
+    ) -> None:
+        self._function = function
+        self._loop = loop
+        self.pool = pool
+        self._finished = finished
+        self._context = contextvars.copy_context()
+        self.done = anyio.Event()
+        self.abandoned = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def __call__(self) -> None:
+        try:
+            self.result = self._context.run(self._function)
+        except BaseException as error:  # noqa: BLE001 - it belongs to the command
+            self.error = error
+        with contextlib.suppress(RuntimeError):  # a closed loop: nobody waits any more
+            self._loop.call_soon_threadsafe(self._finished, self)
