@@ -1,0 +1,403 @@
+"""The agent: what a service embeds to be on the console. Its life, nothing else."""
+
+from __future__ import annotations
+
+import asyncio  # noqa: TID251 - the supervisor is a task outside of the host's scopes
+import itertools
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from types import TracebackType
+from typing import (
+    Any,
+    Literal,
+    ParamSpec,
+    Self,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
+
+import anyio
+from anyio.abc import TaskStatus
+
+from bls_agent.codec import JSONObject
+from bls_agent.delivery import Flushed
+from bls_agent.endpoint import Endpoint
+from bls_agent.errors import ConfigurationError, RedisUnavailableError
+from bls_agent.keys import check_name
+from bls_agent.project.builtins import add_builtins
+from bls_agent.project.logs import Log, LogStream
+from bls_agent.project.messages import Level, Status
+from bls_agent.project.router import UNSET, CommandDecorator, Middleware, Router, Unset
+from bls_agent.project.status import StatusBoard
+from bls_agent.project.threads import HandlerThreads, is_coroutine_function
+from bls_agent.session import Parts, Session, last_word
+from bls_agent.settings import Options, Settings, check_options
+from bls_agent.stats import AgentStats, collect_stats
+
+__all__ = ["ProjectAgent"]
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+M = TypeVar("M", bound=Middleware)
+
+
+class ProjectAgent:
+    """Puts a service on the BLS Project Console (contract 002).
+
+    While it is open it refreshes the project's status, ships log records and runs the
+    commands that the console sends. It is a guest: nothing in it raises into the host,
+    makes it wait or cancels it, and it grows no further than its bounds. Redis may be
+    away at the start and at any time; everything resumes by itself.
+
+    Use ``async with agent:`` around the application, or ``await agent.run()`` as the
+    application. An agent can be opened again after it was closed.
+
+    Args:
+        project: The project's name: the reader's key. UTF-8 in form NFC.
+        redis: URL (``redis://``, ``rediss://``, ``unix://``) or a client of redis-py,
+            from which address and credentials are taken. Default: ``BLS_REDIS_URL``,
+            else ``redis://127.0.0.1:6379/0``.
+        settings: Takes the place of the environment.
+        validate: ``"pydantic"`` lets pydantic check all arguments of commands.
+        options: Any field of :class:`~bls_agent.Settings`; beats ``settings`` and the
+            environment (``BLS_STATUS_TTL`` for ``status_ttl``, and so on).
+
+    Raises:
+        ConfigurationError: An argument is wrong. What the environment says is checked
+            when the agent is opened.
+    """
+
+    def __init__(
+        self,
+        project: str,
+        *,
+        redis: object = None,
+        settings: Settings | None = None,
+        validate: Literal["core", "pydantic"] = "core",
+        **options: Unpack[Options],
+    ) -> None:
+        """Remember; nothing is opened, read or started."""
+        self.project = check_name("project", project)
+        check_options(options)
+        if validate not in ("core", "pydantic"):
+            raise ConfigurationError("validate", validate, "'core' or 'pydantic'")
+        self._options = options
+        self._given_settings = settings
+        self._endpoint = None if redis is None else Endpoint.of(redis)
+        self._router = Router(pydantic=validate == "pydantic")
+        self._threads = HandlerThreads()
+        self._board = StatusBoard()
+        self._stream = LogStream(
+            time.time,  # noqa: TID251 - the one clock; everybody else is given it
+            max_records=options.get("log_buffer", 10_000),
+            max_bytes=options.get("log_buffer_bytes", 8 * 1024 * 1024),
+        )
+        self._stream.set_level(Level(options.get("log_level", "debug")))
+        self._numbers = itertools.count(1)
+        self._instance = options.get("instance") or ""
+        self._session: Session | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._builtins_added = False
+        self.log = Log(self._stream)
+
+    def __repr__(self) -> str:
+        """Give a diagnostic: state and the counters that tell trouble."""
+        stats = self.stats()
+        state = f"open, {stats.mode}" if stats.open else "closed"
+        dropped = sum(stats.logs_dropped.values())
+        return (
+            f"<ProjectAgent {self.project!r} {state}, {stats.status.value}, "
+            f"{stats.commands_running} running, {stats.logs_queued} queued, "
+            f"{dropped} dropped>"
+        )
+
+    # --- handlers
+
+    @overload
+    def command(self, function: Callable[P, R], /) -> Callable[P, R]: ...
+
+    @overload
+    def command(
+        self, name: str | None = None, /, *, timeout: float | None = ...
+    ) -> CommandDecorator: ...
+
+    def command(
+        self,
+        function: Callable[P, R] | str | None = None,
+        /,
+        *,
+        timeout: float | Unset | None = UNSET,
+    ) -> Callable[P, R] | CommandDecorator:
+        """Register a handler: ``@agent.command`` or ``@agent.command("name", …)``.
+
+        The function is given back unchanged. It may be a coroutine function or a plain
+        one, which runs in a thread. Arguments are bound by name and checked against
+        the annotations before it runs; a parameter annotated
+        :class:`~bls_agent.CommandContext` gets the context.
+
+        Args:
+            function: The handler, or the command's name (default: the function's).
+            timeout: Seconds for this command; ``None`` for no limit.
+
+        Raises:
+            DuplicateHandlerError: The name has a handler already.
+            ConfigurationError: The signature cannot be served.
+        """
+        if callable(function):
+            return self._register(function, function.__name__, timeout)
+        name = function
+
+        def register(handler: Callable[P, R], /) -> Callable[P, R]:
+            return self._register(handler, name or handler.__name__, timeout)
+
+        return cast("CommandDecorator", register)
+
+    def _register(
+        self, function: Callable[P, R], name: str, timeout: float | Unset | None
+    ) -> Callable[P, R]:
+        self._router.add(name, function, self._as_coroutine(function), timeout=timeout)
+        return function
+
+    def _as_coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if is_coroutine_function(function):
+            return function
+        return self._threads.wrap(function)
+
+    def fallback(self, function: Callable[P, R], /) -> Callable[P, R]:
+        """Register what runs for commands that nobody registered.
+
+        It is called with the :class:`~bls_agent.CommandContext` alone.
+        """
+        self._router.set_fallback(self._as_coroutine(function))
+        return function
+
+    def middleware(self, function: M, /) -> M:
+        """Put ``async (context, call_next) -> result`` around every command.
+
+        The first one registered is the outermost.
+        """
+        if not is_coroutine_function(function):
+            raise ConfigurationError(
+                "middleware",
+                repr(function),
+                "a coroutine function (context, call_next)",
+            )
+        self._router.add_middleware(function)
+        return function
+
+    # --- status and log
+
+    @property
+    def status(self) -> Status:
+        """The status that is shown: the worst of all sources."""
+        return self._board.status
+
+    def set_status(self, status: Status) -> None:
+        """Say how this service is; written at once, then refreshed.
+
+        From any thread; never waits, never raises for what Redis does.
+
+        Raises:
+            ConfigurationError: The argument is no :class:`~bls_agent.Status`.
+        """
+        try:
+            checked = Status(status)
+        except ValueError:
+            known = ", ".join(Status)
+            raise ConfigurationError("status", status, f"one of: {known}") from None
+        session = self._session
+        if self._board.put(StatusBoard.HOST, checked) and session is not None:
+            session.status.changed()
+
+    async def flush(self, timeout: float = 5.0) -> Flushed:
+        """Wait until the records put so far have been written.
+
+        Args:
+            timeout: Seconds to wait at most.
+
+        Returns:
+            What happened; true if nothing of it still waits.
+        """
+        return await self._stream.delivery.flush(timeout)
+
+    async def ready(self, timeout: float | None = None) -> None:
+        """Wait until the first status has been written.
+
+        Args:
+            timeout: Seconds to wait at most; ``None`` for ever.
+
+        Raises:
+            RedisUnavailableError: Not within that time.
+            ConfigurationError: The agent is not open.
+        """
+        session = self._opened_session()
+        with anyio.move_on_after(timeout):
+            await session.status.published.wait()
+            return
+        raise RedisUnavailableError(
+            "not_ready",
+            f"no status was written within {timeout:g} s",
+            address=session.connections.endpoint.address,
+        )
+
+    def stats(self) -> AgentStats:
+        """Give a snapshot of every counter and state; from any thread."""
+        return collect_stats(
+            self.project,
+            self._instance,
+            self._board,
+            self._stream,
+            self._threads,
+            self._session,
+        )
+
+    def _stats_as_json(self) -> JSONObject:
+        return asdict(self.stats())
+
+    # --- life
+
+    async def __aenter__(self) -> Self:
+        """Open: the loops run, Redis may still be away.
+
+        Raises:
+            ConfigurationError: The agent is open already, or the environment holds a
+                value that does not fit.
+        """
+        if self._session is not None:
+            raise ConfigurationError("agent", repr(self), "an agent is opened once")
+        settings = self._settings()
+        endpoint = self._endpoint or Endpoint.of(settings.redis_url)
+        self._prepare(settings)
+        session = Session(self._parts(), settings, endpoint)
+        self._session = session
+        self._supervisor = asyncio.get_running_loop().create_task(
+            session.run(), name=f"bls-agent {self.project}"
+        )
+        self._supervisor.add_done_callback(_log_if_it_failed)
+        await session.opened.wait()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close in order; the exception of the body goes on unchanged."""
+        await self._close(last_word(error))
+
+    async def aclose(self) -> None:
+        """Close from wherever you are; does nothing if the agent is closed."""
+        await self._close(Status.OFFLINE)
+
+    async def _close(self, last_word: Status) -> None:
+        session = self._session
+        if session is None:
+            return
+        session.stop(last_word)
+        try:
+            with anyio.CancelScope(shield=True):
+                await session.closed.wait()
+        except BaseException:
+            session.force()  # cancelled once more while it ended: hurry
+            raise
+        finally:
+            self._session = None
+
+    async def run(
+        self,
+        *,
+        handle_signals: bool = True,
+        task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve until SIGTERM or SIGINT, or until cancelled; then drain and return.
+
+        A second signal cuts the time of running handlers short.
+
+        Args:
+            handle_signals: Listen for the two signals (in the main thread only).
+            task_status: ``started()`` is called when the first status was written.
+        """
+        async with self, anyio.create_task_group() as tasks:
+            tasks.start_soon(self._announce_ready, task_status)
+            if handle_signals and _can_handle_signals():
+                with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as seen:
+                    await anext(seen)
+                    await self._drain_on_signal(seen)
+            else:
+                await anyio.sleep_forever()
+            tasks.cancel_scope.cancel()
+
+    async def _drain_on_signal(self, seen: Any) -> None:
+        session = self._opened_session()
+
+        async def hurry() -> None:
+            await anext(seen)
+            session.force()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hurry)
+            await self.aclose()
+            tasks.cancel_scope.cancel()
+
+    async def _announce_ready(self, task_status: TaskStatus[None]) -> None:
+        await self._opened_session().status.published.wait()
+        task_status.started()
+
+    def _opened_session(self) -> Session:
+        if self._session is None:
+            raise ConfigurationError("agent", repr(self), "the agent must be open")
+        return self._session
+
+    def _settings(self) -> Settings:
+        if self._given_settings is not None:
+            options: dict[str, Any] = {**self._options}
+            return replace(self._given_settings, **options)
+        return Settings.from_env(os.environ, **self._options)
+
+    def _prepare(self, settings: Settings) -> None:
+        """Apply what only the environment could tell."""
+        buffer = self._stream.delivery.buffer
+        buffer.max_items = settings.log_buffer
+        buffer.max_bytes = settings.log_buffer_bytes
+        self._stream.set_level(Level(settings.log_level))
+        self._instance = self._instance or settings.instance or _new_instance()
+        if settings.builtins and not self._builtins_added:
+            add_builtins(self._router, self._stream, self._stats_as_json)
+            self._builtins_added = True
+
+    def _parts(self) -> Parts:
+        return Parts(
+            project=self.project,
+            instance=self._instance,
+            router=self._router,
+            stream=self._stream,
+            board=self._board,
+            threads=self._threads,
+            numbers=self._numbers,
+            clock=time.time,  # noqa: TID251 - as above
+        )
+
+
+def _new_instance() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+
+
+def _can_handle_signals() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _log_if_it_failed(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        logger.error("the agent failed", exc_info=task.exception())

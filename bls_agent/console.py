@@ -1,0 +1,298 @@
+"""The other end of contract 002: what the BLS Project Console does.
+
+For tests, tools and the local console. Works with agents written in any language.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+import anyio
+
+from bls_agent.backoff import Backoff
+from bls_agent.codec import encode_strictly
+from bls_agent.endpoint import Endpoint, Reply
+from bls_agent.errors import (
+    ConfigurationError,
+    DecodeError,
+    NoOutcomeError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
+from bls_agent.keys import (
+    CONTROL,
+    PROJECT_CONSOLE,
+    PROJECT_STATUS,
+    KeyTemplate,
+    check_name,
+)
+from bls_agent.project.following import Follower
+from bls_agent.project.messages import Command, LogEntry, Outcome, Status
+from bls_agent.wire import Wire
+
+__all__ = ["Console"]
+
+SCAN_COUNT: Final = 1_000
+MGET_KEYS: Final = 500
+WINDOW: Final = 64  # records a follower looks at first; doubled while too short
+
+
+class Console:
+    """Sends commands, reads statuses and logs.
+
+    Works with and without ``async with``; close it with :meth:`aclose` when it was
+    used without. Reading never gives "nothing" for "Redis is away": it raises
+    :class:`~bls_agent.RedisUnavailableError`.
+
+    Args:
+        redis: URL or client of redis-py, as for :class:`~bls_agent.ProjectAgent`.
+        timeout: Deadline of one request in seconds.
+
+    Raises:
+        ConfigurationError: The URL or client cannot be used.
+    """
+
+    def __init__(
+        self, redis: object = "redis://127.0.0.1:6379/0", *, timeout: float = 5.0
+    ) -> None:
+        """Remember where Redis is; nothing is opened yet."""
+        self._endpoint = Endpoint.of(redis)
+        self._wire = Wire(self._endpoint, "bls-console", timeout=timeout)
+        self._clock: Callable[[], float] = time.time  # noqa: TID251 - the outermost place
+
+    def __repr__(self) -> str:
+        return f"<Console {self._endpoint.address}>"
+
+    async def __aenter__(self) -> Self:
+        """Open nothing: the first request does."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the connection."""
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connection; the next request opens it again."""
+        await self._wire.aclose()
+
+    async def send(
+        self,
+        project: str,
+        command: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        id: str | None = None,  # noqa: A002 - the contract's name
+    ) -> Command:
+        """Put a command into a project's control list (contract 002, section 3.1).
+
+        Args:
+            project: Its name.
+            command: The command's name.
+            args: Its arguments.
+            id: Its id; made up if absent.
+
+        Returns:
+            The command as it was sent.
+
+        Raises:
+            ConfigurationError: A name or an argument cannot be sent.
+            RedisUnavailableError: Not sent; or perhaps, if ``error.ambiguous``.
+            WrongTypeError: The project's control key is no list.
+        """
+        key = CONTROL.build(project=project)
+        if not command.strip():
+            raise ConfigurationError("command", command, "it must not be blank")
+        message = Command.create(command, args, now=self._clock(), id=id)
+        encode_strictly("command", command)
+        encode_strictly("args", message.args)
+        await self._call(CONTROL, "RPUSH", key, message.encode())
+        return message
+
+    async def call(
+        self,
+        project: str,
+        command: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        timeout: float = 10.0,
+    ) -> Outcome:
+        """Send a command and wait for the record that says how it ended.
+
+        Raises:
+            NoOutcomeError: No such record within ``timeout`` seconds; the command may
+                still be waiting, running, or done.
+            RedisUnavailableError: As :meth:`send`.
+        """
+        follower = Follower()
+        follower.start(await self._tail(project, WINDOW))
+        message = await self.send(project, command, args)
+        with anyio.move_on_after(timeout):
+            while True:
+                for entry in await self._look(project, follower):
+                    outcome = entry.outcome
+                    if outcome is not None and outcome.command_id == message.id:
+                        return outcome
+                await anyio.sleep(0.02)
+        raise NoOutcomeError(command, message.id, timeout)
+
+    async def status(self, project: str) -> Status | None:
+        """Read a project's status.
+
+        Returns:
+            ``None`` if it has none: it never had one, or it was not refreshed.
+
+        Raises:
+            DecodeError: The value is none of the contract's four.
+            WrongTypeError: The key is no string.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        value = await self._read(
+            PROJECT_STATUS, "GET", PROJECT_STATUS.locate(project=project)
+        )
+        return None if value is None else Status.decode(value)
+
+    async def projects(self) -> dict[str, Status | None]:
+        """Find every project that has a status, a log or waiting commands.
+
+        Uses SCAN, never KEYS.
+
+        Returns:
+            Name → status, sorted by name; ``None`` for no valid status.
+        """
+        names: set[str] = set()
+        for template in (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL):
+            async for key in self._scan(template.pattern()):
+                parsed = template.parse(key)
+                if parsed is not None:
+                    names.add(parsed["project"])
+        found = sorted(names)
+        statuses = await self._statuses(found)
+        return dict(zip(found, statuses, strict=True))
+
+    async def logs(self, project: str, limit: int = 200) -> list[LogEntry]:
+        """Read the newest records, newest last.
+
+        Args:
+            project: Its name.
+            limit: Records at most.
+
+        Raises:
+            WrongTypeError: The key is no list.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        if limit < 1:
+            raise ConfigurationError("limit", limit, "at least 1")
+        return [LogEntry.decode(item) for item in await self._tail(project, limit)]
+
+    async def follow_logs(
+        self, project: str, *, last: int = 0, interval: float = 0.25
+    ) -> AsyncIterator[LogEntry]:
+        """Give records as they are written, until the iteration is left or cancelled.
+
+        Exact for records that carry an id (``metadata.agent``), across trimming and
+        reconnects: none missed unnoticed, none twice. For others best effort. Where
+        records are missing an entry with ``is_gap`` stands in their place. While
+        Redis is away it waits.
+
+        Args:
+            project: Its name.
+            last: Begin with so many records that are there already.
+            interval: Seconds between two looks.
+        """
+        check_name("project", project)
+        follower = Follower()
+        backoff = Backoff()
+        while True:
+            try:
+                if not follower.started:
+                    window = await self._tail(project, max(last, WINDOW))
+                    follower.start(window)
+                    entries = [LogEntry.decode(item) for item in window[-last:]]
+                    entries = entries if last else []
+                else:
+                    entries = await self._look(project, follower)
+            except RedisUnavailableError:
+                await anyio.sleep(backoff.failed())
+                continue
+            backoff.succeeded()
+            for entry in entries:
+                yield entry
+            await anyio.sleep(interval)
+
+    async def _look(self, project: str, follower: Follower) -> list[LogEntry]:
+        """Read windows of the tail until the follower finds its place again."""
+        size = WINDOW
+        while True:
+            window = await self._tail(project, size)
+            entries = follower.find_new(window, whole=len(window) < size)
+            if entries is not None:
+                return entries
+            size *= 4
+
+    async def _tail(self, project: str, size: int) -> Sequence[bytes]:
+        key = PROJECT_CONSOLE.locate(project=project)
+        items: list[bytes] = await self._read(PROJECT_CONSOLE, "LRANGE", key, -size, -1)
+        return items
+
+    async def _scan(self, pattern: str) -> AsyncIterator[bytes]:
+        cursor = b"0"
+        while True:
+            cursor, keys = await self._wire.read(
+                "SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT
+            )
+            for key in keys:
+                yield key
+            if cursor == b"0":
+                return
+
+    async def _statuses(self, projects: Sequence[str]) -> list[Status | None]:
+        """Read many statuses; MGET gives nothing for a key of another type."""
+        found: list[Status | None] = []
+        keys = [
+            PROJECT_STATUS.locate(project=name).encode("utf-8", "surrogateescape")
+            for name in projects
+        ]
+        for begin in range(0, len(keys), MGET_KEYS):
+            values = await self._wire.read("MGET", *keys[begin : begin + MGET_KEYS])
+            found.extend(_status_or_none(value) for value in values)
+        return found
+
+    async def _read(
+        self, template: KeyTemplate, name: str, key: str, *rest: int
+    ) -> Reply:
+        encoded = key.encode("utf-8", "surrogateescape")
+        try:
+            return await self._wire.read(name, encoded, *rest)
+        except RedisUnavailableError as error:
+            raise _as_wrong_type(error, template, key) from error
+
+    async def _call(
+        self, template: KeyTemplate, name: str, key: str, value: bytes
+    ) -> Reply:
+        try:
+            return await self._wire.call(name, key, value)
+        except RedisUnavailableError as error:
+            raise _as_wrong_type(error, template, key) from error
+
+
+def _as_wrong_type(
+    error: RedisUnavailableError, template: KeyTemplate, key: str
+) -> Exception:
+    if error.kind != "wrong_type":
+        return error
+    return WrongTypeError(key, str(template.type))
+
+
+def _status_or_none(value: bytes | None) -> Status | None:
+    try:
+        return None if value is None else Status.decode(value)
+    except DecodeError:
+        return None

@@ -1,0 +1,242 @@
+"""One life of an agent: what is opened together and closed together.
+
+A session lives in one supervisor task of its own, so that nothing in it can cancel
+the host and no exception of the host is wrapped. However it ends, its end is the same:
+the intake stops first, running handlers get their time, the log is flushed, the last
+status is written.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import anyio
+from anyio.abc import TaskStatus
+
+from bls_agent.backoff import Backoff
+from bls_agent.connection import Connections
+from bls_agent.endpoint import Endpoint
+from bls_agent.errors import RedisUnavailableError, WrongTypeError
+from bls_agent.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
+from bls_agent.project.auto import AutoReceiver
+from bls_agent.project.blocking import BlockingReceiver
+from bls_agent.project.compat import CompatReceiver
+from bls_agent.project.dispatcher import Dispatcher
+from bls_agent.project.logs import LogSink, LogStream
+from bls_agent.project.messages import Level, Status
+from bls_agent.project.receiver import Receiver
+from bls_agent.project.router import Router
+from bls_agent.project.status import StatusBoard, StatusReporter
+from bls_agent.project.threads import HandlerThreads
+from bls_agent.settings import Settings
+
+__all__ = ["Parts", "Session", "last_word"]
+
+logger = logging.getLogger(__name__)
+
+END_GRACE: Final = 1.9  # seconds beyond shutdown_timeout until everything is over
+FLUSH_GRACE: Final = 1.0  # … of which this much is left for the log
+AWAY_FLUSH: Final = 0.5  # seconds that a flush waits for a Redis that is away
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an agent keeps from one session to the next."""
+
+    project: str
+    instance: str
+    router: Router
+    stream: LogStream
+    board: StatusBoard
+    threads: HandlerThreads
+    numbers: itertools.count[int]
+    clock: Callable[[], float]
+
+
+class Session:
+    """Everything between opening and closing an agent.
+
+    Attributes:
+        faults: Failures of the agent itself; each is in the host's log.
+        opened: Set when the loops run.
+        closed: Set when everything is over.
+    """
+
+    def __init__(self, parts: Parts, settings: Settings, endpoint: Endpoint) -> None:
+        """Compose the project room over the wires of one agent."""
+        self._parts = parts
+        self._settings = settings
+        self._last_word = Status.OFFLINE
+        self._stop_requested = anyio.Event()
+        self._forced = anyio.Event()
+        self.faults = 0
+        self.opened = anyio.Event()
+        self.closed = anyio.Event()
+        self.connections = Connections(
+            endpoint,
+            f"bls-agent:{parts.instance}",
+            timeout=settings.redis_timeout,
+            reconnect_max=settings.reconnect_max,
+        )
+        self.sink = self._make_sink()
+        self.status = StatusReporter(
+            self.connections,
+            parts.board,
+            key=PROJECT_STATUS.build(project=parts.project),
+            interval=settings.status_interval,
+            ttl=settings.status_ttl,
+            backoff=self._backoff(),
+        )
+        self.receiver = self._make_receiver()
+        self.dispatcher = Dispatcher(
+            self.receiver,
+            parts.router,
+            parts.stream,
+            parts.threads,
+            concurrency=settings.concurrency,
+            prefetch=settings.prefetch,
+            timeout=settings.command_timeout,
+            size_limit=settings.command_size_limit,
+            clock=parts.clock,
+            backoff=self._backoff(),
+        )
+
+    def _backoff(self) -> Backoff:
+        return Backoff(base=0.25, cap=self._settings.reconnect_max)
+
+    def _make_sink(self) -> LogSink:
+        return LogSink(
+            self.connections,
+            self._parts.stream,
+            key=PROJECT_CONSOLE.build(project=self._parts.project),
+            identity=self._parts.instance if self._settings.record_ids else "",
+            list_limit=self._settings.log_list_limit,
+            numbers=self._parts.numbers,
+        )
+
+    def _make_receiver(self) -> Receiver:
+        key = CONTROL.build(project=self._parts.project)
+        blocking = BlockingReceiver(self.connections, key)
+        compat = CompatReceiver(self.connections, key, self._say)
+        match self._settings.mode:
+            case "blocking":
+                return blocking
+            case "compat":
+                return compat
+            case "auto":
+                return AutoReceiver(self.connections, blocking, compat, self._say)
+
+    def _say(self, text: str, metadata: dict[str, object]) -> None:
+        """Tell the operator and the host what works less well than it could."""
+        self._parts.stream.emit(Level.WARN, text, metadata)
+        logger.warning("%s: %s", self._parts.project, text)
+
+    def stop(self, last_word: Status) -> None:
+        """Begin the end; returns at once."""
+        if not self._stop_requested.is_set():
+            self._last_word = last_word
+            self._stop_requested.set()
+
+    def force(self) -> None:
+        """Cut the time of running handlers short."""
+        self._forced.set()
+
+    async def run(self) -> None:
+        """Live until :meth:`stop`; cancelling ends the session in order, too."""
+        try:
+            async with anyio.create_task_group() as loops:
+                loops.start_soon(self._keep_running, self._ship)
+                loops.start_soon(self._keep_running, self.status.run)
+                loops.start_soon(self.dispatcher.run)
+                self.opened.set()
+                try:
+                    await self._stop_requested.wait()
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await self._end()
+                loops.cancel_scope.cancel()
+        finally:
+            self._parts.threads.close()
+            with anyio.CancelScope(shield=True):
+                await self.connections.aclose()
+            self.closed.set()
+
+    async def _keep_running(self, loop: Callable[[], Awaitable[None]]) -> None:
+        """Run a loop; a fault of ours in it is logged, and the loop goes on."""
+        backoff = self._backoff()
+        while not self._stop_requested.is_set():
+            try:
+                await loop()
+            except Exception:  # the one place; the host sees it in its log
+                logger.exception("a loop of the agent failed and is started again")
+                self.faults += 1
+                await anyio.sleep(1.0 + backoff.failed())
+
+    async def _ship(self) -> None:
+        await self._parts.stream.delivery.run(self.sink, self._backoff())
+
+    async def _end(self) -> None:
+        end = anyio.current_time() + self._settings.shutdown_timeout + END_GRACE
+        with anyio.move_on_at(end):
+            await self._drain()
+            with anyio.move_on_at(end - (END_GRACE - FLUSH_GRACE) / 2):
+                await self._flush(end)
+            await self._write_last_word()
+
+    async def _drain(self) -> None:
+        """Stop the intake and let handlers finish, or be forced to."""
+
+        async def force(scope: anyio.CancelScope) -> None:
+            await self._forced.wait()
+            scope.cancel()
+
+        async with anyio.create_task_group() as draining:
+            draining.start_soon(force, draining.cancel_scope)
+            await self.dispatcher.stop(self._settings.shutdown_timeout)
+            draining.cancel_scope.cancel()
+        if self._forced.is_set():
+            await self.dispatcher.stop(0.0)
+
+    async def _flush(self, end: float) -> None:
+        """Write what is left of the log, also when the shipping loop is gone already."""
+        delivery = self._parts.stream.delivery
+        away = not any(wire.connected for wire in self.connections.all)
+        timeout = AWAY_FLUSH if away else max(0.0, end - anyio.current_time())
+        async with anyio.create_task_group() as tasks:
+            if not delivery.running:
+                await tasks.start(self._ship_started)
+            await delivery.flush(timeout)
+            tasks.cancel_scope.cancel()
+
+    async def _ship_started(
+        self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        task_status.started()
+        await self._ship()
+
+    async def _write_last_word(self) -> None:
+        """Write 离线 or 故障 without a TTL; one more try over a new connection."""
+        for _ in range(2):
+            try:
+                await self.status.end(self._last_word)
+            except WrongTypeError:
+                return
+            except RedisUnavailableError as error:
+                logger.info("the last status could not be written: %s", error)
+            else:
+                return
+
+
+def last_word(error: BaseException | None) -> Status:
+    """离线 for an end that somebody wanted, 故障 for any other exception."""
+    if error is None or isinstance(error, KeyboardInterrupt | GeneratorExit):
+        return Status.OFFLINE
+    if isinstance(error, SystemExit):
+        return Status.FAULT if error.code else Status.OFFLINE
+    if isinstance(error, anyio.get_cancelled_exc_class()):
+        return Status.OFFLINE
+    return Status.FAULT

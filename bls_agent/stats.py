@@ -1,0 +1,108 @@
+"""A snapshot of every counter and state of an agent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bls_agent.project.logs import LogStream
+from bls_agent.project.messages import Status
+from bls_agent.project.status import StatusBoard
+from bls_agent.project.threads import HandlerThreads
+from bls_agent.session import Session
+
+__all__ = ["AgentStats", "collect_stats"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentStats:
+    """Every counter and state of an agent at one moment.
+
+    ``logs_accepted == logs_delivered + sum(logs_dropped) + logs_queued`` holds always.
+
+    Attributes:
+        project: The project's name.
+        instance: Name of this process in record ids.
+        open: Whether the agent is open.
+        status: The status that is shown, or will be.
+        mode: How commands come now: ``blocking``, ``compat``, or ``closed``.
+        connections: Wire → whether it is connected.
+        reconnect_failures: Tries to reach Redis that failed.
+        commands_running: Handlers that run now.
+        commands_stuck: Plain handlers that go on after their time was over.
+        outcomes: How many commands ended in which way.
+        logs_accepted: Records ever put.
+        logs_delivered: Records written.
+        logs_dropped: Reason → records given up.
+        logs_queued: Records waiting or in flight.
+        logs_queued_bytes: Their bytes.
+        logs_resent: Records written again after an ambiguous failure.
+        logs_maybe_repeated: Of these, records that may stand twice in the list.
+        logs_not_encoded: Reason → log calls that could not even be encoded.
+        status_writes: Times the status was written.
+        status_failures: Times it could not be written.
+        faults: Failures of the agent itself; each is in the host's log.
+    """
+
+    project: str
+    instance: str
+    open: bool
+    status: Status
+    mode: str
+    connections: dict[str, bool]
+    reconnect_failures: int
+    commands_running: int
+    commands_stuck: int
+    outcomes: dict[str, int]
+    logs_accepted: int
+    logs_delivered: int
+    logs_dropped: dict[str, int]
+    logs_queued: int
+    logs_queued_bytes: int
+    logs_resent: int
+    logs_maybe_repeated: int
+    logs_not_encoded: dict[str, int]
+    status_writes: int
+    status_failures: int
+    faults: int
+
+
+def collect_stats(  # noqa: PLR0917 - one place calls it, with all parts
+    project: str,
+    instance: str,
+    board: StatusBoard,
+    stream: LogStream,
+    threads: HandlerThreads,
+    session: Session | None,
+) -> AgentStats:
+    """Gather the counters of an agent's parts; of a closed one the lasting ones."""
+    logs = stream.delivery.buffer.stats()
+    if session is None:
+        connections: dict[str, bool] = {}
+        outcomes: dict[str, int] = {}
+    else:
+        connections = {wire.use: wire.connected for wire in session.connections.all}
+        counted = session.dispatcher.outcomes
+        outcomes = {kind.value: count for kind, count in counted.items()}
+    return AgentStats(
+        project=project,
+        instance=instance,
+        open=session is not None,
+        status=board.status,
+        mode=session.receiver.mode if session else "closed",
+        connections=connections,
+        reconnect_failures=session.connections.gate.failures if session else 0,
+        commands_running=session.dispatcher.running if session else 0,
+        commands_stuck=threads.stuck,
+        outcomes=outcomes,
+        logs_accepted=logs.accepted,
+        logs_delivered=logs.delivered,
+        logs_dropped=logs.dropped,
+        logs_queued=logs.queued,
+        logs_queued_bytes=logs.queued_bytes,
+        logs_resent=stream.delivery.resent,
+        logs_maybe_repeated=stream.delivery.maybe_repeated,
+        logs_not_encoded=dict(stream.failures),
+        status_writes=session.status.counts.writes if session else 0,
+        status_failures=session.status.counts.failures if session else 0,
+        faults=session.faults if session else 0,
+    )
