@@ -1,0 +1,72 @@
+# Each target sets up what it needs, in .venv; nothing but Python and make has to be
+# installed before. `make` alone lists the targets.
+
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
+CANDIDATES := python3 python3.14 python3.13 python3.12 python3.11
+SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test lint clean
+
+help:
+	@echo 'make demo    see an agent and a console at work, on a server of its own'
+	@echo 'make test    run the tests             (ARGS="-k heartbeat" goes to pytest)'
+	@echo 'make lint    ruff, mypy and pyright'
+	@echo 'make clean   remove .venv and what the tools left behind'
+	@echo
+	@echo 'PYTHON=/path/to/python3 chooses the interpreter of a new .venv (3.11 or newer).'
+
+demo: $(VENV)/.demo
+	@$(BIN)/python -m bls_agent.demo $(ARGS)
+
+test: $(VENV)/.test
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.lint
+	$(BIN)/python -m ruff check
+	$(BIN)/python -m ruff format --check
+	$(BIN)/python -m mypy
+	@# Node's warnings about itself are no findings.
+	NODE_NO_WARNINGS=1 $(BIN)/python -m pyright --pythonpath $(BIN)/python
+
+clean:
+	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis \
+	    .mypy_cache .pytest_cache .ruff_cache
+	find . -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# A stamp is newer than pyproject.toml when its packages are installed.
+
+$(VENV)/.demo: $(VENV)/.created pyproject.toml
+	@echo 'installing what the demo needs ...'
+	@$(PIP) --editable '.[server]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.created pyproject.toml
+	@echo 'installing what the tests need ...'
+	@$(PIP) --editable '.[all]' --group test
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.created pyproject.toml
+	@echo 'installing what the checks need ...'
+	@$(PIP) --editable '.[all]' --group dev
+	@touch $@
+
+$(VENV)/.created:
+	@set -- $(if $(PYTHON),'$(PYTHON)',$(CANDIDATES)); \
+	for python do \
+	    if "$$python" -c '$(SUITABLE)' 2>/dev/null; then \
+	        echo "creating $(VENV) with $$("$$python" --version) ..."; \
+	        "$$python" -m venv $(VENV) && exit; \
+	    fi; \
+	done; \
+	echo "bls-agent needs Python 3.11 or newer with venv; none of these is: $$*." >&2; \
+	echo 'Install one (on Debian with python3-venv), or say PYTHON=/path/to/python3.' >&2; \
+	exit 1
+	@# Dependency groups came with pip 25.1.
+	@$(PIP) --upgrade 'pip>=25.1'
+	@touch $@

