@@ -1,38 +1,46 @@
-"""bls-agent: put a service on the BLS Project Console, over one shared Redis."""
+"""bls-agent: put a service on the BLS Project Console, over one shared Redis.
+
+The names below are loaded when they are first used, so that importing the package
+costs next to nothing.
+"""
 
 from __future__ import annotations
 
 import logging
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from bls_agent.agent import ProjectAgent
-from bls_agent.console import Console
-from bls_agent.errors import (
-    ArgumentError,
-    BlsError,
-    CommandError,
-    ConfigurationError,
-    ContractError,
-    DecodeError,
-    DuplicateHandlerError,
-    MissingExtraError,
-    NoOutcomeError,
-    RedisRefusedError,
-    RedisUnavailableError,
-    Reject,
-    UnknownCommandError,
-    WrongTypeError,
-)
-from bls_agent.project.context import CommandContext
-from bls_agent.project.messages import (
-    Command,
-    Level,
-    LogEntry,
-    Outcome,
-    OutcomeKind,
-    Status,
-)
-from bls_agent.settings import Settings
-from bls_agent.stats import AgentStats
+if TYPE_CHECKING:
+    from bls_agent.agent import ProjectAgent
+    from bls_agent.console import Console
+    from bls_agent.errors import (
+        ArgumentError,
+        BlsError,
+        CommandError,
+        ConfigurationError,
+        ContractError,
+        DecodeError,
+        DuplicateHandlerError,
+        MissingExtraError,
+        NoOutcomeError,
+        RedisRefusedError,
+        RedisUnavailableError,
+        Reject,
+        UnknownCommandError,
+        WrongTypeError,
+    )
+    from bls_agent.project.context import CommandContext
+    from bls_agent.project.messages import (
+        Command,
+        Level,
+        LogEntry,
+        Outcome,
+        OutcomeKind,
+        Status,
+    )
+    from bls_agent.project.router import CallNext
+    from bls_agent.settings import Settings
+    from bls_agent.stats import AgentStats
 
 __version__ = "0.1.0"
 
@@ -40,6 +48,7 @@ __all__ = [
     "AgentStats",
     "ArgumentError",
     "BlsError",
+    "CallNext",
     "Command",
     "CommandContext",
     "CommandError",
@@ -64,4 +73,33 @@ __all__ = [
     "WrongTypeError",
 ]
 
+_HOMES = {
+    "AgentStats": "stats",
+    "CallNext": "project.router",
+    "Command": "project.messages",
+    "CommandContext": "project.context",
+    "Console": "console",
+    "Level": "project.messages",
+    "LogEntry": "project.messages",
+    "Outcome": "project.messages",
+    "OutcomeKind": "project.messages",
+    "ProjectAgent": "agent",
+    "Settings": "settings",
+    "Status": "project.messages",
+}
+
 logging.getLogger(__name__).addHandler(logging.NullHandler())
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its module; the errors are those without a home."""
+    if name not in __all__:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    module = import_module(f"{__name__}.{_HOMES.get(name, 'errors')}")
+    value = globals()[name] = getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

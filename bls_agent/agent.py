@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio  # noqa: TID251 - the supervisor is a task outside of the host's scopes
 import itertools
 import logging
 import os
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from types import TracebackType
 from typing import (
+    TYPE_CHECKING,
     Any,
     Literal,
     ParamSpec,
@@ -35,13 +37,16 @@ from bls_agent.errors import ConfigurationError, RedisUnavailableError
 from bls_agent.keys import check_name
 from bls_agent.project.builtins import add_builtins
 from bls_agent.project.logs import Log, LogStream
-from bls_agent.project.messages import Level, Status
+from bls_agent.project.messages import Level, OutcomeKind, Status
 from bls_agent.project.router import UNSET, CommandDecorator, Middleware, Router, Unset
-from bls_agent.project.status import StatusBoard
+from bls_agent.project.status import StatusBoard, StatusCounts
 from bls_agent.project.threads import HandlerThreads, is_coroutine_function
 from bls_agent.session import Parts, Session, last_word
 from bls_agent.settings import Options, Settings, check_options
 from bls_agent.stats import AgentStats, collect_stats
+
+if TYPE_CHECKING:
+    import asyncio  # noqa: TID251 - see _start_supervisor
 
 __all__ = ["ProjectAgent"]
 
@@ -105,6 +110,8 @@ class ProjectAgent:
         )
         self._stream.set_level(Level(options.get("log_level", "debug")))
         self._numbers = itertools.count(1)
+        self._outcomes: Counter[OutcomeKind] = Counter()
+        self._status_counts = StatusCounts()
         self._instance = options.get("instance") or ""
         self._session: Session | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -206,16 +213,18 @@ class ProjectAgent:
     def set_status(self, status: Status) -> None:
         """Say how this service is; written at once, then refreshed.
 
-        From any thread; never waits, never raises for what Redis does.
-
-        Raises:
-            ConfigurationError: The argument is no :class:`~bls_agent.Status`.
+        From any thread; never waits, never raises. What is no status is refused: said
+        in the host's log, counted in ``stats().status_refused``.
         """
         try:
             checked = Status(status)
         except ValueError:
+            self._board.refused += 1
             known = ", ".join(Status)
-            raise ConfigurationError("status", status, f"one of: {known}") from None
+            logger.warning(
+                "%s", ConfigurationError("status", status, f"one of: {known}")
+            )
+            return
         session = self._session
         if self._board.put(StatusBoard.HOST, checked) and session is not None:
             session.status.changed()
@@ -244,23 +253,17 @@ class ProjectAgent:
         session = self._opened_session()
         with anyio.move_on_after(timeout):
             await session.status.published.wait()
+        if session.status.written:
             return
         raise RedisUnavailableError(
             "not_ready",
-            f"no status was written within {timeout:g} s",
+            "no status was written in time",
             address=session.connections.endpoint.address,
         )
 
     def stats(self) -> AgentStats:
         """Give a snapshot of every counter and state; from any thread."""
-        return collect_stats(
-            self.project,
-            self._instance,
-            self._board,
-            self._stream,
-            self._threads,
-            self._session,
-        )
+        return collect_stats(self._parts(), self._session)
 
     def _stats_as_json(self) -> JSONObject:
         return asdict(self.stats())
@@ -281,11 +284,12 @@ class ProjectAgent:
         self._prepare(settings)
         session = Session(self._parts(), settings, endpoint)
         self._session = session
-        self._supervisor = asyncio.get_running_loop().create_task(
-            session.run(), name=f"bls-agent {self.project}"
-        )
-        self._supervisor.add_done_callback(_log_if_it_failed)
-        await session.opened.wait()
+        self._supervisor = _start_supervisor(session, self.project)
+        try:
+            await session.opened.wait()
+        except BaseException:
+            await self._close(Status.OFFLINE)
+            raise
         return self
 
     async def __aexit__(
@@ -329,30 +333,28 @@ class ProjectAgent:
             handle_signals: Listen for the two signals (in the main thread only).
             task_status: ``started()`` is called when the first status was written.
         """
-        async with self, anyio.create_task_group() as tasks:
-            tasks.start_soon(self._announce_ready, task_status)
-            if handle_signals and _can_handle_signals():
-                with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as seen:
-                    await anext(seen)
-                    await self._drain_on_signal(seen)
-            else:
-                await anyio.sleep_forever()
-            tasks.cancel_scope.cancel()
+        async with self:
+            session = self._opened_session()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._announce_ready, session, task_status)
+                if handle_signals and _can_handle_signals():
+                    tasks.start_soon(self._obey_signals, session)
+                await session.closed.wait()
+                tasks.cancel_scope.cancel()
 
-    async def _drain_on_signal(self, seen: Any) -> None:
-        session = self._opened_session()
-
-        async def hurry() -> None:
-            await anext(seen)
+    async def _obey_signals(self, session: Session) -> None:
+        """Drain at the first signal, hurry at the second."""
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            await anext(signals)
+            session.stop(Status.OFFLINE)
+            await anext(signals)
             session.force()
+            await session.closed.wait()
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(hurry)
-            await self.aclose()
-            tasks.cancel_scope.cancel()
-
-    async def _announce_ready(self, task_status: TaskStatus[None]) -> None:
-        await self._opened_session().status.published.wait()
+    async def _announce_ready(
+        self, session: Session, task_status: TaskStatus[None]
+    ) -> None:
+        await session.status.published.wait()
         task_status.started()
 
     def _opened_session(self) -> Session:
@@ -386,6 +388,8 @@ class ProjectAgent:
             board=self._board,
             threads=self._threads,
             numbers=self._numbers,
+            outcomes=self._outcomes,
+            status_counts=self._status_counts,
             clock=time.time,  # noqa: TID251 - as above
         )
 
@@ -395,7 +399,20 @@ def _new_instance() -> str:
 
 
 def _can_handle_signals() -> bool:
-    return threading.current_thread() is threading.main_thread()
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    return on_main_thread and sys.platform != "win32"  # there Ctrl-C cancels run()
+
+
+def _start_supervisor(session: Session, project: str) -> asyncio.Task[None]:
+    """Start the session in a task that stands outside of every scope of the host."""
+    import asyncio  # noqa: PLC0415, TID251 - 20 ms; anyio has no task without a scope
+
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(session.run(), name=f"bls-agent {project}")
+    task.add_done_callback(_log_if_it_failed)
+    # A task that is cancelled before it began runs nothing of its own, no finally.
+    task.add_done_callback(lambda _: session.is_over())
+    return task
 
 
 def _log_if_it_failed(task: asyncio.Task[None]) -> None:

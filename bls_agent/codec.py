@@ -35,7 +35,7 @@ __all__ = [
 JSONValue: TypeAlias = (
     "bool | int | float | str | list[JSONValue] | dict[str, JSONValue] | None"
 )
-JSONObject: TypeAlias = dict[str, JSONValue]
+JSONObject: TypeAlias = dict[str, Any]
 
 _MAX_DEPTH: Final = 100  # of a stand-in tree; orjson itself encodes 254 levels
 _INT64: Final = (-(2**63), 2**64 - 1)

@@ -63,14 +63,16 @@ class Connections:
             return True
         await wire.open()
         newest, life = wire.client_id or 0, self.gate.server_life
-        ids = [number for was, number in wire.lost if was == life and number < newest]
+        lost = [number for was, number in wire.lost if was == life]
+        ids = [number for number in lost if number is not None and number < newest]
         requests = [
             ("CLIENT", "KILL", "ID", number) if kill else ("CLIENT", "UNBLOCK", number)
             for number in ids
         ]
         replies = await self.liveness.call_many(requests) if requests else []
         wire.lost = []
-        return not any(isinstance(reply, RedisUnavailableError) for reply in replies)
+        refused = any(isinstance(reply, RedisUnavailableError) for reply in replies)
+        return not refused and None not in lost
 
     async def aclose(self) -> None:
         """Close every wire."""

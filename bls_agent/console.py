@@ -5,8 +5,10 @@ For tests, tools and the local console. Works with agents written in any languag
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -19,6 +21,7 @@ from bls_agent.errors import (
     ConfigurationError,
     DecodeError,
     NoOutcomeError,
+    RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
@@ -31,13 +34,16 @@ from bls_agent.keys import (
 )
 from bls_agent.project.following import Follower
 from bls_agent.project.messages import Command, LogEntry, Outcome, Status
+from bls_agent.settings import Settings
 from bls_agent.wire import Wire
 
 __all__ = ["Console"]
 
 SCAN_COUNT: Final = 1_000
 MGET_KEYS: Final = 500
-WINDOW: Final = 64  # records a follower looks at first; doubled while too short
+WINDOW: Final = (
+    64  # records a follower looks at first; four times as many while too few
+)
 
 
 class Console:
@@ -49,22 +55,28 @@ class Console:
 
     Args:
         redis: URL or client of redis-py, as for :class:`~bls_agent.ProjectAgent`.
+            Default: ``BLS_REDIS_URL``, read at the first request.
         timeout: Deadline of one request in seconds.
 
     Raises:
         ConfigurationError: The URL or client cannot be used.
     """
 
-    def __init__(
-        self, redis: object = "redis://127.0.0.1:6379/0", *, timeout: float = 5.0
-    ) -> None:
+    def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
         """Remember where Redis is; nothing is opened yet."""
-        self._endpoint = Endpoint.of(redis)
-        self._wire = Wire(self._endpoint, "bls-console", timeout=timeout)
+        self._endpoint = None if redis is None else Endpoint.of(redis)
+        self._timeout = timeout
         self._clock: Callable[[], float] = time.time  # noqa: TID251 - the outermost place
 
     def __repr__(self) -> str:
-        return f"<Console {self._endpoint.address}>"
+        return f"<Console {self._endpoint.address if self._endpoint else 'unopened'}>"
+
+    @cached_property
+    def _wire(self) -> Wire:
+        if self._endpoint is None:
+            settings = Settings.from_env(os.environ)
+            self._endpoint = Endpoint.of(settings.redis_url)
+        return Wire(self._endpoint, "bls-console", timeout=self._timeout)
 
     async def __aenter__(self) -> Self:
         """Open nothing: the first request does."""
@@ -129,14 +141,15 @@ class Console:
         Raises:
             NoOutcomeError: No such record within ``timeout`` seconds; the command may
                 still be waiting, running, or done.
-            RedisUnavailableError: As :meth:`send`.
+            RedisUnavailableError: As :meth:`send`; once it is sent, an outage is
+                waited out.
         """
         follower = Follower()
-        follower.start(await self._tail(project, WINDOW))
+        follower.start(*await self._tail(project, WINDOW))
         message = await self.send(project, command, args)
         with anyio.move_on_after(timeout):
             while True:
-                for entry in await self._look(project, follower):
+                for entry in await self._look_patiently(project, follower):
                     outcome = entry.outcome
                     if outcome is not None and outcome.command_id == message.id:
                         return outcome
@@ -190,7 +203,8 @@ class Console:
         """
         if limit < 1:
             raise ConfigurationError("limit", limit, "at least 1")
-        return [LogEntry.decode(item) for item in await self._tail(project, limit)]
+        window, _ = await self._tail(project, limit)
+        return [LogEntry.decode(item) for item in window]
 
     async def follow_logs(
         self, project: str, *, last: int = 0, interval: float = 0.25
@@ -200,7 +214,7 @@ class Console:
         Exact for records that carry an id (``metadata.agent``), across trimming and
         reconnects: none missed unnoticed, none twice. For others best effort. Where
         records are missing an entry with ``is_gap`` stands in their place. While
-        Redis is away it waits.
+        Redis is away it waits; what is refused for good it raises.
 
         Args:
             project: Its name.
@@ -213,12 +227,14 @@ class Console:
         while True:
             try:
                 if not follower.started:
-                    window = await self._tail(project, max(last, WINDOW))
-                    follower.start(window)
+                    window, length = await self._tail(project, max(last, WINDOW))
+                    follower.start(window, length)
                     entries = [LogEntry.decode(item) for item in window[-last:]]
                     entries = entries if last else []
                 else:
                     entries = await self._look(project, follower)
+            except RedisRefusedError:
+                raise
             except RedisUnavailableError:
                 await anyio.sleep(backoff.failed())
                 continue
@@ -227,20 +243,38 @@ class Console:
                 yield entry
             await anyio.sleep(interval)
 
+    async def _look_patiently(self, project: str, follower: Follower) -> list[LogEntry]:
+        try:
+            return await self._look(project, follower)
+        except RedisRefusedError:
+            raise
+        except RedisUnavailableError:
+            return []  # the command is sent: its outcome may still come
+
     async def _look(self, project: str, follower: Follower) -> list[LogEntry]:
         """Read windows of the tail until the follower finds its place again."""
         size = WINDOW
         while True:
-            window = await self._tail(project, size)
-            entries = follower.find_new(window, whole=len(window) < size)
+            entries = follower.find_new(*await self._tail(project, size))
             if entries is not None:
                 return entries
             size *= 4
 
-    async def _tail(self, project: str, size: int) -> Sequence[bytes]:
+    async def _tail(self, project: str, size: int) -> tuple[list[bytes], int]:
+        """Read the newest records, and how many there are, at one moment."""
         key = PROJECT_CONSOLE.locate(project=project)
-        items: list[bytes] = await self._read(PROJECT_CONSOLE, "LRANGE", key, -size, -1)
-        return items
+        encoded = key.encode("utf-8", "surrogateescape")
+        requests = [("LRANGE", encoded, -size, -1), ("LLEN", encoded)]
+        try:
+            replies = await self._wire.call_many(requests)
+        except RedisUnavailableError as error:
+            if not error.ambiguous:
+                raise
+            replies = await self._wire.call_many(requests)  # reading changes nothing
+        for reply in replies:
+            if isinstance(reply, RedisUnavailableError):
+                raise _as_wrong_type(reply, PROJECT_CONSOLE, key)
+        return replies[0], replies[1]
 
     async def _scan(self, pattern: str) -> AsyncIterator[bytes]:
         cursor = b"0"

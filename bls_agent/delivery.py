@@ -77,6 +77,7 @@ class Delivery(Generic[T]):
     Attributes:
         buffer: What waits.
         resent: Items written again after an ambiguous failure had not landed.
+        refused: Whether Redis refuses the batch for good; it is tried again slowly.
         running: Whether :meth:`run` is at work.
         maybe_repeated: Of these, items that may stand twice at their destination.
     """
@@ -91,6 +92,7 @@ class Delivery(Generic[T]):
         self._batch: tuple[Sequence[T], Sequence[T]] | None = None
         self._ambiguous = False
         self.running = False
+        self.refused = False
 
     def put(self, item: T) -> None:
         """Take an item; never waits, never raises, from any thread."""
@@ -132,10 +134,17 @@ class Delivery(Generic[T]):
                 permanent = isinstance(error, RedisRefusedError)
                 delay = backoff.failed(permanent=permanent)
                 if not error.connecting:  # the gate has paced those
-                    await anyio.sleep(delay)
+                    await self._pause(delay, refused=permanent)
             else:
                 backoff.succeeded()
                 return
+
+    async def _pause(self, delay: float, *, refused: bool) -> None:
+        self.refused = refused
+        if refused:
+            self._announce()  # nobody waits for what is refused for good
+        await anyio.sleep(delay)
+        self.refused = False
 
     async def _has_landed(self, sink: Sink[T], batch: Sequence[T]) -> bool:
         try:
@@ -163,7 +172,7 @@ class Delivery(Generic[T]):
         dropped_before = sum(before.dropped.values())
         target = before.accepted
         with anyio.move_on_after(timeout):
-            while self.running and self._count_settled() < target:
+            while self._makes_progress() and self._count_settled() < target:
                 await self._settled.wait()
         after = self.buffer.stats()
         dropped = sum(after.dropped.values())
@@ -173,6 +182,9 @@ class Delivery(Generic[T]):
             dropped=dropped - dropped_before,
             queued=after.queued,
         )
+
+    def _makes_progress(self) -> bool:
+        return self.running and not self.refused
 
     def _count_settled(self) -> int:
         now = self.buffer.stats()

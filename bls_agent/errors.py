@@ -91,12 +91,10 @@ class MissingExtraError(ConfigurationError):
     def __init__(self, extra: str, purpose: str) -> None:
         """Name the extra and what needs it."""
         self.extra = extra
-        super().__init__(
-            "extra",
-            extra,
-            f"{purpose} needs the extra {extra!r}, which is not installed",
-            f"Install it with: pip install 'bls-agent[{extra}]'",
-        )
+        rule = f"{purpose} needs the extra {extra!r}, which is not installed"
+        remedy = f"Install it with: pip install 'bls-agent[{extra}]'"
+        super().__init__("extra", extra, rule, remedy)
+        self.args = (f"{rule}. {remedy}",)
 
 
 class RedisUnavailableError(BlsError):

@@ -18,6 +18,9 @@ __all__ = [
 ]
 
 
+CHAIN: Final = 10  # causes that are looked at; a chain of them may be a circle
+
+
 class Fault(NamedTuple):
     """The class of a foreign error.
 
@@ -85,8 +88,13 @@ def translate(
 ) -> RedisUnavailableError:
     """Turn a foreign error into ours, without the arguments that Redis echoes."""
     if isinstance(error, RedisUnavailableError):
-        error.ambiguous, error.connecting = ambiguous, connecting
-        return error
+        return type(error)(
+            error.kind,
+            error.reason,
+            address=address,
+            ambiguous=ambiguous,
+            connecting=connecting,
+        )
     fault = classify(error)
     reason = str(error).split(", with args beginning", 1)[0] or type(error).__name__
     kind = RedisRefusedError if fault.permanent else RedisUnavailableError
@@ -97,7 +105,9 @@ def translate(
 
 def port_was_closed(error: BaseException | None) -> bool:
     """Tell whether nobody listened: what listens there later is another process."""
-    while error is not None:
+    for _ in range(CHAIN):
+        if error is None:
+            break
         if isinstance(error, ConnectionRefusedError | FileNotFoundError):
             return True
         if f"Errno {errno.ECONNREFUSED}]" in str(error):  # several addresses, one text

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -27,10 +28,10 @@ from bls_agent.project.blocking import BlockingReceiver
 from bls_agent.project.compat import CompatReceiver
 from bls_agent.project.dispatcher import Dispatcher
 from bls_agent.project.logs import LogSink, LogStream
-from bls_agent.project.messages import Level, Status
+from bls_agent.project.messages import Level, OutcomeKind, Status
 from bls_agent.project.receiver import Receiver
 from bls_agent.project.router import Router
-from bls_agent.project.status import StatusBoard, StatusReporter
+from bls_agent.project.status import StatusBoard, StatusCounts, StatusReporter
 from bls_agent.project.threads import HandlerThreads
 from bls_agent.settings import Settings
 
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 END_GRACE: Final = 1.9  # seconds beyond shutdown_timeout until everything is over
 FLUSH_GRACE: Final = 1.0  # … of which this much is left for the log
-AWAY_FLUSH: Final = 0.5  # seconds that a flush waits for a Redis that is away
+AWAY_GRACE: Final = 0.5  # seconds that each step waits for a Redis that is away
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Parts:
     board: StatusBoard
     threads: HandlerThreads
     numbers: itertools.count[int]
+    outcomes: Counter[OutcomeKind]
+    status_counts: StatusCounts
     clock: Callable[[], float]
 
 
@@ -90,6 +93,7 @@ class Session:
             interval=settings.status_interval,
             ttl=settings.status_ttl,
             backoff=self._backoff(),
+            counts=parts.status_counts,
         )
         self.receiver = self._make_receiver()
         self.dispatcher = Dispatcher(
@@ -103,6 +107,7 @@ class Session:
             size_limit=settings.command_size_limit,
             clock=parts.clock,
             backoff=self._backoff(),
+            outcomes=parts.outcomes,
         )
 
     def _backoff(self) -> Backoff:
@@ -156,6 +161,7 @@ class Session:
                 try:
                     await self._stop_requested.wait()
                 finally:
+                    self._stop_requested.set()
                     with anyio.CancelScope(shield=True):
                         await self._end()
                 loops.cancel_scope.cancel()
@@ -163,7 +169,13 @@ class Session:
             self._parts.threads.close()
             with anyio.CancelScope(shield=True):
                 await self.connections.aclose()
-            self.closed.set()
+            self.is_over()
+
+    def is_over(self) -> None:
+        """Release everybody who waits for something that will not come any more."""
+        self.opened.set()
+        self.status.published.set()
+        self.closed.set()
 
     async def _keep_running(self, loop: Callable[[], Awaitable[None]]) -> None:
         """Run a loop; a fault of ours in it is logged, and the loop goes on."""
@@ -175,6 +187,8 @@ class Session:
                 logger.exception("a loop of the agent failed and is started again")
                 self.faults += 1
                 await anyio.sleep(1.0 + backoff.failed())
+            else:
+                return
 
     async def _ship(self) -> None:
         await self._parts.stream.delivery.run(self.sink, self._backoff())
@@ -204,8 +218,7 @@ class Session:
     async def _flush(self, end: float) -> None:
         """Write what is left of the log, also when the shipping loop is gone already."""
         delivery = self._parts.stream.delivery
-        away = not any(wire.connected for wire in self.connections.all)
-        timeout = AWAY_FLUSH if away else max(0.0, end - anyio.current_time())
+        timeout = AWAY_GRACE if self._away() else max(0.0, end - anyio.current_time())
         async with anyio.create_task_group() as tasks:
             if not delivery.running:
                 await tasks.start(self._ship_started)
@@ -220,15 +233,19 @@ class Session:
 
     async def _write_last_word(self) -> None:
         """Write 离线 or 故障 without a TTL; one more try over a new connection."""
-        for _ in range(2):
-            try:
-                await self.status.end(self._last_word)
-            except WrongTypeError:
-                return
-            except RedisUnavailableError as error:
-                logger.info("the last status could not be written: %s", error)
-            else:
-                return
+        with anyio.move_on_after(AWAY_GRACE if self._away() else None):
+            for _ in range(2):
+                try:
+                    await self.status.end(self._last_word)
+                except WrongTypeError:
+                    return
+                except RedisUnavailableError as error:
+                    logger.info("the last status could not be written: %s", error)
+                else:
+                    return
+
+    def _away(self) -> bool:
+        return not any(wire.connected for wire in self.connections.all)
 
 
 def last_word(error: BaseException | None) -> Status:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bls_agent.project.logs import LogStream
 from bls_agent.project.messages import Status
-from bls_agent.project.status import StatusBoard
-from bls_agent.project.threads import HandlerThreads
-from bls_agent.session import Session
+from bls_agent.session import Parts, Session
 
 __all__ = ["AgentStats", "collect_stats"]
 
@@ -40,6 +37,7 @@ class AgentStats:
         logs_not_encoded: Reason → log calls that could not even be encoded.
         status_writes: Times the status was written.
         status_failures: Times it could not be written.
+        status_refused: Values given to ``set_status`` that were no status.
         faults: Failures of the agent itself; each is in the host's log.
     """
 
@@ -63,46 +61,36 @@ class AgentStats:
     logs_not_encoded: dict[str, int]
     status_writes: int
     status_failures: int
+    status_refused: int
     faults: int
 
 
-def collect_stats(  # noqa: PLR0917 - one place calls it, with all parts
-    project: str,
-    instance: str,
-    board: StatusBoard,
-    stream: LogStream,
-    threads: HandlerThreads,
-    session: Session | None,
-) -> AgentStats:
-    """Gather the counters of an agent's parts; of a closed one the lasting ones."""
-    logs = stream.delivery.buffer.stats()
-    if session is None:
-        connections: dict[str, bool] = {}
-        outcomes: dict[str, int] = {}
-    else:
-        connections = {wire.use: wire.connected for wire in session.connections.all}
-        counted = session.dispatcher.outcomes
-        outcomes = {kind.value: count for kind, count in counted.items()}
+def collect_stats(parts: Parts, session: Session | None) -> AgentStats:
+    """Gather the counters of an agent's parts, and of its life if it is open."""
+    delivery = parts.stream.delivery
+    logs = delivery.buffer.stats()
+    wires = session.connections.all if session else ()
     return AgentStats(
-        project=project,
-        instance=instance,
+        project=parts.project,
+        instance=parts.instance,
         open=session is not None,
-        status=board.status,
+        status=parts.board.status,
         mode=session.receiver.mode if session else "closed",
-        connections=connections,
+        connections={wire.use: wire.connected for wire in wires},
         reconnect_failures=session.connections.gate.failures if session else 0,
         commands_running=session.dispatcher.running if session else 0,
-        commands_stuck=threads.stuck,
-        outcomes=outcomes,
+        commands_stuck=parts.threads.stuck,
+        outcomes={kind.value: count for kind, count in parts.outcomes.items()},
         logs_accepted=logs.accepted,
         logs_delivered=logs.delivered,
         logs_dropped=logs.dropped,
         logs_queued=logs.queued,
         logs_queued_bytes=logs.queued_bytes,
-        logs_resent=stream.delivery.resent,
-        logs_maybe_repeated=stream.delivery.maybe_repeated,
-        logs_not_encoded=dict(stream.failures),
-        status_writes=session.status.counts.writes if session else 0,
-        status_failures=session.status.counts.failures if session else 0,
+        logs_resent=delivery.resent,
+        logs_maybe_repeated=delivery.maybe_repeated,
+        logs_not_encoded=dict(parts.stream.failures),
+        status_writes=parts.status_counts.writes,
+        status_failures=parts.status_counts.failures,
+        status_refused=parts.board.refused,
         faults=session.faults if session else 0,
     )

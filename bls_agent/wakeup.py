@@ -6,9 +6,12 @@ anyio has no way to poke a loop from another thread without waiting for it.
 
 from __future__ import annotations
 
-import asyncio  # noqa: TID251 - see above
+from typing import TYPE_CHECKING
 
 import anyio
+
+if TYPE_CHECKING:
+    import asyncio  # noqa: TID251 - see above
 
 __all__ = ["Wakeup"]
 
@@ -28,6 +31,8 @@ class Wakeup:
 
     def bind(self) -> None:
         """Make the running event loop the one to wake (called by the waiting task)."""
+        import asyncio  # noqa: PLC0415, TID251 - 20 ms, not at import
+
         self._event = anyio.Event()
         self._loop = asyncio.get_running_loop()
         if self._raised:

@@ -45,7 +45,7 @@ class Wire:
         use: What the wire is for: the last part of its name.
         client_id: This connection's id at the server, if it tells.
         lost: Connections that ended without our will and that the server may still
-            serve: its life (see :class:`Gate`) and the connection's id.
+            serve: its life (see :class:`Gate`) and the connection's id, if known.
         owed: Replies posted for and not collected yet.
         generation: How often the wire was opened.
     """
@@ -74,7 +74,7 @@ class Wire:
         self._lock = anyio.Lock(fast_acquire=True)
         self._raw: RawConnection | None = None
         self.client_id: int | None = None
-        self.lost: list[tuple[int, int]] = []
+        self.lost: list[tuple[int, int | None]] = []
         self.owed = 0
         self.generation = 0
 
@@ -174,7 +174,7 @@ class Wire:
 
     async def drop(self) -> None:
         """Give the connection up at once; its id is remembered as lost."""
-        if self.client_id is not None:
+        if self._raw is not None:
             life = self._gate.server_life if self._gate else 0
             self.lost = [*self.lost[-7:], (life, self.client_id)]
         await self._close(abort=True)

@@ -22,7 +22,7 @@ __all__ = ["BlockingReceiver"]
 
 logger = logging.getLogger(__name__)
 
-BLOCK: Final = 2.0  # seconds a read is parked at the server
+BLOCK: Final = 2  # seconds a read is parked at the server; Redis 5 wants an integer
 MARGIN: Final = 1.0  # seconds a reply may be late before we ask what is wrong
 GIVE_BACK_TRIES: Final = 3
 
@@ -54,7 +54,7 @@ class BlockingReceiver:
         if not self._taken and not self._stopping:
             try:
                 await self._read(limit)
-            except RedisUnavailableError:
+            except (RedisUnavailableError, WrongTypeError):
                 if not self._taken:
                     raise
         return self.leftovers()
@@ -74,11 +74,17 @@ class BlockingReceiver:
             await self._wire.post(requests)
             self._posted = len(requests)
         deadline = BLOCK + MARGIN
+        refused: RedisRefusedError | WrongTypeError | None = None
         while self._wire.owed:
             with anyio.move_on_after(deadline) as scope:
-                await self._collect()
+                try:
+                    await self._collect()
+                except (RedisRefusedError, WrongTypeError) as error:
+                    refused = error  # what else is owed may hold commands
             if scope.cancelled_caught:
                 deadline = await self._after_silence(deadline)
+        if refused is not None:
+            raise refused
 
     def _requests(self, limit: int) -> list[tuple[Argument, ...]]:
         requests: list[tuple[Argument, ...]] = [("BLPOP", self._key, BLOCK)]
@@ -137,25 +143,28 @@ class BlockingReceiver:
     async def give_back(self, messages: Sequence[Message]) -> bool | None:
         """LPUSH the commands to the head of the list, in their order."""
         payloads = [message.payload for message in messages]
+        in_doubt = False
         for _ in range(GIVE_BACK_TRIES):
             try:
-                await self._push(payloads)
+                if not in_doubt or not await self._stand_at_head(payloads):
+                    await self._connections.liveness.call(
+                        "LPUSH", self._key, *reversed(payloads)
+                    )
             except RedisUnavailableError as error:
                 logger.warning("%d commands not given back: %s", len(payloads), error)
-                if not error.ambiguous:
+                in_doubt |= error.ambiguous
+                if not in_doubt:
                     return False
             else:
                 return True
         return None
 
-    async def _push(self, payloads: Sequence[bytes]) -> None:
-        """Push once; after a doubtful try look first whether it has arrived."""
+    async def _stand_at_head(self, payloads: Sequence[bytes]) -> bool:
+        """Find out whether a doubtful LPUSH has arrived, after it surely cannot any more."""
         live = self._connections.liveness
-        if live.lost:
-            await self._connections.forget_lost(live, kill=True)
-            if await live.call("LRANGE", self._key, 0, len(payloads) - 1) == payloads:
-                return
-        await live.call("LPUSH", self._key, *reversed(payloads))
+        await self._connections.forget_lost(live, kill=True)
+        found = await live.call("LRANGE", self._key, 0, len(payloads) - 1)
+        return bool(found == payloads)
 
     async def stop(self) -> None:
         """Release the parked read with CLIENT UNBLOCK, or wait for the end of its block."""

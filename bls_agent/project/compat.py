@@ -11,7 +11,6 @@ import anyio
 from bls_agent.connection import Connections
 from bls_agent.endpoint import Argument, Reply
 from bls_agent.errors import (
-    RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
@@ -97,11 +96,13 @@ class CompatReceiver:
                 return await self._cut(payload)
             except RedisUnavailableError as error:
                 self._in_doubt |= error.ambiguous
-                if not isinstance(error, RedisRefusedError) or not self._weaken(error):
+                if not self._weaken(error):
                     raise
 
-    def _weaken(self, error: RedisRefusedError) -> bool:
-        """Take the next weaker way to cut."""
+    def _weaken(self, error: RedisUnavailableError) -> bool:
+        """Take the next weaker way to cut, where this one is not allowed or known."""
+        if error.kind not in ("no_permission", "unknown_command"):
+            return False
         if self._cut == self._cut_by_script:
             self._cut = self._cut_by_value
         elif self._cut == self._cut_by_value:

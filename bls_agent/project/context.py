@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from bls_agent.codec import JSONObject, JSONValue
+from bls_agent.codec import JSONObject
 from bls_agent.project.logs import Log
 
 __all__ = ["CommandContext"]
@@ -32,7 +33,7 @@ class CommandContext:
     command: str
     timestamp: str = ""
     source: str = ""
-    args: JSONObject = field(default_factory=dict[str, JSONValue])
+    args: JSONObject = field(default_factory=dict[str, Any])
     delivery: int = 1
     deadline: float | None = None
     log: Log

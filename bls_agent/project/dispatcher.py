@@ -26,7 +26,7 @@ from bls_agent.errors import (
 from bls_agent.project.context import CommandContext
 from bls_agent.project.logs import CURRENT_COMMAND, Log, LogStream, describe_error
 from bls_agent.project.messages import Command, Outcome, OutcomeKind
-from bls_agent.project.receiver import Message, Receiver, receive_patiently
+from bls_agent.project.receiver import Intake, Message, Receiver
 from bls_agent.project.router import UNSET, Router
 from bls_agent.project.threads import HandlerThreads
 
@@ -34,6 +34,7 @@ __all__ = ["Dispatcher"]
 
 logger = logging.getLogger(__name__)
 
+CANCEL_GRACE: Final = 0.5  # seconds that a cancelled handler gets to clean up
 INTAKE_GRACE: Final = 0.9  # seconds beyond the handlers' time for a read to end
 
 
@@ -44,7 +45,6 @@ class Dispatcher:
     back to the list because the agent stops before it was started.
 
     Attributes:
-        outcomes: How many commands ended in which way.
         running: Commands whose handler runs now.
     """
 
@@ -61,6 +61,7 @@ class Dispatcher:
         size_limit: int,
         clock: Callable[[], float],
         backoff: Backoff,
+        outcomes: Counter[OutcomeKind],
     ) -> None:
         """Remember the parts.
 
@@ -75,6 +76,7 @@ class Dispatcher:
             size_limit: Longest command in bytes.
             clock: Gives Unix seconds.
             backoff: Paces the tries while commands cannot be received.
+            outcomes: Where ends are counted.
         """
         self._receiver = receiver
         self._router = router
@@ -85,24 +87,26 @@ class Dispatcher:
         self._timeout = timeout
         self._size_limit = size_limit
         self._clock = clock
-        self._backoff = backoff
+        self._intake = Intake(receiver, backoff)
         self._pending: deque[Message] = deque()
-        self._slot_freed = anyio.Event()
+        self._idle: deque[anyio.Event] = deque()
+        self._workers = 0
+        self._changed = anyio.Event()
         self._intake_scope = anyio.CancelScope()
         self._intake_ended = anyio.Event()
         self._handlers_scope = anyio.CancelScope()
         self._stopping = False
-        self.outcomes: Counter[OutcomeKind] = Counter()
+        self._outcomes = outcomes
         self.running = 0
 
     async def run(self) -> None:
         """Take and run commands until :meth:`stop` has ended both."""
-        self._threads.on_freed = self._announce_free_slot
+        self._threads.on_freed = self._announce_change
         with self._handlers_scope:
-            async with anyio.create_task_group() as handlers:
+            async with anyio.create_task_group() as workers:
                 try:
                     with self._intake_scope:
-                        await self._take_commands(handlers)
+                        await self._take_commands(workers)
                 finally:
                     self._intake_ended.set()
 
@@ -121,9 +125,14 @@ class Dispatcher:
         self._pending.extend(self._receiver.leftovers())
         await self._give_back_or_run(deadline)
         with anyio.move_on_at(deadline):
-            while self.running:
-                await self._slot_freed.wait()
+            await self._all_ended()
         self._handlers_scope.cancel()
+        with anyio.move_on_after(CANCEL_GRACE):
+            await self._all_ended()
+
+    async def _all_ended(self) -> None:
+        while self.running:
+            await self._changed.wait()
 
     async def _give_back_or_run(self, deadline: float) -> None:
         """Put back what was taken and not started.
@@ -156,38 +165,50 @@ class Dispatcher:
         }
         self._report(_ended(OutcomeKind.CANCELLED, command, 0.0, error=reason))
 
-    async def _take_commands(self, handlers: TaskGroup) -> None:
+    async def _take_commands(self, workers: TaskGroup) -> None:
+        """Ask for commands whenever a handler is free and none waits here."""
         while True:
-            while not self._has_free_slot():
-                await self._slot_freed.wait()
-            if not self._pending:
-                self._pending.extend(
-                    await receive_patiently(
-                        self._receiver, self._prefetch, self._backoff
-                    )
-                )
-            while self._pending and self._has_free_slot():
-                self.running += 1
-                handlers.start_soon(self._run_in_slot, self._pending.popleft())
+            while self._pending or not self._has_free_slot():
+                await self._changed.wait()
+            self._pending.extend(await self._intake.receive(self._prefetch))
+            for _ in self._pending:
+                self._wake_a_worker(workers)
 
     def _has_free_slot(self) -> bool:
         slots = 1 if self._receiver.one_at_a_time else self._concurrency
         return self.running + self._threads.stuck < slots
 
-    def _announce_free_slot(self) -> None:
-        freed, self._slot_freed = self._slot_freed, anyio.Event()
-        freed.set()
+    def _wake_a_worker(self, workers: TaskGroup) -> None:
+        if self._idle:
+            self._idle.popleft().set()
+        elif self._workers < self._concurrency:
+            self._workers += 1
+            workers.start_soon(self._work)
 
-    async def _run_in_slot(self, message: Message) -> None:
-        try:
-            await self._handle(message)
-        except (
-            Exception
-        ):  # a fault of ours: the loop lives, the host sees it in its log
-            logger.exception("a command could not be brought to its end")
-        finally:
-            self.running -= 1
-            self._announce_free_slot()
+    def _announce_change(self) -> None:
+        """Let everybody look again: a slot is free, or a waiting command was taken."""
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+        if self._pending and self._idle:
+            self._idle.popleft().set()
+
+    async def _work(self) -> None:
+        """Run one waiting command after the other."""
+        while True:
+            while self._stopping or not (self._pending and self._has_free_slot()):
+                called = anyio.Event()
+                self._idle.append(called)
+                await called.wait()
+            message = self._pending.popleft()
+            self.running += 1
+            self._announce_change()
+            try:
+                await self._handle(message)
+            except Exception:  # a fault of ours: the loop lives, the host's log tells
+                logger.exception("a command could not be brought to its end")
+            finally:
+                self.running -= 1
+                self._announce_change()
 
     async def _handle(self, message: Message) -> None:
         """Run one message to its final outcome and settle it."""
@@ -207,7 +228,7 @@ class Dispatcher:
         )
 
     def _report(self, outcome: Outcome) -> None:
-        self.outcomes[outcome.kind] += 1
+        self._outcomes[outcome.kind] += 1
         self._stream.report(outcome)
 
     def _timeout_of(self, command: Command) -> float | None:
@@ -250,7 +271,9 @@ class Dispatcher:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - the one place for handlers
-            if self._stopping and isinstance(error, anyio.get_cancelled_exc_class()):
+            if isinstance(error, anyio.get_cancelled_exc_class()) and (
+                self._stopping or _is_being_cancelled()
+            ):
                 return _CANCELLED
             return _failure(error)
         return (
@@ -258,6 +281,14 @@ class Dispatcher:
             None,
             {"type": "TimedOut", "message": f"no result within {timeout:g} s"},
         )
+
+
+def _is_being_cancelled() -> bool:
+    """Tell a cancellation of our own task from one that a handler just let escape."""
+    import asyncio  # noqa: PLC0415, TID251 - 20 ms; anyio does not tell
+
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 _CANCELLED = (

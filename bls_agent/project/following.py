@@ -42,31 +42,35 @@ class Follower:
     """
 
     started: bool = False
+    _length: int = 0
     _anchor: list[bytes] = field(default_factory=list[bytes])
     _numbers: dict[str, int] = field(default_factory=dict[str, int])
 
-    def start(self, window: Sequence[bytes]) -> None:
-        """Fix the place: everything in this window counts as seen."""
+    def start(self, window: Sequence[bytes], length: int) -> None:
+        """Fix the place: everything in this window counts as seen.
+
+        Args:
+            window: The tail of the list, oldest first.
+            length: Length of the whole list at the same moment.
+        """
         self.started = True
-        self._remember(window)
+        self._remember(window, length)
         for payload in window:
             self._note(LogEntry.decode(payload))
 
-    def find_new(
-        self, window: Sequence[bytes], *, whole: bool
-    ) -> list[LogEntry] | None:
+    def find_new(self, window: Sequence[bytes], length: int) -> list[LogEntry] | None:
         """Pick what is new.
 
         Args:
             window: The tail of the list, oldest first.
-            whole: Whether the window is the whole list.
+            length: Length of the whole list at the same moment.
 
         Returns:
             New entries in order, gaps included; ``None`` if the window is too short
             to find the place again: look at a longer one.
         """
-        place = self._find_place(window)
-        if place is None and not whole:
+        place = self._find_place(window, length)
+        if place is None and len(window) < length:
             return None
         lost_place = place is None and bool(self._anchor)
         fresh = window[place or 0 :]
@@ -83,21 +87,25 @@ class Follower:
             found.append(entry)
         if lost_place and not explained and self._is_blind(entries):
             found.insert(0, gap_entry(None))
-        if window:
-            self._remember(window)
+        self._remember(window, length)
         return found
 
     def _is_blind(self, entries: Sequence[LogEntry]) -> bool:
         """Tell whether ids do not rule out that records are missing."""
-        return not entries or any(entry.number is None for entry in entries)
+        seen = entries or [LogEntry.decode(payload) for payload in self._anchor[-1:]]
+        return any(entry.number is None for entry in seen)
 
-    def _find_place(self, window: Sequence[bytes]) -> int | None:
-        """Find the end of what was seen: the longest remembered tail in the window."""
+    def _find_place(self, window: Sequence[bytes], length: int) -> int | None:
+        """Find the end of what was seen: where the remembered tail stands.
+
+        Equal records may stand in several places: the one that fits the growth of the
+        list goes first.
+        """
         if not self._anchor:
             return 0 if self.started and not self._numbers else None
-        last = self._anchor[-1]
-        for index in range(len(window) - 1, -1, -1):
-            if window[index] == last and self._agrees(window, index):
+        grown: int = len(window) - 1 - (length - self._length)
+        for index in [grown, *reversed(range(len(window)))]:
+            if 0 <= index < len(window) and self._agrees(window, index):
                 return index + 1
         return None
 
@@ -105,8 +113,9 @@ class Follower:
         known = min(index + 1, len(self._anchor))
         return list(window[index + 1 - known : index + 1]) == self._anchor[-known:]
 
-    def _remember(self, window: Sequence[bytes]) -> None:
+    def _remember(self, window: Sequence[bytes], length: int) -> None:
         self._anchor = list(window[-ANCHOR:])
+        self._length = length
 
     def _note(self, entry: LogEntry) -> int | None:
         """Say how far a record is from the last one of its process; None: unknown."""

@@ -22,7 +22,11 @@ from bls_agent.buffer import BoundedBuffer
 from bls_agent.codec import cut_text
 from bls_agent.connection import Connections
 from bls_agent.delivery import Delivery
-from bls_agent.errors import RedisUnavailableError, WrongTypeError
+from bls_agent.errors import (
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
 from bls_agent.project.messages import Level, Outcome
 from bls_agent.project.records import LogRecord
 
@@ -60,6 +64,7 @@ class LogStream:
         self.failures: Counter[str] = Counter()
         self._clock = clock
         self._nesting = threading.local()
+        self._reported: Counter[str] = Counter()
         self._level = Level.DEBUG
         self._revert: tuple[float, Level] | None = None
 
@@ -84,6 +89,12 @@ class LogStream:
     def now(self) -> float:
         """Unix seconds."""
         return self._clock()
+
+    def count_new_drops(self) -> Counter[str]:
+        """Reason → records dropped since the last call."""
+        dropped = Counter(self.delivery.buffer.stats().dropped)
+        fresh, self._reported = dropped - self._reported, dropped
+        return fresh
 
     def emit(
         self,
@@ -219,7 +230,6 @@ class LogSink:
         self._list_limit = list_limit
         self._numbers = numbers
         self._last = b""
-        self._reported: Counter[str] = Counter()
         self._said: set[str] = set()
 
     def prepare(self, items: Sequence[LogRecord]) -> Sequence[LogRecord]:
@@ -231,11 +241,9 @@ class LogSink:
         return batch
 
     def _report_drops(self) -> list[LogRecord]:
-        dropped = Counter(self._stream.delivery.buffer.stats().dropped)
-        fresh = dropped - self._reported
+        fresh = self._stream.count_new_drops()
         if not fresh:
             return []
-        self._reported = dropped
         count = fresh.total()
         return [
             LogRecord(
@@ -277,10 +285,13 @@ class LogSink:
         batch went, so that it cannot arrive later, then a new one reads the tail.
         """
         killed = await self._connections.forget_lost(self._connections.data, kill=True)
-        window = len(batch) + SEARCH_MARGIN
-        tail = await self._connections.data.call("LRANGE", self._key, -window, -1)
         if not self._identity:
             return None  # equal records may be different ones
+        window = len(batch) + SEARCH_MARGIN
+        try:
+            tail = await self._connections.data.call("LRANGE", self._key, -window, -1)
+        except RedisRefusedError:
+            return None
         if batch[-1].payload in tail:
             return True
         # Surely absent if the window reaches back before the batch: to the record

@@ -149,8 +149,8 @@ class Outcome:
     command: str
     command_id: str
     duration_ms: float = 0.0
-    result: JSONValue = None
-    error: JSONObject = field(default_factory=dict[str, JSONValue])
+    result: Any = None
+    error: JSONObject = field(default_factory=dict[str, Any])
 
     @property
     def succeeded(self) -> bool:
@@ -197,7 +197,7 @@ class LogEntry:
     timestamp: str
     level: Level
     message: str
-    metadata: JSONObject = field(default_factory=dict[str, JSONValue])
+    metadata: JSONObject = field(default_factory=dict[str, Any])
     valid: bool = True
 
     @classmethod
@@ -214,7 +214,7 @@ class LogEntry:
                 metadata={"invalid": error.reason},
                 valid=False,
             )
-        told = fields.get("metadata") or {}
+        told: JSONValue = fields.get("metadata") or {}
         return cls(
             timestamp=_text(fields.get("timestamp")),
             level=Level.parse(fields.get("level")),
@@ -239,7 +239,7 @@ class LogEntry:
         if kind not in {known.value for known in OutcomeKind}:
             return None
         duration = self.metadata.get("durationMs")
-        error = self.metadata.get("error")
+        error: JSONValue = self.metadata.get("error")
         return Outcome(
             kind=OutcomeKind(kind),
             command=_text(self.metadata.get("command")),
@@ -282,7 +282,7 @@ class Command:
     timestamp: str
     source: str
     command: str
-    args: JSONObject = field(default_factory=dict[str, JSONValue])
+    args: JSONObject = field(default_factory=dict[str, Any])
 
     @classmethod
     def create(
@@ -332,7 +332,7 @@ class Command:
         name = fields.get("command")
         if not isinstance(name, str) or not name.strip():
             raise DecodeError("no_command", payload, "'command' must be a text")
-        args = fields.get("args")
+        args: JSONValue = fields.get("args")
         if args is not None and not isinstance(args, dict):
             raise DecodeError("bad_args", payload, "'args' must be an object")
         return cls(

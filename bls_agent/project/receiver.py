@@ -16,21 +16,22 @@ import anyio
 
 from bls_agent.backoff import Backoff
 from bls_agent.errors import (
+    BlsError,
     RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
 
-__all__ = ["Message", "Receiver", "Say", "receive_patiently"]
+__all__ = ["Intake", "Message", "Receiver", "Say"]
 
 logger = logging.getLogger(__name__)
 
 Say = Callable[[str, dict[str, object]], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Message:
-    """One element of the control list, as it was taken.
+    """One element of the control list, as it was taken; equal only to itself.
 
     Attributes:
         payload: Its bytes.
@@ -84,26 +85,39 @@ class Receiver(Protocol):
         ...
 
 
-async def receive_patiently(
-    receiver: Receiver, limit: int, backoff: Backoff
-) -> Sequence[Message]:
-    """Receive; a failure waits its backoff and gives nothing, so that the loop goes on.
+class Intake:
+    """Asks a receiver again and again, whatever happens: a failure waits and gives nothing.
 
-    What is refused for good is said once per text in the host's log.
+    What goes wrong is said in the host's log, each text once until commands come again.
     """
-    try:
-        messages = await receiver.receive(limit)
-    except (RedisUnavailableError, WrongTypeError) as error:
-        permanent = isinstance(error, RedisRefusedError | WrongTypeError)
-        delay = backoff.failed(permanent=permanent)
-        if isinstance(error, RedisUnavailableError) and error.connecting:
+
+    def __init__(self, receiver: Receiver, backoff: Backoff) -> None:
+        """Remember whom to ask and how to pace it."""
+        self._receiver = receiver
+        self._backoff = backoff
+        self._said: set[str] = set()
+
+    async def receive(self, limit: int) -> Sequence[Message]:
+        """Ask once; never raises."""
+        try:
+            messages = await self._receiver.receive(limit)
+        except (RedisUnavailableError, WrongTypeError) as error:
+            await self._after_failure(error)
             return ()
-        logger.warning("no commands can be received: %s", error)
+        except Exception:  # a fault of ours: the loop lives, the host's log tells
+            logger.exception("no commands can be received")
+            await anyio.sleep(self._backoff.failed())
+            return ()
+        self._backoff.succeeded()
+        self._said.clear()
+        return messages
+
+    async def _after_failure(self, error: BlsError) -> None:
+        permanent = isinstance(error, RedisRefusedError | WrongTypeError)
+        delay = self._backoff.failed(permanent=permanent)
+        if isinstance(error, RedisUnavailableError) and error.connecting:
+            return  # the gate has paced it, and has said so
+        if str(error) not in self._said:
+            self._said.add(str(error))
+            logger.warning("no commands can be received: %s", error)
         await anyio.sleep(delay)
-        return ()
-    except Exception:  # a fault of ours: the loop lives, the host sees it in its log
-        logger.exception("no commands can be received")
-        await anyio.sleep(backoff.failed())
-        return ()
-    backoff.succeeded()
-    return messages

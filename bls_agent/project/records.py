@@ -28,10 +28,10 @@ class LogRecord:
         size: Bytes on the wire, at most.
     """
 
-    __slots__ = ("_has_agent", "_head", "_payload", "_tail", "rank", "size")
+    __slots__ = ("_body", "_has_agent", "_head_size", "_payload", "rank", "size")
 
     OUTCOME_RANK: Final = 4
-    ID_ROOM: Final = 600  # bytes kept free for the record's id
+    ID_ROOM: Final = 1_100  # bytes for the id: a name of 512 bytes, escaped
 
     def __init__(
         self,
@@ -56,32 +56,26 @@ class LogRecord:
             "level": level.value,
             "message": message,
         }
-        self._head = encode(fields)[:-1]
-        self._tail = encode(metadata) if metadata else b"{}"
-        if len(self._head) + len(self._tail) > RECORD_LIMIT - self.ID_ROOM:
-            self._shorten(fields, metadata)
+        head = encode(fields)[:-1]
+        tail = encode(metadata) if metadata else b"{}"
+        if len(head) + len(tail) > RECORD_LIMIT - self.ID_ROOM:
+            head, tail = _shorten(fields, metadata, len(head) + len(tail))
+        # One copy of exact size: what orjson returns holds more memory than it shows.
+        self._body = head + tail
+        self._head_size = len(head)
         self._has_agent = "agent" in metadata
         self._payload: bytes | None = None
         self.rank = level.rank if rank is None else rank
-        self.size = len(self._head) + len(self._tail) + 16
-
-    def _shorten(self, fields: dict[str, str], metadata: Mapping[str, object]) -> None:
-        whole = len(self._head) + len(self._tail)
-        cut: dict[str, object] = {"truncated": {"bytes": whole}}
-        fields["message"] = _cut_encoded(fields["message"], MESSAGE_LIMIT)
-        self._head = encode(fields)[:-1]
-        room = RECORD_LIMIT - self.ID_ROOM - len(self._head)
-        plain = cast("JSONObject", {**cut, **metadata})
-        self._tail = encode_within(plain, room)[0]
+        self.size = len(self._body) + 16
 
     def number(self, identity: str) -> None:
         """Give the record its id; ``""`` for none. A user's own ``agent`` key wins."""
-        tail = self._tail
+        head, tail = self._body[: self._head_size], self._body[self._head_size :]
         if identity and not self._has_agent:
             mark = encode({"agent": identity})[:-1]
             tail = mark + (b"}" if tail == b"{}" else b"," + tail[1:])
         end = b"}" if tail == b"{}" else b',"metadata":' + tail + b"}"
-        self._payload = self._head + end
+        self._payload = head + end
 
     @property
     def payload(self) -> bytes:
@@ -89,6 +83,17 @@ class LogRecord:
         if self._payload is None:
             self.number("")
         return cast("bytes", self._payload)
+
+
+def _shorten(
+    fields: dict[str, str], metadata: Mapping[str, object], size: int
+) -> tuple[bytes, bytes]:
+    """Cut message and metadata until both fit, and say so in the metadata."""
+    message = _cut_encoded(fields["message"], MESSAGE_LIMIT)
+    head = encode({**fields, "message": message})[:-1]
+    room = RECORD_LIMIT - LogRecord.ID_ROOM - len(head)
+    told = cast("JSONObject", {"truncated": size, **metadata})
+    return head, encode_within(told, room)[0]
 
 
 def _cut_encoded(text: str, limit: int) -> str:

@@ -76,7 +76,7 @@ class Handler:
         name: The command's name.
         call: A coroutine function.
         parameters: What it accepts by name.
-        context_name: The parameter that gets the :class:`CommandContext`, or ``""``.
+        context_name: The parameter that gets the :class:`CommandContext`, if any.
         open_ended: Whether it takes arguments of any name (``**kwargs``).
         timeout: Seconds, ``None`` for no limit, ``UNSET`` for the agent's default.
         description: First paragraph of its docstring.
@@ -85,7 +85,7 @@ class Handler:
     name: str
     call: Callable[..., Awaitable[Any]]
     parameters: Mapping[str, Parameter]
-    context_name: str
+    context_name: str | None
     open_ended: bool
     timeout: float | Unset | None
     description: str
@@ -108,7 +108,7 @@ class Handler:
                 faults[name] = "is missing"
         if faults:
             raise ArgumentError(context.command, faults)
-        if self.context_name:
+        if self.context_name is not None:
             bound[self.context_name] = context
         return bound
 
@@ -252,7 +252,8 @@ def _handler_of(
         rule = "a handler returns its result; it is no generator"
         raise ConfigurationError(name, "generator function", rule)
     parameters: dict[str, Parameter] = {}
-    context_name, open_ended = "", False
+    context_name: str | None = None
+    open_ended = False
     hints = _hints(name, function)
     for parameter in inspect.signature(function).parameters.values():
         annotation = hints.get(parameter.name, parameter.annotation)

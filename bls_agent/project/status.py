@@ -21,7 +21,7 @@ from bls_agent.errors import (
 from bls_agent.project.messages import Status
 from bls_agent.wakeup import Wakeup
 
-__all__ = ["StatusBoard", "StatusReporter"]
+__all__ = ["StatusBoard", "StatusCounts", "StatusReporter"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,9 @@ class StatusBoard:
     """What each source says of the state of this process; the worst one counts.
 
     Thread-safe. One source today: what the host has set.
+
+    Attributes:
+        refused: Values that were no status.
     """
 
     HOST: Final = "host"
@@ -37,6 +40,7 @@ class StatusBoard:
     def __init__(self) -> None:
         """Begin as 在线."""
         self._lock = threading.Lock()
+        self.refused = 0
         self._sources: dict[str, Status] = {self.HOST: Status.ONLINE}
 
     def put(self, source: str, status: Status) -> bool:
@@ -77,6 +81,7 @@ class StatusReporter:
         interval: float,
         ttl: int,
         backoff: Backoff,
+        counts: StatusCounts,
     ) -> None:
         """Remember where to and how often.
 
@@ -87,6 +92,7 @@ class StatusReporter:
             interval: Seconds between two refreshes.
             ttl: Seconds a written status lives.
             backoff: Paces the tries after a refused write.
+            counts: Where writes and failures are counted.
         """
         self._connections = connections
         self._board = board
@@ -100,12 +106,17 @@ class StatusReporter:
         self._written: Status | None = None
         self._said = ""
         self._ended = False
-        self.counts = StatusCounts()
+        self._counts = counts
         self.published = anyio.Event()
 
     def changed(self) -> None:
         """Have the status written soon; from any thread, never waits."""
         self._wakeup.set()
+
+    @property
+    def written(self) -> bool:
+        """Whether a status of this life has been written."""
+        return self._written is not None
 
     async def end(self, last_word: Status) -> None:
         """Stop refreshing and write the last word, which stays.
@@ -158,7 +169,7 @@ class StatusReporter:
                 raise  # EXPIRE would keep a status alive that is not true
             await self._connections.liveness.call("EXPIRE", self._key, ttl)
         self._written = status
-        self.counts.writes += 1
+        self._counts.writes += 1
 
     async def _set(self, status: Status, ttl: int | None) -> None:
         expiry: tuple[Argument, ...] = ("EX", ttl) if ttl else ()
@@ -167,23 +178,29 @@ class StatusReporter:
             try:
                 await call("SET", self._key, status.value, *expiry, "GET")
             except RedisUnavailableError as error:
-                if error.kind != "unsupported":  # before Redis 6.2
+                # Before Redis 6.2, or without the right to read the key.
+                if error.kind not in ("unsupported", "no_permission"):
                     raise
                 await self._look_at_type()
-                self._guard = False
             else:
                 return
         await call("SET", self._key, status.value, *expiry)
+        self._guard = False
 
     async def _look_at_type(self) -> None:
-        found = await self._connections.liveness.call("TYPE", self._key)
+        """Look once, where SET … GET cannot guard each write."""
+        try:
+            found = await self._connections.liveness.call("TYPE", self._key)
+        except RedisRefusedError:
+            logger.warning("key %s is written without a look at its type", self._key)
+            return
         if found not in (b"string", b"none"):
             raise WrongTypeError(self._key, "string")
 
     async def _after_failure(
         self, error: RedisUnavailableError | WrongTypeError
     ) -> None:
-        self.counts.failures += 1
+        self._counts.failures += 1
         permanent = not isinstance(error, RedisUnavailableError) or isinstance(
             error, RedisRefusedError
         )

@@ -6,7 +6,6 @@ a handler hangs; these do neither.
 
 from __future__ import annotations
 
-import asyncio  # noqa: TID251 - only the loop itself can be called from a thread
 import contextlib
 import contextvars
 import inspect
@@ -14,9 +13,12 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
+
+if TYPE_CHECKING:
+    import asyncio  # noqa: TID251 - see HandlerThreads.run
 
 __all__ = ["HandlerThreads", "is_coroutine_function"]
 
@@ -62,6 +64,8 @@ class HandlerThreads:
         When the caller is cancelled it stops waiting; the thread goes on, and
         :attr:`stuck` counts it until it is done.
         """
+        import asyncio  # noqa: PLC0415, TID251 - only a loop can be called from a thread
+
         call = _Call(function, asyncio.get_running_loop(), self._pool, self._finished)
         self._pool.submit(call)
         try:
@@ -142,6 +146,9 @@ class _Call:
     def __call__(self) -> None:
         try:
             self.result = self._context.run(self._function)
+        except KeyboardInterrupt as error:  # nobody has pressed a key in this thread
+            self.error = RuntimeError("KeyboardInterrupt raised by the handler")
+            self.error.__cause__ = error
         except BaseException as error:  # noqa: BLE001 - it belongs to the command
             self.error = error
         with contextlib.suppress(RuntimeError):  # a closed loop: nobody waits any more

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import cached_property
-from importlib.resources import files
+from pathlib import Path
 from typing import Final
 
 from bls_agent.endpoint import Argument, Reply
@@ -28,7 +28,7 @@ class Script:
     @cached_property
     def text(self) -> bytes:
         """The Lua source."""
-        return files(__name__).joinpath(f"{self.name}.lua").read_bytes()
+        return Path(__file__).with_name(f"{self.name}.lua").read_bytes()
 
     @cached_property
     def digest(self) -> str:
