@@ -6,10 +6,7 @@ import itertools
 import logging
 import os
 import secrets
-import signal
 import socket
-import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -44,9 +41,14 @@ from bls_agent.project.threads import HandlerThreads, is_coroutine_function
 from bls_agent.session import Parts, Session, last_word
 from bls_agent.settings import Options, Settings, check_options
 from bls_agent.stats import AgentStats, collect_stats
+from bls_agent.supervisor import (
+    can_handle_signals,
+    obey_signals,
+    start_supervisor,
+)
 
 if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - see _start_supervisor
+    import asyncio  # noqa: TID251 - see supervisor.py
 
 __all__ = ["ProjectAgent"]
 
@@ -284,7 +286,7 @@ class ProjectAgent:
         self._prepare(settings)
         session = Session(self._parts(), settings, endpoint)
         self._session = session
-        self._supervisor = _start_supervisor(session, self.project)
+        self._supervisor = start_supervisor(session, self.project)
         try:
             await session.opened.wait()
         except BaseException:
@@ -337,19 +339,10 @@ class ProjectAgent:
             session = self._opened_session()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._announce_ready, session, task_status)
-                if handle_signals and _can_handle_signals():
-                    tasks.start_soon(self._obey_signals, session)
+                if handle_signals and can_handle_signals():
+                    tasks.start_soon(obey_signals, session)
                 await session.closed.wait()
                 tasks.cancel_scope.cancel()
-
-    async def _obey_signals(self, session: Session) -> None:
-        """Drain at the first signal, hurry at the second."""
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            await anext(signals)
-            session.stop(Status.OFFLINE)
-            await anext(signals)
-            session.force()
-            await session.closed.wait()
 
     async def _announce_ready(
         self, session: Session, task_status: TaskStatus[None]
@@ -396,25 +389,3 @@ class ProjectAgent:
 
 def _new_instance() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
-
-
-def _can_handle_signals() -> bool:
-    on_main_thread = threading.current_thread() is threading.main_thread()
-    return on_main_thread and sys.platform != "win32"  # there Ctrl-C cancels run()
-
-
-def _start_supervisor(session: Session, project: str) -> asyncio.Task[None]:
-    """Start the session in a task that stands outside of every scope of the host."""
-    import asyncio  # noqa: PLC0415, TID251 - 20 ms; anyio has no task without a scope
-
-    loop = asyncio.get_running_loop()
-    task = loop.create_task(session.run(), name=f"bls-agent {project}")
-    task.add_done_callback(_log_if_it_failed)
-    # A task that is cancelled before it began runs nothing of its own, no finally.
-    task.add_done_callback(lambda _: session.is_over())
-    return task
-
-
-def _log_if_it_failed(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        logger.error("the agent failed", exc_info=task.exception())

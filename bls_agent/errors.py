@@ -82,7 +82,7 @@ class ConfigurationError(BlsError, ValueError):
         self.remedy = remedy
         shown = self.value[:SHOWN] + "..." * (len(self.value) > SHOWN)
         advice = f" {remedy}" if remedy else ""
-        super().__init__(f"{name}: {shown!a} is not allowed; {rule}.{advice}")
+        super().__init__(f"{name}: {shown!r} is not allowed; {rule}.{advice}")
 
 
 class MissingExtraError(ConfigurationError):
