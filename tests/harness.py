@@ -1,0 +1,129 @@
+"""What fault tests share: waiting for events with a deadline, and who did what."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import anyio
+import orjson
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from bls_agent import ProjectAgent
+
+
+async def eventually(
+    condition: Callable[[], bool | Awaitable[bool]], timeout: float = 10.0
+) -> None:
+    """Wait until a condition holds, or fail after the deadline."""
+    with anyio.fail_after(timeout):
+        while True:
+            found = condition()
+            if found if isinstance(found, bool) else await found:
+                return
+            await anyio.sleep(0.005)
+
+
+def command_bytes(number: int, name: str = "mark") -> bytes:
+    """A command as a console would push it."""
+    return orjson.dumps(
+        {
+            "id": f"cmd-{number}",
+            "timestamp": "2026-01-12T12:35:00.000Z",
+            "source": "BLS Project Console",
+            "command": name,
+            "args": {"number": number},
+        }
+    )
+
+
+@dataclass
+class History:
+    """Which commands were pushed and which were handled, in order."""
+
+    pushed: list[int] = field(default_factory=list)
+    handled: list[int] = field(default_factory=list)
+
+    def attach(self, agent: ProjectAgent, name: str = "mark") -> None:
+        """Let an agent handle the commands of :meth:`push`."""
+
+        async def mark(number: int) -> None:
+            self.handled.append(number)
+
+        agent.command(name)(mark)
+
+    async def push(self, redis: Redis, project: str) -> None:
+        """Push the next command."""
+        number = len(self.pushed)
+        self.pushed.append(number)
+        await redis.rpush(f"{project}_控制", command_bytes(number))
+
+    async def waiting(self, redis: Redis, project: str) -> list[int]:
+        """The commands that still wait in the list."""
+        items = await redis.lrange(f"{project}_控制", 0, -1)
+        return [orjson.loads(item)["args"]["number"] for item in items]
+
+    async def check(self, redis: Redis, project: str) -> None:
+        """Assert that none was lost and none was handled twice."""
+        counts = Counter(self.handled)
+        twice = {number: count for number, count in counts.items() if count > 1}
+        assert not twice
+        left = await self.waiting(redis, project)
+        lost = set(self.pushed) - set(counts) - set(left)
+        assert not lost
+        assert not set(counts) & set(left)
+
+
+@asynccontextmanager
+async def producing(
+    history: History, redis: Redis, project: str, pause: float
+) -> AsyncIterator[None]:
+    """Push commands in the background while the block runs."""
+
+    async def push() -> None:
+        while True:
+            with anyio.CancelScope(shield=True):
+                await history.push(redis, project)
+            await anyio.sleep(pause)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(push)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+async def records(redis: Redis, project: str) -> list[dict[str, Any]]:
+    """The console list, decoded."""
+    items = await redis.lrange(f"{project}_项目控制台", 0, -1)
+    return [orjson.loads(item) for item in items]
+
+
+async def status_of(redis: Redis, project: str) -> str | None:
+    """The status value, ``None`` also while Redis is away."""
+    try:
+        value = cast("bytes | None", await redis.get(f"{project}_项目状态"))
+    except (RedisError, OSError):
+        return None
+    return None if value is None else value.decode()
+
+
+async def execute(redis: Redis, *words: object) -> Any:
+    """Send any request; redis-py leaves its own method for that untyped."""
+    client: Any = redis
+    return await client.execute_command(*words)
+
+
+async def cut_connections(redis: Redis) -> int:
+    """Kill every connection of the agents at the server; say how many there were."""
+    found = [
+        client["id"]
+        for client in await redis.client_list()
+        if client["name"].startswith("bls-agent:")
+    ]
+    for number in found:
+        await execute(redis, "CLIENT", "KILL", "ID", number)
+    return len(found)

@@ -1,0 +1,227 @@
+"""Which records are new since the last look: none missed unnoticed, none twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from bls_agent.project.following import Follower, gap_entry
+from bls_agent.project.messages import Level, LogEntry
+from bls_agent.project.records import LogRecord
+
+
+def record(number: int, instance: str = "a", text: str = "") -> bytes:
+    """Make the bytes of a numbered record."""
+    made = LogRecord(Level.INFO, text or f"{instance}{number}", {}, now=1.0)
+    made.number(f"{instance}#{number}")
+    return made.payload
+
+
+def records(first: int, last: int, instance: str = "a") -> list[bytes]:
+    """Make consecutive numbered records."""
+    return [record(number, instance) for number in range(first, last + 1)]
+
+
+def plain(first: int, last: int) -> list[bytes]:
+    """Make records as other programs write them, without numbers."""
+    return [b'{"message":"line %d"}' % number for number in range(first, last + 1)]
+
+
+def show(entries: Sequence[LogEntry] | None) -> list[str | int | None]:
+    """Show entries by their messages, and gaps by what they say is missing."""
+    assert entries is not None
+    shown: list[str | int | None] = []
+    for entry in entries:
+        if not entry.is_gap:
+            shown.append(entry.message)
+            continue
+        gap = entry.metadata["gap"]
+        assert isinstance(gap, dict)
+        missing = gap["missing"]
+        assert isinstance(missing, int | None)
+        shown.append(missing)
+    return shown
+
+
+def started(listed: list[bytes]) -> Follower:
+    """Make a follower that has seen a whole list."""
+    follower = Follower()
+    follower.start(listed, len(listed))
+    return follower
+
+
+def look(follower: Follower, listed: list[bytes]) -> list[str | int | None]:
+    """Show what is new in a whole list."""
+    return show(follower.find_new(listed, len(listed)))
+
+
+LOOKS: dict[str, tuple[list[bytes], list[bytes], list[str | int | None]]] = {
+    "nothing new": (records(1, 3), records(1, 3), []),
+    "from the beginning": ([], records(1, 2), ["a1", "a2"]),
+    "from the beginning, without ids": ([], plain(1, 2), ["line 1", "line 2"]),
+    "grown": (records(1, 3), records(1, 5), ["a4", "a5"]),
+    "grown, without ids": (plain(1, 3), plain(1, 5), ["line 4", "line 5"]),
+    "grown and trimmed": (records(1, 3), records(3, 5), ["a4", "a5"]),
+    "grown and trimmed, without ids": (plain(1, 3), plain(3, 4), ["line 4"]),
+    "trimmed as far as seen": (records(1, 3), records(4, 5), ["a4", "a5"]),
+    "trimmed further": (records(1, 3), records(6, 7), [2, "a6", "a7"]),
+    "trimmed further, without ids": (
+        plain(1, 3),
+        plain(5, 6),
+        [None, "line 5", "line 6"],
+    ),
+    "trimmed further, another process": (
+        records(1, 3),
+        [record(57, "b")],
+        [None, "b57"],
+    ),
+    "never written": (records(1, 3), [*records(1, 3), *records(6, 6)], [2, "a6"]),
+    "another process": (records(1, 2), [*records(1, 2), record(7, "b")], ["b7"]),
+    "two processes, interleaved": (
+        [record(1, "a"), record(1, "b")],
+        [record(1, "a"), record(1, "b"), record(2, "b"), record(2, "a")],
+        ["b2", "a2"],
+    ),
+    "written twice": (records(1, 2), [*records(1, 3), record(3)], ["a3"]),
+    "a seen record, written again": (records(1, 2), [*records(1, 2), record(2)], []),
+    "the last line again, trimmed": (
+        [*plain(1, 1), b"tick"],
+        [b"tick", *plain(2, 2), b"tick"],
+        ["line 2", "tick"],
+    ),
+    "a line among records": (
+        records(1, 2),
+        [*records(1, 2), *plain(1, 1), record(3)],
+        ["line 1", "a3"],
+    ),
+    "started again": (
+        records(499, 500),
+        [*records(499, 500), record(1, text="again 1"), record(2, text="again 2")],
+        ["again 1", "again 2"],
+    ),
+    "started again, trimmed": (
+        records(499, 500),
+        [record(2, text="again 2"), record(3, text="again 3")],
+        [None, "again 2", "again 3"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("seen", "listed", "new"), LOOKS.values(), ids=list(LOOKS))
+def test_a_look_gives_what_is_new(
+    seen: list[bytes], listed: list[bytes], new: list[str | int | None]
+) -> None:
+    """From the whole list come the new records in order, and what is missing."""
+    follower = started(seen)
+    assert look(follower, listed) == new
+    assert look(follower, listed) == []
+
+
+@pytest.mark.parametrize(
+    "seen", [[], plain(1, 3), records(1, 3)], ids=["nothing seen", "no ids", "ids"]
+)
+def test_a_short_window_is_not_guessed_at(seen: list[bytes]) -> None:
+    """Where the place is not in the window, a longer window is asked for."""
+    follower = started(seen)
+    listed = [*seen, *records(4, 20)]
+    assert follower.find_new(listed[-5:], len(listed)) is None
+    expected = [f"a{number}" for number in range(4, 21)]
+    assert look(follower, listed) == expected
+
+
+def test_a_short_window_that_holds_the_place_is_enough() -> None:
+    """A window may begin anywhere, as long as the last seen record is in it."""
+    follower = started(records(1, 100))
+    found = follower.find_new(records(100, 102), length=102)
+    assert show(found) == ["a101", "a102"]
+
+
+EQUAL: dict[str, tuple[list[bytes], list[bytes]]] = {
+    "among others": ([*plain(1, 1), b"tick"], [*plain(2, 2), b"tick", *plain(3, 3)]),
+    "nothing else": ([b"tick"] * 3, [b"tick"] * 2),
+    "nothing else, many": ([b"tick"] * 100, [b"tick"] * 100),
+}
+
+
+@pytest.mark.parametrize(("seen", "fresh"), EQUAL.values(), ids=list(EQUAL))
+def test_equal_lines_are_all_given(seen: list[bytes], fresh: list[bytes]) -> None:
+    """A line that was there before is new when it is written again."""
+    follower = started(seen)
+    expected = [LogEntry.decode(line).message for line in fresh]
+    assert look(follower, [*seen, *fresh]) == expected
+    assert look(follower, [*seen, *fresh]) == []
+
+
+@pytest.mark.parametrize("seen", [records(1, 3), plain(1, 3)], ids=["ids", "no ids"])
+def test_a_list_that_vanished_is_told_once_at_most(seen: list[bytes]) -> None:
+    """A deleted list is one gap, and what is written afterwards is new."""
+    follower = started(seen)
+    assert look(follower, []) in ([], [None])
+    assert look(follower, []) == []
+    assert look(follower, plain(7, 8)) == ["line 7", "line 8"]
+
+
+@pytest.mark.parametrize("missing", [3, None])
+def test_a_gap_says_how_many(missing: int | None) -> None:
+    """The entry in the place of missing records is recognised and says the number."""
+    entry = gap_entry(missing)
+    assert entry.is_gap
+    assert show([entry]) == [missing]
+    assert entry.message == f"{missing or 'some'} records are missing here"
+
+
+writers = st.lists(st.sampled_from(["a", "b", "line"]), max_size=12)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.integers(1, 8), writers, st.lists(writers, max_size=6))
+def test_following_misses_nothing_unnoticed(
+    cap: int, before: list[str], steps: list[list[str]]
+) -> None:
+    """Of a capped list every record is given once, in order, or a gap is.
+
+    Two numbered processes and one that writes plain lines push any number of records
+    between two looks; each look begins with a window of two records.
+    """
+    counts = dict.fromkeys(("a", "b", "line"), 0)
+
+    def push(names: list[str]) -> list[bytes]:
+        made: list[bytes] = []
+        for name in names:
+            counts[name] += 1
+            number = counts[name]
+            made += plain(number, number) if name == "line" else [record(number, name)]
+        return made
+
+    def writers_of(payloads: list[bytes]) -> list[str]:
+        return [LogEntry.decode(payload).instance for payload in payloads]
+
+    listed = push(before)[-cap:]
+    follower = started(listed)
+    known = set(writers_of(listed))
+    unseen: Counter[str] = Counter()
+    for names in steps:
+        fresh = push(names)
+        kept, lost = fresh[-cap:], fresh[:-cap]
+        had_any, listed = bool(listed), [*listed, *fresh][-cap:]
+        size = 2
+        while (found := follower.find_new(listed[-size:], len(listed))) is None:
+            assert size < len(listed), "the whole list is enough"
+            size *= 2
+        told = show(found)
+        assert [message for message in told if isinstance(message, str)] == [
+            LogEntry.decode(payload).message for payload in kept
+        ]
+        unseen.update(writers_of(lost))
+        visible = set(writers_of(kept))
+        missing = {name: unseen.pop(name, 0) for name in visible if name}
+        counted = sum(missing[name] for name in visible & known if name)
+        assert sum(gap for gap in told if isinstance(gap, int)) == counted
+        if had_any and lost and not counted and "" in visible:
+            assert None in told
+        if not had_any or len(fresh) < cap:
+            assert None not in told
+        known |= visible

@@ -1,0 +1,243 @@
+"""The house rules: imports go down only, each outside thing has one owner."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import bls_agent
+from bls_agent.keys import KEYS
+
+PACKAGE = Path(bls_agent.__file__).parent
+
+# From the ground up. A module may import what stands on a lower floor and, on its own
+# floor, what stands before it. Of the contracts' rooms none sees another one.
+WORDS = ["errors", "codec", "keys", "settings", "backoff", "buffer"]
+WIRES = [
+    "endpoint",
+    "faults",
+    "gate",
+    "wire",
+    "connection",
+    "scripts",
+    "wakeup",
+    "delivery",
+    "lease",
+    "watchdog",
+]
+CONTRACTS = ["project", "runs", "workers", "assets", "crawl"]
+COMPOSITION = ["session", "supervisor", "stats", "agent", "console"]
+FACE = ["bls_agent"]
+PROGRAMS = [
+    "devserver",
+    "testing",
+    "integrations",
+    "demo_screen",
+    "demo_story",
+    "demo",
+    "web",
+    "cli",
+]
+FLOORS = [WORDS, WIRES, CONTRACTS, COMPOSITION, FACE, PROGRAMS]
+
+LINES = 400  # of a module
+STATEMENT_LINES = 35  # of a function: a budget that is printed
+CHINESE = re.compile(r"[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]")
+
+
+def module_name(path: Path) -> str:
+    """Give the dotted name of a file of the package."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SOURCES = {
+    module_name(path): path.read_text(encoding="utf-8")
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+TREES = {module: ast.parse(source) for module, source in SOURCES.items()}
+every_module = pytest.mark.parametrize("module", SOURCES)
+
+
+def room_of(module: str) -> str:
+    """Give the file or folder at the package's top in which a module stands."""
+    return [*module.split("."), module][1]
+
+
+def place_of(module: str) -> tuple[int, int]:
+    """Give the floor of a module and its place on that floor."""
+    room = room_of(module)
+    for number, floor in enumerate(FLOORS):
+        if room in floor:
+            return number, floor.index(room)
+    pytest.fail(f"{module} stands on no floor: give it a place in this test")
+
+
+def may_import(importer: str, imported: str) -> bool:
+    """Tell whether an import goes down, or stays within a room."""
+    if room_of(importer) == room_of(imported):
+        return True
+    (floor, place), (other_floor, other_place) = map(place_of, (importer, imported))
+    if floor == other_floor:
+        return FLOORS[floor] is not CONTRACTS and other_place < place
+    return other_floor < floor
+
+
+def imported_modules(tree: ast.AST) -> Iterator[str]:
+    """Give every module that is imported anywhere below a node."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are absolute"
+            assert node.module is not None
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                yield submodule if submodule in SOURCES else node.module
+
+
+def strings(tree: ast.AST) -> Iterator[str]:
+    """Give the strings of the code, without those that only document."""
+    documentation = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and id(node) not in documentation:
+            if isinstance(node.value, str):
+                yield node.value
+            elif isinstance(node.value, bytes):
+                yield node.value.decode("utf-8", "replace")
+
+
+@every_module
+def test_imports_go_down(module: str) -> None:
+    """A module imports from lower floors, or from before it on its own floor."""
+    upwards = {
+        imported
+        for imported in imported_modules(TREES[module])
+        if imported in SOURCES and not may_import(module, imported)
+    }
+    assert upwards == set()
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported", "allowed"),
+    [
+        ("bls_agent.codec", "bls_agent.errors", True),
+        ("bls_agent.errors", "bls_agent.codec", False),
+        ("bls_agent.wire", "bls_agent.keys", True),
+        ("bls_agent.keys", "bls_agent.wire", False),
+        ("bls_agent.project.logs", "bls_agent.project.router", True),
+        ("bls_agent.project.logs", "bls_agent.runs.events", False),
+        ("bls_agent.project.logs", "bls_agent.agent", False),
+        ("bls_agent.agent", "bls_agent.project.logs", True),
+        ("bls_agent.agent", "bls_agent", False),
+        ("bls_agent.demo", "bls_agent", True),
+    ],
+)
+def test_the_rule_knows_up_from_down(
+    importer: str, imported: str, allowed: bool
+) -> None:
+    """The rule itself lets through what goes down and stops what does not."""
+    assert may_import(importer, imported) is allowed
+
+
+@every_module
+def test_a_library_has_one_owner(module: str) -> None:
+    """redis is imported by endpoint.py alone, orjson by codec.py alone."""
+    owners = {"redis": "bls_agent.endpoint", "orjson": "bls_agent.codec"}
+    for imported in imported_modules(TREES[module]):
+        library = imported.split(".")[0]
+        assert owners.get(library, module) == module, imported
+
+
+@every_module
+def test_importing_costs_only_the_core(module: str) -> None:
+    """At import nothing is loaded but the standard library, anyio and orjson.
+
+    What a program on the top floor needs beyond that is its own affair.
+    """
+    if room_of(module) in PROGRAMS:
+        return
+    loaded = {
+        imported.split(".")[0]
+        for statement in TREES[module].body
+        if not isinstance(statement, ast.FunctionDef | ast.ClassDef)
+        for imported in imported_modules(statement)
+    }
+    known = sys.stdlib_module_names | {"bls_agent", "anyio", "orjson"}
+    assert loaded - known == set()
+
+
+@every_module
+def test_chinese_stands_in_two_places(module: str) -> None:
+    """Contract literals are in keys.py and project/messages.py, people's texts in catalogues."""
+    if module in ("bls_agent.keys", "bls_agent.project.messages"):
+        return
+    assert [text for text in strings(TREES[module]) if CHINESE.search(text)] == []
+
+
+@every_module
+def test_keys_are_formatted_in_one_place(module: str) -> None:
+    """No string outside of keys.py begins like a key of a contract."""
+    if module == "bls_agent.keys":
+        return
+    beginnings = {row.template.partition("{")[0] for row in KEYS.values()} - {""}
+    keys = re.compile(f"({'|'.join(map(re.escape, sorted(beginnings)))})(?! )")
+    assert [text for text in strings(TREES[module]) if keys.match(text)] == []
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.lua")), ids=lambda p: p.name)
+def test_a_script_is_given_its_keys(path: Path) -> None:
+    """A script says at its head which keys it touches, and names none in its code."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    code = "\n".join(line for line in lines if not line.startswith("--"))
+    assert lines[0].startswith("-- KEYS[1]")
+    assert code.isascii()
+
+
+@every_module
+def test_a_module_has_a_telling_name(module: str) -> None:
+    """No module is a drawer for whatever fits nowhere else."""
+    assert not set(module.split(".")) & {"utils", "util", "helpers", "common", "base"}
+
+
+@every_module
+def test_a_module_is_short(module: str) -> None:
+    """A module has at most 400 lines."""
+    assert len(SOURCES[module].splitlines()) <= LINES
+
+
+def statement_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Count the lines of a function's body that hold a part of a statement."""
+    body = function.body[1:] if ast.get_docstring(function) else function.body
+    return len(
+        {
+            line
+            for statement in body
+            for node in ast.walk(statement)
+            if isinstance(node, ast.expr | ast.stmt)
+            for line in (node.lineno, node.end_lineno)
+        }
+    )
+
+
+def test_functions_are_within_their_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    """Functions beyond 35 lines of statements are shown, to be argued with."""
+    beyond = [
+        f"{module}.{node.name}: {size} lines, the budget is {STATEMENT_LINES}"
+        for module, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (size := statement_lines(node)) > STATEMENT_LINES
+    ]
+    if beyond:
+        with capsys.disabled():
+            print("", *beyond, sep="\n")  # noqa: T201 - a budget is shown

@@ -1,0 +1,329 @@
+"""The bounded buffer: what it keeps, what it gives up first, and that it counts right."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from bls_agent.buffer import BoundedBuffer, BufferStats
+
+OVERHEAD = 64  # bytes that an item counts beside its size
+PLENTY = 1_000_000
+
+
+@dataclass(frozen=True)
+class Item:
+    """What a buffer holds, with a name to recognise it."""
+
+    name: object
+    rank: int = 0
+    size: int = 10
+
+
+def make(
+    max_items: int = PLENTY, max_bytes: int = PLENTY, ranks: int = 5
+) -> BoundedBuffer[Item]:
+    """Make a buffer that is bounded only where a test says so."""
+    return BoundedBuffer(max_items, max_bytes, ranks)
+
+
+def names(items: list[Item]) -> str:
+    """Show items by their names."""
+    return "".join(str(item.name) for item in items)
+
+
+def take_all(buffer: BoundedBuffer[Item]) -> str:
+    """Take everything and show it."""
+    return names(buffer.take(PLENTY, PLENTY))
+
+
+def test_order_is_kept_across_ranks() -> None:
+    """Items come out as they went in, whatever their ranks."""
+    buffer = make()
+    for name, rank in zip("abcdef", [3, 0, 4, 0, 2, 1], strict=True):
+        buffer.put(Item(name, rank))
+    assert names(buffer.take(2, PLENTY)) + take_all(buffer) == "abcdef"
+
+
+EVICTIONS = {
+    "the oldest of one rank": ([0, 0, 0, 0], "bcd"),
+    "the lowest rank": ([3, 1, 2, 3], "acd"),
+    "the oldest of the lowest rank": ([2, 1, 1, 3], "acd"),
+    "the new one, if it is the lowest": ([3, 1, 1, 0], "abc"),
+    "the oldest, if the new one is equal": ([1, 1, 1, 1], "bcd"),
+    "never a higher rank before a lower": ([4, 4, 4, 3], "abc"),
+}
+
+
+@pytest.mark.parametrize(("ranks", "kept"), EVICTIONS.values(), ids=list(EVICTIONS))
+def test_a_full_buffer_gives_up(ranks: list[int], kept: str) -> None:
+    """When full, the lowest rank goes first and, within a rank, the oldest."""
+    buffer = make(max_items=3)
+    for name, rank in zip("abcd", ranks, strict=True):
+        buffer.put(Item(name, rank))
+    assert buffer.stats().dropped == {"buffer_full": 1}
+    assert take_all(buffer) == kept
+
+
+def test_bytes_are_bounded_too() -> None:
+    """One large item pushes out as many small ones as it needs room for."""
+    buffer = make(max_bytes=4 * (10 + OVERHEAD))
+    for name in "abcd":
+        buffer.put(Item(name))
+    buffer.put(Item("e", size=10 + 2 * (10 + OVERHEAD)))
+    assert buffer.stats().dropped == {"buffer_full": 3}
+    assert take_all(buffer) == "de"
+
+
+def test_what_is_in_flight_takes_room_and_is_not_given_up() -> None:
+    """Items that are being written count, and only what waits can be dropped."""
+    buffer = make(max_items=3)
+    for name in "ab":
+        buffer.put(Item(name, rank=0))
+    flying = buffer.take(2, PLENTY)
+    for name in "cde":
+        buffer.put(Item(name, rank=1))
+    assert take_all(buffer) == "e"
+    buffer.done(flying)
+    assert buffer.stats().delivered == 2
+    assert len(buffer) == 1
+
+
+def test_a_buffer_full_of_flying_items_drops_the_new_one() -> None:
+    """Where nothing waits, the bound still holds: the new item has no room."""
+    buffer = make(max_items=2)
+    for name in "ab":
+        buffer.put(Item(name))
+    flying = buffer.take(2, PLENTY)
+    buffer.put(Item("c", rank=4))
+    assert not buffer.waiting
+    buffer.done(flying)
+    assert buffer.stats() == BufferStats(3, 2, {"buffer_full": 1}, 0, 0)
+
+
+TAKES = {
+    "by count": ((2, PLENTY), "ab"),
+    "by bytes": ((10, 20), "ab"),
+    "bytes between two items": ((10, 29), "ab"),
+    "a single larger item": ((10, 5), "a"),
+    "everything": ((10, 30), "abc"),
+}
+
+
+@pytest.mark.parametrize(("bounds", "taken"), TAKES.values(), ids=list(TAKES))
+def test_a_batch_is_bounded(bounds: tuple[int, int], taken: str) -> None:
+    """A batch has as many items and bytes as asked for, but at least one item."""
+    buffer = make()
+    for name in "abc":
+        buffer.put(Item(name))
+    assert names(buffer.take(*bounds)) == taken
+    assert buffer.waiting is (taken != "abc")
+    assert take_all(buffer) == "abc"[len(taken) :]
+
+
+def test_drops_are_counted_by_reason() -> None:
+    """What was given up is told by reason; what is in flight is not emptied."""
+    buffer = make()
+    for name in "abcde":
+        buffer.put(Item(name))
+    buffer.give_up(buffer.take(2, PLENTY), "refused")
+    flying = buffer.take(1, PLENTY)
+    assert buffer.empty("closed") == 2
+    assert buffer.empty("closed") == 0
+    assert buffer.stats().dropped == {"refused": 2, "closed": 2}
+    buffer.done(flying)
+    assert buffer.stats() == BufferStats(5, 1, {"refused": 2, "closed": 2}, 0, 0)
+
+
+def test_a_snapshot_stays_as_it_was() -> None:
+    """Later drops do not change the numbers that somebody was given."""
+    buffer = make(max_items=1)
+    buffer.put(Item("a"))
+    buffer.put(Item("b"))
+    before = buffer.stats()
+    buffer.put(Item("c"))
+    assert before.dropped == {"buffer_full": 1}
+
+
+class Interrupting(Item):
+    """An item at whose inspection the buffer is used again, as a finaliser might."""
+
+    def __init__(self, at: str, interrupt: Callable[[], None]) -> None:
+        """Remember at which look to interrupt, once."""
+        super().__init__("a", rank=1)
+        object.__setattr__(self, "pending", {at: interrupt})
+
+    def __getattribute__(self, name: str) -> object:
+        """Interrupt at the first look at one attribute."""
+        pending: dict[str, Callable[[], None]] = object.__getattribute__(
+            self, "pending"
+        )
+        if interrupt := pending.pop(name, None):
+            interrupt()
+        return object.__getattribute__(self, name)
+
+
+def without_waiting(action: Callable[[], object]) -> None:
+    """Do something in a thread, and fail if it waits for itself."""
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    thread.join(5.0)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("at", ["size", "rank"])
+def test_put_interrupts_put(at: str) -> None:
+    """A put inside of a put, as in a signal handler, neither waits nor is lost."""
+    buffer = make()
+    item = Interrupting(at, lambda: buffer.put(Item("b")))
+    without_waiting(lambda: buffer.put(item))
+    assert len(buffer) == 2
+    assert take_all(buffer) == "ab"
+
+
+def test_put_interrupts_take() -> None:
+    """A put while items are being taken neither waits nor is lost."""
+    buffer = make()
+    buffer.put(item := Interrupting("never", lambda: None))
+    object.__setattr__(item, "pending", {"size": lambda: buffer.put(Item("b"))})
+    taken: list[Item] = []
+    without_waiting(lambda: taken.extend(buffer.take(PLENTY, PLENTY)))
+    assert names(taken) == "a"
+    assert buffer.waiting
+    assert take_all(buffer) == "b"
+
+
+def test_many_threads_lose_nothing() -> None:
+    """Under eight threads the account is exact and each thread's order is kept."""
+    buffer = make(max_items=2_000)
+    threads, count = 8, 4_000
+    written: list[Item] = []
+    closing = threading.Event()
+
+    def produce(thread: int) -> None:
+        for number in range(count):
+            buffer.put(Item((thread, number), rank=number % 5))
+
+    def consume() -> None:
+        while buffer.waiting or not closing.is_set():
+            if batch := buffer.take(100, PLENTY):
+                written.extend(batch)
+                buffer.done(batch)
+            stats = buffer.stats()
+            assert stats.queued <= 2_000
+            settled = stats.delivered + sum(stats.dropped.values())
+            assert stats.accepted == settled + stats.queued
+
+    producers = [threading.Thread(target=produce, args=(n,)) for n in range(threads)]
+    consumer = threading.Thread(target=consume)
+    for thread in (consumer, *producers):
+        thread.start()
+    for thread in producers:
+        thread.join()
+    closing.set()
+    consumer.join()
+
+    dropped = buffer.stats().dropped.get("buffer_full", 0)
+    assert buffer.stats() == BufferStats(
+        threads * count,
+        len(written),
+        {"buffer_full": dropped} if dropped else {},
+        0,
+        0,
+    )
+    assert len(written) + dropped == threads * count
+    seen: dict[int, int] = {}
+    for item in written:
+        assert isinstance(item.name, tuple)
+        thread, number = item.name
+        assert seen.get(thread, -1) < number
+        seen[thread] = number
+
+
+class BufferModel(RuleBasedStateMachine):
+    """The buffer beside a list that is searched from one end to the other."""
+
+    def __init__(self) -> None:
+        """Begin empty, with bounds that are soon met."""
+        super().__init__()
+        self.max_items, self.max_bytes = 5, 5 * 100
+        self.buffer = make(self.max_items, self.max_bytes, ranks=3)
+        self.waiting: list[Item] = []
+        self.flying: deque[Item] = deque()
+        self.accepted = self.delivered = 0
+        self.dropped: Counter[str] = Counter()
+
+    def cost(self) -> int:
+        """Bytes that wait or are in flight, as the buffer counts them."""
+        return sum(item.size + OVERHEAD for item in (*self.waiting, *self.flying))
+
+    def is_full(self) -> bool:
+        """Whether a bound is exceeded."""
+        count = len(self.waiting) + len(self.flying)
+        return count > self.max_items or self.cost() > self.max_bytes
+
+    @rule(rank=st.integers(0, 2), size=st.integers(0, 200))
+    def put(self, rank: int, size: int) -> None:
+        """Put an item and give up, one by one, what has no room."""
+        self.accepted += 1
+        item = Item(self.accepted, rank, size)
+        self.buffer.put(item)
+        self.waiting.append(item)
+        while self.is_full() and self.waiting:
+            self.waiting.remove(min(self.waiting, key=lambda one: one.rank))
+            self.dropped["buffer_full"] += 1
+
+    @rule(max_items=st.integers(1, 4), max_bytes=st.integers(1, 300))
+    def take(self, max_items: int, max_bytes: int) -> None:
+        """Take a batch."""
+        count, size = 0, 0
+        for item in self.waiting[:max_items]:
+            size += item.size
+            if count and size > max_bytes:
+                break
+            count += 1
+        expected, self.waiting = self.waiting[:count], self.waiting[count:]
+        assert self.buffer.take(max_items, max_bytes) == expected
+        self.flying.extend(expected)
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data(), delivered=st.booleans())
+    def settle(self, data: st.DataObject, delivered: bool) -> None:
+        """Settle the first of what is in flight."""
+        count = data.draw(st.integers(1, len(self.flying)))
+        items = [self.flying.popleft() for _ in range(count)]
+        if delivered:
+            self.buffer.done(items)
+            self.delivered += count
+        else:
+            self.buffer.give_up(items, "refused")
+            self.dropped["refused"] += count
+
+    @rule()
+    def empty(self) -> None:
+        """Drop all that waits."""
+        assert self.buffer.empty("closed") == len(self.waiting)
+        self.dropped["closed"] += len(self.waiting)
+        self.waiting.clear()
+
+    @invariant()
+    def account_is_exact(self) -> None:
+        """The counters, the length and the bounds agree with the model."""
+        queued = len(self.waiting) + len(self.flying)
+        assert self.buffer.stats() == BufferStats(
+            self.accepted, self.delivered, dict(+self.dropped), queued, self.cost()
+        )
+        assert self.accepted == self.delivered + self.dropped.total() + queued
+        assert len(self.buffer) == queued <= self.max_items
+        assert self.cost() <= self.max_bytes
+        assert self.buffer.waiting is bool(self.waiting)
+
+
+TestBufferModel = BufferModel.TestCase
+TestBufferModel.settings = settings(deadline=None, max_examples=60)

@@ -1,0 +1,414 @@
+"""Commands end to end: each leaves exactly one outcome record, of the right kind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from enum import Enum
+from typing import Any, Literal
+
+import anyio
+import pytest
+from pydantic import BaseModel
+from redis.asyncio import Redis
+
+from bls_agent import (
+    CommandContext,
+    Console,
+    OutcomeKind,
+    ProjectAgent,
+    Reject,
+)
+from bls_agent.errors import ConfigurationError, DuplicateHandlerError
+from bls_agent.project.router import CallNext
+from tests.harness import eventually, records
+
+
+class Speed(Enum):
+    FAST = "fast"
+    SAFE = "safe"
+
+
+class Order(BaseModel):
+    sku: str
+    count: int
+
+
+async def outcomes(redis: Redis, project: str) -> list[dict[str, Any]]:
+    found = await records(redis, project)
+    return [r for r in found if "outcome" in r.get("metadata", {})]
+
+
+async def test_result_reaches_the_console(
+    redis_url: str, redis: Redis, console: Console, project: str
+) -> None:
+    """What a handler returns stands in the outcome record, in the contract's form."""
+    agent = ProjectAgent(project, redis=redis_url)
+
+    @agent.command
+    async def reload(force: bool = False) -> dict[str, int]:
+        agent.log.info("configuration reloaded", force=force)
+        return {"rules": 42}
+
+    async with agent:
+        outcome = await console.call(project, "reload", {"force": True})
+    assert outcome.succeeded
+    assert outcome.result == {"rules": 42}
+    said, ended = await records(redis, project)
+    assert list(said) == list(ended) == ["timestamp", "level", "message", "metadata"]
+    assert said["metadata"]["commandId"] == outcome.command_id
+    assert list(ended["metadata"]) == [
+        "agent",
+        "commandId",
+        "command",
+        "outcome",
+        "durationMs",
+        "result",
+    ]
+    assert ended["level"] == "info"
+
+
+@pytest.mark.parametrize(
+    ("command", "args", "kind", "level"),
+    [
+        ("重新加载", {"次数": 2}, "succeeded", "info"),
+        ("plain", {}, "succeeded", "info"),
+        ("raises", {}, "failed", "error"),
+        ("exits", {}, "failed", "error"),
+        ("recurses", {}, "failed", "error"),
+        ("slow", {}, "timed_out", "error"),
+        ("slow_plain", {}, "timed_out", "error"),
+        ("turns_down", {}, "rejected", "warn"),
+        ("typed", {}, "rejected", "warn"),
+        ("typed", {"count": True}, "rejected", "warn"),
+        (
+            "typed",
+            {"count": 1, "speed": "fast", "order": {"sku": "a"}},
+            "rejected",
+            "warn",
+        ),
+        ("nobody", {}, "unknown", "warn"),
+        ("unserialisable", {}, "succeeded", "info"),
+    ],
+    ids=str,
+)
+async def test_each_end_has_its_record(
+    redis_url: str,
+    redis: Redis,
+    console: Console,
+    project: str,
+    command: str,
+    args: dict[str, Any],
+    kind: str,
+    level: str,
+) -> None:
+    """However a handler ends, one record says so and the next command runs."""
+    agent = ProjectAgent(project, redis=redis_url, command_timeout=5)
+    release = threading.Event()
+
+    @agent.command("重新加载")
+    async def reload(次数: int) -> int:
+        return 次数
+
+    @agent.command
+    def plain() -> str:
+        return threading.current_thread().name
+
+    @agent.command
+    async def raises() -> None:
+        raise KeyError("库存")
+
+    @agent.command
+    async def exits() -> None:
+        raise SystemExit(3)
+
+    @agent.command
+    async def recurses() -> None:
+        await recurses()
+
+    @agent.command(timeout=0.05)
+    async def slow() -> None:
+        await anyio.sleep_forever()
+
+    @agent.command(timeout=0.05)
+    def slow_plain() -> None:
+        release.wait(10)
+
+    @agent.command
+    async def turns_down() -> None:
+        raise Reject("not today", {"until": "tomorrow"})
+
+    @agent.command
+    async def typed(
+        count: int, speed: Speed = Speed.SAFE, order: Order | None = None
+    ) -> None:
+        raise AssertionError
+
+    @agent.command
+    async def unserialisable() -> object:
+        return {"set": {1}, 2: object(), "bytes": b"\xff", "nan": float("nan")}
+
+    async with agent:
+        outcome = await console.call(project, command, args)
+        assert outcome.kind == kind
+        release.set()
+        assert (await console.call(project, "plain")).succeeded
+        found = [
+            r
+            for r in await outcomes(redis, project)
+            if r["metadata"]["command"] == command
+        ]
+        assert len(found) == (2 if command == "plain" else 1)
+        assert found[0]["level"] == level
+        assert not agent.stats().faults
+
+
+async def test_refusals_name_the_fields(
+    redis_url: str, console: Console, project: str
+) -> None:
+    """Missing, unknown and wrong arguments are all named, and the handler never runs."""
+    agent = ProjectAgent(project, redis=redis_url)
+
+    @agent.command
+    async def typed(
+        count: int, ratio: float = 1.0, mode: Literal["fast", "safe"] = "fast"
+    ) -> None:
+        raise AssertionError
+
+    async with agent:
+        outcome = await console.call(
+            project, "typed", {"mode": "quick", "x": 1, "ratio": True}
+        )
+    assert outcome.kind is OutcomeKind.REJECTED
+    assert set(outcome.error["fields"]) == {"count", "mode", "x", "ratio"}
+
+
+async def test_context_fallback_and_middleware(
+    redis_url: str, console: Console, project: str
+) -> None:
+    """A context is injected, middleware wraps in order, the fallback gets the rest."""
+    agent = ProjectAgent(project, redis=redis_url)
+    seen: list[str] = []
+
+    @agent.middleware
+    async def outer(context: CommandContext, call_next: CallNext) -> object:
+        seen.append(f"outer {context.command}")
+        return {"outer": await call_next(context)}
+
+    @agent.middleware
+    async def inner(context: CommandContext, call_next: CallNext) -> object:
+        seen.append(f"inner {context.command}")
+        return await call_next(context)
+
+    @agent.command
+    async def who(context: CommandContext, name: str) -> dict[str, object]:
+        context.log.info("asked", name=name)
+        return {
+            "id": context.id,
+            "source": context.source,
+            "delivery": context.delivery,
+        }
+
+    @agent.fallback
+    async def rest(context: CommandContext) -> dict[str, object]:
+        return {"args": context.args}
+
+    async with agent:
+        asked = await console.call(project, "who", {"name": "库存"})
+        other = await console.call(project, "anything", {"x": 1})
+    assert asked.result == {
+        "outer": {
+            "id": asked.command_id,
+            "source": "BLS Project Console",
+            "delivery": 1,
+        }
+    }
+    assert other.result == {"outer": {"args": {"x": 1}}}
+    assert seen == ["outer who", "inner who", "outer anything", "inner anything"]
+
+
+async def test_one_at_a_time_keeps_the_order(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """concurrency=1 runs commands strictly one after the other, in list order."""
+    agent = ProjectAgent(project, redis=redis_url, prefetch=5)
+    seen: list[tuple[str, int]] = []
+
+    @agent.command
+    async def step(n: int) -> None:
+        seen.append(("begin", n))
+        await anyio.sleep(0)
+        seen.append(("end", n))
+
+    for n in range(50):
+        await redis.rpush(f"{project}_控制", b'{"command":"step","args":{"n":%d}}' % n)
+    async with agent:
+        await eventually(lambda: len(seen) == 100)
+    assert seen == [(what, n) for n in range(50) for what in ("begin", "end")]
+
+
+async def test_concurrency_is_a_bound(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """Never more than ``concurrency`` handlers run; the backlog stays in Redis."""
+    agent = ProjectAgent(project, redis=redis_url, concurrency=5, shutdown_timeout=0)
+    running = 0
+    release = anyio.Event()
+
+    @agent.command
+    async def hold() -> None:
+        nonlocal running
+        running += 1
+        await release.wait()
+
+    for _ in range(20):
+        await redis.rpush(f"{project}_控制", b'{"command":"hold"}')
+    async with agent:
+        await eventually(lambda: running == 5)
+        await anyio.sleep(0.1)  # nothing more may be taken; there is no event for that
+        assert running == 5
+        assert await redis.llen(f"{project}_控制") == 15
+        release.set()
+        await eventually(lambda: running == 20)
+
+
+async def test_a_hung_thread_keeps_its_slot(
+    redis_url: str, console: Console, project: str
+) -> None:
+    """A plain handler beyond its time is reported at once; its slot is free later."""
+    agent = ProjectAgent(project, redis=redis_url)
+    release = threading.Event()
+
+    @agent.command(timeout=0.05)
+    def hang() -> None:
+        release.wait(10)
+
+    async with agent:
+        assert (await console.call(project, "hang")).kind is OutcomeKind.TIMED_OUT
+        assert agent.stats().commands_stuck == 1
+        waiting = await console.send(project, "ping")
+        assert "succeeded" not in agent.stats().outcomes
+        release.set()
+        await eventually(lambda: agent.stats().outcomes.get("succeeded") == 1)
+        assert agent.stats().commands_stuck == 0
+        assert waiting.command == "ping"
+
+
+async def test_builtins(
+    redis_url: str, redis: Redis, console: Console, project: str
+) -> None:
+    """ping, help, stats and set_log_level answer; the level comes back by itself."""
+    agent = ProjectAgent(project, redis=redis_url, log_level="info")
+
+    @agent.command
+    async def 重新加载(force: bool = False) -> None:
+        """Load the rules again."""
+
+    async with agent:
+        assert (await console.call(project, "ping")).result == {"pong": True}
+        listed = (await console.call(project, "help")).result
+        mine = next(item for item in listed if item["name"] == "重新加载")
+        assert mine["description"] == "Load the rules again."
+        assert mine["parameters"]["properties"] == {"force": {"type": "boolean"}}
+        assert (await console.call(project, "stats")).result["project"] == project
+        agent.log.debug("not shipped")
+        changed = await console.call(
+            project, "set_log_level", {"level": "debug", "seconds": 0.2}
+        )
+        assert changed.result["before"] == "info"
+        agent.log.debug("shipped")
+        await anyio.sleep(0.25)  # the level's own time
+        agent.log.debug("not shipped either")
+        await agent.flush()
+    said = [
+        r["message"] for r in await records(redis, project) if r["level"] == "debug"
+    ]
+    assert said == ["shipped"]
+
+
+async def test_builtins_can_be_switched_off(
+    redis_url: str, console: Console, project: str
+) -> None:
+    """builtins=False leaves only the host's own commands; its own ping goes first."""
+    async with ProjectAgent(project, redis=redis_url, builtins=False):
+        assert (await console.call(project, "ping")).kind is OutcomeKind.UNKNOWN
+    agent = ProjectAgent(project, redis=redis_url)
+
+    @agent.command
+    async def ping() -> str:
+        return "mine"
+
+    async with agent:
+        assert (await console.call(project, "ping")).result == "mine"
+
+
+async def test_registering_after_the_start(
+    redis_url: str, console: Console, project: str
+) -> None:
+    """A handler registered while the agent is open works at once."""
+    agent = ProjectAgent(project, redis=redis_url)
+    async with agent:
+
+        @agent.command
+        async def late() -> str:
+            return "here"
+
+        assert (await console.call(project, "late")).result == "here"
+
+
+def test_a_decorator_gives_the_function_back() -> None:
+    """Decorated functions are the user's own objects."""
+    agent = ProjectAgent("订单系统")
+
+    async def one() -> None: ...
+    def two() -> None: ...
+
+    assert agent.command(one) is one
+    assert agent.command("二")(two) is two
+    with pytest.raises(DuplicateHandlerError, match="二"):
+        agent.command("二")(one)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["generator", "async generator", "positional", "unknown"]
+)
+def test_signatures_nobody_can_serve_are_refused(wrong: str) -> None:
+    """A handler that could never be called is refused when it is registered."""
+    agent = ProjectAgent("订单系统")
+
+    def generator() -> Iterator[int]:
+        yield 1
+
+    async def async_generator() -> AsyncIterator[int]:
+        yield 1
+
+    async def positional(a: int, /) -> None: ...
+    async def unknown(a: threading.Lock) -> None: ...
+
+    functions: dict[str, Callable[..., object]] = {
+        "generator": generator,
+        "async generator": async_generator,
+        "positional": positional,
+        "unknown": unknown,
+    }
+    with pytest.raises(ConfigurationError):
+        agent.command(functions[wrong])
+
+
+async def test_records_inside_a_handler_carry_its_command(
+    redis_url: str, redis: Redis, console: Console, project: str
+) -> None:
+    """Log calls made in a handler, also in its thread, carry the command's id."""
+    agent = ProjectAgent(project, redis=redis_url)
+
+    @agent.command
+    def work() -> None:
+        agent.log.info("inside")
+
+    agent.log.info("outside")
+    async with agent:
+        outcome = await console.call(project, "work")
+        await agent.flush()
+    outside, inside, _ = await records(redis, project)
+    assert "commandId" not in outside["metadata"]
+    assert inside["metadata"]["commandId"] == outcome.command_id

@@ -1,0 +1,282 @@
+"""Compatibility mode and the automatic choice of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent import Console, ProjectAgent
+from bls_agent.devserver import DevServer
+from bls_agent.settings import Mode
+from tests.harness import (
+    History,
+    command_bytes,
+    eventually,
+    execute,
+    records,
+    status_of,
+)
+
+PASSWORD = "geheim-密码"
+
+
+@pytest.fixture
+async def admin(own_server: DevServer) -> AsyncIterator[Redis]:
+    """An administrator's client of a server of this test's own."""
+    async with Redis.from_url(own_server.url, protocol=2) as client:
+        yield client
+
+
+async def restricted_url(admin: Redis, server: DevServer, *rules: str) -> str:
+    """Make a user with these rights and give the URL that logs in as it."""
+    await execute(
+        admin, "ACL", "SETUSER", "agent", "reset", "on", f">{PASSWORD}", "~*", *rules
+    )
+    return f"redis://agent:{PASSWORD}@127.0.0.1:{server.port}/0"
+
+
+async def test_every_command_is_handled_and_trimmed(
+    redis_url: str, redis: Redis, console: Console, project: str
+) -> None:
+    """Commands run one at a time in order; each is trimmed after it has ended."""
+    agent = ProjectAgent(project, redis=redis_url, mode="compat", concurrency=4)
+    history = History()
+    history.attach(agent)
+    seen_during: list[int] = []
+
+    @agent.command
+    async def look() -> None:
+        seen_during.append(await redis.llen(f"{project}_控制"))
+
+    for _ in range(50):
+        await history.push(redis, project)
+    async with agent:
+        assert agent.stats().mode == "compat"
+        await eventually(lambda: len(history.handled) == 50)
+        assert (await console.call(project, "look")).succeeded
+        assert seen_during == [1], "the command stays in the list while it runs"
+        await eventually(lambda: _empty(redis, project))
+        assert await status_of(redis, project) == "在线"
+    assert history.handled == history.pushed
+
+
+async def _empty(redis: Redis, project: str) -> bool:
+    return not await redis.exists(f"{project}_控制")
+
+
+@pytest.mark.parametrize(
+    ("payload", "outcome"),
+    [
+        (b"no json", "discarded"),
+        (b'{"command":"raises"}', "failed"),
+        (b'{"command":"slow"}', "timed_out"),
+        (b'{"command":"nobody"}', "unknown"),
+    ],
+    ids=["malformed", "raises", "times out", "unknown"],
+)
+async def test_every_final_outcome_trims(
+    redis_url: str, redis: Redis, project: str, payload: bytes, outcome: str
+) -> None:
+    """A poisoned command does not block for ever: it ends once and is cut."""
+    agent = ProjectAgent(project, redis=redis_url, mode="compat")
+    history = History()
+    history.attach(agent)
+
+    @agent.command
+    async def raises() -> None:
+        raise KeyError("库存")
+
+    @agent.command(timeout=0.05)
+    async def slow() -> None:
+        await anyio.sleep_forever()
+
+    await redis.rpush(f"{project}_控制", payload)
+    await history.push(redis, project)
+    async with agent:
+        await eventually(lambda: history.handled == [0])
+        await agent.flush()
+        found = await records(redis, project)
+        assert [r["metadata"]["outcome"] for r in found].count(outcome) == 1
+        await eventually(lambda: _empty(redis, project))
+
+
+async def test_a_cancelled_command_stays(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """A command that was cancelled by the stop is not trimmed and runs again."""
+    agent = ProjectAgent(project, redis=redis_url, mode="compat", shutdown_timeout=0.1)
+    started = 0
+
+    @agent.command
+    async def endless() -> None:
+        nonlocal started
+        started += 1
+        if started == 1:
+            await anyio.sleep_forever()
+
+    await redis.rpush(f"{project}_控制", b'{"command":"endless"}')
+    async with agent:
+        await eventually(lambda: started == 1)
+    assert await redis.llen(f"{project}_控制") == 1
+    async with agent:
+        await eventually(lambda: _empty(redis, project))
+    assert started == 2
+
+
+async def test_a_foreign_trim_is_noticed_and_nothing_else_is_cut(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """If somebody cuts our command while it runs, the next one is not cut unread."""
+    agent = ProjectAgent(project, redis=redis_url, mode="compat")
+    history = History()
+    history.attach(agent)
+    running, go_on = anyio.Event(), anyio.Event()
+
+    @agent.command
+    async def hold() -> None:
+        running.set()
+        await go_on.wait()
+
+    await redis.rpush(f"{project}_控制", b'{"command":"hold"}')
+    await history.push(redis, project)
+    async with agent:
+        await running.wait()
+        await redis.ltrim(f"{project}_控制", 1, -1)
+        go_on.set()
+        await eventually(lambda: history.handled == [0])
+        await agent.flush()
+    said = [r["message"] for r in await records(redis, project) if r["level"] == "warn"]
+    assert any("second consumer" in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("rules", "weakest"),
+    [
+        (("+@all",), False),
+        (("+@all", "-@scripting"), False),
+        (("+@all", "-@scripting", "-lrem"), True),
+    ],
+    ids=["script", "lrem", "ltrim"],
+)
+async def test_the_weaker_ways_to_cut(
+    own_server: DevServer,
+    admin: Redis,
+    project: str,
+    rules: tuple[str, ...],
+    weakest: bool,
+) -> None:
+    """Where scripts are refused LREM cuts, where that is refused LTRIM: said once."""
+    url = await restricted_url(admin, own_server, *rules)
+    agent = ProjectAgent(project, redis=url, mode="compat")
+    history = History()
+    history.attach(agent)
+    for _ in range(20):
+        await history.push(admin, project)
+    async with agent:
+        await eventually(lambda: len(history.handled) == 20)
+        await eventually(lambda: _empty(admin, project))
+        await agent.flush()
+    assert history.handled == history.pushed
+    said = [r["message"] for r in await records(admin, project) if r["level"] == "warn"]
+    assert len([text for text in said if "without looking" in text]) == weakest
+
+
+@pytest.mark.parametrize("refusal", ["acl", "unknown"])
+async def test_auto_takes_compat_where_blpop_is_refused(
+    project: str, refusal: str
+) -> None:
+    """auto: NOPERM or an unknown BLPOP leads to compat, said once in the console list."""
+    options = ("--rename-command", "BLPOP", "") if refusal == "unknown" else ()
+    with DevServer(options=options) as server:
+        async with Redis.from_url(server.url, protocol=2) as admin:
+            url = server.url
+            if refusal == "acl":
+                url = await restricted_url(admin, server, "+@all", "-blpop")
+            agent = ProjectAgent(project, redis=url)
+            history = History()
+            history.attach(agent)
+            async with agent:
+                await eventually(lambda: agent.stats().mode == "compat")
+                for _ in range(5):
+                    await history.push(admin, project)
+                await eventually(lambda: len(history.handled) == 5)
+                await eventually(lambda: _empty(admin, project))
+                await agent.flush()
+            said = [r for r in await records(admin, project) if r["level"] == "warn"]
+            assert len(said) == 1
+            assert said[0]["metadata"]["mode"] == "compat"
+
+
+async def test_auto_tries_blpop_again_after_a_reconnect(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """When the right comes back, a reconnect brings BLPOP back, and nothing runs twice."""
+    url = await restricted_url(admin, own_server, "+@all", "-blpop")
+    agent = ProjectAgent(project, redis=url)
+    history = History()
+    history.attach(agent)
+    async with agent:
+        await eventually(lambda: agent.stats().mode == "compat")
+        await execute(admin, "ACL", "SETUSER", "agent", "+blpop")
+        for client in await admin.client_list():
+            if client["name"].endswith(":data"):
+                await execute(admin, "CLIENT", "KILL", "ID", client["id"])
+        await history.push(admin, project)
+        await eventually(lambda: agent.stats().mode == "blocking")
+        await history.push(admin, project)
+        await eventually(lambda: len(history.handled) == 2)
+    await history.check(admin, project)
+
+
+async def test_other_refusals_do_not_change_the_mode(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """A control key of another type is no reason for compat; it is left alone."""
+    await redis.set(f"{project}_控制", "somebody's data")
+    agent = ProjectAgent(project, redis=redis_url)
+    async with agent:
+        await agent.ready(5)
+        await anyio.sleep(0.2)  # time in which a wrong switch would happen
+        assert agent.stats().mode == "blocking"
+        assert not agent.stats().faults
+    assert await redis.get(f"{project}_控制") == b"somebody's data"
+
+
+@pytest.mark.parametrize("mode", ["blocking", "compat", "auto"])
+async def test_same_bytes_in_every_mode(
+    redis_url: str, redis: Redis, project: str, mode: Mode
+) -> None:
+    """The same command gives the same record in every mode, but for ids and times."""
+    agent = ProjectAgent(project, redis=redis_url, mode=mode, instance="节点")
+    history = History()
+    history.attach(agent)
+    await redis.rpush(f"{project}_控制", command_bytes(7))
+    async with agent:
+        await eventually(lambda: history.handled == [7])
+        await agent.flush()
+    (record,) = await records(redis, project)
+    assert list(record) == ["timestamp", "level", "message", "metadata"]
+    del record["timestamp"]
+    assert record.pop("metadata").pop("durationMs") > 0
+    assert record == {"level": "info", "message": "command 'mark' succeeded"}
+
+
+async def test_unblock_and_lpush_refused(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """Without the rights to UNBLOCK and LPUSH nothing is lost: the stop just takes longer."""
+    url = await restricted_url(
+        admin, own_server, "+@all", "-client|unblock", "-client|kill", "-lpush"
+    )
+    agent = ProjectAgent(project, redis=url, mode="blocking", prefetch=4)
+    history = History()
+    history.attach(agent)
+    async with agent:
+        await agent.ready(5)
+        for _ in range(3):
+            await history.push(admin, project)
+        await eventually(lambda: len(history.handled) == 3)
+    await history.check(admin, project)

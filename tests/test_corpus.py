@@ -1,0 +1,103 @@
+"""Every message of the corpus ends as its line says, and the good command behind it runs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent import ProjectAgent
+from tests.corpus.loader import CorpusItem, load_commands
+from tests.harness import eventually, records
+
+ITEMS = load_commands()
+GROUPS = sorted({item.group for item in ITEMS})
+STALL = 0.05  # seconds the event loop may stand still, except in the size tests
+
+
+def make_agent(project: str, url: str) -> ProjectAgent:
+    agent = ProjectAgent(project, redis=url, log_buffer_bytes=64 * 1024 * 1024)
+
+    @agent.command
+    async def echo(**arguments: object) -> dict[str, int]:
+        return {"keys": len(arguments)}
+
+    @agent.command
+    def sync_echo(**arguments: object) -> dict[str, int]:
+        return {"keys": len(arguments)}
+
+    @agent.command("重新加载")
+    async def reload(force: bool = False) -> None: ...
+
+    @agent.command
+    async def typed(
+        count: int,
+        ratio: float = 1.0,
+        name: str = "",
+        mode: Literal["fast", "safe"] = "fast",
+        items: list[int] | None = None,
+    ) -> None: ...
+
+    @agent.command
+    async def good() -> str:
+        return "ran"
+
+    return agent
+
+
+class StallWatch:
+    """Measures the longest time in which the event loop did not come round."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+
+    async def run(self) -> None:
+        last = anyio.current_time()
+        while True:
+            await anyio.sleep(0.001)
+            now = anyio.current_time()
+            self.longest = max(self.longest, now - last)
+            last = now
+
+
+async def check_item(
+    redis: Redis, project: str, agent: ProjectAgent, item: CorpusItem
+) -> None:
+    """Push one item and a good command, and compare the two records."""
+    await redis.delete(f"{project}_项目控制台")
+    good = agent.stats().outcomes.get("succeeded", 0) + 1 + (item.expect == "succeeded")
+    await redis.rpush(f"{project}_控制", item.payload, b'{"command":"good"}')
+    try:
+        await eventually(lambda: agent.stats().outcomes.get("succeeded", 0) >= good)
+    except TimeoutError:
+        pytest.fail(f"{item.name} did not end: {await records(redis, project)}")
+    await agent.flush()
+    first, second = await records(redis, project)
+    told = first["metadata"]
+    assert told["outcome"] == item.expect, item.name
+    assert second["metadata"]["command"] == "good"
+    if item.expect == "discarded":
+        assert told["error"]["reason"] == item.reason, item.name
+        assert told["error"]["size"] == len(item.payload)
+        assert told["error"]["firstBytes"].isascii()
+        assert first["level"] == "error"
+    if item.fields:
+        assert sorted(told["error"]["fields"]) == list(item.fields), item.name
+
+
+@pytest.mark.parametrize("group", GROUPS)
+async def test_corpus(redis_url: str, redis: Redis, project: str, group: str) -> None:
+    """No exception, no stall; one record of the right kind for each item of a group."""
+    agent = make_agent(project, redis_url)
+    watch = StallWatch()
+    async with agent, anyio.create_task_group() as tasks:
+        await agent.ready(5)
+        tasks.start_soon(watch.run)
+        for item in ITEMS:
+            if item.group == group:
+                await check_item(redis, project, agent, item)
+        tasks.cancel_scope.cancel()
+    assert not agent.stats().faults
+    assert group == "size" or watch.longest < STALL

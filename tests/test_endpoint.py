@@ -1,0 +1,348 @@
+"""Where Redis is: URLs and clients understood, credentials kept out of sight."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from ssl import CERT_NONE, CERT_REQUIRED
+from typing import Any, cast
+
+import pytest
+import redis
+import redis.asyncio
+from hypothesis import given, settings, strategies as st
+from redis.asyncio.cluster import RedisCluster
+from redis.asyncio.connection import Connection, ConnectionPool
+from redis.asyncio.sentinel import Sentinel
+
+from bls_agent.endpoint import Endpoint, mask_url
+from bls_agent.errors import ConfigurationError
+
+SECRET = "hunter2"
+
+
+def connection_to(target: object) -> Any:
+    """Make the connection, which is not open yet, with redis-py's own attributes."""
+    return cast("Any", Endpoint.of(target).make())
+
+
+# --- masking
+
+MASKED = {
+    "nothing to hide": ("redis://h:6379/0", "redis://h:6379/0"),
+    "password": (f"redis://:{SECRET}@h:6379/0", "redis://***@h:6379/0"),
+    "user and password": (f"redis://u:{SECRET}@h/0", "redis://u:***@h/0"),
+    "user alone": (f"redis://{SECRET}@h/0", "redis://***@h/0"),
+    "tls": (f"rediss://u:{SECRET}@h:6380", "rediss://u:***@h:6380"),
+    "socket": (f"unix://u:{SECRET}@/run/redis.sock", "unix://u:***@/run/redis.sock"),
+    "at sign": (f"redis://u:{SECRET}@x@h/0", "redis://u:***@h/0"),
+    "query": (f"redis://h/0?password={SECRET}", "redis://h/0"),
+}
+
+
+@pytest.mark.parametrize(("url", "shown"), MASKED.values(), ids=list(MASKED))
+def test_a_url_is_shown_without_its_credentials(url: str, shown: str) -> None:
+    """Scheme, user, host and database stay readable, the password does not."""
+    assert mask_url(url) == shown
+
+
+BROKEN = {
+    "unquoted slash": f"redis://:{SECRET}/x@h/0",
+    "unquoted slash in front": f"redis://:x/{SECRET}@h/0",
+    "unquoted hash": f"redis://:{SECRET}#x@h/0",
+    "unquoted question mark": f"redis://:{SECRET}?x@h/0",
+    "open bracket": f"redis://u:{SECRET}@[::1",
+    "bracket in the password": f"redis://u:[{SECRET}@h/0",
+    "no scheme": f"u:{SECRET}@h:6379",
+    "no scheme, password alone": f":{SECRET}@h:6379",
+    "one slash": f"redis:/u:{SECRET}@h:6379/0",
+    "no slash": f"redis:u:{SECRET}@h:6379/0",
+    "no colon": f"redis//u:{SECRET}@h:6379/0",
+    "no port": f"redis://u:{SECRET}@h:port/0",
+    "other scheme": f"http://u:{SECRET}@h/0",
+    "blank in front": f" redis://u:{SECRET}@h/0",
+    "option refused": f"redis://u:{SECRET}@h/0?colour=red",
+    "option out of range": f"redis://u:{SECRET}@h/0?db=first",
+}
+
+
+@pytest.mark.parametrize("url", BROKEN.values(), ids=list(BROKEN))
+def test_a_broken_url_does_not_give_its_password_away(url: str) -> None:
+    """However a URL is misspelt, the error that shows it hides the password."""
+    assert SECRET not in mask_url(url)
+    with pytest.raises(ConfigurationError) as caught:
+        Endpoint.of(url)
+    assert SECRET not in str(caught.value)
+    assert SECRET not in caught.value.value
+    assert caught.value.name == "redis"
+
+
+pieces = st.text(st.sampled_from("ab1:/@?#[]%\\ &.订\t\n"), max_size=6)
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(["redis://", "rediss://", "unix://", "redis:/"]),
+    pieces,
+    pieces,
+    pieces,
+)
+def test_no_password_survives_masking(
+    scheme: str, user: str, before: str, after: str
+) -> None:
+    """Whatever stands around it, a password before the last @ is never shown."""
+    url = f"{scheme}{user}:{before}{SECRET}{after}@host:6379/0"
+    shown = [mask_url(url)]
+    try:
+        Endpoint.of(url)
+    except ConfigurationError as error:
+        shown.append(str(error))
+    assert SECRET not in "".join(shown)
+
+
+# --- URLs
+
+URLS: dict[str, tuple[str, str, dict[str, object]]] = {
+    "short": ("redis://", "redis://localhost:6379/0", {"host": "localhost"}),
+    "host": ("redis://cache", "redis://cache:6379/0", {"host": "cache", "port": 6379}),
+    "all": ("redis://u:p@cache:1/2", "redis://cache:1/2", {"port": 1, "db": "2"}),
+    "quoted password": (
+        "redis://u:p%40s%2F@h",
+        "redis://h:6379/0",
+        {"username": "u", "password": "p@s/"},
+    ),
+    "password in the query": (
+        "redis://h/3?username=u&password=p",
+        "redis://h:6379/3",
+        {"username": "u", "password": "p"},
+    ),
+    "IPv4": ("redis://127.0.0.1:1/0", "redis://127.0.0.1:1/0", {"host": "127.0.0.1"}),
+    "IPv6": ("redis://[::1]:6380/0", "redis://[::1]:6380/0", {"host": "::1"}),
+    "socket": (
+        "unix:///run/r.sock",
+        "unix:///run/r.sock?db=0",
+        {"path": "/run/r.sock"},
+    ),
+    "socket, database": (
+        "unix://u:p@/run/r.sock?db=2",
+        "unix:///run/r.sock?db=2",
+        {"path": "/run/r.sock", "password": "p"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("url", "address", "place"), URLS.values(), ids=list(URLS))
+def test_a_url_says_where_redis_is(
+    url: str, address: str, place: dict[str, object]
+) -> None:
+    """Host, port, database and credentials of a URL reach the connection."""
+    assert Endpoint.of(url).address == address
+    assert repr(Endpoint.of(url)) == f"Endpoint({address!r})"
+    assert Endpoint.of(url).notes == ()
+    connection = connection_to(url)
+    found = {name: getattr(connection, name) for name in place}
+    assert {name: str(value) for name, value in found.items()} == {
+        name: str(value) for name, value in place.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "verify"),
+    [("", CERT_REQUIRED), ("?ssl_cert_reqs=none&ssl_check_hostname=false", CERT_NONE)],
+    ids=["by default", "unless told otherwise"],
+)
+def test_certificates_are_verified(options: str, verify: int) -> None:
+    """Over rediss:// the certificate counts, unless the URL says that it must not."""
+    connection = connection_to(f"rediss://cache:6380/0{options}")
+    assert connection.ssl_context.cert_reqs == verify
+
+
+REFUSED_URLS = {
+    "another scheme": ("http://h", "begins with redis://"),
+    "capitals": ("REDIS://h", "begins with redis://"),
+    "empty": ("", "begins with redis://"),
+    "port": ("redis://h:port", "a URL like redis://"),
+    "large port": ("redis://h:65536", "a URL like redis://"),
+    "database": ("redis://h/first", "the database is a number"),
+    "two databases": ("redis://h/0/1", "the database is a number"),
+    "no path": ("unix://", "needs the socket's path"),
+    "unknown option": ("redis://h?colour=red", "'colour' is not understood"),
+    "TLS without TLS": ("redis://h?ssl_cert_reqs=none", "'ssl_cert_reqs' is not"),
+    "option of the wrong type": (
+        "redis://h?socket_timeout=long",
+        "a URL like redis://",
+    ),
+}
+
+
+@pytest.mark.parametrize(("url", "rule"), REFUSED_URLS.values(), ids=list(REFUSED_URLS))
+def test_a_url_that_makes_no_sense_is_refused(url: str, rule: str) -> None:
+    """The error says what a URL has to look like, or which option is at fault."""
+    with pytest.raises(ConfigurationError, match=r"^redis: ") as caught:
+        Endpoint.of(url)
+    assert rule in str(caught.value)
+
+
+def test_an_option_that_is_ours_to_decide_is_overruled() -> None:
+    """What would break a promise is not taken over, and that is said once."""
+    endpoint = Endpoint.of("redis://h/0?socket_timeout=1&protocol=3&client_name=x")
+    assert len(endpoint.notes) == 1
+    for option in ("socket_timeout", "protocol", "client_name"):
+        assert option in endpoint.notes[0]
+    check_decisions(cast("Any", endpoint.make()))
+
+
+# --- clients
+
+
+def check_decisions(connection: Any) -> None:
+    """Assert what every connection of ours has in common."""
+    assert isinstance(connection, redis.asyncio.connection.AbstractConnection)
+    assert connection.protocol == 2
+    assert connection.socket_timeout is None
+    assert connection.socket_connect_timeout == 5.0
+    assert connection.retry.get_retries() == 0
+    assert connection.retry_on_error == []
+    assert connection.health_check_interval == 0
+    assert connection.client_name is None
+    assert not connection.encoder.decode_responses
+    assert not connection.is_connected
+
+
+def async_client(**options: Any) -> redis.asyncio.Redis:
+    """Make a client as a host might have one, with habits that are not ours."""
+    return redis.asyncio.Redis(
+        password=SECRET,
+        protocol=3,
+        decode_responses=True,
+        socket_timeout=1,
+        health_check_interval=30,
+        client_name="host",
+        **options,
+    )
+
+
+CLIENTS: dict[str, tuple[Callable[[], object], str]] = {
+    "asyncio": (
+        lambda: async_client(host="cache", port=1, db=2),
+        "redis://cache:1/2",
+    ),
+    "asyncio, TLS": (
+        lambda: async_client(host="cache", ssl=True),
+        "rediss://cache:6379/0",
+    ),
+    "asyncio, socket": (
+        lambda: async_client(unix_socket_path="/run/r.sock"),
+        "unix:///run/r.sock?db=0",
+    ),
+    "asyncio, from a URL": (
+        lambda: redis.asyncio.Redis.from_url(f"redis://:{SECRET}@cache:1/2"),
+        "redis://cache:1/2",
+    ),
+    "blocking": (
+        lambda: redis.Redis("cache", 1, 2, password=SECRET, protocol=3),
+        "redis://cache:1/2",
+    ),
+    "blocking, TLS": (
+        lambda: redis.Redis("cache", password=SECRET, ssl=True),
+        "rediss://cache:6379/0",
+    ),
+    "blocking, socket": (
+        lambda: redis.Redis(unix_socket_path="/run/r.sock", password=SECRET),
+        "unix:///run/r.sock?db=0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("client", "address"), CLIENTS.values(), ids=list(CLIENTS))
+def test_a_client_says_where_redis_is(
+    client: Callable[[], object], address: str
+) -> None:
+    """From a client come address, credentials and TLS; the habits are ours."""
+    endpoint = Endpoint.of(client())
+    assert endpoint.address == address
+    assert SECRET not in repr(endpoint)
+    connection = cast("Any", endpoint.make())
+    check_decisions(connection)
+    assert connection.password == SECRET
+
+
+def test_a_borrowed_client_is_left_alone() -> None:
+    """Making connections takes none from the client's pool and puts none into it."""
+    client = async_client()
+    pool = cast("Any", client.connection_pool)
+    endpoint = Endpoint.of(client)
+    assert endpoint.make() is not endpoint.make()
+    assert not pool._available_connections
+    assert not pool._in_use_connections
+
+
+def test_idle_links_are_watched() -> None:
+    """Keepalive is on, with the platform's names for idle, interval and count."""
+    connection = connection_to("redis://h")
+    assert connection.socket_keepalive
+    options = connection.socket_keepalive_options
+    assert options[socket.TCP_KEEPINTVL] == 5
+    assert options[socket.TCP_KEEPCNT] == 3
+    assert 10 in options.values()
+
+
+make_sentinel: Callable[..., Any] = Sentinel  # redis-py gives it no types
+sentinel = make_sentinel([("127.0.0.1", 1)])
+
+
+class OwnConnection(Connection):
+    """A connection class of the host's own."""
+
+
+FOREIGN: dict[str, tuple[Callable[[], object], str]] = {
+    "own connection class": (
+        lambda: redis.asyncio.Redis(
+            connection_pool=ConnectionPool(OwnConnection, socket_timeout=1)
+        ),
+        "OwnConnection",
+    ),
+    "Sentinel": (
+        lambda: sentinel.master_for("orders", socket_timeout=1),
+        "SentinelManagedConnection",
+    ),
+}
+
+
+@pytest.mark.parametrize(("client", "kind"), FOREIGN.values(), ids=list(FOREIGN))
+def test_a_client_that_cannot_be_rebuilt_is_used_as_it_is(
+    client: Callable[[], object], kind: str
+) -> None:
+    """Its own pool makes our connections, without its deadline, and that is said."""
+    endpoint = Endpoint.of(client())
+    assert endpoint.address == f"client:{kind}"
+    assert [kind in note for note in endpoint.notes] == [True]
+    connection = cast("Any", endpoint.make())
+    assert type(connection).__name__ == kind
+    assert connection.socket_timeout is None
+    assert connection.health_check_interval == 0
+
+
+def test_an_endpoint_is_an_endpoint() -> None:
+    """What was understood once is used again as it is."""
+    endpoint = Endpoint.of("redis://h")
+    assert Endpoint.of(endpoint) is endpoint
+
+
+NO_CLIENTS: dict[str, Callable[[], object]] = {
+    "none": lambda: None,
+    "bytes": lambda: b"redis://h",
+    "a pool": ConnectionPool,
+    "anything": object,
+    "a cluster": lambda: RedisCluster("127.0.0.1", 1),
+    "a blocking client's own connections": lambda: redis.Redis(
+        connection_pool=redis.ConnectionPool(redis.sentinel.SentinelManagedConnection)
+    ),
+}
+
+
+@pytest.mark.parametrize("target", NO_CLIENTS.values(), ids=list(NO_CLIENTS))
+def test_what_is_no_client_is_refused(target: Callable[[], object]) -> None:
+    """Anything that connections to one server cannot be made of is refused at once."""
+    with pytest.raises(ConfigurationError, match=r"^redis: "):
+        Endpoint.of(target())

@@ -1,0 +1,183 @@
+"""The examples as people start them: each works, is seen, and ends in order."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import pytest
+from anyio.streams.text import TextReceiveStream
+from redis.asyncio import Redis
+
+from bls_agent import Console, OutcomeKind, ProjectAgent, Status
+from bls_agent.keys import CONTROL
+
+REPOSITORY = Path(__file__).parents[1]
+EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
+PATIENCE = 30.0
+
+
+@asynccontextmanager
+async def _started(
+    name: str, url: str, project: str
+) -> AsyncIterator[anyio.abc.Process]:
+    """Start an example on this server, and see that it is gone at the end."""
+    kept = {key: text for key, text in os.environ.items() if not key.startswith("BLS_")}
+    environment = {"PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "utf-8"}
+    async with await anyio.open_process(
+        [sys.executable, str(REPOSITORY / "examples" / name), project],
+        env={**kept, **environment, "BLS_REDIS_URL": url},
+    ) as process:
+        yield process
+
+
+async def _end(process: anyio.abc.Process, number: signal.Signals) -> tuple[int, bytes]:
+    """Send a signal, and tell the exit code and what stands on standard error."""
+    assert process.stderr is not None
+    process.send_signal(number)
+    with anyio.fail_after(PATIENCE):
+        errors = b"".join([part async for part in process.stderr])
+        return await process.wait(), errors
+
+
+async def _read_until(process: anyio.abc.Process, text: str) -> str:
+    """Read what an example writes until this text is among it."""
+    assert process.stdout is not None
+    output, shown = TextReceiveStream(process.stdout), ""
+    with anyio.fail_after(PATIENCE):
+        while text not in shown:
+            shown += await output.receive()
+    return shown
+
+
+async def _until_online(console: Console, project: str) -> None:
+    with anyio.fail_after(PATIENCE):
+        while await console.status(project) is not Status.ONLINE:
+            await anyio.sleep(0.02)
+
+
+async def _assert_ends(
+    process: anyio.abc.Process, console: Console, project: str
+) -> None:
+    """A SIGTERM ends an agent in order: nothing to complain of, and 离线 stays."""
+    assert await _end(process, signal.SIGTERM) == (0, b"")
+    assert await console.status(project) is Status.OFFLINE
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_form(path: Path) -> None:
+    """An example is short and opens with what it shows, needs, and how to run it."""
+    text = path.read_text("utf-8")
+    opening = ast.get_docstring(ast.parse(text)) or ""
+    assert len(text.splitlines()) < 60
+    for word in ("Shows:", "Needs:", "Run:", f"examples/{path.name}"):
+        assert word in opening
+
+
+@pytest.mark.usefixtures("redis")  # it removes the keys
+async def test_quickstart(redis_url: str, project: str, console: Console) -> None:
+    """The quickstart is on the console, answers, and leaves in order."""
+    async with _started("quickstart.py", redis_url, project) as example:
+        await _until_online(console, project)
+        outcome = await console.call(project, "reload", {"force": True})
+        assert (outcome.kind, outcome.result) == (OutcomeKind.SUCCEEDED, {"rules": 42})
+        records = await console.logs(project)
+        told = [entry for entry in records if entry.message == "configuration reloaded"]
+        assert [entry.metadata["force"] for entry in told] == [True]
+        await _assert_ends(example, console, project)
+
+
+CALLS: dict[str, tuple[str, dict[str, object], OutcomeKind, str]] = {
+    "plain": (
+        "count_stock",
+        {"warehouse": "上海", "articles": [1, 2]},
+        OutcomeKind.SUCCEEDED,
+        "上海",
+    ),
+    "misfit": (
+        "count_stock",
+        {"warehouse": "上海", "articles": ["1"]},
+        OutcomeKind.REJECTED,
+        "must be an integer",
+    ),
+    "chinese": ("切换模式", {"mode": "维护"}, OutcomeKind.SUCCEEDED, "now 维护"),
+    "default": ("切换模式", {}, OutcomeKind.SUCCEEDED, "now 正常"),
+    "no-choice": ("切换模式", {"mode": "别的"}, OutcomeKind.REJECTED, "must be one of"),
+    "context": ("发货", {"order": 7}, OutcomeKind.SUCCEEDED, "BLS Project Console"),
+    "reject": ("发货", {"order": 0}, OutcomeKind.REJECTED, "no such order"),
+    "timeout": (
+        "发货",
+        {"order": 7, "weight": 60},
+        OutcomeKind.TIMED_OUT,
+        "within 2 s",
+    ),
+    "fallback": ("唱歌", {"loud": True}, OutcomeKind.SUCCEEDED, "唱歌"),
+}
+
+
+@pytest.mark.usefixtures("redis")  # it removes the keys
+async def test_commands(redis_url: str, project: str, console: Console) -> None:
+    """Each kind of handler does what its example says."""
+    async with _started("commands.py", redis_url, project) as example:
+        await _until_online(console, project)
+        for name, (command, args, kind, said) in CALLS.items():
+            outcome = await console.call(project, command, args)
+            assert outcome.kind is kind, name
+            assert said in str(outcome.result) + outcome.message, name
+        await _assert_ends(example, console, project)
+
+
+async def test_middleware_of_commands(
+    redis_url: str, project: str, console: Console, redis: Redis
+) -> None:
+    """The middleware turns down what comes from nobody."""
+    async with _started("commands.py", redis_url, project) as example:
+        await _until_online(console, project)
+        await redis.rpush(CONTROL.build(project=project), b'{"command":"ship"}')
+        with anyio.fail_after(PATIENCE):
+            async for entry in console.follow_logs(project, last=10, interval=0.02):
+                if entry.outcome is not None:
+                    assert entry.outcome.kind is OutcomeKind.REJECTED
+                    assert "who are you?" in entry.message
+                    break
+        await _assert_ends(example, console, project)
+
+
+@pytest.mark.usefixtures("redis")  # it removes the keys
+async def test_follow_console(redis_url: str, project: str) -> None:
+    """The other end finds the project, calls it, and shows what it says."""
+    agent = ProjectAgent(project, redis=redis_url)
+
+    @agent.command
+    async def reload(*, force: bool) -> None:
+        agent.log.info("configuration reloaded", force=force)
+
+    async with agent:
+        await agent.ready(PATIENCE)
+        async with _started("follow_console.py", redis_url, project) as example:
+            shown = await _read_until(example, "command 'reload' succeeded")
+            assert await _end(example, signal.SIGINT) == (0, b"")
+    for line in (
+        f"found {project} 在线",
+        "status 在线",
+        "ping succeeded {'pong': True}",
+    ):
+        assert line in shown
+    assert "info 'configuration reloaded' {" in shown
+
+
+@pytest.mark.usefixtures("redis")  # it removes the keys
+async def test_follow_console_without_an_agent(redis_url: str, project: str) -> None:
+    """Where nobody answers the other end says so, and goes on."""
+    async with _started("follow_console.py", redis_url, project) as example:
+        shown = await _read_until(example, "sent cmd-")
+        assert "status None" in shown
+        assert "no outcome of 'ping'" in shown
+        assert await _end(example, signal.SIGINT) == (0, b"")

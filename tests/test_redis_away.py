@@ -1,0 +1,243 @@
+"""Redis killed, frozen or absent: the host does not notice, everything resumes."""
+
+from __future__ import annotations
+
+import socket
+import time
+import tracemalloc
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from bls_agent import ProjectAgent, RedisUnavailableError, Status
+from bls_agent.devserver import DevServer
+from tests.harness import (
+    History,
+    cut_connections,
+    eventually,
+    producing,
+    records,
+    status_of,
+)
+
+
+def client_of(server: DevServer) -> Redis:
+    return Redis.from_url(server.url, protocol=2, socket_timeout=2)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def numbers(redis: Redis, project: str) -> list[int]:
+    """The ``n`` of every record that has one, in list order."""
+    found = await records(redis, project)
+    return [r["metadata"]["n"] for r in found if "n" in r.get("metadata", {})]
+
+
+@pytest.mark.parametrize("rounds", [3], ids=["three-kills"])
+async def test_killed_and_restarted_under_load(
+    own_server: DevServer, project: str, rounds: int
+) -> None:
+    """SIGKILL under load, restart with its file: order kept, nothing twice, all run."""
+    history = History()
+    agent = ProjectAgent(project, redis=own_server.url, log_list_limit=1_000_000)
+    history.attach(agent)
+    count = 0
+    async with agent:
+        await agent.ready(5)
+        for _ in range(rounds):
+            async with client_of(own_server) as redis:
+                until = anyio.current_time() + 0.5
+                while anyio.current_time() < until:
+                    await history.push(redis, project)
+                    for _ in range(20):
+                        agent.log.info("steady", n=count)
+                        count += 1
+                    await anyio.sleep(0.001)
+            own_server.kill()
+            for _ in range(200):
+                agent.log.info("while away", n=count)
+                count += 1
+            await anyio.sleep(0.3)  # an outage lasts
+            own_server.restart()
+            back = time.perf_counter()
+            async with client_of(own_server) as redis:
+                await eventually(lambda: _answers(redis), 10)
+                await eventually(lambda: agent.stats().status_writes > 0)
+                await history.push(redis, project)
+                await eventually(lambda: history.pushed[-1] in history.handled, 5)
+            assert time.perf_counter() - back < 3.5
+        assert await agent.flush(5)
+    async with client_of(own_server) as redis:
+        found = await numbers(redis, project)
+        assert found == list(range(count)), "a record is missing, twice or out of order"
+        assert agent.stats().logs_maybe_repeated == 0
+        lost = set(history.pushed) - set(history.handled)
+        assert (
+            not lost - set(await history.waiting(redis, project)) or len(lost) <= rounds
+        )
+        # a server that forgot its last pop hands it out again: at most one per kill
+        assert len(history.handled) - len(set(history.handled)) <= rounds
+
+
+async def _answers(redis: Redis) -> bool:
+    try:
+        return bool(await redis.ping())
+    except (RedisError, OSError):
+        return False
+
+
+async def test_frozen_for_ten_seconds(own_server: DevServer, project: str) -> None:
+    """Frozen 10 s: log calls cost the host nothing, all is delivered once afterwards."""
+    agent = ProjectAgent(project, redis=own_server.url, log_list_limit=1_000_000)
+    history = History()
+    history.attach(agent)
+    costs: list[float] = []
+    async with agent, client_of(own_server) as redis:
+        await agent.ready(5)
+        await history.push(redis, project)
+        own_server.freeze()
+        until = anyio.current_time() + 10
+        while anyio.current_time() < until:
+            for _ in range(5):
+                began = time.thread_time()
+                agent.log.info("frozen", n=len(costs))
+                costs.append(time.thread_time() - began)
+            await anyio.sleep(0.01)
+        own_server.thaw()
+        assert await agent.flush(10)
+        await history.push(redis, project)
+        await eventually(lambda: len(history.handled) == 2, 10)
+        assert await numbers(redis, project) == list(range(len(costs)))
+        assert await status_of(redis, project) == "在线"
+        costs.sort()
+        assert costs[int(len(costs) * 0.999)] <= 0.001
+        assert agent.stats().logs_maybe_repeated == 0
+    await _closed(own_server, project, "离线")
+
+
+async def _closed(server: DevServer, project: str, status: str) -> None:
+    async with client_of(server) as redis:
+        assert await status_of(redis, project) == status
+
+
+async def test_absent_at_the_start(project: str) -> None:
+    """Redis absent: opening neither fails nor waits; once it is there all arrives."""
+    port = free_port()
+    agent = ProjectAgent(project, redis=f"redis://127.0.0.1:{port}/0")
+    history = History()
+    history.attach(agent)
+    began = time.perf_counter()
+    async with agent:
+        assert time.perf_counter() - began < 0.5
+        agent.log.info("said before", n=0)
+        agent.set_status(Status.ERROR)
+        with pytest.raises(RedisUnavailableError):
+            await agent.ready(0.3)
+        assert not await agent.flush(0.1)
+        with DevServer(port=port) as server:
+            appeared = time.perf_counter()
+            await agent.ready(5)
+            assert time.perf_counter() - appeared < 2.5
+            async with client_of(server) as redis:
+                assert await status_of(redis, project) == "报错"
+                await history.push(redis, project)
+                await eventually(lambda: history.handled == [0], 5)
+                assert await agent.flush(5)
+                assert await numbers(redis, project) == [0]
+            await agent.aclose()
+
+
+async def test_memory_stays_within_the_bound(project: str) -> None:
+    """A flood while Redis is absent: memory within the bound, drops counted exactly."""
+    bound = 1024 * 1024
+    agent = ProjectAgent(
+        project,
+        redis=f"redis://127.0.0.1:{free_port()}/0",
+        log_buffer=1_000_000,
+        log_buffer_bytes=bound,
+        shutdown_timeout=0,
+    )
+    async with agent:
+        tracemalloc.start()
+        try:
+            for number in range(30_000):
+                agent.log.info("flood " + "x" * 200, n=number)
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        stats = agent.stats()
+    assert held < bound * 2
+    assert stats.logs_queued_bytes <= bound
+    assert stats.logs_accepted == 30_000
+    dropped = sum(stats.logs_dropped.values())
+    assert stats.logs_accepted == stats.logs_delivered + dropped + stats.logs_queued
+    assert dropped > 20_000
+
+
+async def test_drops_are_told_in_the_list(own_server: DevServer, project: str) -> None:
+    """After an outage one record in the list says how many were dropped, and why."""
+    agent = ProjectAgent(project, redis=own_server.url, log_buffer=10)
+    async with agent:
+        await agent.ready(5)
+        own_server.kill()
+        for number in range(100):
+            agent.log.info("lost or kept", n=number)
+        agent.log.error("kept, being an error", n=100)
+        own_server.restart()
+        assert await agent.flush(10)
+        async with client_of(own_server) as redis:
+            found = await records(redis, project)
+    summaries = [r for r in found if "dropped" in r.get("metadata", {})]
+    kept = [r["metadata"]["n"] for r in found if "n" in r.get("metadata", {})]
+    assert [s["metadata"]["dropped"] for s in summaries] == [
+        {"buffer_full": 101 - len(kept)}
+    ]
+    assert kept[-1] == 100
+
+
+async def test_tries_are_paced(project: str) -> None:
+    """While nobody listens the agent tries fewer than five times a second."""
+    agent = ProjectAgent(
+        project, redis=f"redis://127.0.0.1:{free_port()}/0", shutdown_timeout=0
+    )
+    async with agent:
+        for _ in range(50):
+            agent.set_status(Status.ERROR)
+            agent.set_status(Status.ONLINE)
+            await anyio.sleep(0.06)
+        failures = agent.stats().reconnect_failures
+    assert 1 <= failures < 15
+
+
+async def test_commands_flow_through_a_cut(own_server: DevServer, project: str) -> None:
+    """Every connection killed again and again under load: at most one lost for each."""
+    history = History()
+    agent = ProjectAgent(project, redis=own_server.url, mode="blocking")
+    history.attach(agent)
+    cuts, killed = 10, 0
+    async with agent, client_of(own_server) as redis:
+        await agent.ready(5)
+        async with producing(history, redis, project, 0.001):
+            for _ in range(cuts):
+                await _one_more(history)
+                killed += await cut_connections(redis)
+        await eventually(lambda: _drained(redis, project), 10)
+    handled = set(history.handled)
+    assert len(history.handled) == len(handled)
+    assert killed >= cuts
+    assert len(set(history.pushed) - handled) <= cuts
+
+
+async def _one_more(history: History) -> None:
+    before = len(history.handled)
+    await eventually(lambda: len(history.handled) > before)
+
+
+async def _drained(redis: Redis, project: str) -> bool:
+    return not await redis.llen(f"{project}_控制")

@@ -1,0 +1,143 @@
+"""The status key: bytes, TTL, changes at once, last words, and never over another type."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent import ConfigurationError, Console, ProjectAgent, Settings, Status
+from bls_agent.devserver import DevServer
+from tests.harness import eventually, status_of
+
+
+async def test_status_is_set_and_refreshed(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """在线 with its TTL, refreshed before a third of it has passed."""
+    key = f"{project}_项目状态"
+    agent = ProjectAgent(project, redis=redis_url, status_interval=0.1, status_ttl=2)
+    async with agent:
+        await agent.ready(5)
+        assert await redis.get(key) == "在线".encode()
+        assert await redis.type(key) == b"string"
+        assert 1_000 < await redis.pttl(key) <= 2_000
+        await eventually(lambda: agent.stats().status_writes >= 5)
+        assert await redis.pttl(key) > 1_500
+    assert await redis.get(key) == "离线".encode()
+    assert await redis.ttl(key) == -1
+
+
+@pytest.mark.parametrize("status", list(Status), ids=lambda s: s.name)
+async def test_a_change_is_written_at_once(
+    redis_url: str, redis: Redis, project: str, status: Status
+) -> None:
+    """set_status shows long before the next refresh, also from another thread."""
+    agent = ProjectAgent(project, redis=redis_url, status_interval=20)
+    async with agent:
+        await agent.ready(5)
+        agent.set_status(Status.ERROR if status is Status.ONLINE else Status.ONLINE)
+        thread = threading.Thread(target=agent.set_status, args=(status,))
+        thread.start()
+        await eventually(lambda: _is(redis, project, status), 1)
+        thread.join()
+        assert agent.status is status
+
+
+async def _is(redis: Redis, project: str, status: Status) -> bool:
+    return await status_of(redis, project) == status.value
+
+
+@pytest.mark.parametrize(
+    ("error", "last_word"),
+    [
+        (KeyError("库存"), "故障"),
+        (SystemExit(3), "故障"),
+        (SystemExit(0), "离线"),
+        (SystemExit(), "离线"),
+        (KeyboardInterrupt(), "离线"),
+        (asyncio.CancelledError(), "离线"),
+    ],
+    ids=repr,
+)
+async def test_last_words(
+    redis_url: str, redis: Redis, project: str, error: BaseException, last_word: str
+) -> None:
+    """The body's exception leaves unchanged, and the last word says what it means."""
+    caught: BaseException | None = None
+    try:
+        async with ProjectAgent(project, redis=redis_url):
+            raise error
+    except BaseException as found:
+        caught = found
+    assert caught is error
+    assert await status_of(redis, project) == last_word
+    assert await redis.ttl(f"{project}_项目状态") == -1
+
+
+async def test_another_type_is_left_alone(
+    redis_url: str, redis: Redis, project: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A list under the status key is never overwritten, and it is said once."""
+    key = f"{project}_项目状态"
+    await redis.rpush(key, "somebody's data")
+    agent = ProjectAgent(project, redis=redis_url)
+    async with agent:
+        await eventually(lambda: agent.stats().status_failures > 0)
+        agent.set_status(Status.ERROR)
+    assert await redis.lrange(key, 0, -1) == [b"somebody's data"]
+    said = [r for r in caplog.records if "another type" in r.getMessage()]
+    assert len(said) == 1
+
+
+async def test_out_of_memory_keeps_the_status_alive(project: str) -> None:
+    """Where SET is refused for lack of memory, EXPIRE keeps a true status alive."""
+    with DevServer() as server:
+        async with Redis.from_url(server.url, protocol=2) as redis:
+            agent = ProjectAgent(
+                project, redis=server.url, status_interval=0.2, status_ttl=1
+            )
+            async with agent:
+                await agent.ready(5)
+                await redis.config_set("maxmemory", "1")
+                until = anyio.current_time() + 2.5
+                while anyio.current_time() < until:
+                    assert await status_of(redis, project) == "在线"
+                    await anyio.sleep(0.05)
+                agent.set_status(Status.ERROR)  # refused: the old one must lapse
+                await eventually(lambda: _gone(redis, project), 3)
+                await redis.config_set("maxmemory", "0")
+                await eventually(lambda: _is(redis, project, Status.ERROR), 3)
+
+
+async def _gone(redis: Redis, project: str) -> bool:
+    return await status_of(redis, project) is None
+
+
+async def test_the_console_reads_it(
+    redis_url: str, redis: Redis, console: Console, project: str
+) -> None:
+    """Console.status and projects agree with the key; a foreign value is no status."""
+    async with ProjectAgent(project, redis=redis_url) as agent:
+        await agent.ready(5)
+        assert await console.status(project) is Status.ONLINE
+        assert (await console.projects())[project] is Status.ONLINE
+    await redis.set(f"{project}_项目状态", "运行中")
+    with pytest.raises(Exception, match="bad_status"):
+        await console.status(project)
+    assert (await console.projects())[project] is None
+    await redis.delete(f"{project}_项目状态")
+    assert await console.status(project) is None
+
+
+def test_wrong_statuses_and_intervals_are_refused() -> None:
+    """A status outside the contract and an interval beyond ttl/3 are clear errors."""
+    with pytest.raises(ConfigurationError, match="在线"):
+        ProjectAgent("订单系统").set_status("运行中")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="a third of status_ttl"):
+        ProjectAgent("订单系统", status_interval=30, status_ttl=60)
+    with pytest.raises(ConfigurationError, match="a third of status_ttl"):
+        Settings(status_interval=30)

@@ -1,0 +1,169 @@
+"""Stopping and cancelling: bounded in time, and no command is lost or run twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent import Console, ProjectAgent
+from bls_agent.devserver import DevServer
+from tests.harness import History, eventually, producing, records, status_of
+
+ROUNDS = 300
+
+
+@pytest.mark.parametrize("prefetch", [1, 8], ids=["one", "prefetch-8"])
+async def test_outside_cancellations_lose_nothing(
+    redis_url: str, redis: Redis, project: str, prefetch: int
+) -> None:
+    """300 cancellations of a running agent race a producer: 0 lost, 0 twice."""
+    history = History()
+    rng = random.Random(20260112)
+    agent = ProjectAgent(project, redis=redis_url, mode="blocking", prefetch=prefetch)
+    history.attach(agent)
+    async with producing(history, redis, project, 0.0005):
+        for _ in range(ROUNDS):
+            task = asyncio.create_task(agent.run(handle_signals=False))
+            await asyncio.sleep(rng.uniform(0, 0.02))
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+    await history.check(redis, project)
+    assert len(history.handled) > ROUNDS / 4
+
+
+async def test_clean_stops_under_load_lose_nothing(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """300 clean stops under load: 0 lost, 0 twice, and the order is kept."""
+    history = History()
+    rng = random.Random(7)
+    agent = ProjectAgent(project, redis=redis_url, mode="blocking", prefetch=4)
+    history.attach(agent)
+    async with producing(history, redis, project, 0.0005):
+        for _ in range(ROUNDS):
+            async with agent:
+                await anyio.sleep(rng.uniform(0, 0.01))
+    await history.check(redis, project)
+    assert history.handled == sorted(history.handled)
+
+
+async def test_every_task_cancelled_at_once(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """A loop that cancels all its tasks, as asyncio.run does at its end, loses nothing."""
+    history = History()
+    rng = random.Random(3)
+    async with producing(history, redis, project, 0.0005):
+        for _ in range(40):
+            delay = rng.uniform(0.005, 0.02)
+
+            def serve(delay: float = delay) -> None:
+                async def main() -> None:
+                    agent = ProjectAgent(project, redis=redis_url, mode="blocking")
+                    history.attach(agent)
+                    task = asyncio.create_task(agent.run(handle_signals=False))
+                    await asyncio.sleep(delay)
+                    del task
+
+                asyncio.run(main())
+
+            await anyio.to_thread.run_sync(serve)
+    await history.check(redis, project)
+    assert await status_of(redis, project) == "离线"
+
+
+async def test_idle_agent_closes_at_once(redis_url: str, project: str) -> None:
+    """An idle agent whose read is parked closes within 100 ms."""
+    agent = ProjectAgent(project, redis=redis_url, mode="blocking")
+    async with agent:
+        await agent.ready(5)
+        await eventually(lambda: agent.stats().connections["blocking"])
+        await anyio.sleep(0.1)  # let the read park; there is no event to wait for
+        began = time.perf_counter()
+    assert time.perf_counter() - began < 0.1
+
+
+async def test_running_handler_gets_its_time(
+    redis_url: str, redis: Redis, console: Console, project: str
+) -> None:
+    """A handler that runs when the agent stops is waited for, and reported."""
+    agent = ProjectAgent(project, redis=redis_url)
+    started = anyio.Event()
+    ended: list[str] = []
+
+    @agent.command
+    async def long() -> None:
+        started.set()
+        await anyio.sleep(0.3)
+        ended.append("long")
+
+    async with agent:
+        await console.send(project, "long")
+        await started.wait()
+    assert ended == ["long"]
+    assert (await records(redis, project))[-1]["metadata"]["outcome"] == "succeeded"
+
+
+async def test_handler_beyond_its_time_is_cancelled(
+    redis_url: str, redis: Redis, console: Console, project: str
+) -> None:
+    """A handler that does not end within shutdown_timeout is cancelled and reported."""
+    agent = ProjectAgent(project, redis=redis_url, shutdown_timeout=0.2)
+    started = anyio.Event()
+
+    @agent.command
+    async def endless() -> None:
+        started.set()
+        await anyio.sleep_forever()
+
+    async with agent:
+        await console.send(project, "endless")
+        await started.wait()
+        began = time.perf_counter()
+    assert 0.2 <= time.perf_counter() - began < 1.0
+    assert (await records(redis, project))[-1]["metadata"]["outcome"] == "cancelled"
+
+
+async def test_prefetched_commands_go_back_in_order(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """What was taken and not started stands again at the head of the list, in order."""
+    agent = ProjectAgent(project, redis=redis_url, mode="blocking", prefetch=8)
+    history = History()
+    started = anyio.Event()
+
+    @agent.command
+    async def hold() -> None:
+        started.set()
+        await anyio.sleep(0.1)
+
+    await redis.rpush(f"{project}_控制", b'{"command":"hold"}')
+    for _ in range(10):
+        await history.push(redis, project)
+    async with agent:
+        await started.wait()
+        assert len(await history.waiting(redis, project)) == 3
+    assert await history.waiting(redis, project) == list(range(10))
+
+
+@pytest.mark.parametrize("freeze", [False, True], ids=["killed", "frozen"])
+async def test_stop_is_bounded_whatever_redis_does(
+    own_server: DevServer, project: str, freeze: bool
+) -> None:
+    """With Redis dead or frozen the whole stop takes shutdown_timeout + 2 s at most."""
+    agent = ProjectAgent(project, redis=own_server.url, shutdown_timeout=0.5)
+    async with agent:
+        await agent.ready(5)
+        if freeze:
+            own_server.freeze()
+        else:
+            own_server.kill()
+        agent.log.info("said while Redis is away")
+        began = time.perf_counter()
+    assert time.perf_counter() - began < 2.5

@@ -1,0 +1,257 @@
+"""Connections: who refuses what, what stays secret, what a cancelled read keeps."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import redis as sync_redis
+from redis.asyncio import Redis
+
+from bls_agent import Console, ProjectAgent, RedisRefusedError, RedisUnavailableError
+from bls_agent.connection import Connections
+from bls_agent.devserver import DevServer
+from bls_agent.endpoint import Endpoint
+from bls_agent.wire import Wire
+from tests.harness import History, eventually, execute, status_of
+
+PASSWORD = "geheim-密码-geheim"
+
+
+@pytest.fixture
+async def wire(own_server: DevServer) -> AsyncIterator[Wire]:
+    opened = Wire(Endpoint.of(own_server.url), "test", timeout=1)
+    yield opened
+    await opened.aclose()
+
+
+@pytest.fixture
+async def admin(own_server: DevServer) -> AsyncIterator[Redis]:
+    async with Redis.from_url(own_server.url, protocol=2) as client:
+        yield client
+
+
+async def test_a_cancelled_read_stays_owed(wire: Wire, admin: Redis) -> None:
+    """Cancelling a parked read loses nothing: the next collect gets the reply."""
+    await wire.post([("BLPOP", "队列", 5)])
+    for _ in range(100):
+        with anyio.move_on_after(0.001):
+            await wire.collect()
+    assert wire.owed == 1
+    await admin.rpush("队列", "一")
+    assert await wire.collect() == ["队列".encode(), "一".encode()]
+    assert wire.owed == 0
+
+
+async def test_connecting_takes_one_round_trip_and_resp2(
+    wire: Wire, admin: Redis
+) -> None:
+    """A new connection speaks RESP2 and sends neither HELLO nor SETINFO."""
+    await admin.config_resetstat()
+    await wire.call("PING")
+    used = await admin.info("commandstats")
+    assert "cmdstat_hello" not in used
+    assert "cmdstat_client|setinfo" not in used
+    (mine,) = [c for c in await admin.client_list() if c["name"] == "test"]
+    assert mine["resp"] == "2"
+
+
+async def test_a_stale_connection_is_replaced_before_use(
+    wire: Wire, admin: Redis
+) -> None:
+    """A connection that the server closed while it was idle costs no failure."""
+    await wire.call("PING")
+    await execute(admin, "CLIENT", "KILL", "ID", wire.client_id)
+    await anyio.sleep(0.05)  # the loop sees the end of file
+    assert await wire.call("PING") == b"PONG"
+
+
+async def test_a_frozen_server_meets_the_deadline(
+    wire: Wire, own_server: DevServer
+) -> None:
+    """A request to a frozen server fails at its deadline and is ambiguous."""
+    await wire.call("PING")
+    own_server.freeze()
+    began = time.perf_counter()
+    with pytest.raises(RedisUnavailableError) as caught:
+        await wire.call("RPUSH", "队列", "x")
+    own_server.thaw()
+    assert 0.9 < time.perf_counter() - began < 1.5
+    assert (caught.value.kind, caught.value.ambiguous) == ("timeout", True)
+
+
+@pytest.mark.parametrize(
+    ("setup", "request_", "kind", "permanent"),
+    [
+        ((), ("NOSUCH", "geheim"), "unknown_command", True),
+        ((), ("LPOP",), "unsupported", True),
+        ((("SET", "k", "v"),), ("RPUSH", "k", "x"), "wrong_type", True),
+        (
+            (("CONFIG", "SET", "maxmemory", "1"),),
+            ("SET", "k", "v"),
+            "out_of_memory",
+            False,
+        ),
+        (
+            (("CONFIG", "SET", "min-replicas-to-write", "1"),),
+            ("SET", "k", "v"),
+            "no_replicas",
+            False,
+        ),
+        ((("REPLICAOF", "127.0.0.1", "1"),), ("SET", "k", "v"), "read_only", False),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_real_refusals_have_their_class(
+    wire: Wire,
+    admin: Redis,
+    setup: tuple[tuple[str, ...], ...],
+    request_: tuple[str, ...],
+    kind: str,
+    permanent: bool,
+) -> None:
+    """Each refusal of a real server ends in its class and repeats no argument."""
+    for command in setup:
+        await execute(admin, *command)
+    with pytest.raises(RedisUnavailableError) as caught:
+        await wire.call(*request_)
+    assert caught.value.kind == kind
+    assert not caught.value.ambiguous
+    assert isinstance(caught.value, RedisRefusedError) is permanent
+    assert "geheim" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", ["password", "none", "user"])
+async def test_wrong_credentials_are_permanent_and_stay_secret(
+    own_server: DevServer,
+    admin: Redis,
+    project: str,
+    wrong: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A refused login is said once, tried slowly, and no password shows anywhere."""
+    await admin.config_set("requirepass", "richtig")
+    credentials = {"password": f":{PASSWORD}@", "none": "", "user": f"wer:{PASSWORD}@"}[
+        wrong
+    ]
+    url = f"redis://{credentials}127.0.0.1:{own_server.port}/0"
+    caplog.set_level(logging.DEBUG, "bls_agent")
+    agent = ProjectAgent(project, redis=url, shutdown_timeout=0)
+    async with agent:
+        await eventually(lambda: agent.stats().reconnect_failures == 1)
+        await anyio.sleep(0.5)  # time in which an impatient client would try again
+        assert agent.stats().reconnect_failures == 1
+        shown = repr(agent) + repr(agent.stats())
+    with pytest.raises(RedisRefusedError) as caught:
+        await Console(url).logs(project)
+    assert caught.value.kind == "auth"
+    everything = shown + caplog.text + repr(caught.value) + repr(Endpoint.of(url))
+    assert PASSWORD not in everything
+    assert len([r for r in caplog.records if r.levelno == logging.WARNING]) == 1
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "sync", "asyncio-url", "password"])
+async def test_borrowed_clients(
+    own_server: DevServer, admin: Redis, project: str, kind: str
+) -> None:
+    """From a client come address and credentials; it is neither blocked nor closed."""
+    if kind == "password":
+        await execute(
+            admin, "ACL", "SETUSER", "agent", "on", f">{PASSWORD}", "~*", "+@all"
+        )
+    address: dict[str, Any] = {"host": "127.0.0.1", "port": own_server.port, "db": 3}
+    client: object
+    if kind == "sync":
+        client = sync_redis.Redis(**address)
+    elif kind == "asyncio-url":
+        client = Redis.from_url(own_server.url.replace("/0", "/3"), socket_timeout=0.1)
+    elif kind == "password":
+        client = Redis(**address, username="agent", password=PASSWORD)
+    else:
+        client = Redis(**address, decode_responses=True, socket_timeout=0.1)
+    history = History()
+    agent = ProjectAgent(project, redis=client)
+    history.attach(agent)
+    async with Redis(**address, protocol=2) as outside, agent:
+        await agent.ready(5)
+        assert await status_of(outside, project) == "在线"
+        await history.push(outside, project)
+        await eventually(lambda: history.handled == [0])
+    if isinstance(client, Redis):
+        assert await client.ping()
+        await client.aclose()
+    elif isinstance(client, sync_redis.Redis):
+        assert client.ping()
+        client.close()
+
+
+async def test_a_unix_socket(project: str, tmp_path: Path) -> None:
+    """unix:// works as a URL and from a borrowed client."""
+    path = tmp_path / "redis.sock"
+    with DevServer(options=("--unixsocket", str(path))):
+        await eventually(path.exists)
+        for where in (f"unix://{path}?db=2", Redis(unix_socket_path=str(path), db=2)):
+            async with (
+                ProjectAgent(project, redis=where) as agent,
+                Console(where) as console,
+            ):
+                await agent.ready(5)
+                assert (await console.call(project, "ping")).succeeded
+            if isinstance(where, Redis):
+                await where.aclose()
+
+
+async def test_lost_connections_are_let_go_at_the_server(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """A BLPOP of a connection that we lost is unblocked, so that it eats nothing."""
+    connections = Connections(
+        Endpoint.of(own_server.url), "test", timeout=1, reconnect_max=1
+    )
+    stranger = Wire(Endpoint.of(own_server.url), "stranger", timeout=1)
+    await stranger.post([("BLPOP", "队列", 30)])
+    await eventually(lambda: _blocked(admin, 1))
+    connections.blocking.lost = [(0, stranger.client_id or 0)]
+    assert await connections.forget_lost(connections.blocking, kill=False)
+    await eventually(lambda: _blocked(admin, 0))
+    connections.gate.server_life = 1
+    connections.blocking.lost = [(0, stranger.client_id or 0)]
+    assert await connections.forget_lost(connections.blocking, kill=True)
+    assert await stranger.collect() is None, "an id of another life is not used"
+    await stranger.aclose()
+    await connections.aclose()
+
+
+async def _blocked(admin: Redis, count: int) -> bool:
+    return bool((await admin.info("clients"))["blocked_clients"] == count)
+
+
+async def test_the_rights_of_the_docs_are_enough(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """With exactly the rights that docs/protocol.md lists nothing is ever refused."""
+    await execute(
+        admin, "ACL", "SETUSER", "agent", "reset", "on", f">{PASSWORD}",
+        "-@all", "+ping", "+select", "+client|id", "+client|setname",
+        "+client|unblock", "+client|kill",
+        f"(+set +expire %RW~{project}_项目状态)",
+        f"(+rpush +ltrim +lrange %RW~{project}_项目控制台)",
+        f"(+blpop +lpop +lpush %RW~{project}_控制)",
+    )  # fmt: skip
+    url = f"redis://agent:{PASSWORD}@127.0.0.1:{own_server.port}/0"
+    agent = ProjectAgent(project, redis=url, prefetch=4)
+    history = History()
+    history.attach(agent)
+    async with agent:
+        await agent.ready(5)
+        for _ in range(10):
+            await history.push(admin, project)
+        await eventually(lambda: len(history.handled) == 10)
+        assert agent.stats().mode == "blocking"
+    assert await execute(admin, "ACL", "LOG") == []
+    assert await status_of(admin, project) == "离线"

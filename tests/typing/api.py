@@ -1,0 +1,216 @@
+"""The public API as its users write it: read by type checkers, never executed.
+
+``assert_type`` holds what must be known; a line that must be refused carries an ignore
+comment, which the checkers report as soon as it is needed no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, assert_type
+
+import anyio
+from redis.asyncio import Redis
+
+from bls_agent import (
+    AgentStats,
+    CallNext,
+    Command,
+    CommandContext,
+    Console,
+    Level,
+    LogEntry,
+    Outcome,
+    OutcomeKind,
+    ProjectAgent,
+    Reject,
+    Settings,
+    Status,
+)
+from bls_agent.codec import JSONObject, JSONValue
+from bls_agent.delivery import Flushed
+from bls_agent.project.logs import Log
+
+agent = ProjectAgent("订单系统")
+ProjectAgent("a", redis="redis://cache:6379/0", status_ttl=90, command_timeout=None)
+ProjectAgent("a", redis=Redis(), settings=Settings(concurrency=4), validate="pydantic")
+ProjectAgent("a", status_tll=90)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+ProjectAgent("a", mode="reliably")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+# --- every form of the decorator gives the function back as it was
+
+
+@agent.command
+async def bare_async(force: bool = False) -> dict[str, int]:
+    """Written bare above a coroutine function."""
+    return {"rules": int(force)}
+
+
+@agent.command
+def bare_plain(count: int, /, *, name: str = "") -> str:
+    """Written bare above a plain function."""
+    return name * count
+
+
+@agent.command()
+async def called(level: Level) -> Level:
+    """Called with nothing."""
+    return level
+
+
+@agent.command("重新加载")
+async def named(context: CommandContext) -> str:
+    """Called with a name."""
+    return context.id
+
+
+@agent.command("重新加载 2")
+def named_plain(ratio: float) -> float:
+    """Called with a name, above a plain function."""
+    return ratio
+
+
+@agent.command(timeout=2.5)
+async def timed(items: list[int] | None = None) -> int:
+    """Called with a timeout."""
+    return len(items or [])
+
+
+@agent.command("slow", timeout=None)
+def unlimited(**arguments: object) -> int:
+    """Called with a name and without a limit."""
+    return len(arguments)
+
+
+async def decorated() -> None:
+    """Results and parameters are those of the undecorated functions."""
+    assert_type(await bare_async(), dict[str, int])
+    assert_type(await bare_async(force=True), dict[str, int])
+    assert_type(bare_plain(2, name="a"), str)
+    assert_type(await called(Level.INFO), Level)
+    assert_type(named_plain(ratio=1), float)
+    assert_type(await timed(items=[1]), int)
+    assert_type(unlimited(a=1, b="c"), int)
+
+    await bare_async(force="yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await bare_async(now=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    bare_plain("2")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await named()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await timed(["1"])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+
+
+@agent.command(2.5)  # type: ignore[call-overload, untyped-decorator]  # pyright: ignore[reportArgumentType, reportCallIssue, reportUntypedFunctionDecorator]
+async def seconds_first() -> None:
+    """A timeout is a keyword."""
+
+
+class Service:
+    """Methods are handlers too."""
+
+    async def reload(self, force: bool) -> str:
+        """Reload."""
+        return str(force)
+
+
+async def registered() -> None:
+    """What is registered by a call is given back in the same way."""
+    assert_type(await agent.command(Service().reload)(force=True), str)
+    assert_type(await agent.command("again")(Service().reload)(force=True), str)
+
+
+@agent.fallback
+async def fallback(context: CommandContext) -> tuple[str, JSONObject]:
+    """Handle what nobody registered."""
+    return context.command, context.args
+
+
+@agent.fallback
+def plain_fallback(context: CommandContext) -> None:
+    """Refuse what nobody registered."""
+    raise Reject(f"{context.command} from {context.source}", {"delivery": 1})
+
+
+@agent.middleware
+async def middleware(context: CommandContext, call_next: CallNext) -> JSONValue:
+    """Run around every command."""
+    context.log.info("begins", deadline=context.deadline)
+    result: JSONValue = await call_next(context)
+    return result
+
+
+@agent.middleware  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
+def plain_middleware(context: CommandContext, call_next: CallNext) -> JSONValue:
+    """A middleware waits for what is inside of it."""
+    return None
+
+
+async def around(context: CommandContext, call_next: CallNext) -> None:
+    """Fallback and middleware are given back unchanged, too."""
+    assert_type(await fallback(context), tuple[str, JSONObject])
+    assert_type(plain_fallback(context), None)
+    assert_type(await middleware(context, call_next), JSONValue)
+    assert_type(await call_next(context), Any)
+
+
+# --- the rest of the agent
+
+
+async def embedded() -> None:
+    """Around an application."""
+    async with agent as opened:
+        assert_type(opened, ProjectAgent)
+        assert_type(await opened.ready(timeout=5.0), None)
+        assert_type(opened.set_status(Status.FAULT), None)
+        assert_type(opened.status, Status)
+        assert_type(await opened.flush(1.0), Flushed)
+        assert_type(opened.stats(), AgentStats)
+        assert_type(opened.stats().outcomes, dict[str, int])
+        opened.set_status("在线")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await opened.aclose()
+
+
+async def served() -> None:
+    """As the application."""
+    await agent.run(handle_signals=False)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(agent.run)
+
+
+def logged(error: Exception) -> None:
+    """From anywhere, with anything."""
+    assert_type(agent.log, Log)
+    assert_type(agent.log.bind(order=42), Log)
+    assert_type(agent.log.info("paid", order=42, items=[object()], error=error), None)
+    for write in (
+        agent.log.debug,
+        agent.log.warn,
+        agent.log.error,
+        agent.log.exception,
+    ):
+        write(error, level="a field of the user", message="another one")
+    agent.log.info()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+# --- the other end
+
+
+async def watched() -> None:
+    """What a console does."""
+    async with Console("redis://cache:6379/0", timeout=2.0) as console:
+        sent = await console.send("订单系统", "reload", {"force": True}, id="1")
+        assert_type(sent, Command)
+        assert_type(sent.args, JSONObject)
+        outcome = await console.call("订单系统", "reload", timeout=1.0)
+        assert_type(outcome, Outcome)
+        assert_type(outcome.kind, OutcomeKind)
+        assert_type(outcome.result, Any)
+        assert_type(await console.status("订单系统"), Status | None)
+        assert_type(await console.projects(), dict[str, Status | None])
+        assert_type(await console.logs("订单系统", limit=20), list[LogEntry])
+        followed = console.follow_logs("订单系统", last=10)
+        assert_type(followed, AsyncIterator[LogEntry])
+        async for entry in followed:
+            assert_type(entry.level, Level)
+            assert_type(entry.outcome, Outcome | None)
+            assert_type(entry.metadata, JSONObject)
