@@ -79,7 +79,6 @@ class BoundedBuffer(Generic[T]):
         self._queued = 0
         self._queued_bytes = 0
         self._in_flight = 0
-        self._in_flight_bytes = 0
         self._accepted = 0
         self._delivered = 0
         self._dropped: Counter[str] = Counter()
@@ -117,7 +116,6 @@ class BoundedBuffer(Generic[T]):
                 size += item.size
                 taken.append(item)
             self._in_flight += len(taken)
-            self._in_flight_bytes += sum(item.size for item in taken)
             return taken
 
     def done(self, items: Sequence[T]) -> None:
@@ -196,6 +194,5 @@ class BoundedBuffer(Generic[T]):
     def _leave(self, items: Sequence[T]) -> None:
         size = sum(item.size for item in items)
         self._in_flight -= len(items)
-        self._in_flight_bytes -= size
         self._queued -= len(items)
         self._queued_bytes -= size + OVERHEAD_BYTES * len(items)

@@ -9,9 +9,10 @@ a log call must never raise into the host.
 from __future__ import annotations
 
 import json as _json
+import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias, cast
 
@@ -40,6 +41,7 @@ JSONObject: TypeAlias = dict[str, Any]
 _MAX_DEPTH: Final = 100  # of a stand-in tree; orjson itself encodes 254 levels
 _INT64: Final = (-(2**63), 2**64 - 1)
 _MAX_BITS: Final = 4_000  # of an integer shown in digits; str() itself has a limit
+_MAX_BYTES: Final = 65_536  # of a bytes object that is shown
 _LONG_NUMBER: Final = re.compile(rb"[0-9]{19}")
 
 
@@ -116,33 +118,50 @@ def encode_strictly(name: str, value: object) -> bytes:
         ConfigurationError: Naming the argument and what does not fit.
     """
     try:
-        return orjson.dumps(value)
+        payload = orjson.dumps(value)
+        if b"null" in payload:  # perhaps what became of a NaN
+            _refuse_nan(value)
     except (TypeError, ValueError, RecursionError) as error:
         rule = f"it must be a value that JSON can hold ({error})"
         raise ConfigurationError(name, _describe(value), rule) from None
+    return payload
+
+
+def _refuse_nan(value: object) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(value)
+    inner: object = ()
+    if isinstance(value, Mapping):
+        inner = cast("Mapping[object, object]", value).values()
+    elif isinstance(value, list | tuple):
+        inner = cast("list[object]", value)
+    for item in cast("Iterable[object]", inner):
+        _refuse_nan(item)
 
 
 def _encode_odd(value: object) -> bytes:
-    try:
-        return orjson.dumps(_tame(value, 0, set()))
-    except Exception as error:  # noqa: BLE001 - the last resort of the host's log call
-        return orjson.dumps(f"<not encodable: {type(error).__name__}>")
+    return orjson.dumps(_tame(value, 0, set()))
 
 
 def _tame(value: object, depth: int, parents: set[int]) -> JSONValue:
-    """Rebuild a value from what JSON can hold."""
-    if value is None or isinstance(value, bool):
-        return value
+    """Rebuild a value from what JSON can hold; a value that raises is told so."""
+    try:
+        return _rebuild(value, depth, parents)
+    except Exception as error:  # noqa: BLE001 - whatever the host's objects raise
+        return f"<not encodable: {type(error).__name__}>"
+
+
+def _rebuild(value: object, depth: int, parents: set[int]) -> JSONValue:
     if isinstance(value, str):
         return _tame_text(value)
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool):
         return _tame_integer(int(value))
-    if isinstance(value, float):
-        return float(value)
     if isinstance(value, Mapping | list | tuple | set | frozenset):
         return _tame_container(value, depth, parents)
-    stand_in = _stand_in(value)
-    return _tame(stand_in, depth + 1, parents) if depth < _MAX_DEPTH else "<too deep>"
+    if depth >= _MAX_DEPTH:
+        return "<too deep>"
+    native: JSONValue = orjson.loads(orjson.dumps(value, default=_stand_in))
+    return native  # a date, a UUID, an Enum, a dataclass: as alone, so among odd ones
 
 
 def _tame_container(value: Any, depth: int, parents: set[int]) -> JSONValue:
@@ -183,7 +202,9 @@ def _stand_in(value: object) -> JSONValue:
     if isinstance(value, int):
         return _tame_integer(int(value))
     if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(cast("bytes", value)).decode("utf-8", "backslashreplace")
+        start = bytes(cast("bytes", value)[:_MAX_BYTES])
+        more = "…" if len(value) > _MAX_BYTES else ""  # pyright: ignore[reportUnknownArgumentType]
+        return start.decode("utf-8", "backslashreplace") + more
     if isinstance(value, set | frozenset | Mapping):
         return _tame_container(value, 1, set())
     if isinstance(value, BaseException):

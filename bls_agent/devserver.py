@@ -1,10 +1,9 @@
 """A real Redis or Valkey server of our own, for the demo, the tests and the examples.
 
 The server lives on a free loopback port and in a folder of its own, and neither
-outlives us: a small shell stands between this process and the server. It starts the
-server, knows its pid before anybody else does, and reads words from us. When its
-input ends, which the kernel sees to even if we are killed by SIGKILL, it kills the
-server and removes the folder. Linux and macOS.
+outlives us: a small shell (``devserver.sh``) starts the server and reads words from us.
+When its input ends, which the kernel sees to even if we are killed by SIGKILL, it kills
+the server and removes the folder. Linux and macOS.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Literal, Self
 
 from bls_agent.errors import (
@@ -44,36 +43,7 @@ PROBE_TIMEOUT = 0.1
 PORT_ATTEMPTS = 5
 LARGEST_PORT = 65_535
 
-# $1 is the folder, the rest is the server's command line. Three things are subtle.
-# Standard error is the write end of a pipe that only the server keeps open (as its
-# standard input), so that its end tells us that the server is gone. A server that was
-# waited for is forgotten, because its pid may belong to somebody else by then. And
-# the signals are ignored, because the watchdog has to survive whatever ends us, also
-# while it speaks to us.
-WATCHDOG_SCRIPT = """
-trap '' HUP INT PIPE TERM
-PATH=${PATH:+$PATH:}/usr/bin:/bin
-folder=$1
-shift
-mkdir -p -m 700 "$folder" || exit
-"$@" <&2 >>"$folder/server.log" 2>&1 &
-server=$!
-exec 2>/dev/null
-echo "$server"
-bury() {
-    [ -n "$server" ] && kill -9 "$server" && wait "$server"
-    server=
-}
-while read -r word; do
-    case $word in
-        kill) bury; echo gone ;;
-        leave) bury; exit ;;
-        stop) break ;;
-    esac
-done
-bury
-rm -rf "$folder"
-"""
+WATCHDOG_SCRIPT = Path(__file__).with_suffix(".sh")
 
 
 def find_server_binary(environ: Mapping[str, str]) -> Path:
@@ -228,12 +198,7 @@ class DevServer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the server and remove its folder."""
         self.stop()
 
@@ -304,7 +269,7 @@ class _Watchdog:
         self._channel, channel_theirs = socket.socketpair()
         self._server_end, server_theirs = os.pipe()
         os.set_blocking(self._server_end, False)
-        script = ["/bin/sh", "-c", WATCHDOG_SCRIPT, "bls-agent-watchdog"]
+        script = ["/bin/sh", str(WATCHDOG_SCRIPT)]
         with channel_theirs, os.fdopen(server_theirs, "wb") as server_end:
             self._shell = subprocess.Popen(
                 [*script, str(self.folder), *self._command],

@@ -14,16 +14,25 @@ and build our own connections; the client itself is never blocked on and never c
 from __future__ import annotations
 
 import inspect
+import re
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, Protocol, TypeAlias, cast
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from bls_agent.errors import ConfigurationError
 
-__all__ = ["Argument", "Endpoint", "RawConnection", "Reply", "Request", "mask_url"]
+__all__ = [
+    "CONNECT_TIMEOUT",
+    "Argument",
+    "Endpoint",
+    "RawConnection",
+    "Reply",
+    "Request",
+    "mask_url",
+]
 
 Argument: TypeAlias = str | bytes | int | float
 Request: TypeAlias = Sequence[Argument]
@@ -33,15 +42,17 @@ CONNECT_TIMEOUT: Final = 5.0
 
 
 def mask_url(url: str) -> str:
-    """Replace the credentials of a URL by ``***``, also where the URL is broken."""
-    try:
-        parts = urlsplit(url)
-        head, at, host = parts.netloc.rpartition("@")
-        user = head.split(":", 1)[0] if ":" in head else ""
-        netloc = f"{user}{':' if user else ''}***@{host}" if at else host
-        return urlunsplit((parts.scheme, netloc, parts.path, "", ""))
-    except ValueError:
-        return url.split("://", 1)[0] + "://***"
+    """Replace the credentials of a URL by ``***``, also where the URL is broken.
+
+    Everything before the last ``@`` may be a password, whatever is in it.
+    """
+    head, at, place = url.rpartition("@")
+    place = re.split(r"[?#]", place, maxsplit=1)[0]
+    if not at:
+        return place
+    found = re.match(r"(\w+://)?(?:([\w.-]+):)?", head)
+    scheme, user = (found[1] or "", found[2] or "") if found else ("", "")
+    return f"{scheme}{user}{':' if user else ''}***@{place}"
 
 
 class RawConnection(Protocol):
@@ -164,6 +175,7 @@ def _address_of(options: Mapping[str, Any], scheme: str) -> str:
     if scheme == "unix":
         return f"unix://{options.get('path')}?db={database}"
     host, port = options.get("host") or "localhost", options.get("port") or 6379
+    host = f"[{host}]" if ":" in host else host
     return f"{scheme}://{host}:{port}/{database}"
 
 

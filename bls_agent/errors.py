@@ -41,6 +41,7 @@ __all__ = [
     "Reject",
     "UnknownCommandError",
     "WrongTypeError",
+    "preview",
 ]
 
 PREVIEW_BYTES = 64
@@ -62,6 +63,19 @@ def preview(payload: bytes, limit: int = PREVIEW_BYTES) -> str:
 
 class BlsError(Exception):
     """The root of every exception that bls-agent raises."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Survive pickling, as between the processes of a pool."""
+        return _revive, (type(self), self.args, self.__dict__)
+
+
+def _revive(
+    kind: type[BlsError], args: tuple[object, ...], fields: dict[str, object]
+) -> BlsError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
 
 
 class ConfigurationError(BlsError, ValueError):
@@ -181,7 +195,7 @@ class DecodeError(ContractError):
         self.detail = detail
         said = f" ({detail})" if detail else ""
         super().__init__(
-            f"{reason}{said}: {self.size} bytes beginning {preview(self.payload)!r}"
+            f"{reason}{said}: {self.size} bytes beginning '{preview(self.payload)}'"
         )
 
 

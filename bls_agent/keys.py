@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Final
+from typing import Final, cast
 
 from bls_agent.errors import ConfigurationError
 
@@ -161,7 +161,8 @@ class KeyTemplate:
         for name, value in values.items():
             if value is None and name in self.optional:
                 continue
-            checked = check_name(name, value if isinstance(value, str) else str(value))
+            plain = str(value) if type(value) is int else value
+            checked = check_name(name, cast("str", plain))
             if name in self._closed and ":" in checked:
                 raise ConfigurationError(
                     name, checked, "this part of a key holds no ':'", "Use '_' instead."
@@ -173,12 +174,12 @@ class KeyTemplate:
         unknown = values.keys() - set(self.fields)
         missing = set(self.fields) - values.keys() - self.optional
         if unknown or missing:
-            raise ConfigurationError(
-                self.template,
-                ", ".join(sorted(unknown or missing)),
-                f"its fields are {', '.join(self.fields) or 'none'}",
-            )
+            raise self._wrong_fields(unknown or missing)
         return self._fill({n: v if v is None else str(v) for n, v in values.items()})
+
+    def _wrong_fields(self, names: Iterable[str]) -> ConfigurationError:
+        rule = f"its fields are {', '.join(self.fields) or 'none'}"
+        return ConfigurationError(self.template, ", ".join(sorted(names)), rule)
 
     def parse(self, key: str | bytes) -> dict[str, str] | None:
         """Read a key back: the exact inverse of :meth:`build`.
@@ -209,7 +210,12 @@ class KeyTemplate:
         """Make a glob pattern; fixed values are escaped, the other fields are ``*``.
 
         An optional field that is not fixed is taken into the ``*`` before it.
+
+        Raises:
+            ConfigurationError: A name is no field of this template.
         """
+        if unknown := fixed.keys() - set(self.fields):
+            raise self._wrong_fields(unknown)
         values = {name: escape_glob(str(value)) for name, value in fixed.items()}
         shown = {
             name: values.get(name, None if name in self.optional else "*")

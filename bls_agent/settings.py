@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias, TypedDict
 from bls_agent.errors import ConfigurationError
 from bls_agent.keys import check_name
 
-__all__ = ["Mode", "Options", "Settings", "check_options"]
+__all__ = ["Mode", "Options", "Rule", "Settings", "check_options", "rules"]
 
 Mode: TypeAlias = Literal["auto", "blocking", "compat"]
 
@@ -44,7 +44,9 @@ class Rule:
             and isinstance(value, int)
             and not isinstance(value, bool)
         ):
-            value = float(value)
+            value = float(
+                max(min(value, _HUGE), -_HUGE)
+            )  # a longer one is out of range anyway
         if type(value) is not self.kind:
             raise ConfigurationError(name, value, f"it is of type {self.kind.__name__}")
         if self.choices and value not in self.choices:
@@ -94,9 +96,13 @@ _READERS: Final[dict[type, Callable[[str], object]]] = {
 
 
 def _setting(default: Any, meaning: str, kind: type = float, **limits: Any) -> Any:
-    return field(default=default, metadata={"rule": Rule(kind, meaning, **limits)})
+    secret = meaning == _WHERE  # a URL may hold a password
+    rule = Rule(kind, meaning, **limits)
+    return field(default=default, repr=not secret, metadata={"rule": rule})
 
 
+_HUGE: Final = 10**300
+_WHERE: Final = "where Redis is"
 _SECONDS: Final[dict[str, Any]] = {"unit": "seconds", "maximum": 86_400.0}
 _MODES: Final = ("auto", "blocking", "compat")
 _LEVELS: Final = ("debug", "info", "warn", "error")
@@ -134,7 +140,7 @@ class Settings:
             longer than a third of ``status_ttl``.
     """
 
-    redis_url: str = _setting("redis://127.0.0.1:6379/0", "where Redis is", str)
+    redis_url: str = _setting("redis://127.0.0.1:6379/0", _WHERE, str)
     mode: Mode = _setting("auto", "how commands are received", str, choices=_MODES)
     instance: str | None = _setting(None, "name of this process; made up if absent", str, optional=True)
     concurrency: int = _setting(1, "commands that run at the same time; 1 keeps their order", int, unit="commands", minimum=1, maximum=10_000)
@@ -177,6 +183,8 @@ class Settings:
             text = environ.get(f"BLS_{name.upper()}", "").strip()
             if text and name not in options:
                 found[name] = rule.read(f"BLS_{name.upper()}", text)
+        if found.get("instance") is not None:
+            check_name("BLS_INSTANCE", found["instance"])
         return cls(**{**found, **options})
 
 

@@ -281,7 +281,7 @@ def test_no_server_to_start() -> None:
         env=_environment({"PATH": "/nowhere", "BLS_SERVER_BINARY": ""}),
     )
     assert done.returncode == 2
-    assert done.stderr.startswith(b"extra: 'server'")
+    assert done.stderr.startswith(b"starting a server of our own needs")
     assert b"pip install 'bls-agent[server]'" in done.stderr
     assert done.stderr.count(b"\n") == 1
 

@@ -185,7 +185,7 @@ def test_parent_is_killed_before_the_answer(
         ours.sendall(word.encode())
         ours.close()
         folder = place / "bls-agent-server-0"
-        shell = ["/bin/sh", "-c", devserver.WATCHDOG_SCRIPT, "watchdog", str(folder)]
+        shell = ["/bin/sh", str(devserver.WATCHDOG_SCRIPT), str(folder)]
         subprocess.run(
             [*shell, str(server)],
             stdin=theirs.fileno(),

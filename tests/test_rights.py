@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 
+import anyio
 import pytest
 from redis.asyncio import Redis
 
 from bls_agent import ProjectAgent, Status
 from bls_agent.devserver import DevServer
-from tests.harness import History, eventually, records, status_of
+from tests.harness import History, eventually, execute, records, status_of
 
 PASSWORD = "geheim-密码"
 
@@ -24,8 +25,8 @@ async def admin(own_server: DevServer) -> AsyncIterator[Redis]:
 
 async def url_with(admin: Redis, server: DevServer, *rules: str) -> str:
     """Make a user with these rights and give the URL that logs in as it."""
-    await admin.execute_command(
-        "ACL", "SETUSER", "agent", "reset", "on", f">{PASSWORD}", *rules
+    await execute(
+        admin, "ACL", "SETUSER", "agent", "reset", "on", f">{PASSWORD}", *rules
     )
     return f"redis://agent:{PASSWORD}@127.0.0.1:{server.port}/0"
 
@@ -88,8 +89,6 @@ async def test_lpush_refused_at_the_stop(
     @agent.command
     async def hold() -> None:
         started.handled.append(0)
-        import anyio
-
         await anyio.sleep(0.1)
 
     await admin.rpush(f"{project}_控制", b'{"command":"hold"}')

@@ -133,10 +133,19 @@ async def test_the_console_reads_it(
     assert await console.status(project) is None
 
 
-def test_wrong_statuses_and_intervals_are_refused() -> None:
-    """A status outside the contract and an interval beyond ttl/3 are clear errors."""
-    with pytest.raises(ConfigurationError, match="在线"):
-        ProjectAgent("订单系统").set_status("运行中")  # type: ignore[arg-type]
+def test_what_is_no_status_is_said_and_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """set_status never raises: a wrong value is said in the host's log and counted."""
+    agent = ProjectAgent("订单系统")
+    agent.set_status("运行中")  # type: ignore[arg-type]
+    assert agent.status is Status.ONLINE
+    assert agent.stats().status_refused == 1
+    assert "运行中" in caplog.text
+
+
+def test_wrong_intervals_are_refused() -> None:
+    """An interval beyond a third of the TTL is a clear error."""
     with pytest.raises(ConfigurationError, match="a third of status_ttl"):
         ProjectAgent("订单系统", status_interval=30, status_ttl=60)
     with pytest.raises(ConfigurationError, match="a third of status_ttl"):

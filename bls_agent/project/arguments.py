@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeAlias, Union, cast
 from bls_agent.codec import JSONObject, JSONValue
 from bls_agent.errors import ConfigurationError, MissingExtraError
 
-__all__ = ["ANYTHING", "NOTHING", "Check", "Misfit", "compile_check"]
+__all__ = ["ANYTHING", "NOTHING", "Check", "Convert", "Misfit", "compile_check"]
 
 
 class Misfit(Exception):  # noqa: N818 - a signal inside this room
@@ -67,8 +67,8 @@ def compile_check(annotation: Any, where: str, *, pydantic: bool = False) -> Che
         MissingExtraError: Only pydantic could, and it is not installed.
     """
     if pydantic:
-        return _by_pydantic(annotation)
-    check = _plain_or_class(annotation) or _generic(annotation, where)
+        return _by_pydantic(annotation, where)
+    check = _plain_or_class(annotation, where) or _generic(annotation, where)
     if check is not None:
         return check
     raise ConfigurationError(
@@ -80,18 +80,23 @@ def compile_check(annotation: Any, where: str, *, pydantic: bool = False) -> Che
     )
 
 
-def _plain_or_class(annotation: Any) -> Check | None:
+def _plain_or_class(annotation: Any, where: str) -> Check | None:
     if isinstance(annotation, Hashable) and annotation in _PLAIN:
         return _PLAIN[annotation]
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return _member_of(annotation)
-    return _by_pydantic(annotation) if _is_of_pydantic(annotation) else None
+    return _by_pydantic(annotation, where) if _is_of_pydantic(annotation) else None
 
 
 def _generic(annotation: Any, where: str) -> Check | None:
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
-        return compile_check(parts[0], where)
+        ruled = any(_is_rule_of_pydantic(rule) for rule in parts[1:])
+        return (
+            _by_pydantic(annotation, where) if ruled else compile_check(parts[0], where)
+        )
+    if origin in (list, Sequence, dict, Mapping) and not parts:  # typing.List and such
+        return _PLAIN[list if origin in (list, Sequence) else dict]
     if origin in (Union, types.UnionType):
         return _one_of([compile_check(part, where) for part in parts])
     if origin is Literal:
@@ -177,13 +182,15 @@ def _one_of(parts: list[Check]) -> Check:
 
 
 def _literal(values: tuple[Any, ...]) -> Check:
-    def convert(value: JSONValue) -> Any:
-        for known in values:
-            if type(value) is type(known) and value == known:
-                return value
-        raise Misfit.none_of(values)
+    plain = [v.value if isinstance(v, enum.Enum) else v for v in values]
 
-    return Check(convert, {"enum": list(values)})
+    def convert(value: JSONValue) -> Any:
+        for known, member in zip(plain, values, strict=True):
+            if type(value) is type(known) and value == known:
+                return member
+        raise Misfit.none_of(plain)
+
+    return Check(convert, {"enum": plain})
 
 
 def _member_of(kind: type[enum.Enum]) -> Check:
@@ -234,14 +241,23 @@ def _is_of_pydantic(annotation: Any) -> bool:
     return ours or hasattr(annotation, "__pydantic_core_schema__")
 
 
-def _by_pydantic(annotation: Any) -> Check:
+def _is_rule_of_pydantic(rule: object) -> bool:
+    return type(rule).__module__.split(".")[0] in ("pydantic", "annotated_types")
+
+
+def _by_pydantic(annotation: Any, where: str) -> Check:
     if importlib.util.find_spec("pydantic") is None:
         raise MissingExtraError("validate", f"the annotation {annotation!r}")
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - an extra
+    from pydantic.errors import PydanticSchemaGenerationError  # noqa: PLC0415
 
     if annotation is inspect.Parameter.empty:
         return ANYTHING
-    adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+    except PydanticSchemaGenerationError as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigurationError(where, repr(annotation), reason) from None
 
     def convert(value: JSONValue) -> Any:
         try:

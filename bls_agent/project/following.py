@@ -44,7 +44,9 @@ class Follower:
     started: bool = False
     _length: int = 0
     _anchor: list[bytes] = field(default_factory=list[bytes])
-    _numbers: dict[str, int] = field(default_factory=dict[str, int])
+    _latest: dict[str, tuple[int, str]] = field(
+        default_factory=dict[str, tuple[int, str]]
+    )
 
     def start(self, window: Sequence[bytes], length: int) -> None:
         """Fix the place: everything in this window counts as seen.
@@ -73,27 +75,36 @@ class Follower:
         if place is None and len(window) < length:
             return None
         lost_place = place is None and bool(self._anchor)
-        fresh = window[place or 0 :]
-        entries = [LogEntry.decode(payload) for payload in fresh]
         found: list[LogEntry] = []
-        explained = False
-        for entry in entries:
+        blind = not window and lost_place and not self._last_had_number()
+        recent = set(self._anchor)
+        for payload in window[place or 0 :]:
+            entry = LogEntry.decode(payload)
+            if entry.number is not None and payload in recent:
+                continue  # sent again after an ambiguous failure
+            if lost_place and self._is_old(payload, entry):
+                continue
+            recent.add(payload)
+            began_again = self._began_again(entry)
             missing = self._note(entry)
-            if missing == 0:
-                continue  # a record that was seen already
-            if missing is not None and missing > 1:
-                found.append(gap_entry(missing - 1))
-                explained = True
+            blind |= lost_place and missing is None and not began_again
+            if missing or (began_again and missing is None):
+                found.append(gap_entry(missing))
             found.append(entry)
-        if lost_place and not explained and self._is_blind(entries):
+        if blind:
             found.insert(0, gap_entry(None))
         self._remember(window, length)
         return found
 
-    def _is_blind(self, entries: Sequence[LogEntry]) -> bool:
-        """Tell whether ids do not rule out that records are missing."""
-        seen = entries or [LogEntry.decode(payload) for payload in self._anchor[-1:]]
-        return any(entry.number is None for entry in seen)
+    def _last_had_number(self) -> bool:
+        return LogEntry.decode(self._anchor[-1]).number is not None
+
+    def _is_old(self, payload: bytes, entry: LogEntry) -> bool:
+        """Tell a record of before from one of a process that counts from 1 again."""
+        if payload in self._anchor:
+            return True
+        number, timestamp = self._latest.get(entry.instance, (0, ""))
+        return (entry.number or number + 1) <= number and entry.timestamp < timestamp
 
     def _find_place(self, window: Sequence[bytes], length: int) -> int | None:
         """Find the end of what was seen: where the remembered tail stands.
@@ -102,7 +113,7 @@ class Follower:
         list goes first.
         """
         if not self._anchor:
-            return 0 if self.started and not self._numbers else None
+            return 0 if len(window) == length else None
         grown: int = len(window) - 1 - (length - self._length)
         for index in [grown, *reversed(range(len(window)))]:
             if 0 <= index < len(window) and self._agrees(window, index):
@@ -117,14 +128,19 @@ class Follower:
         self._anchor = list(window[-ANCHOR:])
         self._length = length
 
+    def _began_again(self, entry: LogEntry) -> bool:
+        before = self._latest.get(entry.instance)
+        return bool(before and entry.number and entry.number <= before[0])
+
     def _note(self, entry: LogEntry) -> int | None:
-        """Say how far a record is from the last one of its process; None: unknown."""
+        """Say how many records of its process are missing before it; None: unknown."""
         number = entry.number
         if number is None:
             return None
-        before = self._numbers.get(entry.instance)
+        before = self._latest.get(entry.instance)
+        self._latest[entry.instance] = (number, entry.timestamp)
         if before is None:
-            self._numbers[entry.instance] = number
             return None
-        self._numbers[entry.instance] = max(before, number)
-        return max(0, number - before)
+        if number > before[0]:
+            return number - 1 - before[0]
+        return 0 if number == 1 else None

@@ -31,6 +31,7 @@ __all__ = [
     "Outcome",
     "OutcomeKind",
     "Status",
+    "new_command_id",
 ]
 
 CONSOLE_SOURCE: Final = "BLS Project Console"
@@ -121,6 +122,7 @@ class OutcomeKind(StrEnum):
         return Level.ERROR if self in _GRAVE else Level.WARN
 
 
+_KINDS: Final = frozenset(kind.value for kind in OutcomeKind)
 _GRAVE: Final = frozenset(
     {
         OutcomeKind.FAILED,
@@ -236,7 +238,7 @@ class LogEntry:
     def outcome(self) -> Outcome | None:
         """The outcome that the record reports, if it is one."""
         kind = self.metadata.get("outcome")
-        if kind not in {known.value for known in OutcomeKind}:
+        if not isinstance(kind, str) or kind not in _KINDS:
             return None
         duration = self.metadata.get("durationMs")
         error: JSONValue = self.metadata.get("error")

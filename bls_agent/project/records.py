@@ -25,12 +25,13 @@ class LogRecord:
 
     Attributes:
         rank: What a full buffer gives up first: 0 debug … 3 error, 4 outcomes.
-        size: Bytes on the wire, at most.
+        size: Bytes on the wire, at most (for names of up to 100 bytes).
     """
 
     __slots__ = ("_body", "_has_agent", "_head_size", "_payload", "rank", "size")
 
     OUTCOME_RANK: Final = 4
+    MARK: Final = 160  # bytes that metadata and id add, at most for usual names
     ID_ROOM: Final = 1_100  # bytes for the id: a name of 512 bytes, escaped
 
     def __init__(
@@ -66,7 +67,7 @@ class LogRecord:
         self._has_agent = "agent" in metadata
         self._payload: bytes | None = None
         self.rank = level.rank if rank is None else rank
-        self.size = len(self._body) + 16
+        self.size = len(self._body) + self.MARK
 
     def number(self, identity: str) -> None:
         """Give the record its id; ``""`` for none. A user's own ``agent`` key wins."""
@@ -98,7 +99,7 @@ def _shorten(
 
 def _cut_encoded(text: str, limit: int) -> str:
     """Shorten a text until its JSON form fits; control characters take six bytes."""
-    size = limit
+    size = limit - 2  # the quotes
     while len(encode(text)) > limit:
         text = cut_text(text, size)
         size //= 2

@@ -32,6 +32,7 @@ __all__ = [
     "CommandDecorator",
     "Handler",
     "Middleware",
+    "Parameter",
     "Router",
     "Unset",
 ]
@@ -258,13 +259,15 @@ def _handler_of(
     for parameter in inspect.signature(function).parameters.values():
         annotation = hints.get(parameter.name, parameter.annotation)
         where = f"{name}({parameter.name})"
-        if annotation is CommandContext:
-            context_name = parameter.name
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            open_ended = True
-        elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
             rule = "arguments are bound by name: no *args, no positional-only ones"
             raise ConfigurationError(where, parameter.name, rule)
+        if parameter.kind is parameter.VAR_KEYWORD:
+            open_ended = True
+        elif annotation is CommandContext:
+            if context_name is not None:
+                raise ConfigurationError(where, parameter.name, "one context is enough")
+            context_name = parameter.name
         else:
             parameters[parameter.name] = Parameter(
                 parameter.name,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HandlerThreads", "is_coroutine_function"]
 
-Job: TypeAlias = Callable[[], None]
+_Job: TypeAlias = Callable[[], None]
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:
@@ -102,9 +102,9 @@ class _Pool:
     def __init__(self) -> None:
         self.idle = 0
         self._threads = 0
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: _Job) -> None:
         if self.idle > 0:
             self.idle -= 1
         else:
