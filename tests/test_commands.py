@@ -287,6 +287,7 @@ async def test_a_hung_thread_keeps_its_slot(
         assert (await console.call(project, "hang")).kind is OutcomeKind.TIMED_OUT
         assert agent.stats().commands_stuck == 1
         waiting = await console.send(project, "ping")
+        await anyio.sleep(0.2)  # time in which a free slot would run it
         assert "succeeded" not in agent.stats().outcomes
         release.set()
         await eventually(lambda: agent.stats().outcomes.get("succeeded") == 1)

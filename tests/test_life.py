@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -66,6 +67,24 @@ async def test_the_host_s_scopes_work(
             await anyio.sleep_forever()
     assert scope.cancelled_caught
     assert await status_of(redis, project) == "离线"
+
+
+async def test_cancelled_while_it_opens(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """Cancelled at any moment of its opening, the agent is closed and opens again."""
+    agent = ProjectAgent(project, redis=redis_url)
+    for steps in range(5):
+        task = asyncio.create_task(agent.__aenter__())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+            await agent.aclose()  # it was open before it could be cancelled
+        assert agent.stats().mode == "closed"
+    async with agent:
+        await agent.ready(5)
 
 
 async def test_run_in_a_task_group(redis_url: str, redis: Redis, project: str) -> None:

@@ -101,6 +101,10 @@ async def test_frozen_for_ten_seconds(own_server: DevServer, project: str) -> No
     async with agent, client_of(own_server) as redis:
         await agent.ready(5)
         await history.push(redis, project)
+        agent.log.info(
+            "opens the wire, so that the next batch is in flight when it freezes"
+        )
+        assert await agent.flush(5)
         own_server.freeze()
         until = anyio.current_time() + 10
         while anyio.current_time() < until:
@@ -117,6 +121,8 @@ async def test_frozen_for_ten_seconds(own_server: DevServer, project: str) -> No
         assert await status_of(redis, project) == "在线"
         costs.sort()
         assert costs[int(len(costs) * 0.999)] <= 0.001
+        used = await redis.info("commandstats")
+        assert used["cmdstat_client|kill"]["calls"] >= 1, "before the tail is searched"
         assert agent.stats().logs_maybe_repeated == 0
     await _closed(own_server, project, "离线")
 

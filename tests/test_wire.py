@@ -222,7 +222,9 @@ async def test_lost_connections_are_let_go_at_the_server(
     connections.gate.server_life = 1
     connections.blocking.lost = [(0, stranger.client_id or 0)]
     assert await connections.forget_lost(connections.blocking, kill=True)
-    assert await stranger.collect() is None, "an id of another life is not used"
+    assert await stranger.collect() is None
+    assert await stranger.call("PING") == b"PONG"
+    assert stranger.generation == 1, "an id of another life of the server is not used"
     await stranger.aclose()
     await connections.aclose()
 
