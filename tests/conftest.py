@@ -54,3 +54,10 @@ async def console(redis_url: str) -> AsyncIterator[Console]:
     """The other end."""
     async with Console(redis_url) as opened:
         yield opened
+
+
+@pytest.fixture
+async def admin(own_server: DevServer) -> AsyncIterator[Redis]:
+    """An administrator's client of a server of this test's own."""
+    async with Redis.from_url(own_server.url, protocol=2) as client:
+        yield client

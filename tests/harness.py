@@ -14,6 +14,9 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from bls_agent import ProjectAgent
+from bls_agent.devserver import DevServer
+
+PASSWORD = "geheim-密码-geheim"
 
 
 async def eventually(
@@ -127,3 +130,11 @@ async def cut_connections(redis: Redis) -> int:
     for number in found:
         await execute(redis, "CLIENT", "KILL", "ID", number)
     return len(found)
+
+
+async def url_with_rights(admin: Redis, server: DevServer, *rules: str) -> str:
+    """Make a user with exactly these rights and give the URL that logs in as it."""
+    await execute(
+        admin, "ACL", "SETUSER", "agent", "reset", "on", f">{PASSWORD}", *rules
+    )
+    return f"redis://agent:{PASSWORD}@127.0.0.1:{server.port}/0"

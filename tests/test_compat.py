@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import anyio
 import pytest
 from redis.asyncio import Redis
@@ -18,24 +16,8 @@ from tests.harness import (
     execute,
     records,
     status_of,
+    url_with_rights,
 )
-
-PASSWORD = "geheim-密码"
-
-
-@pytest.fixture
-async def admin(own_server: DevServer) -> AsyncIterator[Redis]:
-    """An administrator's client of a server of this test's own."""
-    async with Redis.from_url(own_server.url, protocol=2) as client:
-        yield client
-
-
-async def restricted_url(admin: Redis, server: DevServer, *rules: str) -> str:
-    """Make a user with these rights and give the URL that logs in as it."""
-    await execute(
-        admin, "ACL", "SETUSER", "agent", "reset", "on", f">{PASSWORD}", "~*", *rules
-    )
-    return f"redis://agent:{PASSWORD}@127.0.0.1:{server.port}/0"
 
 
 async def test_every_command_is_handled_and_trimmed(
@@ -169,7 +151,7 @@ async def test_the_weaker_ways_to_cut(
     weakest: bool,
 ) -> None:
     """Where scripts are refused LREM cuts, where that is refused LTRIM: said once."""
-    url = await restricted_url(admin, own_server, *rules)
+    url = await url_with_rights(admin, own_server, "~*", *rules)
     agent = ProjectAgent(project, redis=url, mode="compat")
     history = History()
     history.attach(agent)
@@ -194,7 +176,7 @@ async def test_auto_takes_compat_where_blpop_is_refused(
         async with Redis.from_url(server.url, protocol=2) as admin:
             url = server.url
             if refusal == "acl":
-                url = await restricted_url(admin, server, "+@all", "-blpop")
+                url = await url_with_rights(admin, server, "~*", "+@all", "-blpop")
             agent = ProjectAgent(project, redis=url)
             history = History()
             history.attach(agent)
@@ -214,7 +196,7 @@ async def test_auto_tries_blpop_again_after_a_reconnect(
     own_server: DevServer, admin: Redis, project: str
 ) -> None:
     """When the right comes back, a reconnect brings BLPOP back, and nothing runs twice."""
-    url = await restricted_url(admin, own_server, "+@all", "-blpop")
+    url = await url_with_rights(admin, own_server, "~*", "+@all", "-blpop")
     agent = ProjectAgent(project, redis=url)
     history = History()
     history.attach(agent)
@@ -262,21 +244,3 @@ async def test_same_bytes_in_every_mode(
     del record["timestamp"]
     assert record.pop("metadata").pop("durationMs") > 0
     assert record == {"level": "info", "message": "command 'mark' succeeded"}
-
-
-async def test_unblock_and_lpush_refused(
-    own_server: DevServer, admin: Redis, project: str
-) -> None:
-    """Without the rights to UNBLOCK and LPUSH nothing is lost: the stop just takes longer."""
-    url = await restricted_url(
-        admin, own_server, "+@all", "-client|unblock", "-client|kill", "-lpush"
-    )
-    agent = ProjectAgent(project, redis=url, mode="blocking", prefetch=4)
-    history = History()
-    history.attach(agent)
-    async with agent:
-        await agent.ready(5)
-        for _ in range(3):
-            await history.push(admin, project)
-        await eventually(lambda: len(history.handled) == 3)
-    await history.check(admin, project)

@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
 
 import anyio
-import pytest
 from redis.asyncio import Redis
 
 from bls_agent import ProjectAgent, Status
 from bls_agent.devserver import DevServer
-from tests.harness import History, eventually, execute, records, status_of
-
-PASSWORD = "geheim-密码"
-
-
-@pytest.fixture
-async def admin(own_server: DevServer) -> AsyncIterator[Redis]:
-    """An administrator's client of a server of this test's own."""
-    async with Redis.from_url(own_server.url, protocol=2) as client:
-        yield client
-
-
-async def url_with(admin: Redis, server: DevServer, *rules: str) -> str:
-    """Make a user with these rights and give the URL that logs in as it."""
-    await execute(
-        admin, "ACL", "SETUSER", "agent", "reset", "on", f">{PASSWORD}", *rules
-    )
-    return f"redis://agent:{PASSWORD}@127.0.0.1:{server.port}/0"
+from tests.harness import History, eventually, records, status_of, url_with_rights
 
 
 async def test_blpop_refused_and_lpop_not(project: str) -> None:
@@ -48,7 +29,7 @@ async def test_blpop_refused_and_lpop_not(project: str) -> None:
 
 async def test_lpop_refused(own_server: DevServer, admin: Redis, project: str) -> None:
     """prefetch without the right to LPOP takes commands one by one."""
-    url = await url_with(admin, own_server, "~*", "+@all", "-lpop")
+    url = await url_with_rights(admin, own_server, "~*", "+@all", "-lpop")
     history = History()
     agent = ProjectAgent(project, redis=url, prefetch=8)
     history.attach(agent)
@@ -63,7 +44,7 @@ async def test_status_without_the_right_to_read(
     own_server: DevServer, admin: Redis, project: str
 ) -> None:
     """A status key that may only be written is written all the same."""
-    url = await url_with(admin, own_server, "%W~*", "+@all")
+    url = await url_with_rights(admin, own_server, "%W~*", "+@all")
     agent = ProjectAgent(project, redis=url, mode="compat")
     async with agent:
         await agent.ready(5)
@@ -80,7 +61,7 @@ async def test_lpush_refused_at_the_stop(
     own_server: DevServer, admin: Redis, project: str
 ) -> None:
     """What cannot be given back is run within shutdown_timeout, once."""
-    url = await url_with(admin, own_server, "~*", "+@all", "-lpush")
+    url = await url_with_rights(admin, own_server, "~*", "+@all", "-lpush")
     history = History()
     agent = ProjectAgent(project, redis=url, prefetch=8)
     history.attach(agent)
@@ -104,7 +85,7 @@ async def test_client_commands_refused(
     own_server: DevServer, admin: Redis, project: str
 ) -> None:
     """Without CLIENT a stop waits for the end of the block, and loses nothing."""
-    url = await url_with(admin, own_server, "~*", "+@all", "-client")
+    url = await url_with_rights(admin, own_server, "~*", "+@all", "-client")
     history = History()
     agent = ProjectAgent(project, redis=url)
     history.attach(agent)
@@ -122,7 +103,7 @@ async def test_after_an_ambiguous_write_without_the_right_to_read(
     own_server: DevServer, admin: Redis, project: str
 ) -> None:
     """Where the tail cannot be searched it is sent again, and counted."""
-    url = await url_with(
+    url = await url_with_rights(
         admin, own_server, f"%W~{project}_项目控制台", "~*_项目状态", "~*_控制", "+@all"
     )
     agent = ProjectAgent(project, redis=url, redis_timeout=0.3)

@@ -18,9 +18,7 @@ from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
 from bls_agent.endpoint import Endpoint
 from bls_agent.wire import Wire
-from tests.harness import History, eventually, execute, status_of
-
-PASSWORD = "geheim-密码-geheim"
+from tests.harness import PASSWORD, History, eventually, execute, status_of
 
 
 @pytest.fixture
@@ -28,12 +26,6 @@ async def wire(own_server: DevServer) -> AsyncIterator[Wire]:
     opened = Wire(Endpoint.of(own_server.url), "test", timeout=1)
     yield opened
     await opened.aclose()
-
-
-@pytest.fixture
-async def admin(own_server: DevServer) -> AsyncIterator[Redis]:
-    async with Redis.from_url(own_server.url, protocol=2) as client:
-        yield client
 
 
 async def test_a_cancelled_read_stays_owed(wire: Wire, admin: Redis) -> None:
