@@ -195,9 +195,9 @@ class Session:
 
     async def _end(self) -> None:
         end = anyio.current_time() + self._settings.shutdown_timeout + END_GRACE
-        with anyio.move_on_at(end):
+        with anyio.CancelScope(deadline=end):
             await self._drain()
-            with anyio.move_on_at(end - (END_GRACE - FLUSH_GRACE) / 2):
+            with anyio.CancelScope(deadline=end - (END_GRACE - FLUSH_GRACE) / 2):
                 await self._flush(end)
             await self._write_last_word()
 

@@ -120,11 +120,11 @@ class Dispatcher:
         self._stopping = True
         self._intake_scope.cancel()
         await self._intake_ended.wait()
-        with anyio.move_on_at(deadline + INTAKE_GRACE):
+        with anyio.CancelScope(deadline=deadline + INTAKE_GRACE):
             await self._receiver.stop()
         self._pending.extend(self._receiver.leftovers())
         await self._give_back_or_run(deadline)
-        with anyio.move_on_at(deadline):
+        with anyio.CancelScope(deadline=deadline):
             await self._all_ended()
         self._handlers_scope.cancel()
         with anyio.move_on_after(CANCEL_GRACE):
@@ -142,12 +142,15 @@ class Dispatcher:
         """
         if not self._pending:
             return
-        with anyio.CancelScope(shield=True), anyio.move_on_at(deadline + INTAKE_GRACE):
+        with (
+            anyio.CancelScope(shield=True),
+            anyio.CancelScope(deadline=deadline + INTAKE_GRACE),
+        ):
             given_back = await self._receiver.give_back(list(self._pending))
             if given_back:
                 self._pending.clear()
             elif given_back is False:
-                with anyio.move_on_at(deadline):
+                with anyio.CancelScope(deadline=deadline):
                     while self._pending:
                         await self._handle(self._pending.popleft())
         while self._pending:
