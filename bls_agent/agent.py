@@ -279,8 +279,10 @@ class ProjectAgent:
             ConfigurationError: The agent is open already, or the environment holds a
                 value that does not fit.
         """
-        if self._session is not None:
+        if self._session is not None and not self._session.stop_requested.is_set():
             raise ConfigurationError("agent", repr(self), "an agent is opened once")
+        if self._session is not None:
+            await self._session.closed.wait()  # of the life before
         settings = self._settings()
         endpoint = self._endpoint or Endpoint.of(settings.redis_url)
         self._prepare(settings)
@@ -318,7 +320,7 @@ class ProjectAgent:
         except BaseException:
             session.force()  # cancelled once more while it ended: hurry
             raise
-        finally:
+        if self._session is session:
             self._session = None
 
     async def run(

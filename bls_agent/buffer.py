@@ -79,6 +79,7 @@ class BoundedBuffer(Generic[T]):
         self._queued = 0
         self._queued_bytes = 0
         self._in_flight = 0
+        self._in_flight_from = 0  # sequence of the first item in flight
         self._accepted = 0
         self._delivered = 0
         self._dropped: Counter[str] = Counter()
@@ -112,6 +113,8 @@ class BoundedBuffer(Generic[T]):
                 item = oldest[0][1]
                 if taken and size + item.size > max_bytes:
                     break
+                if not taken:
+                    self._in_flight_from = oldest[0][0]
                 oldest.popleft()
                 size += item.size
                 taken.append(item)
@@ -144,6 +147,16 @@ class BoundedBuffer(Generic[T]):
             if count:
                 self._dropped[reason] += count
             return count
+
+    def settled_to(self, sequence: int) -> bool:
+        """Tell whether the first so many items have all been delivered or dropped."""
+        with self._lock:
+            self._admit_all()
+            oldest = self._oldest()
+            first = oldest[0][0] if oldest is not None else self._sequence + 1
+            if self._in_flight:
+                first = min(first, self._in_flight_from)
+            return first > sequence
 
     def stats(self) -> BufferStats:
         """Give a consistent snapshot."""

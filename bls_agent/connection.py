@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 from bls_agent.backoff import Backoff
-from bls_agent.endpoint import Endpoint
-from bls_agent.errors import RedisUnavailableError
+from bls_agent.endpoint import Argument, Endpoint
+from bls_agent.errors import RedisRefusedError
 from bls_agent.gate import Gate
-from bls_agent.wire import Wire
+from bls_agent.wire import Lost, Wire
 
 __all__ = ["Connections"]
 
@@ -49,30 +49,48 @@ class Connections:
         """Make the server let go of connections that this wire has lost.
 
         A lost connection may still be served: a BLPOP of it would eat the next
-        command, an RPUSH of it may still run. An id is only used while it can be of
-        the same server process: ids grow, and a refused port means another process.
+        command, an RPUSH of it may still run. Its id may meanwhile belong to somebody
+        else, on a server that was restarted: it is only used after a look at whose it
+        is, by its name; where looking is refused, by its address.
 
         Args:
             wire: Whose lost connections.
             kill: CLIENT KILL them, instead of CLIENT UNBLOCK.
 
         Returns:
-            Whether the server did it (or there was nothing to do).
+            Whether none of them can still do anything.
         """
-        if not wire.lost:
-            return True
-        await wire.open()
-        newest, life = wire.client_id or 0, self.gate.server_life
-        lost = [number for was, number in wire.lost if was == life]
-        ids = [number for number in lost if number is not None and number < newest]
-        requests = [
-            ("CLIENT", "KILL", "ID", number) if kill else ("CLIENT", "UNBLOCK", number)
-            for number in ids
-        ]
-        replies = await self.liveness.call_many(requests) if requests else []
-        wire.lost = []
-        refused = any(isinstance(reply, RedisUnavailableError) for reply in replies)
-        return not refused and None not in lost
+        gone = True
+        for lost in list(wire.lost):
+            gone &= await self._let_go(wire, lost, kill=kill)
+            if lost in wire.lost:
+                wire.lost.remove(lost)
+        return gone
+
+    async def _let_go(self, wire: Wire, lost: Lost, *, kill: bool) -> bool:
+        if lost.life != self.gate.server_life:
+            return True  # its server is gone
+        if lost.client_id is None:
+            return False
+        request: list[Argument] = ["CLIENT", "UNBLOCK", lost.client_id]
+        if kill:
+            request[1:] = ["KILL", "ID", lost.client_id]
+        try:
+            if not await self._is_served(wire, lost.client_id):
+                return True  # it is gone, or its id is a stranger's now
+        except RedisRefusedError:  # before Redis 6.2, or without the right to look
+            if not kill or not lost.address:
+                return False
+            request += ["ADDR", lost.address]
+        try:
+            await self.liveness.call(*request)
+        except RedisRefusedError:
+            return False
+        return True
+
+    async def _is_served(self, wire: Wire, client_id: int) -> bool:
+        shown = await self.liveness.call("CLIENT", "LIST", "ID", client_id)
+        return f" name={wire.name} ".encode() in shown
 
     async def aclose(self) -> None:
         """Close every wire."""

@@ -93,7 +93,8 @@ class Console:
 
     async def aclose(self) -> None:
         """Close the connection; the next request opens it again."""
-        await self._wire.aclose()
+        if "_wire" in self.__dict__:
+            await self._wire.aclose()
 
     async def send(
         self,

@@ -91,6 +91,7 @@ class Delivery(Generic[T]):
         self._settled = anyio.Event()
         self._batch: tuple[Sequence[T], Sequence[T]] | None = None
         self._ambiguous = False
+        self._carried = False
         self.running = False
         self.refused = False
 
@@ -103,6 +104,7 @@ class Delivery(Generic[T]):
         """Write until cancelled; what was under way is finished by the next run."""
         self._wakeup.bind()
         self.running = True
+        self._carried = self._batch is not None  # this sink has not seen it leave
         try:
             while True:
                 if self._batch is None:
@@ -111,7 +113,7 @@ class Delivery(Generic[T]):
                         await self._wakeup.wait()
                         continue
                     self._batch = (items, sink.prepare(items))
-                    self._ambiguous = False
+                    self._ambiguous = self._carried = False
                 await self._write(sink, backoff, self._batch[1])
                 self.buffer.done(self._batch[0])
                 self._batch = None
@@ -154,6 +156,8 @@ class Delivery(Generic[T]):
             raise
         if landed:
             return True
+        if self._carried:
+            landed = None
         self.resent += len(batch)
         self.maybe_repeated += len(batch) if landed is None else 0
         return False
@@ -172,12 +176,12 @@ class Delivery(Generic[T]):
         dropped_before = sum(before.dropped.values())
         target = before.accepted
         with anyio.move_on_after(timeout):
-            while self._makes_progress() and self._count_settled() < target:
+            while self._makes_progress() and not self.buffer.settled_to(target):
                 await self._settled.wait()
         after = self.buffer.stats()
         dropped = sum(after.dropped.values())
         return Flushed(
-            complete=after.delivered + dropped >= target,
+            complete=self.buffer.settled_to(target),
             delivered=after.delivered - before.delivered,
             dropped=dropped - dropped_before,
             queued=after.queued,
@@ -185,7 +189,3 @@ class Delivery(Generic[T]):
 
     def _makes_progress(self) -> bool:
         return self.running and not self.refused
-
-    def _count_settled(self) -> int:
-        now = self.buffer.stats()
-        return now.delivered + sum(now.dropped.values())

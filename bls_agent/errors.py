@@ -118,7 +118,7 @@ class RedisUnavailableError(BlsError):
     server answers but cannot serve: loading, read-only, out of memory, disk full.
 
     Attributes:
-        kind: The class of the fault, one word (see ``connection.py``).
+        kind: The class of the fault, one word (see ``faults.py``).
         address: Where Redis was expected, without credentials.
         ambiguous: Whether the request may have been executed all the same. ``False``
             means that it certainly was not.

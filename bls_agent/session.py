@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import TaskStatus
 
 from bls_agent.backoff import Backoff
@@ -65,6 +66,8 @@ class Session:
 
     Attributes:
         faults: Failures of the agent itself; each is in the host's log.
+        stop_requested: Set when the end has begun.
+        ended_unasked: Whether somebody cancelled the session from outside.
         opened: Set when the loops run.
         closed: Set when everything is over.
     """
@@ -74,9 +77,10 @@ class Session:
         self._parts = parts
         self._settings = settings
         self._last_word = Status.OFFLINE
-        self._stop_requested = anyio.Event()
+        self.stop_requested = anyio.Event()
         self._forced = anyio.Event()
         self.faults = 0
+        self.ended_unasked = False
         self.opened = anyio.Event()
         self.closed = anyio.Event()
         self.connections = Connections(
@@ -142,16 +146,20 @@ class Session:
 
     def stop(self, last_word: Status) -> None:
         """Begin the end; returns at once."""
-        if not self._stop_requested.is_set():
+        if not self.stop_requested.is_set():
             self._last_word = last_word
-            self._stop_requested.set()
+            self.stop_requested.set()
 
     def force(self) -> None:
         """Cut the time of running handlers short."""
         self._forced.set()
 
     async def run(self) -> None:
-        """Live until :meth:`stop`; cancelling ends the session in order, too."""
+        """Live until :meth:`stop`; cancelling ends the session in order, too.
+
+        A handler that resists its cancellation holds this task, but nobody waits for
+        it: :attr:`closed` is set before.
+        """
         try:
             async with anyio.create_task_group() as loops:
                 loops.start_soon(self._keep_running, self._ship)
@@ -159,17 +167,24 @@ class Session:
                 loops.start_soon(self.dispatcher.run)
                 self.opened.set()
                 try:
-                    await self._stop_requested.wait()
+                    await self.stop_requested.wait()
                 finally:
-                    self._stop_requested.set()
+                    self.ended_unasked = not self.stop_requested.is_set()
+                    self.stop_requested.set()
+                    self.dispatcher.stopping = True
                     with anyio.CancelScope(shield=True):
                         await self._end()
-                loops.cancel_scope.cancel()
+                        loops.cancel_scope.cancel()
+                        await self._release()
         finally:
-            self._parts.threads.close()
-            with anyio.CancelScope(shield=True):
-                await self.connections.aclose()
             self.is_over()
+
+    async def _release(self) -> None:
+        """Let the loops end, close what they used, and let go of the host."""
+        await anyio.lowlevel.checkpoint()
+        self._parts.threads.close()
+        await self.connections.aclose()
+        self.is_over()
 
     def is_over(self) -> None:
         """Release everybody who waits for something that will not come any more."""
@@ -180,7 +195,7 @@ class Session:
     async def _keep_running(self, loop: Callable[[], Awaitable[None]]) -> None:
         """Run a loop; a fault of ours in it is logged, and the loop goes on."""
         backoff = self._backoff()
-        while not self._stop_requested.is_set():
+        while not self.stop_requested.is_set():
             try:
                 await loop()
             except Exception:  # the one place; the host sees it in its log
@@ -196,10 +211,13 @@ class Session:
     async def _end(self) -> None:
         end = anyio.current_time() + self._settings.shutdown_timeout + END_GRACE
         with anyio.CancelScope(deadline=end):
-            await self._drain()
-            with anyio.CancelScope(deadline=end - (END_GRACE - FLUSH_GRACE) / 2):
-                await self._flush(end)
-            await self._write_last_word()
+            try:
+                await self._drain()
+                with anyio.CancelScope(deadline=end - (END_GRACE - FLUSH_GRACE) / 2):
+                    await self._flush(end)
+            finally:  # also when somebody cancels once more
+                with anyio.CancelScope(deadline=end, shield=True):
+                    await self._write_last_word()
 
     async def _drain(self) -> None:
         """Stop the intake and let handlers finish, or be forced to."""

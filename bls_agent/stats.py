@@ -67,6 +67,8 @@ class AgentStats:
 
 def collect_stats(parts: Parts, session: Session | None) -> AgentStats:
     """Gather the counters of an agent's parts, and of its life if it is open."""
+    if session is not None and session.closed.is_set():
+        session = None
     delivery = parts.stream.delivery
     logs = delivery.buffer.stats()
     wires = session.connections.all if session else ()
@@ -80,7 +82,7 @@ def collect_stats(parts: Parts, session: Session | None) -> AgentStats:
         reconnect_failures=session.connections.gate.failures if session else 0,
         commands_running=session.dispatcher.running if session else 0,
         commands_stuck=parts.threads.stuck,
-        outcomes={kind.value: count for kind, count in parts.outcomes.items()},
+        outcomes={kind.value: count for kind, count in dict(parts.outcomes).items()},
         logs_accepted=logs.accepted,
         logs_delivered=logs.delivered,
         logs_dropped=logs.dropped,

@@ -31,15 +31,17 @@ def start_supervisor(session: Session, project: str) -> asyncio.Task[None]:
 
     loop = asyncio.get_running_loop()
     task = loop.create_task(session.run(), name=f"bls-agent {project}")
-    task.add_done_callback(_log_if_it_failed)
-    # A task that is cancelled before it began runs nothing of its own, no finally.
-    task.add_done_callback(lambda _: session.is_over())
+
+    def tell(_: asyncio.Task[None]) -> None:
+        # A task that is cancelled before it began runs nothing of its own, no finally.
+        session.is_over()
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("the agent failed", exc_info=task.exception())
+        elif session.ended_unasked:
+            logger.warning("the agent of %s was cancelled and has ended", project)
+
+    task.add_done_callback(tell)
     return task
-
-
-def _log_if_it_failed(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        logger.error("the agent failed", exc_info=task.exception())
 
 
 def can_handle_signals() -> bool:

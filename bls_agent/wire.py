@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import string
 from collections.abc import Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import anyio
 
@@ -29,9 +29,23 @@ from bls_agent.errors import RedisUnavailableError
 from bls_agent.faults import classify, ends_connection, is_error_reply, translate
 from bls_agent.gate import Gate
 
-__all__ = ["Wire"]
+__all__ = ["Lost", "Wire"]
 
 logger = logging.getLogger(__name__)
+
+
+class Lost(NamedTuple):
+    """A connection that ended without our will.
+
+    Attributes:
+        life: The server's life at that time (see :class:`~bls_agent.gate.Gate`).
+        client_id: The connection's id at the server, if it told.
+        address: Our end of it, as the server sees it if nobody translates addresses.
+    """
+
+    life: int
+    client_id: int | None
+    address: str
 
 
 class Wire:
@@ -44,8 +58,9 @@ class Wire:
     Attributes:
         use: What the wire is for: the last part of its name.
         client_id: This connection's id at the server, if it tells.
+        name: What CLIENT LIST shows.
         lost: Connections that ended without our will and that the server may still
-            serve: its life (see :class:`Gate`) and the connection's id, if known.
+            serve.
         owed: Replies posted for and not collected yet.
         generation: How often the wire was opened.
     """
@@ -68,19 +83,22 @@ class Wire:
         """
         self._endpoint = endpoint
         self.use = name.rpartition(":")[2]
-        self._name = _client_name(name)
+        self.name = _client_name(name)
         self._timeout = timeout
         self._gate = gate
         self._lock = anyio.Lock(fast_acquire=True)
         self._raw: RawConnection | None = None
         self.client_id: int | None = None
-        self.lost: list[tuple[int, int | None]] = []
+        self.lost: list[Lost] = []
+        self._life = 0
+        self._established = False
+        self._address_there = ""
         self.owed = 0
         self.generation = 0
 
     def __repr__(self) -> str:
         state = "open" if self.connected else "closed"
-        return f"<Wire {self._name} {self._endpoint.address} {state}>"
+        return f"<Wire {self.name} {self._endpoint.address} {state}>"
 
     @property
     def connected(self) -> bool:
@@ -137,6 +155,7 @@ class Wire:
         Never cancelled half-way, because a request sent in part ends the connection.
         """
         raw = await self._opened()
+        self.owed += len(requests)
         try:
             with anyio.CancelScope(shield=True), anyio.fail_after(self._timeout):
                 await raw.send_packed_command(
@@ -145,7 +164,6 @@ class Wire:
         except Exception as error:
             await self.drop()
             raise translate(error, self.address, ambiguous=True) from error
-        self.owed += len(requests)
 
     async def collect(self) -> Reply:
         """Wait for the next owed reply.
@@ -163,8 +181,9 @@ class Wire:
         try:
             reply = await self._raw.read_response(disconnect_on_error=False)
         except Exception as error:
-            translated = translate(error, self.address, ambiguous=True)
-            if classify(error).drop:
+            drop = classify(error).drop
+            translated = translate(error, self.address, ambiguous=drop)
+            if drop:
                 await self.drop()
             else:
                 self.owed -= 1
@@ -174,9 +193,9 @@ class Wire:
 
     async def drop(self) -> None:
         """Give the connection up at once; its id is remembered as lost."""
-        if self._raw is not None:
-            life = self._gate.server_life if self._gate else 0
-            self.lost = [*self.lost[-7:], (life, self.client_id)]
+        if self._raw is not None and self._established:
+            lost = Lost(self._life, self.client_id, self._address_there)
+            self.lost = [*self.lost[-7:], lost]
         await self._close(abort=True)
 
     async def aclose(self) -> None:
@@ -185,6 +204,7 @@ class Wire:
 
     async def _close(self, *, abort: bool) -> None:
         raw, self._raw, self.owed, self.client_id = self._raw, None, 0, None
+        self._established = False
         if raw is None:
             return
         with anyio.CancelScope(shield=True):
@@ -214,7 +234,7 @@ class Wire:
                 await raw.connect()
                 self._raw = raw
                 name, number = await self._exchange(
-                    raw, [("CLIENT", "SETNAME", self._name), ("CLIENT", "ID")]
+                    raw, [("CLIENT", "SETNAME", self.name), ("CLIENT", "ID")]
                 )
         except BaseException as error:
             self._raw = raw
@@ -227,6 +247,9 @@ class Wire:
                 await self._close(abort=True)
                 raise translate(reply, self.address, connecting=True)
         self.client_id = number if isinstance(number, int) else None
+        self._address_there = _own_address(raw)
+        self._life = self._gate.server_life if self._gate else 0
+        self._established = True
         self.generation += 1
 
     async def _exchange(
@@ -260,6 +283,16 @@ def _peer_has_closed(raw: RawConnection) -> bool:
     """Notice an end of file that the event loop has already seen."""
     reader = getattr(raw, "_reader", None)
     return reader is not None and bool(reader.at_eof())
+
+
+def _own_address(raw: RawConnection) -> str:
+    """Give our end of a TCP connection in the form of CLIENT LIST, or ``""``."""
+    writer = getattr(raw, "_writer", None)
+    name = writer.get_extra_info("sockname") if writer is not None else None
+    if not isinstance(name, tuple):
+        return ""
+    host, port = cast("tuple[str, int]", name)[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _abort_transport(raw: RawConnection) -> None:

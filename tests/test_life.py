@@ -20,6 +20,7 @@ from redis.asyncio import Redis
 
 from bls_agent import ConfigurationError, Console, ProjectAgent
 from bls_agent.devserver import DevServer
+from bls_agent.settings import Mode
 from tests.harness import History, eventually, producing, records, status_of
 
 
@@ -269,3 +270,167 @@ async def test_repr_is_a_diagnostic(project: str) -> None:
     assert repr(agent) == (
         f"<ProjectAgent {project!r} closed, 在线, 0 running, 0 queued, 0 dropped>"
     )
+
+
+@pytest.mark.parametrize("mode", ["blocking", "compat"])
+async def test_a_handler_that_cancels_its_own_task(
+    redis_url: str, console: Console, project: str, mode: Mode
+) -> None:
+    """It fails, once, and the next command runs."""
+    agent = ProjectAgent(project, redis=redis_url, mode=mode)
+    runs: list[str] = []
+
+    def cancel_self() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    @agent.command
+    async def suicide() -> None:
+        runs.append("suicide")
+        cancel_self()
+        await asyncio.sleep(1)
+
+    @agent.command
+    async def late() -> str:
+        runs.append("late")
+        cancel_self()
+        return "returned"
+
+    async with agent:
+        assert (await console.call(project, "suicide")).kind == "failed"
+        assert (await console.call(project, "late")).result == "returned"
+        for _ in range(3):
+            assert (await console.call(project, "ping")).succeeded
+    assert runs == ["suicide", "late"]
+
+
+async def test_a_handler_that_resists_cancellation(
+    redis_url: str, redis: Redis, console: Console, project: str
+) -> None:
+    """Closing does not wait for it longer than promised, and says 离线."""
+    agent = ProjectAgent(project, redis=redis_url, shutdown_timeout=0.2)
+    started = anyio.Event()
+    release = anyio.Event()
+
+    @agent.command
+    async def stubborn() -> None:
+        started.set()
+        with anyio.CancelScope(shield=True):
+            await release.wait()
+
+    async with agent:
+        await console.send(project, "stubborn")
+        await started.wait()
+        began = time.perf_counter()
+    assert time.perf_counter() - began < 2.2
+    assert await status_of(redis, project) == "离线"
+    release.set()
+
+
+async def test_two_closers_and_a_reopening(
+    redis_url: str, redis: Redis, console: Console, project: str
+) -> None:
+    """Whoever closes the old life does not take the new one away."""
+    agent = ProjectAgent(project, redis=redis_url)
+    await agent.__aenter__()
+
+    async def close_and_open() -> None:
+        await agent.aclose()
+        await agent.__aenter__()
+
+    await asyncio.gather(close_and_open(), agent.aclose(), return_exceptions=True)
+    assert agent.stats().open
+    assert (await console.call(project, "ping")).succeeded
+    await agent.aclose()
+    assert await status_of(redis, project) == "离线"
+
+
+async def test_a_cancelled_close_and_a_reopening(
+    redis_url: str, redis: Redis, console: Console, project: str
+) -> None:
+    """The next life begins when the one before is over: no record twice."""
+    agent = ProjectAgent(project, redis=redis_url)
+    for _ in range(10):
+        await agent.__aenter__()
+        for n in range(50):
+            agent.log.info("x", n=n)
+        closing = asyncio.create_task(agent.aclose())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with suppress(asyncio.CancelledError):
+            await closing
+    async with agent:
+        assert (await console.call(project, "ping")).succeeded
+        assert await status_of(redis, project) == "在线"
+        await agent.flush()
+    found = [r["metadata"].get("n") for r in await records(redis, project)]
+    assert found[:-1] == [*range(50)] * 10
+
+
+async def test_cancelled_twice_it_still_says_farewell(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """A host that is cancelled again while it closes leaves 离线 all the same."""
+
+    def serve() -> None:
+        async def main() -> None:
+            agent = ProjectAgent(project, redis=redis_url)
+            task = asyncio.create_task(agent.run(handle_signals=False))
+            await asyncio.sleep(0.1)  # it is online by then
+            task.cancel()
+            await asyncio.sleep(0)
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+        asyncio.run(main())
+
+    await anyio.to_thread.run_sync(serve)
+    assert await status_of(redis, project) == "离线"
+
+
+async def test_a_hung_thread_does_not_deafen_the_next_life(
+    redis_url: str, redis: Redis, console: Console, project: str
+) -> None:
+    """A plain handler that outlives its event loop takes no slot of the next one."""
+    agent = ProjectAgent(project, redis=redis_url, shutdown_timeout=0)
+    release = threading.Event()
+    started = threading.Event()
+
+    @agent.command(timeout=0.05)
+    def hang() -> None:
+        started.set()
+        release.wait(10)
+
+    def serve() -> None:
+        async def main() -> None:
+            async with agent:
+                await anyio.to_thread.run_sync(started.wait)
+                await asyncio.sleep(0.1)  # its time is over
+
+        asyncio.run(main())
+
+    await console.send(project, "hang")
+    await anyio.to_thread.run_sync(serve)
+    release.set()
+    async with agent:
+        assert (await console.call(project, "ping")).succeeded
+
+
+async def test_flush_does_not_take_later_drops_for_its_own(project: str) -> None:
+    """Records of before still wait: flush does not say complete."""
+    agent = ProjectAgent(
+        project, redis="redis://127.0.0.1:1/0", log_buffer=60, shutdown_timeout=0
+    )
+    async with agent:
+        for _ in range(50):
+            agent.log.error("waits")
+
+        async def flood() -> None:
+            for _ in range(500):
+                agent.log.debug("dropped")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(flood)
+            assert not await agent.flush(0.3)

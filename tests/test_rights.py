@@ -135,3 +135,18 @@ async def test_a_record_that_is_refused_for_good_does_not_hold_the_stop(
         assert not await agent.flush(5)
     assert time.perf_counter() - began < 1
     assert await status_of(admin, project) == "离线"
+
+
+async def test_a_script_that_may_not_look(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """compat where EVAL is allowed and what the script does is not: LREM cuts."""
+    url = await url_with_rights(admin, own_server, "~*", "+@all", "-lindex")
+    history = History()
+    agent = ProjectAgent(project, redis=url, mode="compat")
+    history.attach(agent)
+    for _ in range(3):
+        await history.push(admin, project)
+    async with agent:
+        await eventually(lambda: len(history.handled) == 3)
+    await history.check(admin, project)

@@ -11,13 +11,13 @@ from typing import Any
 import anyio
 import pytest
 import redis as sync_redis
-from redis.asyncio import Redis
+from redis.asyncio import Connection, ConnectionPool, Redis
 
 from bls_agent import Console, ProjectAgent, RedisRefusedError, RedisUnavailableError
 from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
 from bls_agent.endpoint import Endpoint
-from bls_agent.wire import Wire
+from bls_agent.wire import Lost, Wire
 from tests.harness import PASSWORD, History, eventually, execute, status_of
 
 
@@ -205,19 +205,26 @@ async def test_lost_connections_are_let_go_at_the_server(
     connections = Connections(
         Endpoint.of(own_server.url), "test", timeout=1, reconnect_max=1
     )
-    stranger = Wire(Endpoint.of(own_server.url), "stranger", timeout=1)
+    stranger = Wire(Endpoint.of(own_server.url), "test:blocking", timeout=1)
+    other = Wire(Endpoint.of(own_server.url), "other", timeout=1)
+    await other.open()
     await stranger.post([("BLPOP", "队列", 30)])
     await eventually(lambda: _blocked(admin, 1))
-    connections.blocking.lost = [(0, stranger.client_id or 0)]
+    connections.blocking.lost = [Lost(0, stranger.client_id, "")]
     assert await connections.forget_lost(connections.blocking, kill=False)
     await eventually(lambda: _blocked(admin, 0))
     connections.gate.server_life = 1
-    connections.blocking.lost = [(0, stranger.client_id or 0)]
+    connections.blocking.lost = [Lost(0, stranger.client_id, "")]
     assert await connections.forget_lost(connections.blocking, kill=True)
     assert await stranger.collect() is None
     assert await stranger.call("PING") == b"PONG"
     assert stranger.generation == 1, "an id of another life of the server is not used"
-    await stranger.aclose()
+    connections.blocking.lost = [Lost(1, other.client_id, "")]
+    assert await connections.forget_lost(connections.blocking, kill=True)
+    assert await other.call("PING") == b"PONG"
+    assert other.generation == 1, "an id that is a stranger's by now is not used"
+    for wire in (stranger, other):
+        await wire.aclose()
     await connections.aclose()
 
 
@@ -249,3 +256,29 @@ async def test_the_rights_of_the_docs_are_enough(
         assert agent.stats().mode == "blocking"
     assert await execute(admin, "ACL", "LOG") == []
     assert await status_of(admin, project) == "离线"
+
+
+async def test_a_client_of_another_kind_that_decodes(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """A client whose connections only it can make: used as it is, replies stay bytes."""
+
+    class OwnConnection(Connection):
+        pass
+
+    OwnConnection.__module__ = "somewhere.else"
+    pool = ConnectionPool(
+        connection_class=OwnConnection,
+        host="127.0.0.1",
+        port=own_server.port,
+        decode_responses=True,
+    )
+    client = Redis(connection_pool=pool)
+    history = History()
+    agent = ProjectAgent(project, redis=client)
+    history.attach(agent)
+    async with agent:
+        await history.push(admin, project)
+        await eventually(lambda: history.handled == [0])
+    await client.aclose()
+    await pool.aclose()

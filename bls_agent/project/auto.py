@@ -53,10 +53,8 @@ class AutoReceiver:
         try:
             return await self._active.receive(limit)
         except RedisRefusedError as error:
-            if self._active is not self._blocking or error.kind not in (
-                "unknown_command",
-                "no_permission",
-            ):
+            refused = error.kind in ("unknown_command", "no_permission")
+            if self._active is self._compat or error.connecting or not refused:
                 raise
             await self._connections.data.open()
             self._active = self._compat
@@ -69,11 +67,15 @@ class AutoReceiver:
 
     async def settle(self, message: Message) -> None:
         """Settle where it came from."""
-        await self._active.settle(message)
+        await self._taker_of(message).settle(message)
 
     async def give_back(self, messages: Sequence[Message]) -> bool | None:
         """Give back where it came from."""
-        return await self._active.give_back(messages)
+        taken = [m for m in messages if self._taker_of(m) is self._blocking]
+        return await self._blocking.give_back(taken)
+
+    def _taker_of(self, message: Message) -> BlockingReceiver | CompatReceiver:
+        return self._compat if message.mode == self._compat.mode else self._blocking
 
     async def stop(self) -> None:
         """Stop both ways."""

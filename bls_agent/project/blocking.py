@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, cast
 
 import anyio
@@ -123,7 +124,8 @@ class BlockingReceiver:
         live = self._connections.liveness
         try:
             await live.call("PING")
-            await live.call("CLIENT", "UNBLOCK", self._wire.client_id or 0)
+            if self._wire.client_id is not None:
+                await live.call("CLIENT", "UNBLOCK", self._wire.client_id)
         except RedisUnavailableError as error:
             if error.connecting or error.ambiguous:
                 return BLOCK + MARGIN
@@ -142,6 +144,8 @@ class BlockingReceiver:
 
     async def give_back(self, messages: Sequence[Message]) -> bool | None:
         """LPUSH the commands to the head of the list, in their order."""
+        if not messages:
+            return True
         payloads = [message.payload for message in messages]
         in_doubt = False
         for _ in range(GIVE_BACK_TRIES):
@@ -175,15 +179,13 @@ class BlockingReceiver:
 
     async def _unblock(self) -> bool:
         """Release and read owed replies; False when the connection is gone."""
-        wait = 0.05
-        try:
-            await self._connections.liveness.call(
-                "CLIENT", "UNBLOCK", self._wire.client_id or 0
-            )
-        except RedisUnavailableError as error:
-            if error.connecting or error.ambiguous:
-                return False
-            wait = BLOCK + MARGIN  # refused: the block ends by itself
+        wait = BLOCK + MARGIN  # where it cannot be released the block ends by itself
+        with suppress(RedisUnavailableError):
+            if self._wire.client_id is not None:
+                await self._connections.liveness.call(
+                    "CLIENT", "UNBLOCK", self._wire.client_id
+                )
+                wait = 0.05
         try:
             with anyio.move_on_after(wait):
                 while self._wire.owed:

@@ -26,6 +26,10 @@ QUIET_POLL: Final = 0.5  # … after a minute without a command
 QUIET_AFTER: Final = 60.0
 
 
+# "refused": an ACL that allows scripts and not what the script does.
+_WEAKENING: Final = ("no_permission", "unknown_command", "unsupported", "refused")
+
+
 class CompatReceiver:
     """LRANGE 0 0, handle, LTRIM 1 -1: for servers and clients without BLPOP.
 
@@ -55,7 +59,7 @@ class CompatReceiver:
             reply = await self._command("LRANGE", self._key, 0, 0)
             if reply:
                 self._quiet_since = None
-                return [Message(reply[0])]
+                return [Message(reply[0], mode=self.mode)]
             with anyio.move_on_after(self._pause()):
                 await self._stopping.wait()
         return []
@@ -78,7 +82,7 @@ class CompatReceiver:
         """Cut what was handled, before anything else is looked at."""
         if self._handled is None:
             return
-        if self._in_doubt:  # an earlier cut may still arrive: not after this
+        if self._in_doubt:  # an earlier cut may still arrive, unless KILL is allowed
             await self._connections.forget_lost(self._connections.data, kill=True)
         found = await self._cut_in_some_way(self._handled.payload)
         self._handled = None
@@ -101,7 +105,7 @@ class CompatReceiver:
 
     def _weaken(self, error: RedisUnavailableError) -> bool:
         """Take the next weaker way to cut, where this one is not allowed or known."""
-        if error.kind not in ("no_permission", "unknown_command"):
+        if error.kind not in _WEAKENING:
             return False
         if self._cut == self._cut_by_script:
             self._cut = self._cut_by_value

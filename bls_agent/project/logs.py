@@ -71,8 +71,9 @@ class LogStream:
     @property
     def level(self) -> Level:
         """Lowest level that is shipped."""
-        if self._revert is not None and time.monotonic() >= self._revert[0]:
-            self._level, self._revert = self._revert[1], None
+        revert = self._revert  # read once: another thread may be here, too
+        if revert is not None and time.monotonic() >= revert[0]:
+            self._level, self._revert = revert[1], None
         return self._level
 
     def set_level(self, level: Level, seconds: float | None = None) -> None:
@@ -292,7 +293,10 @@ class LogSink:
             tail = await self._connections.data.call("LRANGE", self._key, -window, -1)
         except RedisRefusedError:
             return None
-        if batch[-1].payload in tail:
+        known = [record.payload for record in batch if record.has_id]
+        if not known:
+            return None
+        if known[-1] in tail:
             return True
         # Surely absent if the window reaches back before the batch: to the record
         # written before it, or to the beginning of a list that was never capped.

@@ -36,10 +36,12 @@ class Message:
     Attributes:
         payload: Its bytes.
         delivery: How often it was handed out, this time included.
+        mode: How it was taken.
     """
 
     payload: bytes
     delivery: int = 1
+    mode: str = "blocking"
 
 
 class Receiver(Protocol):

@@ -79,6 +79,11 @@ class LogRecord:
         self._payload = head + end
 
     @property
+    def has_id(self) -> bool:
+        """Whether the record can be told from every other one."""
+        return not self._has_agent
+
+    @property
     def payload(self) -> bytes:
         """The bytes for RPUSH."""
         if self._payload is None:

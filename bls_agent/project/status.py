@@ -126,9 +126,13 @@ class StatusReporter:
             WrongTypeError: The key holds another type; it was left alone.
         """
         self._ended = True
-        # A refresh that was lost on the way must not arrive after the last word.
-        await self._connections.forget_lost(self._connections.liveness, kill=True)
-        await self.write(last_word, ttl=None)
+        live = self._connections.liveness
+        while True:
+            # A refresh that was lost on the way must not arrive after the last word.
+            await self._connections.forget_lost(live, kill=True)
+            await self.write(last_word, ttl=None)
+            if not live.lost:
+                return
 
     async def run(self) -> None:
         """Keep the status alive until cancelled."""

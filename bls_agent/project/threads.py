@@ -39,15 +39,18 @@ class HandlerThreads:
     """Runs plain functions in daemon threads that are made when they are needed.
 
     Attributes:
-        stuck: Calls that go on although their command has ended (timed out).
         on_freed: Called in the loop's thread when such a call ends after all.
     """
 
     def __init__(self) -> None:
         """Begin without threads."""
         self._pool = _Pool()
-        self.stuck = 0
         self.on_freed: Callable[[], None] = _nothing
+
+    @property
+    def stuck(self) -> int:
+        """Calls that go on although their command has ended (timed out)."""
+        return self._pool.stuck
 
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
         """Make a coroutine function of a plain one."""
@@ -73,7 +76,7 @@ class HandlerThreads:
         finally:
             if not call.done.is_set():
                 call.abandoned = True
-                self.stuck += 1
+                call.pool.stuck += 1
         if call.error is not None:
             raise call.error
         return call.result
@@ -83,7 +86,7 @@ class HandlerThreads:
         call.pool.idle += 1
         call.done.set()
         if call.abandoned:
-            self.stuck -= 1
+            call.pool.stuck -= 1
             self.on_freed()
 
     def close(self) -> None:
@@ -101,6 +104,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self.idle = 0
+        self.stuck = 0
         self._threads = 0
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
 
