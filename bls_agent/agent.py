@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import secrets
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -33,12 +31,19 @@ from bls_agent.endpoint import Endpoint
 from bls_agent.errors import ConfigurationError, RedisUnavailableError
 from bls_agent.keys import check_name
 from bls_agent.project.builtins import add_builtins
-from bls_agent.project.logs import Log, LogStream
+from bls_agent.project.logs import CURRENT_COMMAND, Log, LogStream
 from bls_agent.project.messages import Level, OutcomeKind, Status
-from bls_agent.project.router import UNSET, CommandDecorator, Middleware, Router, Unset
+from bls_agent.project.router import (
+    UNSET,
+    CommandDecorator,
+    Middleware,
+    Router,
+    Unset,
+    name_of,
+)
 from bls_agent.project.status import StatusBoard, StatusCounts
 from bls_agent.project.threads import HandlerThreads, is_coroutine_function
-from bls_agent.session import Parts, Session, last_word
+from bls_agent.session import Parts, Session, last_word, new_instance
 from bls_agent.settings import Options, Settings, check_options
 from bls_agent.stats import AgentStats, collect_stats
 from bls_agent.supervisor import (
@@ -96,7 +101,7 @@ class ProjectAgent:
     ) -> None:
         """Remember; nothing is opened, read or started."""
         self.project = check_name("project", project)
-        check_options(options)
+        check_options(options, settings)
         if validate not in ("core", "pydantic"):
             raise ConfigurationError("validate", validate, "'core' or 'pydantic'")
         self._options = options
@@ -131,8 +136,6 @@ class ProjectAgent:
             f"{dropped} dropped>"
         )
 
-    # --- handlers
-
     @overload
     def command(self, function: Callable[P, R], /) -> Callable[P, R]: ...
 
@@ -164,11 +167,12 @@ class ProjectAgent:
             ConfigurationError: The signature cannot be served.
         """
         if callable(function):
-            return self._register(function, function.__name__, timeout)
+            return self._register(function, name_of(function), timeout)
         name = function
 
         def register(handler: Callable[P, R], /) -> Callable[P, R]:
-            return self._register(handler, name or handler.__name__, timeout)
+            own = name_of(handler) if name is None else name
+            return self._register(handler, own, timeout)
 
         return cast("CommandDecorator", register)
 
@@ -204,8 +208,6 @@ class ProjectAgent:
             )
         self._router.add_middleware(function)
         return function
-
-    # --- status and log
 
     @property
     def status(self) -> Status:
@@ -259,7 +261,7 @@ class ProjectAgent:
             return
         raise RedisUnavailableError(
             "not_ready",
-            "no status was written in time",
+            f"no status was written in time; {session.connections.gate.last_error}",
             address=session.connections.endpoint.address,
         )
 
@@ -270,8 +272,6 @@ class ProjectAgent:
     def _stats_as_json(self) -> JSONObject:
         return asdict(self.stats())
 
-    # --- life
-
     async def __aenter__(self) -> Self:
         """Open: the loops run, Redis may still be away.
 
@@ -280,7 +280,9 @@ class ProjectAgent:
                 value that does not fit.
         """
         if self._session is not None and not self._session.stop_requested.is_set():
-            raise ConfigurationError("agent", repr(self), "an agent is opened once")
+            raise ConfigurationError(
+                "agent", self.project, "it is open already", "Close it first."
+            )
         if self._session is not None:
             await self._session.closed.wait()  # of the life before
         settings = self._settings()
@@ -306,7 +308,13 @@ class ProjectAgent:
         await self._close(last_word(error))
 
     async def aclose(self) -> None:
-        """Close from wherever you are; does nothing if the agent is closed."""
+        """Close from wherever you are; does nothing if the agent is closed.
+
+        In a handler it only begins the end, which waits for that handler.
+        """
+        if CURRENT_COMMAND.get() and self._session is not None:
+            self._session.stop(Status.OFFLINE)
+            return
         await self._close(Status.OFFLINE)
 
     async def _close(self, last_word: Status) -> None:
@@ -369,7 +377,7 @@ class ProjectAgent:
         buffer.max_items = settings.log_buffer
         buffer.max_bytes = settings.log_buffer_bytes
         self._stream.set_level(Level(settings.log_level))
-        self._instance = self._instance or settings.instance or _new_instance()
+        self._instance = self._instance or settings.instance or new_instance()
         if settings.builtins and not self._builtins_added:
             add_builtins(self._router, self._stream, self._stats_as_json)
             self._builtins_added = True
@@ -387,7 +395,3 @@ class ProjectAgent:
             status_counts=self._status_counts,
             clock=time.time,  # noqa: TID251 - as above
         )
-
-
-def _new_instance() -> str:
-    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"

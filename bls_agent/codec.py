@@ -118,25 +118,34 @@ def encode_strictly(name: str, value: object) -> bytes:
         ConfigurationError: Naming the argument and what does not fit.
     """
     try:
-        payload = orjson.dumps(value)
+        try:
+            payload = orjson.dumps(value)
+        except TypeError:  # perhaps an integer over 64 bit
+            text = _json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+            payload = text.encode()
+            _refuse_lossy(value)
         if b"null" in payload:  # perhaps what became of a NaN
-            _refuse_nan(value)
+            _refuse_lossy(value)
     except (TypeError, ValueError, RecursionError) as error:
         rule = f"it must be a value that JSON can hold ({error})"
         raise ConfigurationError(name, _describe(value), rule) from None
     return payload
 
 
-def _refuse_nan(value: object) -> None:
+def _refuse_lossy(value: object) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(value)
     inner: object = ()
     if isinstance(value, Mapping):
-        inner = cast("Mapping[object, object]", value).values()
+        items = cast("Mapping[object, object]", value)
+        if not all(isinstance(key, str) for key in items):
+            message = "the keys of an object are text"
+            raise TypeError(message)
+        inner = items.values()
     elif isinstance(value, list | tuple):
         inner = cast("list[object]", value)
     for item in cast("Iterable[object]", inner):
-        _refuse_nan(item)
+        _refuse_lossy(item)
 
 
 def _encode_odd(value: object) -> bytes:

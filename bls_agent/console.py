@@ -121,8 +121,7 @@ class Console:
             WrongTypeError: The project's control key is no list.
         """
         key = CONTROL.build(project=project)
-        if not command.strip():
-            raise ConfigurationError("command", command, "it must not be blank")
+        _check_request(command, args)
         message = Command.create(command, args, now=self._clock(), id=id)
         encode_strictly("command", command)
         encode_strictly("args", message.args)
@@ -331,3 +330,10 @@ def _status_or_none(value: bytes | None) -> Status | None:
         return None if value is None else Status.decode(value)
     except DecodeError:
         return None
+
+
+def _check_request(command: object, args: object) -> None:
+    if not isinstance(command, str) or not command.strip():
+        raise ConfigurationError("command", command, "a text that is not blank")
+    if not isinstance(args, Mapping | None):
+        raise ConfigurationError("args", args, "a mapping of names to values")

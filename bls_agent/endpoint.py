@@ -19,6 +19,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, cast
 from urllib.parse import urlsplit
 
@@ -76,6 +77,9 @@ class RawConnection(Protocol):
 # What a URL or a borrowed client may say; everything else is our decision.
 _PLACE: Final = frozenset({"host", "port", "path", "db"})
 _CREDENTIALS: Final = frozenset({"username", "password", "credential_provider"})
+_FILES: Final = frozenset(
+    {"ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"}
+)
 _OVERRULED: Final = frozenset(
     {
         "client_name", "decode_responses", "encoding", "encoding_errors",
@@ -143,6 +147,7 @@ def _endpoint_of_options(
     options: Mapping[str, Any], scheme: str, shown: str, *, strict: bool
 ) -> Endpoint:
     from redis.asyncio import connection as parts
+    from redis.exceptions import RedisError
 
     kind: Callable[..., Any] = {
         "redis": parts.Connection,
@@ -161,7 +166,13 @@ def _endpoint_of_options(
             raise ConfigurationError(
                 "redis", shown, f"its option {name!r} is not understood"
             )
+        if name in _FILES and value and not Path(str(value)).exists():
+            raise ConfigurationError("redis", shown, f"{name} names no file: {value}")
     fixed = _fixed_options(known, tcp=scheme != "unix")
+    try:
+        kind(**kept, **fixed)
+    except (RedisError, TypeError, ValueError) as error:
+        raise ConfigurationError("redis", shown, str(error)) from None
     notes = (f"options of the URL that do not apply: {overruled}",) if overruled else ()
     return Endpoint(
         _address_of(kept, scheme),

@@ -91,12 +91,19 @@ class ConfigurationError(BlsError, ValueError):
     def __init__(self, name: str, value: object, rule: str, remedy: str = "") -> None:
         """Build the message from its parts."""
         self.name = name
-        self.value = value if isinstance(value, str) else repr(value)
+        self.value = value if isinstance(value, str) else _shown(value)
         self.rule = rule
         self.remedy = remedy
         shown = self.value[:SHOWN] + "..." * (len(self.value) > SHOWN)
         advice = f" {remedy}" if remedy else ""
         super().__init__(f"{name}: {shown!r} is not allowed; {rule}.{advice}")
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - a foreign __repr__
+        return f"<{type(value).__name__}>"
 
 
 class MissingExtraError(ConfigurationError):

@@ -28,6 +28,8 @@ class Gate:
 
     Attributes:
         failures: Tries that failed.
+        last_error: What the last failure said.
+        on_connected: Called after each success.
         server_life: Grows when a port was found closed: what listens there afterwards
             is another process, and connection ids of the former one mean nothing.
     """
@@ -41,6 +43,8 @@ class Gate:
         self._said_at = 0.0
         self.failures = 0
         self.server_life = 0
+        self.last_error = "nothing went wrong so far"
+        self.on_connected: Callable[[], None] = _nothing
 
     async def enter(self, connect: Callable[[], Awaitable[None]]) -> None:
         """Run one try to connect as soon as the backoff allows it.
@@ -63,6 +67,7 @@ class Gate:
         permanent = isinstance(error, RedisRefusedError)
         self._retry_at = now + self._backoff.failed(permanent=permanent)
         self.failures += 1
+        self.last_error = str(error)
         if port_was_closed(error):
             self.server_life += 1
         if self._away_since is None:
@@ -75,7 +80,12 @@ class Gate:
     def _succeeded(self) -> None:
         self._retry_at = 0.0
         self._backoff.succeeded()
+        self.on_connected()
         if self._away_since is not None:
             away = anyio.current_time() - self._away_since
             logger.info("Redis is back after %.1f s", away)
             self._away_since = None
+
+
+def _nothing() -> None:
+    pass

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
+import secrets
+import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -36,7 +39,7 @@ from bls_agent.project.status import StatusBoard, StatusCounts, StatusReporter
 from bls_agent.project.threads import HandlerThreads
 from bls_agent.settings import Settings
 
-__all__ = ["Parts", "Session", "last_word"]
+__all__ = ["Parts", "Session", "last_word", "new_instance"]
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +102,8 @@ class Session:
             backoff=self._backoff(),
             counts=parts.status_counts,
         )
+        # What a server forgot while it was away comes back with the first connection.
+        self.connections.gate.on_connected = self.status.changed
         self.receiver = self._make_receiver()
         self.dispatcher = Dispatcher(
             self.receiver,
@@ -275,3 +280,8 @@ def last_word(error: BaseException | None) -> Status:
     if isinstance(error, anyio.get_cancelled_exc_class()):
         return Status.OFFLINE
     return Status.FAULT
+
+
+def new_instance() -> str:
+    """Name a process: host, pid, and something that tells it from the one before."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"

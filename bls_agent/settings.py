@@ -47,6 +47,8 @@ class Rule:
             value = float(
                 max(min(value, _HUGE), -_HUGE)
             )  # a longer one is out of range anyway
+        if self.kind is str and isinstance(value, str):
+            value = str(value)  # a Level is a text, too
         if type(value) is not self.kind:
             raise ConfigurationError(name, value, f"it is of type {self.kind.__name__}")
         if self.choices and value not in self.choices:
@@ -193,17 +195,19 @@ def rules() -> dict[str, Rule]:
     return {setting.name: setting.metadata["rule"] for setting in fields(Settings)}
 
 
-def check_options(options: Mapping[str, Any]) -> None:
+def check_options(options: Mapping[str, Any], settings: object = None) -> None:
     """Refuse wrong keywords at once, without the environment they will meet.
 
     Raises:
         ConfigurationError: A keyword is unknown or out of its range, or
             ``status_interval`` and ``status_ttl`` are both given and do not fit.
     """
+    if not isinstance(settings, Settings | None):
+        raise ConfigurationError("settings", settings, "an object of Settings")
     known = rules()
     for name, value in options.items():
-        if name not in known:
-            rule = f"the settings are: {', '.join(known)}"
+        if name not in known or name == "redis_url":  # the keyword is called redis
+            rule = f"the settings are: redis, {', '.join(list(known)[1:])}"
             raise ConfigurationError("keyword", name, rule)
         known[name].check(name, value)
     if options.get("instance") is not None:

@@ -103,7 +103,8 @@ class Wire:
     @property
     def connected(self) -> bool:
         """Whether the connection is open as far as we know."""
-        return self._raw is not None and self._raw.is_connected
+        raw = self._raw
+        return raw is not None and raw.is_connected and not _peer_has_closed(raw)
 
     @property
     def address(self) -> str:

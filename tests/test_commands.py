@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from enum import Enum
+from functools import partial
 from typing import Any, Literal
 
 import anyio
@@ -413,3 +414,101 @@ async def test_records_inside_a_handler_carry_its_command(
     outside, inside, _ = await records(redis, project)
     assert "commandId" not in outside["metadata"]
     assert inside["metadata"]["commandId"] == outcome.command_id
+
+
+async def test_a_handler_may_close_its_agent(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """A shutdown command ends the service in order, and its own outcome is told."""
+    agent = ProjectAgent(project, redis=redis_url)
+
+    @agent.command
+    async def shutdown() -> str:
+        await agent.aclose()
+        return "bye"
+
+    await redis.rpush(f"{project}_控制", b'{"command":"shutdown"}')
+    with anyio.fail_after(2):
+        await agent.run(handle_signals=False)
+    (record,) = await outcomes(redis, project)
+    assert record["metadata"]["result"] == "bye"
+
+
+async def test_whoever_ignores_his_deadline_has_timed_out(
+    redis_url: str, console: Console, project: str
+) -> None:
+    """A handler that swallows its cancellation and returns later is ``timed_out``."""
+    agent = ProjectAgent(project, redis=redis_url, command_timeout=0.05)
+
+    @agent.command
+    async def ignores() -> str:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(0.15)
+        return "too late"
+
+    async with agent:
+        assert (await console.call(project, "ignores")).kind is OutcomeKind.TIMED_OUT
+
+
+async def test_arguments_of_any_name_are_checked_too(
+    redis_url: str, console: Console, project: str
+) -> None:
+    """An annotation of **kwargs holds for each of them."""
+    agent = ProjectAgent(project, redis=redis_url)
+
+    @agent.command
+    async def count(**numbers: int) -> int:
+        return sum(numbers.values())
+
+    with pytest.raises(ConfigurationError):
+
+        @agent.command
+        async def locks(**locks: threading.Lock) -> None: ...
+
+    async with agent:
+        assert (await console.call(project, "count", {"a": 1, "b": 2})).result == 3
+        wrong = await console.call(project, "count", {"a": 1, "b": "2"})
+        assert set(wrong.error["fields"]) == {"b"}
+
+
+async def test_integers_of_any_size_arrive_exactly(
+    redis_url: str, console: Console, project: str
+) -> None:
+    """What Console sends as an integer over 64 bit reaches the handler as it was."""
+    agent = ProjectAgent(project, redis=redis_url)
+
+    @agent.command
+    async def digits(number: int) -> int:
+        return len(str(number))
+
+    async with agent:
+        assert (await console.call(project, "digits", {"number": 10**30})).result == 31
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        lambda agent: agent.command(partial(print)),
+        lambda agent: agent.command("x", timeout="5")(print),
+        lambda agent: agent.command("x", timeout=0)(lambda: None),
+        lambda agent: agent.command("")(lambda: None),
+        lambda _: ProjectAgent("订单系统", settings=5),  # type: ignore[arg-type]
+        lambda _: ProjectAgent("订单系统", redis_url="redis://x"),  # type: ignore[call-arg]
+        lambda _: ProjectAgent(
+            "订单系统", redis="rediss://x?ssl_cert_reqs=bogus"
+        ),
+        lambda _: ProjectAgent(
+            "订单系统", redis="rediss://x?ssl_ca_certs=/not/there"
+        ),
+    ],
+    ids=[
+        "no name", "timeout text", "timeout 0", "empty name", "settings",
+        "redis_url", "tls option", "tls file",
+    ],
+)  # fmt: skip
+def test_wrong_arguments_fail_at_construction(
+    register: Callable[[ProjectAgent], object],
+) -> None:
+    """Each wrong argument is a ConfigurationError at once, and nothing else."""
+    with pytest.raises(ConfigurationError):
+        register(ProjectAgent("订单系统"))

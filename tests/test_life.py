@@ -41,7 +41,7 @@ async def test_it_opens_again(redis_url: str, console: Console, project: str) ->
     for _ in range(3):
         async with agent:
             assert (await console.call(project, "ping")).succeeded
-            with pytest.raises(ConfigurationError, match="opened once"):
+            with pytest.raises(ConfigurationError, match="open already"):
                 await agent.__aenter__()
         assert agent.stats().mode == "closed"
 

@@ -150,3 +150,29 @@ def test_wrong_intervals_are_refused() -> None:
         ProjectAgent("订单系统", status_interval=30, status_ttl=60)
     with pytest.raises(ConfigurationError, match="a third of status_ttl"):
         Settings(status_interval=30)
+
+
+async def test_a_server_that_forgot_is_told_again_soon(project: str) -> None:
+    """After a restart without data the status is back with the first connection."""
+    with DevServer() as server:
+        agent = ProjectAgent(project, redis=server.url)
+        async with agent:
+            await agent.ready(5)
+            server.kill()
+            await anyio.sleep(0.3)  # an outage lasts
+            server.restart()
+            async with Redis.from_url(server.url, protocol=2) as redis:
+                await eventually(lambda: _is(redis, project, Status.ONLINE), 3.5)
+
+
+def test_set_status_never_raises() -> None:
+    """Not even for a value whose repr raises."""
+
+    class Nasty:
+        def __repr__(self) -> str:
+            raise ValueError
+
+    agent = ProjectAgent("订单系统")
+    agent.set_status(Nasty())  # type: ignore[arg-type]
+    agent.log.bind(self=1).info("bound to a word of ours")
+    assert agent.stats().status_refused == 1

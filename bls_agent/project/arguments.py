@@ -84,7 +84,7 @@ def _plain_or_class(annotation: Any, where: str) -> Check | None:
     if isinstance(annotation, Hashable) and annotation in _PLAIN:
         return _PLAIN[annotation]
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        return _member_of(annotation)
+        return _member_of(annotation, where)
     return _by_pydantic(annotation, where) if _is_of_pydantic(annotation) else None
 
 
@@ -100,7 +100,7 @@ def _generic(annotation: Any, where: str) -> Check | None:
     if origin in (Union, types.UnionType):
         return _one_of([compile_check(part, where) for part in parts])
     if origin is Literal:
-        return _literal(parts)
+        return _literal(parts, where)
     if origin in (list, Sequence):
         return _list_of(compile_check(parts[0], where))
     return _dict_of(annotation, where) if origin in (dict, Mapping) else None
@@ -181,8 +181,9 @@ def _one_of(parts: list[Check]) -> Check:
     return Check(convert, {"anyOf": [part.schema for part in parts]})
 
 
-def _literal(values: tuple[Any, ...]) -> Check:
+def _literal(values: tuple[Any, ...], where: str) -> Check:
     plain = [v.value if isinstance(v, enum.Enum) else v for v in values]
+    _refuse_what_json_has_not(plain, where)
 
     def convert(value: JSONValue) -> Any:
         for known, member in zip(plain, values, strict=True):
@@ -193,7 +194,9 @@ def _literal(values: tuple[Any, ...]) -> Check:
     return Check(convert, {"enum": plain})
 
 
-def _member_of(kind: type[enum.Enum]) -> Check:
+def _member_of(kind: type[enum.Enum], where: str) -> Check:
+    _refuse_what_json_has_not([member.value for member in kind], where)
+
     def convert(value: JSONValue) -> Any:
         for member in kind:
             plain = member.value
@@ -202,6 +205,13 @@ def _member_of(kind: type[enum.Enum]) -> Check:
         raise Misfit.none_of(member.value for member in kind)
 
     return Check(convert, {"enum": [member.value for member in kind]})
+
+
+def _refuse_what_json_has_not(values: list[Any], where: str) -> None:
+    for value in values:
+        if not isinstance(value, str | int | float | bool | None):
+            rule = "a value that JSON has: text, a number, true, false or null"
+            raise ConfigurationError(where, repr(value), rule)
 
 
 def _list_of(item: Check) -> Check:

@@ -301,7 +301,8 @@ class Dispatcher:
         try:
             with scope:
                 result = await self._router.dispatch(context)
-                return OutcomeKind.SUCCEEDED, result, {}
+                if anyio.current_time() < scope.deadline:
+                    return OutcomeKind.SUCCEEDED, result, {}
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - the one place for handlers

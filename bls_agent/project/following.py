@@ -78,6 +78,7 @@ class Follower:
         found: list[LogEntry] = []
         blind = not window and lost_place and not self._last_had_number()
         recent = set(self._anchor)
+        began_blank = not self._anchor
         for payload in window[place or 0 :]:
             entry = LogEntry.decode(payload)
             if entry.number is not None and payload in recent:
@@ -86,6 +87,8 @@ class Follower:
                 continue
             recent.add(payload)
             began_again = self._began_again(entry)
+            if began_blank and self._lacks_its_first(entry):
+                found.append(gap_entry(None))
             missing = self._note(entry)
             blind |= lost_place and missing is None and not began_again
             if missing or (began_again and missing is None):
@@ -127,6 +130,11 @@ class Follower:
     def _remember(self, window: Sequence[bytes], length: int) -> None:
         self._anchor = list(window[-ANCHOR:])
         self._length = length
+
+    def _lacks_its_first(self, entry: LogEntry) -> bool:
+        """Tell a process that began to write unseen, in a list that was empty."""
+        unknown = entry.instance not in self._latest
+        return unknown and entry.number is not None and entry.number > 1
 
     def _began_again(self, entry: LogEntry) -> bool:
         before = self._latest.get(entry.instance)

@@ -111,7 +111,7 @@ class LogStream:
             return
         self._nesting.depth = depth + 1
         try:
-            text = message if isinstance(message, str) else _as_text(message)
+            text = message if type(message) is str else _as_text(message)
             record = LogRecord(level, text, metadata, now=self._clock(), rank=rank)
             self.delivery.put(record)
         except Exception as error:  # noqa: BLE001 - the host's log call never raises
@@ -167,7 +167,7 @@ class Log:
             metadata = {"exception": describe_error(error), **metadata}
         self._write(Level.ERROR, message, metadata)
 
-    def bind(self, **metadata: Any) -> Log:
+    def bind(self, /, **metadata: Any) -> Log:
         """Give a log whose records all carry this metadata."""
         return Log(self._stream, {**self._bound, **metadata})
 
@@ -184,7 +184,7 @@ class Log:
 def _as_text(message: object) -> str:
     try:
         return str(message)
-    except Exception as error:  # noqa: BLE001 - a foreign __str__
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a foreign __str__
         return f"<{type(message).__name__}, whose str raised {type(error).__name__}>"
 
 

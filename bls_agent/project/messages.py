@@ -18,7 +18,7 @@ from bls_agent.codec import (
     JSONValue,
     cut_text,
     decode_object,
-    encode,
+    encode_strictly,
     format_timestamp,
 )
 from bls_agent.errors import DecodeError
@@ -315,7 +315,7 @@ class Command:
         }
         if self.args:
             fields["args"] = self.args
-        return encode(fields)
+        return encode_strictly("command", fields)
 
     @classmethod
     def decode(cls, payload: bytes, *, now: float, limit: int) -> Command:

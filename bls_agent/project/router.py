@@ -8,12 +8,13 @@ only; whoever registers a plain function wraps it first (see ``threads.py``).
 from __future__ import annotations
 
 import inspect
+import math
 import types
 import typing
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
 from bls_agent.codec import JSONObject, JSONValue
 from bls_agent.errors import (
@@ -23,7 +24,7 @@ from bls_agent.errors import (
     UnknownCommandError,
 )
 from bls_agent.keys import check_name
-from bls_agent.project.arguments import ANYTHING, NOTHING, Check, Misfit, compile_check
+from bls_agent.project.arguments import NOTHING, Check, Misfit, compile_check
 from bls_agent.project.context import CommandContext
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Parameter",
     "Router",
     "Unset",
+    "name_of",
 ]
 
 CallNext: TypeAlias = Callable[[CommandContext], Awaitable[Any]]
@@ -78,7 +80,7 @@ class Handler:
         call: A coroutine function.
         parameters: What it accepts by name.
         context_name: The parameter that gets the :class:`CommandContext`, if any.
-        open_ended: Whether it takes arguments of any name (``**kwargs``).
+        extra: What it accepts under other names (``**kwargs``), if at all.
         timeout: Seconds, ``None`` for no limit, ``UNSET`` for the agent's default.
         description: First paragraph of its docstring.
     """
@@ -87,7 +89,7 @@ class Handler:
     call: Callable[..., Awaitable[Any]]
     parameters: Mapping[str, Parameter]
     context_name: str | None
-    open_ended: bool
+    extra: Check | None
     timeout: float | Unset | None
     description: str
 
@@ -117,9 +119,9 @@ class Handler:
         parameter = self.parameters.get(name)
         if parameter is not None:
             return parameter.check
-        if self.open_ended and name != self.context_name:
-            return ANYTHING
-        return NOTHING
+        if self.extra is None or name == self.context_name:
+            return NOTHING
+        return self.extra
 
     def describe(self) -> JSONObject:
         """Tell what the handler is for and what it accepts, as JSON Schema."""
@@ -139,7 +141,7 @@ class Handler:
                 "type": "object",
                 "properties": properties,
                 "required": required,
-                "additionalProperties": self.open_ended,
+                "additionalProperties": self.extra is not None,
             },
         }
 
@@ -185,8 +187,8 @@ class Router:
         check_name("command", name)
         if name in table:
             raise DuplicateHandlerError(name)
-        if isinstance(timeout, int | float) and not timeout > 0:
-            raise ConfigurationError("timeout", timeout, "more than 0 seconds, or None")
+        if timeout is not UNSET and timeout is not None:
+            _check_timeout(timeout)
         handler = _handler_of(name, function, call, timeout, pydantic=self._pydantic)
         table[name] = handler
 
@@ -234,6 +236,12 @@ class Router:
         raise UnknownCommandError(context.command)
 
 
+def _check_timeout(timeout: object) -> None:
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not number or not 0 < cast("float", timeout) < math.inf:
+        raise ConfigurationError("timeout", timeout, "more than 0 seconds, or None")
+
+
 def _around(middleware: Middleware, inner: CallNext) -> CallNext:
     async def call(context: CommandContext) -> Any:
         return await middleware(context, inner)
@@ -254,16 +262,20 @@ def _handler_of(
         raise ConfigurationError(name, "generator function", rule)
     parameters: dict[str, Parameter] = {}
     context_name: str | None = None
-    open_ended = False
+    extra: Check | None = None
     hints = _hints(name, function)
-    for parameter in inspect.signature(function).parameters.values():
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(name, repr(function), str(error)) from None
+    for parameter in signature.parameters.values():
         annotation = hints.get(parameter.name, parameter.annotation)
         where = f"{name}({parameter.name})"
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
             rule = "arguments are bound by name: no *args, no positional-only ones"
             raise ConfigurationError(where, parameter.name, rule)
         if parameter.kind is parameter.VAR_KEYWORD:
-            open_ended = True
+            extra = compile_check(annotation, where, pydantic=pydantic)
         elif annotation is CommandContext:
             if context_name is not None:
                 raise ConfigurationError(where, parameter.name, "one context is enough")
@@ -275,7 +287,7 @@ def _handler_of(
                 required=parameter.default is parameter.empty,
             )
     doc = (inspect.getdoc(function) or "").split("\n\n", 1)[0]
-    return Handler(name, call, parameters, context_name, open_ended, timeout, doc)
+    return Handler(name, call, parameters, context_name, extra, timeout, doc)
 
 
 def _hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:
@@ -297,3 +309,17 @@ def _hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:
             "the annotations of a handler must be resolvable when it is registered",
             "Define the type at module level, above the handler.",
         ) from None
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Give a function's own name, by which it is registered if no other is given.
+
+    Raises:
+        ConfigurationError: It has none, as a partial or a callable object.
+    """
+    name = getattr(function, "__name__", None)
+    if not isinstance(name, str):
+        rule = "a handler without a name is registered with one"
+        remedy = 'Write agent.command("name")(handler).'
+        raise ConfigurationError("command", repr(function), rule, remedy)
+    return name

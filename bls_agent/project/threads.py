@@ -30,6 +30,8 @@ def is_coroutine_function(function: Callable[..., Any]) -> bool:
     plain = function
     while isinstance(plain, partial):
         plain = plain.func
+    if isinstance(plain, type):
+        return False  # calling it makes an object
     return inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(
         getattr(plain, "__call__", None)  # noqa: B004 - not whether it is callable
     )

@@ -129,7 +129,8 @@ def test_a_short_window_is_not_guessed_at(seen: list[bytes]) -> None:
     listed = [*seen, *records(4, 20)]
     assert follower.find_new(listed[-5:], len(listed)) is None
     expected = [f"a{number}" for number in range(4, 21)]
-    assert look(follower, listed) == expected
+    missing_before = [] if seen else [None]
+    assert look(follower, listed) == [*missing_before, *expected]
 
 
 def test_a_short_window_that_holds_the_place_is_enough() -> None:
@@ -222,6 +223,8 @@ def test_following_misses_nothing_unnoticed(
         assert sum(gap for gap in told if isinstance(gap, int)) == counted
         if had_any and lost and not counted and "" in visible:
             assert None in told
-        if not had_any or len(fresh) < cap:
+        if had_any and len(fresh) < cap:
             assert None not in told
+        if not had_any and any(missing[name] for name in visible - known if name):
+            assert None in told, "what was trimmed before the first look is told"
         known |= visible
