@@ -121,7 +121,8 @@ class Dispatcher:
         deadline = anyio.current_time() + timeout
         self.stopping = True
         self._intake_scope.cancel()
-        await self._intake_ended.wait()
+        with anyio.move_on_after(CANCEL_GRACE):  # a task cancelled early never began
+            await self._intake_ended.wait()
         with anyio.CancelScope(deadline=deadline + INTAKE_GRACE):
             await self._receiver.stop()
         self._pending.extend(self._receiver.leftovers())
