@@ -42,8 +42,9 @@ INTAKE_GRACE: Final = 0.9  # seconds beyond the handlers' time for a read to end
 class Dispatcher:
     """Feeds commands from a receiver to the handlers of a router.
 
-    Every command that is taken leaves exactly one outcome record, unless it is given
-    back to the list because the agent stops before it was started.
+    Every command that is taken leaves exactly one outcome record, unless the agent stops:
+    then what was not started goes back to the list, and a handler that resists its
+    cancellation is left behind without one.
 
     Attributes:
         running: Commands whose handler runs now.
