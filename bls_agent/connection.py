@@ -51,7 +51,7 @@ class Connections:
         A lost connection may still be served: a BLPOP of it would eat the next
         command, an RPUSH of it may still run. Its id may meanwhile belong to somebody
         else, on a server that was restarted: it is only used after a look at whose it
-        is, by its name; where looking is refused, by its address.
+        is, by its name; where looking is refused it is killed by id and address together.
 
         Args:
             wire: Whose lost connections.
@@ -79,9 +79,9 @@ class Connections:
             if not await self._is_served(wire, lost.client_id):
                 return True  # it is gone, or its id is a stranger's now
         except RedisRefusedError:  # before Redis 6.2, or without the right to look
-            if not kill or not lost.address:
+            if not lost.address:
                 return False
-            request += ["ADDR", lost.address]
+            request[1:] = ["KILL", "ID", lost.client_id, "ADDR", lost.address]
         try:
             await self.liveness.call(*request)
         except RedisRefusedError:

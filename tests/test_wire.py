@@ -18,7 +18,14 @@ from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
 from bls_agent.endpoint import Endpoint
 from bls_agent.wire import Lost, Wire
-from tests.harness import PASSWORD, History, eventually, execute, status_of
+from tests.harness import (
+    PASSWORD,
+    History,
+    eventually,
+    execute,
+    status_of,
+    url_with_rights,
+)
 
 
 @pytest.fixture
@@ -282,3 +289,30 @@ async def test_a_client_of_another_kind_that_decodes(
         await eventually(lambda: history.handled == [0])
     await client.aclose()
     await pool.aclose()
+
+
+async def test_a_lost_connection_without_the_right_to_look(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """With the rights of the docs a lost BLPOP is killed by id and address."""
+    url = await url_with_rights(admin, own_server, "~*", "+@all", "-client|list")
+    connections = Connections(Endpoint.of(url), "test", timeout=1, reconnect_max=1)
+    zombie = Wire(Endpoint.of(url), "test:blocking", timeout=1)
+    await zombie.post([("BLPOP", project, 30)])
+    await eventually(lambda: _blocked(admin, 1))
+    name = await zombie_address(admin, zombie)
+    connections.blocking.lost = [Lost(0, zombie.client_id, "127.0.0.1:1")]
+    await connections.forget_lost(connections.blocking, kill=False)
+    assert await _blocked(admin, 1), "the same id at another address is a stranger"
+    connections.blocking.lost = [Lost(0, zombie.client_id, name)]
+    assert await connections.forget_lost(connections.blocking, kill=False)
+    await eventually(lambda: _blocked(admin, 0))
+    await zombie.drop()
+    assert zombie.lost[0].address == name
+    await connections.aclose()
+
+
+async def zombie_address(admin: Redis, wire: Wire) -> str:
+    """The address of a connection as the server sees it."""
+    clients = await admin.client_list()
+    return next(str(c["addr"]) for c in clients if int(c["id"]) == wire.client_id)
