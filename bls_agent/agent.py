@@ -112,10 +112,10 @@ class ProjectAgent:
         self._board = StatusBoard()
         self._stream = LogStream(
             time.time,  # noqa: TID251 - the one clock; everybody else is given it
-            max_records=options.get("log_buffer", 10_000),
-            max_bytes=options.get("log_buffer_bytes", 8 * 1024 * 1024),
+            max_records=options.get("log_buffer", Settings.log_buffer),
+            max_bytes=options.get("log_buffer_bytes", Settings.log_buffer_bytes),
         )
-        self._stream.set_level(Level(options.get("log_level", "debug")))
+        self._stream.set_level(Level(options.get("log_level", Settings.log_level)))
         self._numbers = itertools.count(1)
         self._outcomes: Counter[OutcomeKind] = Counter()
         self._status_counts = StatusCounts()
