@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import time
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from types import TracebackType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    ParamSpec,
-    Self,
-    TypeVar,
-    Unpack,
-    cast,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import anyio
 from anyio.abc import TaskStatus
@@ -32,17 +19,10 @@ from bls_agent.errors import ConfigurationError, RedisUnavailableError
 from bls_agent.keys import check_name
 from bls_agent.project.builtins import add_builtins
 from bls_agent.project.logs import CURRENT_COMMAND, Log, LogStream
-from bls_agent.project.messages import Level, OutcomeKind, Status
-from bls_agent.project.router import (
-    UNSET,
-    CommandDecorator,
-    Middleware,
-    Router,
-    Unset,
-    name_of,
-)
-from bls_agent.project.status import StatusBoard, StatusCounts
-from bls_agent.project.threads import HandlerThreads, is_coroutine_function
+from bls_agent.project.messages import Level, Status
+from bls_agent.project.registration import Registration
+from bls_agent.project.router import Router
+from bls_agent.project.status import StatusBoard
 from bls_agent.session import Parts, Session, last_word, new_instance
 from bls_agent.settings import Options, Settings, check_options
 from bls_agent.stats import AgentStats, collect_stats
@@ -59,12 +39,8 @@ __all__ = ["ProjectAgent"]
 
 logger = logging.getLogger(__name__)
 
-P = ParamSpec("P")
-R = TypeVar("R")
-M = TypeVar("M", bound=Middleware)
 
-
-class ProjectAgent:
+class ProjectAgent(Registration):
     """Puts a service on the BLS Project Console (contract 002).
 
     While it is open it refreshes the project's status, ships log records and runs the
@@ -107,23 +83,24 @@ class ProjectAgent:
         self._options = options
         self._given_settings = settings
         self._endpoint = None if redis is None else Endpoint.of(redis)
-        self._router = Router(pydantic=validate == "pydantic")
-        self._threads = HandlerThreads()
-        self._board = StatusBoard()
-        self._stream = LogStream(
+        stream = LogStream(
             time.time,  # noqa: TID251 - the one clock; everybody else is given it
             max_records=options.get("log_buffer", Settings.log_buffer),
             max_bytes=options.get("log_buffer_bytes", Settings.log_buffer_bytes),
         )
-        self._stream.set_level(Level(options.get("log_level", Settings.log_level)))
-        self._numbers = itertools.count(1)
-        self._outcomes: Counter[OutcomeKind] = Counter()
-        self._status_counts = StatusCounts()
-        self._instance = options.get("instance") or ""
+        stream.set_level(Level(options.get("log_level", Settings.log_level)))
+        self._parts = Parts(
+            project=self.project,
+            clock=time.time,  # noqa: TID251 - as above
+            router=Router(pydantic=validate == "pydantic"),
+            stream=stream,
+            instance=options.get("instance") or "",
+        )
+        super().__init__(self._parts.router, self._parts.threads)
         self._session: Session | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._builtins_added = False
-        self.log = Log(self._stream)
+        self.log = Log(stream)
 
     def __repr__(self) -> str:
         """Give a diagnostic: state and the counters that tell trouble."""
@@ -136,83 +113,10 @@ class ProjectAgent:
             f"{dropped} dropped>"
         )
 
-    @overload
-    def command(self, function: Callable[P, R], /) -> Callable[P, R]: ...
-
-    @overload
-    def command(
-        self, name: str | None = None, /, *, timeout: float | None = ...
-    ) -> CommandDecorator: ...
-
-    def command(
-        self,
-        function: Callable[P, R] | str | None = None,
-        /,
-        *,
-        timeout: float | Unset | None = UNSET,
-    ) -> Callable[P, R] | CommandDecorator:
-        """Register a handler: ``@agent.command`` or ``@agent.command("name", …)``.
-
-        The function is given back unchanged. It may be a coroutine function or a plain
-        one, which runs in a thread. Arguments are bound by name and checked against
-        the annotations before it runs; a parameter annotated
-        :class:`~bls_agent.CommandContext` gets the context.
-
-        Args:
-            function: The handler, or the command's name (default: the function's).
-            timeout: Seconds for this command; ``None`` for no limit.
-
-        Raises:
-            DuplicateHandlerError: The name has a handler already.
-            ConfigurationError: The signature cannot be served.
-        """
-        if callable(function):
-            return self._register(function, name_of(function), timeout)
-        name = function
-
-        def register(handler: Callable[P, R], /) -> Callable[P, R]:
-            own = name_of(handler) if name is None else name
-            return self._register(handler, own, timeout)
-
-        return cast("CommandDecorator", register)
-
-    def _register(
-        self, function: Callable[P, R], name: str, timeout: float | Unset | None
-    ) -> Callable[P, R]:
-        self._router.add(name, function, self._as_coroutine(function), timeout=timeout)
-        return function
-
-    def _as_coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        if is_coroutine_function(function):
-            return function
-        return self._threads.wrap(function)
-
-    def fallback(self, function: Callable[P, R], /) -> Callable[P, R]:
-        """Register what runs for commands that nobody registered.
-
-        It is called with the :class:`~bls_agent.CommandContext` alone.
-        """
-        self._router.set_fallback(self._as_coroutine(function))
-        return function
-
-    def middleware(self, function: M, /) -> M:
-        """Put ``async (context, call_next) -> result`` around every command.
-
-        The first one registered is the outermost.
-        """
-        if not is_coroutine_function(function):
-            raise ConfigurationError(
-                "middleware",
-                repr(function),
-                "a coroutine function (context, call_next)",
-            )
-        self._router.add_middleware(function)
-        return function
-
     @property
     def status(self) -> Status:
         """The status that is shown: the worst of all sources."""
-        return self._board.status
+        return self._parts.board.status
 
     def set_status(self, status: Status) -> None:
         """Say how this service is; written at once, then refreshed.
@@ -223,14 +127,14 @@ class ProjectAgent:
         try:
             checked = Status(status)
         except ValueError:
-            self._board.refused += 1
+            self._parts.board.refused += 1
             known = ", ".join(Status)
             logger.warning(
                 "%s", ConfigurationError("status", status, f"one of: {known}")
             )
             return
         session = self._session
-        if self._board.put(StatusBoard.HOST, checked) and session is not None:
+        if self._parts.board.put(StatusBoard.HOST, checked) and session is not None:
             session.status.changed()
 
     async def flush(self, timeout: float = 5.0) -> Flushed:
@@ -242,7 +146,7 @@ class ProjectAgent:
         Returns:
             What happened; true if nothing of it still waits.
         """
-        return await self._stream.delivery.flush(timeout)
+        return await self._parts.stream.delivery.flush(timeout)
 
     async def ready(self, timeout: float | None = None) -> None:
         """Wait until the first status has been written.
@@ -267,7 +171,7 @@ class ProjectAgent:
 
     def stats(self) -> AgentStats:
         """Give a snapshot of every counter and state; from any thread."""
-        return collect_stats(self._parts(), self._session)
+        return collect_stats(self._parts, self._session)
 
     def _stats_as_json(self) -> JSONObject:
         return asdict(self.stats())
@@ -288,7 +192,7 @@ class ProjectAgent:
         settings = self._settings()
         endpoint = self._endpoint or Endpoint.of(settings.redis_url)
         self._prepare(settings)
-        session = Session(self._parts(), settings, endpoint)
+        session = Session(self._parts, settings, endpoint)
         self._session = session
         self._supervisor = start_supervisor(session, self.project)
         try:
@@ -373,25 +277,12 @@ class ProjectAgent:
 
     def _prepare(self, settings: Settings) -> None:
         """Apply what only the environment could tell."""
-        buffer = self._stream.delivery.buffer
+        parts = self._parts
+        buffer = parts.stream.delivery.buffer
         buffer.max_items = settings.log_buffer
         buffer.max_bytes = settings.log_buffer_bytes
-        self._stream.set_level(Level(settings.log_level))
-        self._instance = self._instance or settings.instance or new_instance()
+        parts.stream.set_level(Level(settings.log_level))
+        parts.instance = parts.instance or settings.instance or new_instance()
         if settings.builtins and not self._builtins_added:
-            add_builtins(self._router, self._stream, self._stats_as_json)
+            add_builtins(parts.router, parts.stream, self._stats_as_json)
             self._builtins_added = True
-
-    def _parts(self) -> Parts:
-        return Parts(
-            project=self.project,
-            instance=self._instance,
-            router=self._router,
-            stream=self._stream,
-            board=self._board,
-            threads=self._threads,
-            numbers=self._numbers,
-            outcomes=self._outcomes,
-            status_counts=self._status_counts,
-            clock=time.time,  # noqa: TID251 - as above
-        )

@@ -15,7 +15,7 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
@@ -48,20 +48,33 @@ FLUSH_GRACE: Final = 1.0  # … of which this much is left for the log
 AWAY_GRACE: Final = 0.5  # seconds that each step waits for a Redis that is away
 
 
-@dataclass(frozen=True)
+@dataclass
 class Parts:
-    """What an agent keeps from one session to the next."""
+    """What an agent keeps from one session to the next.
+
+    Attributes:
+        project: The project's name.
+        clock: Gives Unix seconds.
+        router: The handlers.
+        stream: The log on its way out.
+        board: The status and where it comes from.
+        threads: Where plain handlers run.
+        instance: Name of this process; ``""`` before the first session.
+        numbers: The next log record's number.
+        outcomes: How commands ended.
+        status_counts: How often the status was written.
+    """
 
     project: str
-    instance: str
+    clock: Callable[[], float]
     router: Router
     stream: LogStream
-    board: StatusBoard
-    threads: HandlerThreads
-    numbers: itertools.count[int]
-    outcomes: Counter[OutcomeKind]
-    status_counts: StatusCounts
-    clock: Callable[[], float]
+    board: StatusBoard = field(default_factory=StatusBoard)
+    threads: HandlerThreads = field(default_factory=HandlerThreads)
+    instance: str = ""
+    numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    outcomes: Counter[OutcomeKind] = field(default_factory=Counter[OutcomeKind])
+    status_counts: StatusCounts = field(default_factory=StatusCounts)
 
 
 class Session:

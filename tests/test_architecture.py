@@ -19,6 +19,7 @@ PACKAGE = Path(bls_agent.__file__).parent
 # floor, what stands before it. Of the contracts' rooms none sees another one.
 WORDS = ["errors", "codec", "keys", "settings", "backoff", "buffer"]
 WIRES = [
+    "forking",
     "endpoint",
     "faults",
     "gate",
@@ -31,7 +32,16 @@ WIRES = [
     "watchdog",
 ]
 CONTRACTS = ["project", "runs", "workers", "assets", "crawl"]
-COMPOSITION = ["session", "supervisor", "stats", "agent", "console"]
+COMPOSITION = [
+    "session",
+    "supervisor",
+    "stats",
+    "loop_thread",
+    "agent_thread",
+    "agent",
+    "console",
+    "sync_console",
+]
 FACE = ["bls_agent"]
 PROGRAMS = [
     "devserver",
