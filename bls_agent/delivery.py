@@ -22,6 +22,9 @@ __all__ = ["Delivery", "Flushed", "Sink"]
 
 BATCH_ITEMS: Final = 500
 BATCH_BYTES: Final = 512 * 1024
+PACE: Final = (
+    0.005  # seconds between two writes, at least, of batches that are not full
+)
 
 T = TypeVar("T", bound=Sized)
 
@@ -92,6 +95,8 @@ class Delivery(Generic[T]):
         self._batch: tuple[Sequence[T], Sequence[T]] | None = None
         self._ambiguous = False
         self._carried = False
+        self._paced_until = 0.0
+        self._runs = 0
         self.running = False
         self.refused = False
 
@@ -102,26 +107,56 @@ class Delivery(Generic[T]):
 
     async def run(self, sink: Sink[T], backoff: Backoff) -> None:
         """Write until cancelled; what was under way is finished by the next run."""
+        self._runs += 1
+        this_run = self._runs
         self._wakeup.bind()
         self.running = True
         self._carried = self._batch is not None  # this sink has not seen it leave
         try:
             while True:
                 if self._batch is None:
+                    await self._gather()
                     items = self.buffer.take(BATCH_ITEMS, BATCH_BYTES)
                     if not items:
                         await self._wakeup.wait()
                         continue
                     self._batch = (items, sink.prepare(items))
                     self._ambiguous = self._carried = False
+                    self._paced_until = anyio.current_time() + PACE
                 await self._write(sink, backoff, self._batch[1])
                 self.buffer.done(self._batch[0])
                 self._batch = None
                 self._announce()
         finally:
-            self.running = False
-            self._wakeup.unbind()
-            self._announce()
+            if this_run == self._runs:  # else collected with a loop that was closed
+                self.running = False
+                self._wakeup.unbind()
+                self._announce()
+
+    def forget_loop(self) -> None:
+        """Be as if no one were writing: the loop in which :meth:`run` was is closed.
+
+        What was under way is looked for by the next run, as after a cancellation.
+        """
+        self._runs += 1
+        self._paced_until = 0.0
+        self.running = self.refused = False
+        self._wakeup.unbind()
+        self._settled = anyio.Event()
+
+    def forget_parent(self) -> None:
+        """In a forked child: begin afresh. What waits is the parent's to write."""
+        self.forget_loop()
+        self.buffer.forget_parent()
+        self._batch = None
+        self._ambiguous = self._carried = False
+        self.resent = self.maybe_repeated = 0
+
+    async def _gather(self) -> None:
+        """Let a batch grow while the one before has only just left."""
+        pause = self._paced_until - anyio.current_time()
+        if pause > 0 and 0 < len(self.buffer) < BATCH_ITEMS:
+            await anyio.sleep(pause)
 
     async def _write(self, sink: Sink[T], backoff: Backoff, batch: Sequence[T]) -> None:
         while True:

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from bls_agent.forking import register
+
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see above
+    from collections.abc import Callable
 
 __all__ = ["Wakeup"]
 
@@ -28,19 +31,32 @@ class Wakeup:
         self._raised = False
         self._event = anyio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_called_in_task: Callable[[], bool] = _never
 
     def bind(self) -> None:
         """Make the running event loop the one to wake (called by the waiting task)."""
         import asyncio  # noqa: PLC0415, TID251 - 20 ms, not at import
 
+        register(self)
         self._event = anyio.Event()
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
+
+        def is_called_in_task() -> bool:
+            # In a signal handler that interrupts the waiting loop there is no task.
+            running = asyncio._get_running_loop()  # noqa: SLF001 - documented; does not raise
+            return running is loop and asyncio.current_task(loop) is not None
+
+        self._is_called_in_task = is_called_in_task
         if self._raised:
             self._event.set()
 
     def unbind(self) -> None:
         """Forget the loop: from now on the flag is only remembered."""
         self._loop = None
+
+    def forget_parent(self) -> None:
+        """In a forked child: the way into the loop leads to the parent."""
+        self.unbind()
 
     def set(self) -> None:
         """Raise the flag; never waits, never raises."""
@@ -49,6 +65,9 @@ class Wakeup:
         self._raised = True
         loop = self._loop
         if loop is None:
+            return
+        if self._is_called_in_task():  # 20 µs cheaper than to poke the loop
+            self._event.set()
             return
         try:
             loop.call_soon_threadsafe(self._fire)
@@ -73,3 +92,7 @@ class Wakeup:
         self._event = anyio.Event()
         self._raised = False
         return raised
+
+
+def _never() -> bool:
+    return False

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import string
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 import anyio
 
@@ -27,11 +27,15 @@ from bls_agent.endpoint import (
 )
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.faults import classify, ends_connection, is_error_reply, translate
+from bls_agent.forking import count_forks, hang_up, keep, register, sever
 from bls_agent.gate import Gate
 
 __all__ = ["Lost", "Wire"]
 
 logger = logging.getLogger(__name__)
+
+UNSHARED_TRIES: Final = 3  # of connecting, in a process that forks and forks
+SMALL: Final = 16_384  # bytes; asyncio makes a writer wait from 64 KB on
 
 
 class Lost(NamedTuple):
@@ -63,6 +67,7 @@ class Wire:
             serve.
         owed: Replies posted for and not collected yet.
         generation: How often the wire was opened.
+        retired: Whether it will never connect again: it waits for ever instead.
     """
 
     def __init__(
@@ -94,7 +99,9 @@ class Wire:
         self._established = False
         self._address_there = ""
         self.owed = 0
+        self._packed: tuple[Sequence[Request], list[bytes]] = ((), [])
         self.generation = 0
+        self.retired = False
 
     def __repr__(self) -> str:
         state = "open" if self.connected else "closed"
@@ -156,12 +163,15 @@ class Wire:
         Never cancelled half-way, because a request sent in part ends the connection.
         """
         raw = await self._opened()
+        if requests is not self._packed[0]:  # a reader posts the same ones for ever
+            self._packed = (requests, raw.pack_commands(requests))
         self.owed += len(requests)
         try:
-            with anyio.CancelScope(shield=True), anyio.fail_after(self._timeout):
-                await raw.send_packed_command(
-                    raw.pack_commands(requests), check_health=False
-                )
+            if _leaves_at_once(raw, self._packed[1]):
+                await raw.send_packed_command(self._packed[1], check_health=False)
+            else:
+                with anyio.CancelScope(shield=True), anyio.fail_after(self._timeout):
+                    await raw.send_packed_command(self._packed[1], check_health=False)
         except Exception as error:
             await self.drop()
             raise translate(error, self.address, ambiguous=True) from error
@@ -203,6 +213,20 @@ class Wire:
         """Close the connection in order; it may be used again and then opens anew."""
         await self._close(abort=False)
 
+    def forget_parent(self) -> None:
+        """Be as if never opened; what was open stays with the parent.
+
+        For a forked child, and for a loop that was closed under the connection: nothing
+        is said to the server and nothing to the loop.
+        """
+        raw, self._raw, self.owed, self.client_id = self._raw, None, 0, None
+        self._established = False
+        self.lost = []
+        self._lock = anyio.Lock(fast_acquire=True)
+        if raw is not None:
+            keep(raw)
+            sever(_descriptor(raw))
+
     async def _close(self, *, abort: bool) -> None:
         raw, self._raw, self.owed, self.client_id = self._raw, None, 0, None
         self._established = False
@@ -223,17 +247,34 @@ class Wire:
         if raw is not None:
             await self.drop()
         if self._gate is None:
-            await self._connect()
+            await self._connect_unshared()
         else:
-            await self._gate.enter(self._connect)
+            await self._gate.enter(self._connect_unshared)
         return cast("RawConnection", self._raw)
 
+    async def _connect_unshared(self) -> None:
+        """Connect, and anew if a child was forked meanwhile.
+
+        It holds a copy of a socket of which nobody has told it. Such a connection
+        would live on at the server when ours is closed; hanging up ends it for both.
+        """
+        if self.retired:
+            await anyio.sleep_forever()
+        register(self)
+        for _ in range(UNSHARED_TRIES):
+            before = count_forks()
+            await self._connect()
+            if count_forks() == before:
+                return
+            hang_up(_descriptor(self._raw))
+            await self._close(abort=True)
+        await self._connect()
+
     async def _connect(self) -> None:
-        raw = self._endpoint.make()
+        self._raw = raw = self._endpoint.make()  # from here on a child finds it
         try:
             with anyio.fail_after(CONNECT_TIMEOUT):
                 await raw.connect()
-                self._raw = raw
                 name, number = await self._exchange(
                     raw, [("CLIENT", "SETNAME", self.name), ("CLIENT", "ID")]
                 )
@@ -286,6 +327,16 @@ def _peer_has_closed(raw: RawConnection) -> bool:
     return reader is not None and bool(reader.at_eof())
 
 
+def _leaves_at_once(raw: RawConnection, packed: Sequence[bytes]) -> bool:
+    """Tell whether a request goes to the system in one step, with nothing to wait for."""
+    writer = getattr(raw, "_writer", None)
+    return (
+        writer is not None
+        and not writer.transport.get_write_buffer_size()
+        and sum(map(len, packed)) < SMALL
+    )
+
+
 def _own_address(raw: RawConnection) -> str:
     """Give our end of a TCP connection in the form of CLIENT LIST, or ``""``."""
     writer = getattr(raw, "_writer", None)
@@ -301,6 +352,13 @@ def _abort_transport(raw: RawConnection) -> None:
     writer = getattr(raw, "_writer", None)
     if writer is not None:
         writer.transport.abort()
+
+
+def _descriptor(raw: RawConnection | None) -> int:
+    """Give the number of a connection's socket, or -1 if there is none any more."""
+    writer = getattr(raw, "_writer", None)
+    socket = writer.get_extra_info("socket") if writer is not None else None
+    return -1 if socket is None else int(socket.fileno())
 
 
 def _client_name(name: str) -> str:

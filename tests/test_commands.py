@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from enum import Enum
 from functools import partial
@@ -512,3 +514,54 @@ def test_wrong_arguments_fail_at_construction(
     """Each wrong argument is a ConfigurationError at once, and nothing else."""
     with pytest.raises(ConfigurationError):
         register(ProjectAgent("订单系统"))
+
+
+async def test_handlers_that_end_at_their_very_deadline(
+    project: str, redis_url: str, console: Console
+) -> None:
+    """Whatever wins, each leaves one outcome and the next command runs."""
+    agent = ProjectAgent(project, redis=redis_url, concurrency=3)
+
+    @agent.command(timeout=0.01)
+    async def close_call(wait: float) -> None:
+        await anyio.sleep(wait)
+
+    async with agent:
+        sent = [
+            await console.send(project, "close_call", {"wait": 0.0095 + number / 1e5})
+            for number in range(150)
+        ]
+        ends: Counter[str] = Counter()
+
+        async def all_ended() -> bool:
+            found = [entry.outcome for entry in await console.logs(project, 1_000)]
+            ends.clear()
+            ends.update(end.command_id for end in found if end is not None)
+            return len(ends) == len(sent)
+
+        await eventually(all_ended)
+        assert set(ends.values()) == {1}
+        assert (await console.call(project, "ping")).succeeded
+        assert agent.stats().commands_running == 0
+
+
+async def test_a_worker_that_somebody_cancels_is_replaced(
+    project: str, redis_url: str, console: Console
+) -> None:
+    """A handler hands its task out, and somebody cancels it when it is idle."""
+    agent = ProjectAgent(project, redis=redis_url)
+    workers: list[asyncio.Task[Any]] = []
+
+    @agent.command
+    async def hand_out() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        workers.append(task)
+
+    async with agent:
+        for _ in range(3):
+            assert (await console.call(project, "hand_out")).succeeded
+            await anyio.wait_all_tasks_blocked()
+            workers[-1].cancel()
+            assert (await console.call(project, "ping")).succeeded
+        assert len(set(workers)) == 3

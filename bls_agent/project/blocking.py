@@ -49,6 +49,8 @@ class BlockingReceiver:
         self._stopping = False
         self._can_prefetch = True
         self._posted = 0
+        self._more = -1
+        self._requests: list[tuple[Argument, ...]] = []
 
     async def receive(self, limit: int) -> Sequence[Message]:
         """Wait up to 2 s for at least one command and take up to ``limit``."""
@@ -68,10 +70,11 @@ class BlockingReceiver:
 
     async def _read(self, limit: int) -> None:
         if not self._wire.owed:
-            await self._connections.forget_lost(self._wire, kill=False)
+            if self._wire.lost:
+                await self._connections.forget_lost(self._wire, kill=False)
             if self._stopping:
                 return
-            requests = self._requests(limit)
+            requests = self._requests_for(limit)
             await self._wire.post(requests)
             self._posted = len(requests)
         deadline = BLOCK + MARGIN
@@ -87,12 +90,15 @@ class BlockingReceiver:
         if refused is not None:
             raise refused
 
-    def _requests(self, limit: int) -> list[tuple[Argument, ...]]:
-        requests: list[tuple[Argument, ...]] = [("BLPOP", self._key, BLOCK)]
-        if limit > 1 and self._can_prefetch:
-            # Waits in the server's query buffer while the BLPOP blocks: one trip.
-            requests.append(("LPOP", self._key, limit - 1))
-        return requests
+    def _requests_for(self, limit: int) -> list[tuple[Argument, ...]]:
+        more = limit - 1 if self._can_prefetch else 0
+        if more != self._more:
+            self._more = more
+            self._requests = [("BLPOP", self._key, BLOCK)]
+            if more:
+                # Waits in the server's query buffer while the BLPOP blocks: one trip.
+                self._requests.append(("LPOP", self._key, more))
+        return self._requests
 
     async def _collect(self) -> None:
         """Read one owed reply and keep its elements before anything is awaited."""

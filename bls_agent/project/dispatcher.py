@@ -8,10 +8,11 @@ handler raises ends.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 from anyio.abc import TaskGroup
@@ -25,11 +26,15 @@ from bls_agent.errors import (
     preview,
 )
 from bls_agent.project.context import CommandContext
+from bls_agent.project.deadlines import Deadlines
 from bls_agent.project.logs import CURRENT_COMMAND, Log, LogStream, describe_error
 from bls_agent.project.messages import Command, Outcome, OutcomeKind
 from bls_agent.project.receiver import Intake, Message, Receiver
 from bls_agent.project.router import UNSET, Router
 from bls_agent.project.threads import HandlerThreads
+
+if TYPE_CHECKING:
+    import asyncio  # noqa: TID251 - see deadlines.py
 
 __all__ = ["Dispatcher"]
 
@@ -94,10 +99,11 @@ class Dispatcher:
         self._pending: deque[Message] = deque()
         self._idle: deque[anyio.Event] = deque()
         self._workers = 0
-        self._changed = anyio.Event()
-        self._intake_scope = anyio.CancelScope()
-        self._intake_ended = anyio.Event()
+        self._group: TaskGroup | None = None
+        self._intake_scope: anyio.CancelScope | None = None
+        self._changed: anyio.Event | None = None  # there while somebody waits for it
         self._handlers_scope = anyio.CancelScope()
+        self._deadlines = Deadlines()
         self.stopping = False
         self._outcomes = outcomes
         self.running = 0
@@ -106,12 +112,11 @@ class Dispatcher:
         """Take and run commands until :meth:`stop` has ended both."""
         self._threads.on_freed = self._announce_change
         with self._handlers_scope:
-            async with anyio.create_task_group() as workers:
-                try:
-                    with self._intake_scope:
-                        await self._take_commands(workers)
-                finally:
-                    self._intake_ended.set()
+            try:
+                async with anyio.create_task_group() as self._group:
+                    self._announce_change()
+            finally:
+                self._deadlines.close()
 
     async def stop(self, timeout: float) -> None:
         """End the intake, give back what was not started, let handlers finish.
@@ -121,9 +126,8 @@ class Dispatcher:
         """
         deadline = anyio.current_time() + timeout
         self.stopping = True
-        self._intake_scope.cancel()
-        with anyio.move_on_after(CANCEL_GRACE):  # a task cancelled early never began
-            await self._intake_ended.wait()
+        with anyio.move_on_after(CANCEL_GRACE):
+            await self._end_intake()
         with anyio.CancelScope(deadline=deadline + INTAKE_GRACE):
             await self._receiver.stop()
         self._pending.extend(self._receiver.leftovers())
@@ -134,9 +138,20 @@ class Dispatcher:
         with anyio.move_on_after(CANCEL_GRACE):
             await self._all_ended()
 
+    async def _end_intake(self) -> None:
+        while self._intake_scope is not None:
+            self._intake_scope.cancel()
+            await self._change()
+
     async def _all_ended(self) -> None:
         while self.running:
-            await self._changed.wait()
+            await self._change()
+
+    async def _change(self) -> None:
+        """Wait until something has changed; who waits looks again at what."""
+        if self._changed is None:
+            self._changed = anyio.Event()
+        await self._changed.wait()
 
     async def _give_back_or_run(self, deadline: float) -> None:
         """Put back what was taken and not started.
@@ -163,7 +178,7 @@ class Dispatcher:
         """Run what waits, one by one, as long as there is time."""
         while self._pending:
             while not self._has_free_slot():
-                await self._changed.wait()
+                await self._change()
             if anyio.current_time() >= deadline:
                 return
             self.running += 1
@@ -184,49 +199,83 @@ class Dispatcher:
         }
         self._report(_ended(OutcomeKind.CANCELLED, command, 0.0, error=reason))
 
-    async def _take_commands(self, workers: TaskGroup) -> None:
-        """Ask for commands whenever a handler is free and none waits here."""
-        while True:
-            while self._pending or not self._has_free_slot():
-                await self._changed.wait()
-            self._pending.extend(await self._intake.receive(self._prefetch))
-            for _ in self._pending:
-                self._wake_a_worker(workers)
-
     def _has_free_slot(self) -> bool:
+        if self.running >= self._concurrency:
+            return False
         slots = 1 if self._receiver.one_at_a_time else self._concurrency
         return self.running + self._threads.stuck < slots
 
-    def _wake_a_worker(self, workers: TaskGroup) -> None:
-        if self._idle:
-            self._idle.popleft().set()
-        elif self._workers < self._concurrency:
-            self._workers += 1
-            workers.start_soon(self._work)
+    def _has_work(self) -> bool:
+        """Tell whether a worker would find something to do: to run, or to ask for."""
+        if self.stopping or not self._has_free_slot():
+            return False
+        return bool(self._pending) or self._intake_scope is None
 
     def _announce_change(self) -> None:
         """Let everybody look again: a slot is free, or a waiting command was taken."""
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
-        if self._pending and self._idle:
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+        self._call_worker()
+
+    def _call_worker(self) -> None:
+        """Have one more worker look for work, if there is some."""
+        group = self._group if self._workers < self._concurrency else None
+        if not (self._idle or group) or not self._has_work():
+            return
+        if self._idle:
             self._idle.popleft().set()
+        elif group is not None and not group.cancel_scope.cancel_called:
+            self._workers += 1
+            group.start_soon(self._work)
 
     async def _work(self) -> None:
-        """Run one waiting command after the other."""
+        """Run one command after the other, and ask for more when it is this one's turn.
+
+        One worker at a time asks. It runs what it got itself, with no hand-over in
+        between, after it has called the next one to ask.
+        """
+        try:
+            while True:
+                message = await self._next()
+                self.running += 1
+                self._call_worker()
+                try:
+                    await self._handle(message)
+                except (
+                    Exception
+                ):  # a fault of ours: the loop lives, the host's log tells
+                    logger.exception("a command could not be brought to its end")
+                finally:
+                    self.running -= 1
+                    self._announce_change()
+        except anyio.get_cancelled_exc_class():
+            if self.stopping:
+                raise
+            # Somebody has cancelled just this task: another one takes its place.
+        finally:
+            self._workers -= 1
+            self._announce_change()
+
+    async def _next(self) -> Message:
         while True:
-            while self.stopping or not (self._pending and self._has_free_slot()):
+            if not self._has_work():
                 called = anyio.Event()
                 self._idle.append(called)
                 await called.wait()
-            message = self._pending.popleft()
-            self.running += 1
-            self._announce_change()
-            try:
-                await self._handle(message)
-            except Exception:  # a fault of ours: the loop lives, the host's log tells
-                logger.exception("a command could not be brought to its end")
-            finally:
-                self.running -= 1
+            elif self._pending:
+                return self._pending.popleft()
+            else:
+                await self._ask()
+
+    async def _ask(self) -> None:
+        """Wait for commands; what comes waits here until a worker takes it."""
+        try:
+            with anyio.CancelScope() as self._intake_scope:
+                self._pending.extend(await self._intake.receive(self._prefetch))
+        finally:
+            self._intake_scope = None
+            if self.stopping:
                 self._announce_change()
 
     async def _handle(self, message: Message) -> None:
@@ -256,7 +305,7 @@ class Dispatcher:
         return self._timeout if own is UNSET else own
 
     async def _run_command(self, command: Command, message: Message) -> Outcome:
-        began = anyio.current_time()
+        began = time.monotonic()
         timeout = self._timeout_of(command)
         context = CommandContext(
             id=command.id,
@@ -270,22 +319,24 @@ class Dispatcher:
         )
         token = CURRENT_COMMAND.set(command.id)
         try:
-            kind, result, error = await self._call(context, timeout)
-            await self._absorb_cancellation()
+            kind, result, error = await self._call(context)
         finally:
             CURRENT_COMMAND.reset(token)
-        duration = (anyio.current_time() - began) * 1000
-        return _ended(kind, command, duration, result=result, error=error)
+        seconds = time.monotonic() - began
+        if kind is OutcomeKind.SUCCEEDED and timeout is not None and seconds >= timeout:
+            kind, result = OutcomeKind.TIMED_OUT, None
+        if kind is OutcomeKind.TIMED_OUT:
+            error = {"type": "TimedOut", "message": f"no result within {timeout:g} s"}
+        return _ended(kind, command, seconds * 1000, result=result, error=error)
 
-    async def _absorb_cancellation(self) -> None:
+    async def _absorb_cancellation(self, task: asyncio.Task[Any]) -> None:
         """Free the worker of a cancellation that a handler brought upon its task.
 
         A moment is given to a stop that may be the true reason.
         """
-        import asyncio  # noqa: PLC0415, TID251 - 20 ms; anyio does not tell
+        import asyncio  # noqa: PLC0415, TID251 - a yield, and no more
 
-        task = asyncio.current_task()
-        if self.stopping or task is None or not task.cancelling():
+        if self.stopping:
             return
         while task.cancelling():
             task.uncancel()
@@ -294,30 +345,30 @@ class Dispatcher:
                 await asyncio.sleep(0)
 
     async def _call(
-        self, context: CommandContext, timeout: float | None
+        self, context: CommandContext
     ) -> tuple[OutcomeKind, Any, dict[str, Any]]:
         """Run the handler; whatever it does ends here as an outcome."""
-        scope = anyio.CancelScope()
-        if timeout is not None:
-            scope.deadline = anyio.current_time() + timeout
+        task = self._deadlines.begin(context.deadline)
+        late = False
         try:
-            with scope:
+            try:
                 result = await self._router.dispatch(context)
-                if anyio.current_time() < scope.deadline:
-                    return OutcomeKind.SUCCEEDED, result, {}
+            finally:
+                late = self._deadlines.end(task)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - the one place for handlers
             if isinstance(error, anyio.get_cancelled_exc_class()):
-                await self._absorb_cancellation()
-                if self.stopping:
-                    return _CANCELLED
-            return _failure(error)
-        return (
-            OutcomeKind.TIMED_OUT,
-            None,
-            {"type": "TimedOut", "message": f"no result within {timeout:g} s"},
-        )
+                if late:
+                    return OutcomeKind.TIMED_OUT, None, {}
+                await self._absorb_cancellation(task)
+                return _CANCELLED if self.stopping else _failure(error)
+            end = _failure(error)
+        else:
+            end = (OutcomeKind.SUCCEEDED, result, {})
+        if task.cancelling():
+            await self._absorb_cancellation(task)
+        return end
 
 
 _CANCELLED = (

@@ -1,0 +1,91 @@
+"""The time limits of handlers: who is late is cancelled, and only then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import anyio
+import pytest
+
+from bls_agent.project import deadlines as module
+from bls_agent.project.deadlines import Deadlines
+
+
+async def run_one(
+    deadlines: Deadlines, seconds: float | None, body: Callable[[], Awaitable[object]]
+) -> tuple[bool, bool]:
+    """Run a body under a limit; say whether it was late and whether it was cancelled."""
+    limit = None if seconds is None else anyio.current_time() + seconds
+    task = deadlines.begin(limit)
+    cancelled = False
+    try:
+        await body()
+    except asyncio.CancelledError:
+        cancelled = True
+    return deadlines.end(task), cancelled
+
+
+async def test_who_is_late_is_cancelled_and_free_again_afterwards() -> None:
+    deadlines = Deadlines()
+    with anyio.fail_after(5):
+        assert await run_one(deadlines, 0.02, anyio.sleep_forever) == (True, True)
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await anyio.sleep(0)  # nothing is left that would arrive here
+
+
+async def test_who_is_in_time_is_left_alone() -> None:
+    deadlines = Deadlines()
+    for limit in (5.0, None):
+        assert await run_one(deadlines, limit, anyio.lowlevel.checkpoint) == (
+            False,
+            False,
+        )
+    deadlines.close()
+
+
+async def test_a_shorter_limit_does_not_wait_behind_a_longer_one() -> None:
+    deadlines = Deadlines()
+    ended: list[str] = []
+
+    async def run(name: str, seconds: float) -> None:
+        await run_one(deadlines, seconds, anyio.sleep_forever)
+        ended.append(name)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            for name, seconds in (("long", 0.2), ("short", 0.02), ("middle", 0.1)):
+                tasks.start_soon(run, name, seconds)
+    assert ended == ["short", "middle", "long"]
+
+
+async def test_who_goes_on_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INSIST_EVERY", 0.02)
+    deadlines = Deadlines()
+    swallowed = 0
+
+    async def stubborn() -> None:
+        nonlocal swallowed
+        while swallowed < 3:
+            try:
+                await anyio.sleep_forever()
+            except asyncio.CancelledError:
+                swallowed += 1
+
+    began = anyio.current_time()
+    with anyio.move_on_after(5):  # would be swallowed, too
+        assert await run_one(deadlines, 0.02, stubborn) == (True, False)
+    assert swallowed == 3
+    assert anyio.current_time() - began < 4
+
+
+async def test_nothing_fires_after_the_end() -> None:
+    """The timer of a handler that has ended must not hit what the task does next."""
+    deadlines = Deadlines()
+    assert await run_one(deadlines, 0.02, anyio.lowlevel.checkpoint) == (False, False)
+    await anyio.sleep(0.05)  # past the limit: an event that must not happen
+    deadlines.begin(anyio.current_time() + 0.02)
+    deadlines.close()
+    await anyio.sleep(0.05)

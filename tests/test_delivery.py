@@ -1,0 +1,94 @@
+"""How batches are made, seen by a sink that only writes down what it is given."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+
+import anyio
+
+from bls_agent.backoff import Backoff
+from bls_agent.buffer import BoundedBuffer
+from bls_agent.delivery import BATCH_ITEMS, Delivery
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something to deliver."""
+
+    number: int
+    size: int = 100
+    rank: int = 0
+
+
+@dataclass
+class Notebook:
+    """A sink that remembers its batches."""
+
+    batches: list[list[int]] = field(default_factory=list)
+
+    def prepare(self, items: Sequence[Item]) -> Sequence[Item]:
+        return items
+
+    async def write(self, batch: Sequence[Item]) -> None:
+        self.batches.append([item.number for item in batch])
+        await anyio.sleep(0)
+
+    def numbers(self) -> list[int]:
+        return list(chain.from_iterable(self.batches))
+
+    async def landed(self, _: Sequence[Item]) -> bool | None:
+        return False
+
+
+@asynccontextmanager
+async def delivering() -> AsyncIterator[tuple[Delivery[Item], Notebook]]:
+    buffer: BoundedBuffer[Item] = BoundedBuffer(100_000, 100_000_000, 1)
+    delivery, notebook = Delivery(buffer), Notebook()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(delivery.run, notebook, Backoff())
+        await anyio.wait_all_tasks_blocked()
+        yield delivery, notebook
+        tasks.cancel_scope.cancel()
+
+
+async def a_few_cycles() -> None:
+    """Let the loop turn, which takes much less time than any pause."""
+    for _ in range(8):
+        await anyio.sleep(0)
+
+
+async def test_one_item_leaves_at_once_when_nothing_went_before() -> None:
+    async with delivering() as (delivery, notebook):
+        delivery.put(Item(1))
+        await a_few_cycles()
+        assert notebook.batches == [[1]]
+
+
+async def test_items_that_come_one_by_one_leave_together() -> None:
+    """Each write costs more than a record: behind one that just left they gather."""
+    async with delivering() as (delivery, notebook):
+        for number in range(200):
+            delivery.put(Item(number))
+            await anyio.sleep(0)
+        assert await delivery.flush(5.0)
+        assert notebook.numbers() == list(range(200))
+        assert len(notebook.batches) < 60
+
+
+async def test_a_full_batch_does_not_wait() -> None:
+    async with delivering() as (delivery, notebook):
+        delivery.put(Item(0))
+        await a_few_cycles()
+        for number in range(1, 3 * BATCH_ITEMS + 1):
+            delivery.put(Item(number))
+        await anyio.wait_all_tasks_blocked()
+        assert [len(batch) for batch in notebook.batches[:3]] == [
+            1,
+            BATCH_ITEMS,
+            BATCH_ITEMS,
+        ]
+        assert await delivery.flush(5.0)
+        assert notebook.numbers() == list(range(3 * BATCH_ITEMS + 1))
