@@ -33,6 +33,7 @@ __all__ = [
     "Reply",
     "Request",
     "mask_url",
+    "pack",
 ]
 
 Argument: TypeAlias = str | bytes | int | float
@@ -56,6 +57,13 @@ def mask_url(url: str) -> str:
     return f"{scheme}{user}{':' if user else ''}***@{place}"
 
 
+def pack(requests: Iterable[Request]) -> list[bytes]:
+    """Write requests as Redis reads them: hiredis does it in half of redis-py's time."""
+    import hiredis  # not at import: 3 ms
+
+    return [hiredis.pack_command(cast("Any", tuple(request))) for request in requests]
+
+
 class RawConnection(Protocol):
     """The part of redis-py's connection that we use."""
 
@@ -63,7 +71,6 @@ class RawConnection(Protocol):
     def is_connected(self) -> bool: ...  # noqa: D102
     async def connect(self) -> None: ...  # noqa: D102
     async def disconnect(self, nowait: bool = False) -> None: ...  # noqa: D102, FBT001, FBT002
-    def pack_commands(self, commands: Iterable[Request]) -> list[bytes]: ...  # noqa: D102
     async def send_packed_command(  # noqa: D102
         self,
         command: Iterable[bytes],

@@ -24,6 +24,7 @@ from bls_agent.endpoint import (
     RawConnection,
     Reply,
     Request,
+    pack,
 )
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.faults import classify, ends_connection, is_error_reply, translate
@@ -164,7 +165,7 @@ class Wire:
         """
         raw = await self._opened()
         if requests is not self._packed[0]:  # a reader posts the same ones for ever
-            self._packed = (requests, raw.pack_commands(requests))
+            self._packed = (requests, pack(requests))
         self.owed += len(requests)
         try:
             if _leaves_at_once(raw, self._packed[1]):
@@ -299,9 +300,7 @@ class Wire:
     ) -> list[Reply]:
         try:
             with anyio.fail_after(self._timeout):
-                await raw.send_packed_command(
-                    raw.pack_commands(requests), check_health=False
-                )
+                await raw.send_packed_command(pack(requests), check_health=False)
                 replies = [await self._one_reply(raw) for _ in requests]
         except BaseException as error:
             await self.drop()
