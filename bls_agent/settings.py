@@ -8,12 +8,13 @@ place, :meth:`Settings.from_env`, which is given the mapping.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, TypeAlias, TypedDict
+from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
 
 from bls_agent.errors import ConfigurationError
 from bls_agent.keys import check_name
+from bls_agent.secret_names import squeeze
 
 __all__ = ["Mode", "Options", "Rule", "Settings", "check_options", "rules"]
 
@@ -39,6 +40,8 @@ class Rule:
         """Return a value that fits, or raise ConfigurationError."""
         if value is None and self.optional:
             return None
+        if self.kind is tuple:
+            return _check_names(name, value)
         if (
             self.kind is float
             and isinstance(value, int)
@@ -94,7 +97,27 @@ _READERS: Final[dict[type, Callable[[str], object]]] = {
     int: int,
     float: float,
     bool: _read_bool,
+    tuple: str,
 }
+
+
+def _check_names(name: str, value: object) -> tuple[str, ...]:
+    """Give names as a tuple: from a sequence, or a text with commas between them."""
+    given: list[object] = []
+    if isinstance(value, str):
+        given += [part for part in value.split(",") if part.strip()]
+    elif isinstance(value, Sequence | AbstractSet) and not isinstance(
+        value, bytes | bytearray
+    ):
+        given += cast("Iterable[object]", value)
+    else:
+        rule = "names, as a sequence of texts or with commas between them"
+        raise ConfigurationError(name, value, rule)
+    for part in given:
+        if not isinstance(part, str) or not squeeze(part):
+            rule = "each name is a text with a letter or digit in it"
+            raise ConfigurationError(name, part, rule)
+    return tuple(str(part).strip() for part in given)
 
 
 def _setting(default: Any, meaning: str, kind: type = float, **limits: Any) -> Any:
@@ -126,10 +149,12 @@ class Options(TypedDict, total=False):
     log_buffer: int
     log_buffer_bytes: int
     shutdown_timeout: float
+    error_window: float | None
     reconnect_max: float
     redis_timeout: float
     record_ids: bool
     builtins: bool
+    redact_keys: Sequence[str]
 
 
 # fmt: off
@@ -156,10 +181,12 @@ class Settings:
     log_buffer: int = _setting(10_000, "records that wait in this process", int, unit="records", minimum=1, maximum=10_000_000)
     log_buffer_bytes: int = _setting(8 * MIB, "bytes that wait in this process", int, unit="bytes", minimum=128 * KIB, maximum=4_096 * MIB)
     shutdown_timeout: float = _setting(10.0, "time that running handlers get at the end", minimum=0.0, **_SECONDS)
+    error_window: float | None = _setting(None, "time that an error record shows in the status; none for never", minimum=0.05, optional=True, **_SECONDS)
     reconnect_max: float = _setting(2.0, "longest wait before the next try to reach Redis", minimum=0.05, **_SECONDS)
     redis_timeout: float = _setting(5.0, "deadline of one request to Redis", minimum=0.05, **_SECONDS)
     record_ids: bool = _setting(True, "put metadata.agent on every record", bool)  # noqa: FBT003 - the default
     builtins: bool = _setting(True, "answer ping, help, stats and set_log_level", bool)  # noqa: FBT003 - the default
+    redact_keys: Sequence[str] = _setting((), "more names of keys whose values never leave the process; one with - in front is exempt", tuple)
 # fmt: on
 
     def __post_init__(self) -> None:
@@ -203,7 +230,8 @@ def check_options(options: Mapping[str, Any], settings: object = None) -> None:
             ``status_interval`` and ``status_ttl`` are both given and do not fit.
     """
     if not isinstance(settings, Settings | None):
-        raise ConfigurationError("settings", settings, "an object of Settings")
+        kind = type(settings).__name__  # what is in it may be a secret
+        raise ConfigurationError("settings", kind, "an object of Settings")
     known = rules()
     for name, value in options.items():
         if name not in known or name == "redis_url":  # the keyword is called redis

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
+from bls_agent.parts import Parts
 from bls_agent.project.messages import Status
-from bls_agent.session import Parts, Session
+from bls_agent.session import Session
 
 __all__ = ["AgentStats", "collect_stats"]
 
@@ -21,6 +23,9 @@ class AgentStats:
         instance: Name of this process in record ids.
         open: Whether the agent is open.
         status: The status that is shown, or will be.
+        status_source: Which source says so: ``host``, ``health check <name>``,
+            ``error window``; the first of several.
+        status_sources: Source → what it says.
         mode: How commands come now: ``blocking``, ``compat``, or ``closed``.
         connections: Wire → whether it is connected.
         reconnect_failures: Tries to reach Redis that failed.
@@ -45,6 +50,8 @@ class AgentStats:
     instance: str
     open: bool
     status: Status
+    status_source: str
+    status_sources: dict[str, str]
     mode: str
     connections: dict[str, bool]
     reconnect_failures: int
@@ -72,11 +79,16 @@ def collect_stats(parts: Parts, session: Session | None) -> AgentStats:
     delivery = parts.stream.delivery
     logs = delivery.buffer.stats()
     wires = session.connections.all if session else ()
+    now = time.monotonic()
+    source, status = parts.board.speaker(now)
+    sources = parts.board.list_sources(now)
     return AgentStats(
         project=parts.project,
         instance=parts.instance,
         open=session is not None,
-        status=parts.board.status,
+        status=status,
+        status_source=source,
+        status_sources={who: said.value for who, said in sources.items()},
         mode=session.receiver.mode if session else "closed",
         connections={wire.use: wire.connected for wire in wires},
         reconnect_failures=session.connections.gate.failures if session else 0,

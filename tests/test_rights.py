@@ -23,7 +23,7 @@ async def test_blpop_refused_and_lpop_not(project: str) -> None:
                 await history.push(admin, project)
             async with agent:
                 await eventually(lambda: len(history.handled) == 6)
-                assert agent.stats().mode == "compat"
+                await eventually(lambda: agent.stats().mode == "compat")
             await history.check(admin, project)
 
 

@@ -32,10 +32,16 @@ TABLE: dict[str, tuple[object, str, object]] = {
     "log_buffer": (10_000, "500", 500),
     "log_buffer_bytes": (8 * 1_048_576, "1048576", 1_048_576),
     "shutdown_timeout": (10.0, "0", 0.0),
+    "error_window": (None, "60", 60.0),
     "reconnect_max": (2.0, "30", 30.0),
     "redis_timeout": (5.0, "0.5", 0.5),
     "record_ids": (True, "no", False),
     "builtins": (True, "FALSE", False),
+    "redact_keys": (
+        (),
+        "pin, 员工号,,-session_id",
+        ("pin", "员工号", "-session_id"),
+    ),
 }
 SETTINGS = [setting.name for setting in dataclasses.fields(Settings)]
 every_setting = pytest.mark.parametrize("name", TABLE)
@@ -110,6 +116,7 @@ VARIABLES = {
     "no boolean": ("BLS_RECORD_IDS", "maybe"),
     "none where a value is needed": ("BLS_PREFETCH", "none"),
     "no name": ("BLS_INSTANCE", "a\nb"),
+    "no letter": ("BLS_REDACT_KEYS", "pin,-"),
 }
 
 
@@ -133,6 +140,11 @@ KEYWORDS: dict[str, tuple[str, object]] = {
     "no choice": ("mode", "fast"),
     "no name": ("instance", " a"),
     "bytes": ("instance", b"a"),
+    "no names": ("redact_keys", 5),
+    "bytes for names": ("redact_keys", b"pin"),
+    "no text among the names": ("redact_keys", ["pin", 5]),
+    "an empty name": ("redact_keys", ["pin", " "]),
+    "a mapping for names": ("redact_keys", {"pin": True}),
 }
 
 
@@ -200,6 +212,25 @@ def test_a_combination_is_checked_with_the_environment() -> None:
     check_options({"status_interval": 20.0})
     with pytest.raises(ConfigurationError, match=r"^status_interval: "):
         Settings.from_env({"BLS_STATUS_TTL": "30"}, status_interval=20.0)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("pin", "员工号"),
+        ["pin", "员工号"],
+        "pin, 员工号",
+        "员工号,pin",
+        {"pin", "员工号"},
+    ],
+    ids=["tuple", "list", "text", "other order", "set"],
+)
+def test_names_may_be_given_in_any_form(names: Any) -> None:
+    """A sequence, a set, or one text with commas: afterwards it is a tuple."""
+    given = Settings(redact_keys=names).redact_keys
+    assert isinstance(given, tuple)
+    assert sorted(given) == ["pin", "员工号"]
+    check_options({"redact_keys": names})
 
 
 def test_an_unknown_keyword_is_refused() -> None:

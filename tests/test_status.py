@@ -51,6 +51,57 @@ async def _is(redis: Redis, project: str, status: Status) -> bool:
     return await status_of(redis, project) == status.value
 
 
+async def _settled(agent: ProjectAgent) -> None:
+    """Wait until the wires that it needs are there: each has the status written again."""
+    await eventually(
+        lambda: (
+            agent.stats().connections["blocking"]
+            and agent.stats().connections["liveness"]
+        )
+    )
+    for status in (Status.ERROR, Status.ONLINE):
+        await _write(agent, status)
+
+
+async def _write(agent: ProjectAgent, status: Status) -> None:
+    """Set a status and wait until something was written."""
+    before = agent.stats().status_writes
+    agent.set_status(status)
+    await eventually(lambda: agent.stats().status_writes > before)
+
+
+async def test_a_change_while_another_one_is_written(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """Taken back while the server is slow to write it, the former status is back soon."""
+    agent = ProjectAgent(project, redis=own_server.url, status_interval=20)
+    async with agent:
+        await _settled(agent)
+        before = agent.stats().status_writes
+        own_server.freeze()
+        agent.set_status(Status.FAULT)
+        await anyio.sleep(0.1)  # the write is on its way, and no event tells so
+        agent.set_status(Status.ONLINE)
+        own_server.thaw()
+        await eventually(lambda: agent.stats().status_writes >= before + 2, 3)
+        await eventually(lambda: _is(admin, project, Status.ONLINE), 3)
+
+
+async def test_setting_the_same_again_writes_nothing(
+    redis_url: str, project: str
+) -> None:
+    """A host may set its status as often as it likes."""
+    agent = ProjectAgent(project, redis=redis_url, status_interval=20)
+    async with agent:
+        await _settled(agent)
+        before = agent.stats().status_writes
+        for _ in range(100):
+            agent.set_status(Status.ONLINE)
+            await anyio.sleep(0.001)
+        await _write(agent, Status.ERROR)
+        assert agent.stats().status_writes - before < 5
+
+
 @pytest.mark.parametrize(
     ("error", "last_word"),
     [

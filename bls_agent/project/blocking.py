@@ -78,15 +78,20 @@ class BlockingReceiver:
             await self._wire.post(requests)
             self._posted = len(requests)
         deadline = BLOCK + MARGIN
-        refused: RedisRefusedError | WrongTypeError | None = None
         while self._wire.owed:
             with anyio.move_on_after(deadline) as scope:
-                try:
-                    await self._collect()
-                except (RedisRefusedError, WrongTypeError) as error:
-                    refused = error  # what else is owed may hold commands
+                await self._collect_all()
             if scope.cancelled_caught:
                 deadline = await self._after_silence(deadline)
+
+    async def _collect_all(self) -> None:
+        """Read what is owed; a refusal is raised at the end: the rest may hold commands."""
+        refused: RedisRefusedError | WrongTypeError | None = None
+        while self._wire.owed:
+            try:
+                await self._collect()
+            except (RedisRefusedError, WrongTypeError) as error:
+                refused = error
         if refused is not None:
             raise refused
 

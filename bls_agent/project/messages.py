@@ -82,7 +82,7 @@ class Level(StrEnum):
     @property
     def rank(self) -> int:
         """0 for debug up to 3 for error."""
-        return _LEVELS.index(self)
+        return _RANKS[self]
 
     @classmethod
     def parse(cls, value: object) -> Level:
@@ -90,7 +90,7 @@ class Level(StrEnum):
         return _SPELLINGS.get(str(value).strip().lower(), cls.INFO)
 
 
-_LEVELS: Final = tuple(Level)
+_RANKS: Final = {level: rank for rank, level in enumerate(Level)}
 _SPELLINGS: Final[Mapping[str, Level]] = {
     **{level.value: level for level in Level},
     **dict.fromkeys(("trace", "verbose", "fine"), Level.DEBUG),
@@ -236,9 +236,14 @@ class LogEntry:
 
     @property
     def outcome(self) -> Outcome | None:
-        """The outcome that the record reports, if it is one."""
+        """The outcome that the record reports, if it is one.
+
+        A record of the host's with a field ``outcome`` of its own is none.
+        """
         kind = self.metadata.get("outcome")
         if not isinstance(kind, str) or kind not in _KINDS:
+            return None
+        if not {"command", "durationMs"} <= self.metadata.keys():
             return None
         duration = self.metadata.get("durationMs")
         error: JSONValue = self.metadata.get("error")

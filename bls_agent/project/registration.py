@@ -1,4 +1,4 @@
-"""What a host registers with its agent: handlers, fallback, middleware."""
+"""What a host registers with its agent: handlers, fallback, middleware, health checks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from bls_agent.errors import ConfigurationError
+from bls_agent.project.health import (
+    FAILURES,
+    INTERVAL,
+    TIMEOUT,
+    Check,
+    HealthCheck,
+    HealthCheckDecorator,
+    HealthChecks,
+    name_of_check,
+)
 from bls_agent.project.router import (
     UNSET,
     CommandDecorator,
@@ -21,6 +31,7 @@ __all__ = ["Registration"]
 P = ParamSpec("P")
 R = TypeVar("R")
 M = TypeVar("M", bound=Middleware)
+C = TypeVar("C", bound=Check)
 
 
 class Registration:
@@ -29,10 +40,13 @@ class Registration:
     Everything may be registered before the agent is opened and while it is open.
     """
 
-    def __init__(self, router: Router, threads: HandlerThreads) -> None:
-        """Remember where handlers are kept, and where plain ones run."""
+    def __init__(
+        self, router: Router, threads: HandlerThreads, checks: HealthChecks
+    ) -> None:
+        """Remember where all of it is kept, and where plain handlers run."""
         self._router = router
         self._threads = threads
+        self._checks = checks
 
     @overload
     def command(self, function: Callable[P, R], /) -> Callable[P, R]: ...
@@ -106,3 +120,63 @@ class Registration:
             )
         self._router.add_middleware(function)
         return function
+
+    @overload
+    def health_check(self, function: C, /) -> C: ...
+
+    @overload
+    def health_check(
+        self,
+        name: str | None = None,
+        /,
+        *,
+        interval: float = ...,
+        timeout: float = ...,
+        failures: int = ...,
+    ) -> HealthCheckDecorator: ...
+
+    def health_check(
+        self,
+        function: C | str | None = None,
+        /,
+        *,
+        interval: float = INTERVAL,
+        timeout: float = TIMEOUT,
+        failures: int = FAILURES,
+    ) -> C | HealthCheckDecorator:
+        """Let something be tried again and again; failing turns the status to 故障.
+
+        ``@agent.health_check`` or ``@agent.health_check("name", …)``; from any thread.
+        The function takes no arguments and is given back unchanged: a coroutine
+        function, or a plain one, which runs in a thread. It fails if it raises,
+        returns exactly ``False`` or takes longer than its timeout. The first call is
+        made when the agent opens; a success after the alarm takes the 故障 back.
+
+        Args:
+            function: The check, or its name (default: the function's).
+            interval: Seconds from the end of one call to the beginning of the next,
+                less up to a fifth.
+            timeout: Seconds a call may take.
+            failures: Failures in a row that are an alarm.
+
+        Raises:
+            ConfigurationError: The name is taken, a number is out of range, or the
+                function needs arguments or is a generator.
+        """
+
+        def register(check: C, /) -> C:
+            name = function if isinstance(function, str) else name_of_check(check)
+            self._checks.add(
+                HealthCheck(
+                    name=name,
+                    function=check,
+                    interval=interval,
+                    timeout=timeout,
+                    failures=failures,
+                )
+            )
+            return check
+
+        if callable(function):
+            return register(function)
+        return cast("HealthCheckDecorator", register)

@@ -86,6 +86,6 @@ async def test_nothing_fires_after_the_end() -> None:
     deadlines = Deadlines()
     assert await run_one(deadlines, 0.02, anyio.lowlevel.checkpoint) == (False, False)
     await anyio.sleep(0.05)  # past the limit: an event that must not happen
-    deadlines.begin(anyio.current_time() + 0.02)
+    _ = deadlines.begin(anyio.current_time() + 0.02)
     deadlines.close()
     await anyio.sleep(0.05)

@@ -302,6 +302,12 @@ def test_a_record_that_reports_no_outcome_has_none(kind: object) -> None:
     assert LogEntry.decode(json.dumps(record).encode()).outcome is None
 
 
+def test_a_log_record_of_a_handler_forges_no_outcome() -> None:
+    """``agent.log.info("…", outcome="failed")`` in a handler carries the command's id."""
+    record = {"metadata": {"commandId": "cmd-1", "outcome": "failed"}}
+    assert LogEntry.decode(json.dumps(record).encode()).outcome is None
+
+
 anything: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: (

@@ -1,0 +1,226 @@
+"""Runs one command: from a message to the outcome that is reported.
+
+The deadline, the context, and the one place where whatever a handler raises ends.
+Nothing here knows where messages come from or how many run at the same time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from bls_agent.errors import (
+    ArgumentError,
+    DecodeError,
+    Reject,
+    UnknownCommandError,
+    preview,
+)
+from bls_agent.project.context import CommandContext
+from bls_agent.project.deadlines import Deadlines
+from bls_agent.project.logs import CURRENT_COMMAND, Log, LogStream, describe_error
+from bls_agent.project.messages import Command, Outcome, OutcomeKind
+from bls_agent.project.receiver import Message
+from bls_agent.project.router import UNSET, Router
+
+if TYPE_CHECKING:
+    import asyncio  # noqa: TID251 - see deadlines.py
+
+__all__ = ["CommandRunner"]
+
+
+class CommandRunner:
+    """Brings one message after the other to its outcome, whatever its handler does.
+
+    Attributes:
+        stopping: A cancellation is the agent's end from now on, not a handler's whim.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        stream: LogStream,
+        *,
+        timeout: float | None,
+        size_limit: int,
+        clock: Callable[[], float],
+    ) -> None:
+        """Remember the parts.
+
+        Args:
+            router: Who handles commands.
+            stream: Where the contexts' logs go.
+            timeout: Default deadline of a handler in seconds.
+            size_limit: Longest command in bytes.
+            clock: Gives Unix seconds.
+        """
+        self._router = router
+        self._stream = stream
+        self._timeout = timeout
+        self._size_limit = size_limit
+        self._clock = clock
+        self._deadlines = Deadlines()
+        self.stopping = False
+
+    def close(self) -> None:
+        """Forget every deadline."""
+        self._deadlines.close()
+
+    async def run(self, message: Message) -> Outcome:
+        """Run the handler of a message; only KeyboardInterrupt comes out."""
+        try:
+            command = self._decode(message)
+        except DecodeError as error:
+            return _discarded(error, message)
+        return await self._run_command(command, message)
+
+    def give_up(self, message: Message) -> Outcome:
+        """Give the outcome of a message that is not started any more."""
+        try:
+            command = self._decode(message)
+        except DecodeError as error:
+            return _discarded(error, message)
+        reason = {
+            "type": "Stopped",
+            "message": "the agent stopped before it was started",
+        }
+        return _ended(OutcomeKind.CANCELLED, command, 0.0, error=reason)
+
+    def _decode(self, message: Message) -> Command:
+        return Command.decode(
+            message.payload, now=self._clock(), limit=self._size_limit
+        )
+
+    def _timeout_of(self, command: Command) -> float | None:
+        handler = self._router.find(command.command)
+        own = UNSET if handler is None else handler.timeout
+        return self._timeout if own is UNSET else own
+
+    async def _run_command(self, command: Command, message: Message) -> Outcome:
+        began = time.monotonic()
+        timeout = self._timeout_of(command)
+        context = CommandContext(
+            id=command.id,
+            command=command.command,
+            timestamp=command.timestamp,
+            source=command.source,
+            args=command.args,
+            delivery=message.delivery,
+            deadline=None if timeout is None else began + timeout,
+            log=Log(self._stream, {"commandId": command.id}),
+        )
+        token = CURRENT_COMMAND.set(command.id)
+        try:
+            kind, result, error = await self._call(context)
+        finally:
+            CURRENT_COMMAND.reset(token)
+        seconds = time.monotonic() - began
+        if kind is OutcomeKind.SUCCEEDED and timeout is not None and seconds >= timeout:
+            kind, result = OutcomeKind.TIMED_OUT, None
+        if kind is OutcomeKind.TIMED_OUT:
+            error = {"type": "TimedOut", "message": f"no result within {timeout:g} s"}
+        return _ended(kind, command, seconds * 1000, result=result, error=error)
+
+    async def _absorb_cancellation(self, task: asyncio.Task[Any]) -> None:
+        """Free the worker of a cancellation that a handler brought upon its task.
+
+        A moment is given to a stop that may be the true reason.
+        """
+        import asyncio  # noqa: PLC0415, TID251 - a yield, and no more
+
+        if self.stopping:
+            return
+        while task.cancelling():
+            task.uncancel()
+        for _ in range(3):
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+
+    async def _call(
+        self, context: CommandContext
+    ) -> tuple[OutcomeKind, Any, dict[str, Any]]:
+        """Run the handler; whatever it does ends here as an outcome."""
+        task = self._deadlines.begin(context.deadline)
+        late = False
+        try:
+            try:
+                result = await self._router.dispatch(context)
+            finally:
+                late = self._deadlines.end(task)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the one place for handlers
+            if isinstance(error, anyio.get_cancelled_exc_class()):
+                if late:
+                    return OutcomeKind.TIMED_OUT, None, {}
+                await self._absorb_cancellation(task)
+                return _CANCELLED if self.stopping else _failure(error)
+            end = _failure(error)
+        else:
+            end = (OutcomeKind.SUCCEEDED, result, {})
+        if task.cancelling():
+            await self._absorb_cancellation(task)
+        return end
+
+
+_CANCELLED = (
+    OutcomeKind.CANCELLED,
+    None,
+    {"type": "Stopped", "message": "the agent stopped before the handler was done"},
+)
+
+
+def _failure(error: BaseException) -> tuple[OutcomeKind, Any, dict[str, Any]]:
+    """Find the outcome for what a handler raised."""
+    told: dict[str, Any] = {"type": type(error).__name__}
+    match error:
+        case Reject():
+            told = {"type": "Reject", "message": error.reason}
+            if error.details:
+                told["details"] = error.details
+            return OutcomeKind.REJECTED, None, told
+        case ArgumentError():
+            told |= {"message": str(error), "fields": error.fields}
+            return OutcomeKind.REJECTED, None, told
+        case UnknownCommandError():
+            return OutcomeKind.UNKNOWN, None, told | {"message": str(error)}
+        case _:
+            return OutcomeKind.FAILED, None, told | describe_error(error)
+
+
+def _ended(
+    kind: OutcomeKind,
+    command: Command,
+    duration_ms: float,
+    *,
+    result: Any = None,
+    error: dict[str, Any] | None = None,
+) -> Outcome:
+    return Outcome(
+        kind=kind,
+        command=command.command,
+        command_id=command.id,
+        duration_ms=duration_ms,
+        result=result,
+        error=error or {},
+    )
+
+
+def _discarded(error: DecodeError, message: Message) -> Outcome:
+    reason = f"{error.reason} ({error.detail})" if error.detail else error.reason
+    return Outcome(
+        kind=OutcomeKind.DISCARDED,
+        command="",
+        command_id="",
+        error={
+            "type": "DecodeError",
+            "message": reason,
+            "reason": error.reason,
+            "size": len(message.payload),
+            "firstBytes": preview(message.payload),
+        },
+    )

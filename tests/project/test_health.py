@@ -1,0 +1,256 @@
+"""What a check may be, what a row of failures means, who speaks: no Redis needed."""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from bls_agent.errors import ConfigurationError
+from bls_agent.project.health import (
+    Alarm,
+    Failure,
+    HealthCheck,
+    HealthChecks,
+    HealthState,
+    Recovery,
+)
+from bls_agent.project.messages import Status
+from bls_agent.project.status import StatusBoard
+
+BAD = Failure("TimedOut", "it has not returned within 5 s")
+INFINITE = math.inf
+
+
+@pytest.mark.parametrize(
+    ("limit", "calls", "changes"),
+    [
+        pytest.param(2, "++++", {}, id="good"),
+        pytest.param(2, "+-++-+", {}, id="one failure is no alarm"),
+        pytest.param(2, "+--", {2: Alarm(BAD, 2)}, id="two in a row are"),
+        pytest.param(2, "-----", {1: Alarm(BAD, 2)}, id="one alarm, not one per call"),
+        pytest.param(
+            2,
+            "+-----++",
+            {2: Alarm(BAD, 2), 6: Recovery(50.0, 5)},
+            id="it lasts from the first failure on",
+        ),
+        pytest.param(
+            2,
+            "--+-+--+",
+            {1: Alarm(BAD, 2), 2: Recovery(20.0, 2)}
+            | {6: Alarm(BAD, 2), 7: Recovery(20.0, 2)},
+            id="the next row counts from one again",
+        ),
+        pytest.param(1, "-+", {0: Alarm(BAD, 1), 1: Recovery(10.0, 1)}, id="at once"),
+        pytest.param(3, "--+---", {5: Alarm(BAD, 3)}, id="patient"),
+    ],
+)
+def test_a_row_of_calls(
+    limit: int, calls: str, changes: dict[int, Alarm | Recovery]
+) -> None:
+    """Alarm at the n-th failure in a row, once; recovery at the first success after."""
+    state = HealthState(limit)
+    for number, call in enumerate(calls):
+        failure = BAD if call == "-" else None
+        assert state.note(failure, 100.0 + 10 * number) == changes.get(number), number
+
+
+def test_a_failure_tells_why() -> None:
+    """As a record's error object: with the traceback where there is an exception."""
+    assert BAD.describe() == {"type": BAD.type, "message": BAD.message}
+    told = Failure("ValueError", "", ValueError("库存 < 0")).describe()
+    assert (told["type"], told["message"]) == ("ValueError", "库存 < 0")
+    assert "ValueError: 库存 < 0" in told["traceback"]
+
+
+# --- what may be declared
+
+
+def plain() -> None: ...
+def with_default(path: str = "/tmp") -> None: ...
+async def waiting() -> bool:
+    return True
+
+
+def needy(path: str) -> None: ...
+def generator() -> Iterator[int]:
+    yield 1
+
+
+async def async_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+class GeneratorObject:
+    def __call__(self) -> Iterator[int]:
+        yield 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        plain,
+        with_default,
+        waiting,
+        functools.partial(needy, "/tmp"),
+        functools.partial(functools.partial(waiting)),
+        lambda: False,
+        dict,
+        "a text".strip,
+        threading.Event().wait,
+    ],
+    ids=repr,
+)
+def test_what_can_be_called_without_arguments_is_a_check(function: Any) -> None:
+    """Functions, partials, methods, classes, builtins."""
+    check = HealthCheck(name="数据库", function=function)
+    assert (check.interval, check.timeout, check.failures) == (10.0, 5.0, 2)
+    assert check.source == "health check 数据库"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"name": ""}, "health check: '' is not allowed"),
+        ({"name": 5}, "a name is text"),
+        ({"name": "x" * 513}, "512"),
+        (
+            {"interval": 0},
+            "interval: '0' is not allowed; more than 0 and at most 86400",
+        ),
+        ({"interval": -1.0}, "Leave it out for 10 seconds."),
+        ({"interval": math.inf}, "interval: 'inf'"),
+        ({"interval": math.nan}, "interval: 'nan'"),
+        ({"interval": True}, "interval: 'True'"),
+        ({"interval": 10**400}, "interval: "),
+        ({"interval": "10"}, "interval: '10'"),
+        ({"timeout": 0.0}, "timeout: '0.0' is not allowed; more than 0 and at most"),
+        ({"timeout": None}, "Leave it out for 5 seconds."),
+        ({"timeout": -math.inf}, "timeout: '-inf'"),
+        ({"failures": 0}, "failures: '0' is not allowed; a whole number from 1 on"),
+        ({"failures": 2.0}, "Leave it out for 2 failures in a row."),
+        ({"failures": True}, "failures: 'True'"),
+        ({"function": needy}, "missing a required argument: 'path'"),
+        ({"function": functools.partial(needy)}, "functools.partial(function, …)"),
+        ({"function": None}, "health check 数据库: 'None' is not allowed; a function"),
+        ({"function": generator}, "Return or raise instead of yielding."),
+        ({"function": functools.partial(generator)}, "generator function"),
+        ({"function": async_generator}, "generator function"),
+        ({"function": GeneratorObject()}, "generator function"),
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_served_is_refused(wrong: dict[str, Any], said: str) -> None:
+    """The error names the argument, its value, the rule and what to do."""
+    with pytest.raises(ConfigurationError) as caught:
+        HealthCheck(**{"name": "数据库", "function": plain, **wrong})
+    assert said in str(caught.value)
+
+
+def test_a_name_is_registered_once() -> None:
+    """The second one is refused and the first one stays."""
+    checks, added = HealthChecks(), list[int]()
+    checks.on_added = lambda: added.append(1)
+    first = HealthCheck(name="数据库", function=plain)
+    checks.add(first)
+    with pytest.raises(ConfigurationError, match=r"'数据库' .* registered already"):
+        checks.add(HealthCheck(name="数据库", function=waiting))
+    assert checks.list_checks() == [first]
+    assert added == [1]
+
+
+def test_a_plain_call_is_known_as_long_as_it_lasts() -> None:
+    """Also one that raises is over at its end, and a forked child has none."""
+    checks, seen = HealthChecks(), list[dict[str, float]]()
+
+    def look() -> None:
+        seen.append({**checks.going_on})
+        checks.forget_parent()
+        seen.append({**checks.going_on})
+        raise KeyError
+
+    check = HealthCheck(name="数据库", function=look)
+    with pytest.raises(KeyError):
+        checks.call(check, 7.0)
+    assert seen == [{"数据库": 7.0}, {}]
+    assert checks.going_on == {}
+
+
+# --- who speaks on the board
+
+ONLINE, OFFLINE, ERROR, FAULT = (
+    Status.ONLINE,
+    Status.OFFLINE,
+    Status.ERROR,
+    Status.FAULT,
+)
+
+
+@pytest.mark.parametrize(
+    ("host", "database", "window", "speaker", "status"),
+    [
+        (ONLINE, ONLINE, ONLINE, "host", ONLINE),
+        (ONLINE, ONLINE, ERROR, "error window", ERROR),
+        (ONLINE, FAULT, ERROR, "health check 数据库", FAULT),
+        (ERROR, ONLINE, ERROR, "host", ERROR),
+        (ERROR, FAULT, ERROR, "health check 数据库", FAULT),
+        (FAULT, FAULT, ERROR, "host", FAULT),
+        (OFFLINE, ONLINE, ONLINE, "host", OFFLINE),
+        (OFFLINE, ONLINE, ERROR, "error window", ERROR),
+        (OFFLINE, FAULT, ONLINE, "health check 数据库", FAULT),
+    ],
+    ids=lambda value: value.name if isinstance(value, Status) else value,
+)
+def test_the_worst_of_all_sources(
+    host: Status, database: Status, window: Status, speaker: str, status: Status
+) -> None:
+    """故障 > 报错 > 在线 > 离线; a source without complaint leaves the host its word."""
+    board = StatusBoard()
+    board.put("health check 数据库", database)
+    board.put("error window", window)
+    board.put(StatusBoard.HOST, host)
+    assert board.speaker(0.0) == (speaker, status)
+    assert board.status(0.0) is status
+    assert board.list_sources(0.0) == {
+        "host": host,
+        "health check 数据库": database,
+        "error window": window,
+    }
+
+
+def test_a_timed_word_ends_by_itself() -> None:
+    """A word holds until its moment, and the board tells the next such moment."""
+    board = StatusBoard()
+    assert board.next_change(0.0) == INFINITE
+    board.put("error window", ERROR, until=10.0)
+    board.put("another one", FAULT, until=5.0)
+    assert [board.status(now) for now in (0.0, 4.9, 5.0, 9.9, 10.0)] == [
+        FAULT,
+        FAULT,
+        ERROR,
+        ERROR,
+        ONLINE,
+    ]
+    assert [board.next_change(now) for now in (0.0, 4.9, 5.0, 9.9, 10.0)] == [
+        5.0,
+        5.0,
+        10.0,
+        10.0,
+        INFINITE,
+    ]
+    board.put("error window", ERROR, until=20.0)
+    assert board.status(10.0) is ERROR
+
+
+def test_a_new_life_begins_with_the_host_alone() -> None:
+    """What the host has set stands, everything else is forgotten."""
+    board = StatusBoard()
+    board.put("health check 数据库", FAULT)
+    board.put(StatusBoard.HOST, ERROR)
+    board.forget_sources()
+    assert board.list_sources(0.0) == {"host": ERROR}
