@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from heapq import merge
 from typing import Final, Generic, Protocol, TypeVar
 
 __all__ = ["BoundedBuffer", "BufferStats", "Sized"]
@@ -70,19 +72,36 @@ class BoundedBuffer(Generic[T]):
         """
         self.max_items = max_items
         self.max_bytes = max_bytes
+        self._begin(ranks)
+
+    def _begin(self, ranks: int) -> None:
         self._intake: deque[T] = deque()
-        self._lock = threading.Lock()
+        # A signal handler may interrupt this very thread inside: it must not wait for
+        # itself, so the lock is reentrant, and must not change what is half changed.
+        self._lock = threading.RLock()
+        self._inside = False
         self._waiting: tuple[deque[tuple[int, T]], ...] = tuple(
             deque() for _ in range(ranks)
         )
         self._sequence = 0
         self._queued = 0
         self._queued_bytes = 0
-        self._in_flight = 0
-        self._in_flight_from = 0  # sequence of the first item in flight
+        self._in_flight: deque[int] = deque()  # their sequences
         self._accepted = 0
         self._delivered = 0
         self._dropped: Counter[str] = Counter()
+
+    def forget_parent(self) -> None:
+        """In a forked child: begin afresh and count what was there as dropped.
+
+        Nothing that another thread may have left half done is relied on, and neither is
+        its lock.
+        """
+        left = len(self._intake) + sum(map(len, self._waiting)) + len(self._in_flight)
+        self._begin(len(self._waiting))
+        self._accepted = self._sequence = left
+        if left:
+            self._dropped["forked"] = left
 
     def put(self, item: T) -> None:
         """Take an item in; never waits, never raises. Evicts when full."""
@@ -96,46 +115,46 @@ class BoundedBuffer(Generic[T]):
     @property
     def waiting(self) -> bool:
         """Whether something can be taken."""
-        return bool(self._intake) or self._queued > self._in_flight
+        return bool(self._intake) or self._queued > len(self._in_flight)
 
     def take(self, max_items: int, max_bytes: int) -> list[T]:
         """Move the oldest items to "in flight", in the order in which they came.
+
+        More may be taken while others are in flight; they end in that order.
 
         Args:
             max_items: At most so many.
             max_bytes: Stop before this many bytes (a single larger item is taken).
         """
-        with self._lock:
+        with self._holding():
             self._admit_all()
             taken: list[T] = []
             size = 0
-            while len(taken) < max_items and (oldest := self._oldest()) is not None:
-                item = oldest[0][1]
-                if taken and size + item.size > max_bytes:
-                    break
-                if not taken:
-                    self._in_flight_from = oldest[0][0]
-                oldest.popleft()
+            for sequence, item in merge(*self._waiting):  # no two sequences are equal
                 size += item.size
+                if len(taken) == max_items or (taken and size > max_bytes):
+                    break
+                self._in_flight.append(sequence)
                 taken.append(item)
-            self._in_flight += len(taken)
+            for item in taken:
+                self._waiting[item.rank].popleft()
             return taken
 
     def done(self, items: Sequence[T]) -> None:
         """Count items in flight as delivered."""
-        with self._lock:
+        with self._holding():
             self._leave(items)
             self._delivered += len(items)
 
     def give_up(self, items: Sequence[T], reason: str) -> None:
         """Count items in flight as dropped."""
-        with self._lock:
+        with self._holding():
             self._leave(items)
             self._dropped[reason] += len(items)
 
     def empty(self, reason: str) -> int:
         """Drop all that waits (not what is in flight) and say how many it was."""
-        with self._lock:
+        with self._holding():
             self._admit_all()
             count = 0
             for rank in self._waiting:
@@ -150,31 +169,55 @@ class BoundedBuffer(Generic[T]):
 
     def settled_to(self, sequence: int) -> bool:
         """Tell whether the first so many items have all been delivered or dropped."""
-        with self._lock:
+        with self._holding():
             self._admit_all()
             oldest = self._oldest()
             first = oldest[0][0] if oldest is not None else self._sequence + 1
             if self._in_flight:
-                first = min(first, self._in_flight_from)
+                first = min(first, self._in_flight[0])
             return first > sequence
 
     def stats(self) -> BufferStats:
-        """Give a consistent snapshot."""
+        """Give a consistent snapshot, from anywhere.
+
+        In a signal handler that has interrupted a change it may be one item off.
+        """
         with self._lock:
-            self._admit_all()
-            return BufferStats(
-                self._accepted,
-                self._delivered,
-                dict(self._dropped),
-                self._queued,
-                self._queued_bytes,
-            )
+            if self._inside:
+                return self._snapshot()
+            with self._holding():
+                self._admit_all()
+                return self._snapshot()
+
+    def _snapshot(self) -> BufferStats:
+        accepted = self._accepted + len(self._intake)
+        dropped = dict(self._dropped)
+        queued = accepted - self._delivered - sum(dropped.values())
+        return BufferStats(
+            accepted, self._delivered, dropped, queued, self._queued_bytes
+        )
+
+    @contextmanager
+    def _holding(self) -> Generator[None]:
+        """Keep other threads out, and the signal handlers of this one."""
+        with self._lock:
+            self._inside = True
+            try:
+                yield
+            finally:
+                self._inside = False
 
     def _sort_in(self) -> None:
         """Sort the intake in, unless somebody is about to: then they do it for us."""
         while self._intake and self._lock.acquire(blocking=False):
             try:
-                self._admit_all()
+                if self._inside:
+                    return  # this thread was interrupted there, and goes on afterwards
+                self._inside = True
+                try:
+                    self._admit_all()
+                finally:
+                    self._inside = False
             finally:
                 self._lock.release()
 
@@ -206,6 +249,7 @@ class BoundedBuffer(Generic[T]):
 
     def _leave(self, items: Sequence[T]) -> None:
         size = sum(item.size for item in items)
-        self._in_flight -= len(items)
+        for _ in items:
+            self._in_flight.popleft()
         self._queued -= len(items)
         self._queued_bytes -= size + OVERHEAD_BYTES * len(items)

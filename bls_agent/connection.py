@@ -92,6 +92,12 @@ class Connections:
         shown = await self.liveness.call("CLIENT", "LIST", "ID", client_id)
         return f" name={wire.name} ".encode() in shown
 
+    def abandon(self) -> None:
+        """Let go of every wire without a word to server or loop; none opens again."""
+        for wire in self.all:
+            wire.forget_parent()
+            wire.retired = True
+
     async def aclose(self) -> None:
         """Close every wire."""
         for wire in self.all:

@@ -8,14 +8,8 @@ status is written.
 
 from __future__ import annotations
 
-import itertools
 import logging
-import os
-import secrets
-import socket
-from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
@@ -26,55 +20,28 @@ from bls_agent.backoff import Backoff
 from bls_agent.connection import Connections
 from bls_agent.endpoint import Endpoint
 from bls_agent.errors import RedisUnavailableError, WrongTypeError
+from bls_agent.forking import keep, register
 from bls_agent.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
+from bls_agent.parts import Parts
 from bls_agent.project.auto import AutoReceiver
 from bls_agent.project.blocking import BlockingReceiver
 from bls_agent.project.compat import CompatReceiver
 from bls_agent.project.dispatcher import Dispatcher
-from bls_agent.project.logs import LogSink, LogStream
-from bls_agent.project.messages import Level, OutcomeKind, Status
+from bls_agent.project.health_monitor import HealthMonitor
+from bls_agent.project.logs import LogSink
+from bls_agent.project.messages import Level, Status
 from bls_agent.project.receiver import Receiver
-from bls_agent.project.router import Router
-from bls_agent.project.status import StatusBoard, StatusCounts, StatusReporter
-from bls_agent.project.threads import HandlerThreads
+from bls_agent.project.runner import CommandRunner
+from bls_agent.project.status import StatusReporter
 from bls_agent.settings import Settings
 
-__all__ = ["Parts", "Session", "last_word", "new_instance"]
+__all__ = ["Session", "last_word"]
 
 logger = logging.getLogger(__name__)
 
 END_GRACE: Final = 1.9  # seconds beyond shutdown_timeout until everything is over
 FLUSH_GRACE: Final = 1.0  # … of which this much is left for the log
 AWAY_GRACE: Final = 0.5  # seconds that each step waits for a Redis that is away
-
-
-@dataclass
-class Parts:
-    """What an agent keeps from one session to the next.
-
-    Attributes:
-        project: The project's name.
-        clock: Gives Unix seconds.
-        router: The handlers.
-        stream: The log on its way out.
-        board: The status and where it comes from.
-        threads: Where plain handlers run.
-        instance: Name of this process; ``""`` before the first session.
-        numbers: The next log record's number.
-        outcomes: How commands ended.
-        status_counts: How often the status was written.
-    """
-
-    project: str
-    clock: Callable[[], float]
-    router: Router
-    stream: LogStream
-    board: StatusBoard = field(default_factory=StatusBoard)
-    threads: HandlerThreads = field(default_factory=HandlerThreads)
-    instance: str = ""
-    numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
-    outcomes: Counter[OutcomeKind] = field(default_factory=Counter[OutcomeKind])
-    status_counts: StatusCounts = field(default_factory=StatusCounts)
 
 
 class Session:
@@ -84,6 +51,8 @@ class Session:
         faults: Failures of the agent itself; each is in the host's log.
         stop_requested: Set when the end has begun.
         ended_unasked: Whether somebody cancelled the session from outside.
+        loop_is_closed: Tells whether the loop was closed under the session.
+        inherited: Whether it goes on in the parent process, and not here.
         opened: Set when the loops run.
         closed: Set when everything is over.
     """
@@ -97,6 +66,9 @@ class Session:
         self._forced = anyio.Event()
         self.faults = 0
         self.ended_unasked = False
+        self.loop_is_closed: Callable[[], bool] = _no
+        self._abandoned = self.inherited = False
+        register(self)
         self.opened = anyio.Event()
         self.closed = anyio.Event()
         self.connections = Connections(
@@ -115,19 +87,23 @@ class Session:
             backoff=self._backoff(),
             counts=parts.status_counts,
         )
+        self.health = HealthMonitor(
+            parts.checks,
+            parts.board,
+            parts.stream,
+            project=parts.project,
+            look=self.status.look,
+        )
         # What a server forgot while it was away comes back with the first connection.
         self.connections.gate.on_connected = self.status.changed
         self.receiver = self._make_receiver()
         self.dispatcher = Dispatcher(
             self.receiver,
-            parts.router,
+            self._make_runner(),
             parts.stream,
             parts.threads,
             concurrency=settings.concurrency,
             prefetch=settings.prefetch,
-            timeout=settings.command_timeout,
-            size_limit=settings.command_size_limit,
-            clock=parts.clock,
             backoff=self._backoff(),
             outcomes=parts.outcomes,
         )
@@ -143,6 +119,15 @@ class Session:
             identity=self._parts.instance if self._settings.record_ids else "",
             list_limit=self._settings.log_list_limit,
             numbers=self._parts.numbers,
+        )
+
+    def _make_runner(self) -> CommandRunner:
+        return CommandRunner(
+            self._parts.router,
+            self._parts.stream,
+            timeout=self._settings.command_timeout,
+            size_limit=self._settings.command_size_limit,
+            clock=self._parts.clock,
         )
 
     def _make_receiver(self) -> Receiver:
@@ -178,31 +163,69 @@ class Session:
         A handler that resists its cancellation holds this task, but nobody waits for
         it: :attr:`closed` is set before.
         """
+        window = self._settings.error_window
+        self._parts.stream.on_error = self.status.open_error_window(window)
         try:
             async with anyio.create_task_group() as loops:
                 loops.start_soon(self._keep_running, self._ship)
                 loops.start_soon(self._keep_running, self.status.run)
+                loops.start_soon(self._keep_running, self.health.run)
                 loops.start_soon(self.dispatcher.run)
                 self.opened.set()
                 try:
                     await self.stop_requested.wait()
                 finally:
-                    self.ended_unasked = not self.stop_requested.is_set()
-                    self.stop_requested.set()
                     self.dispatcher.stopping = True
-                    with anyio.CancelScope(shield=True):
-                        await self._end()
+                    if self.is_gone:
                         loops.cancel_scope.cancel()
-                        await self._release()
+                    else:
+                        await self._end_in_order(loops.cancel_scope)
+        except BaseException:
+            if not self.inherited:  # else this loop is the parent's, and torn
+                raise
         finally:
             self.is_over()
+
+    async def _end_in_order(self, loops: anyio.CancelScope) -> None:
+        self.ended_unasked = not self.stop_requested.is_set()
+        self.stop_requested.set()
+        with anyio.CancelScope(shield=True):
+            await self._end()
+            loops.cancel()
+            await self._release()
 
     async def _release(self) -> None:
         """Let the loops end, close what they used, and let go of the host."""
         await anyio.lowlevel.checkpoint()
-        self._parts.threads.close()
+        self._let_go_of_host()
         await self.connections.aclose()
         self.is_over()
+
+    def _let_go_of_host(self) -> None:
+        self._parts.stream.on_error = None
+        self._parts.board.forget_sources()
+        self.health.close()
+        self._parts.threads.close()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it cannot end in order any more: its loop is closed, or a parent's."""
+        return self._abandoned or self.loop_is_closed()
+
+    def abandon(self) -> None:
+        """Let go of everything, without a last word: the loop will not run any more."""
+        if self._abandoned:
+            return
+        self._abandoned = True
+        self.connections.abandon()
+        self._parts.stream.delivery.forget_loop()
+        self._let_go_of_host()
+
+    def forget_parent(self) -> None:
+        """In a forked child: this life goes on in the parent, not here."""
+        keep(self)
+        self.inherited = True
+        self.abandon()
 
     def is_over(self) -> None:
         """Release everybody who waits for something that will not come any more."""
@@ -217,6 +240,8 @@ class Session:
             try:
                 await loop()
             except Exception:  # the one place; the host sees it in its log
+                if self.is_gone:
+                    return
                 logger.exception("a loop of the agent failed and is started again")
                 self.faults += 1
                 await anyio.sleep(1.0 + backoff.failed())
@@ -295,6 +320,5 @@ def last_word(error: BaseException | None) -> Status:
     return Status.FAULT
 
 
-def new_instance() -> str:
-    """Name a process: host, pid, and something that tells it from the one before."""
-    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+def _no() -> bool:
+    return False

@@ -10,10 +10,11 @@ import logging
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from bls_agent.forking import register
 from bls_agent.project.messages import Status
 from bls_agent.session import Session
 
@@ -24,12 +25,15 @@ __all__ = ["can_handle_signals", "obey_signals", "start_supervisor"]
 
 logger = logging.getLogger(__name__)
 
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
 
 def start_supervisor(session: Session, project: str) -> asyncio.Task[None]:
     """Start the session in a task that stands outside of every scope of the host."""
     import asyncio  # noqa: PLC0415, TID251 - 20 ms; anyio has no task without a scope
 
     loop = asyncio.get_running_loop()
+    session.loop_is_closed = loop.is_closed
     task = loop.create_task(session.run(), name=f"bls-agent {project}")
 
     def tell(_: asyncio.Task[None]) -> None:
@@ -52,9 +56,30 @@ def can_handle_signals() -> bool:
 
 async def obey_signals(session: Session) -> None:
     """Drain at the first SIGTERM or SIGINT, hurry at the second."""
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with anyio.open_signal_receiver(*SIGNALS) as signals:
+        listening = _Listening()
+        register(listening)
         await anext(signals)
         session.stop(Status.OFFLINE)
         await anext(signals)
         session.force()
         await session.closed.wait()
+
+
+class _Listening:
+    """The signals that :func:`obey_signals` listens for; a forked child gets them back.
+
+    Their handler does nothing but wake the loop through a pipe that the child shares:
+    a SIGTERM for the child would stop the parent's agent, or be lost from Python 3.12 on.
+    """
+
+    def __init__(self) -> None:
+        self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def forget_parent(self) -> None:
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) == handler:  # else somebody has had it since
+                interrupt = number == signal.SIGINT
+                usual = signal.default_int_handler if interrupt else signal.SIG_DFL
+                signal.signal(number, usual)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import settings, strategies as st
@@ -244,6 +247,108 @@ def test_many_threads_lose_nothing() -> None:
         thread, number = item.name
         assert seen.get(thread, -1) < number
         seen[thread] = number
+
+
+def interrupt_everywhere(work: Callable[[], None], do: Callable[[], None]) -> bool:
+    """Run work of the buffer and do something between any two of its instructions.
+
+    That is what a signal handler can do to the thread in which it runs.
+
+    Returns:
+        Whether it came to an end: who waits for itself does not.
+    """
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if "buffer" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            do()
+        return trace
+
+    def run() -> None:
+        sys.settrace(trace)
+        work()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(20)
+    return not thread.is_alive()
+
+
+def use_everything(buffer: BoundedBuffer[Item]) -> None:
+    """Put, evict, deliver, give up and drop."""
+    for number in range(5):
+        buffer.put(Item(number, number % 2))
+    flying = buffer.take(2, PLENTY)
+    buffer.settled_to(3)
+    buffer.done(flying)
+    buffer.put(Item("more"))
+    buffer.give_up(buffer.take(1, PLENTY), "refused")
+    buffer.stats()
+    buffer.empty("closed")
+
+
+def test_a_snapshot_in_the_middle_of_anything() -> None:
+    """A signal handler may ask for the counters at any moment: they add up."""
+    buffer = make(max_items=4)
+    seen: list[BufferStats] = []
+    assert interrupt_everywhere(
+        lambda: use_everything(buffer), lambda: seen.append(buffer.stats())
+    )
+    assert len(seen) > 500
+    for stats in seen:
+        settled = stats.delivered + sum(stats.dropped.values())
+        assert stats.accepted == settled + stats.queued
+        assert 0 <= stats.queued <= 5
+    assert buffer.stats() == BufferStats(
+        6, 2, {"buffer_full": 1, "refused": 1, "closed": 2}, 0, 0
+    )
+
+
+def test_an_item_in_the_middle_of_anything() -> None:
+    """A signal handler may log at any moment: nothing is lost, nothing counted twice."""
+    buffer = make()
+    put: list[Item] = []
+
+    def interrupt() -> None:
+        put.append(Item(f"signal {len(put)}"))
+        buffer.put(put[-1])
+
+    assert interrupt_everywhere(lambda: use_everything(buffer), interrupt)
+    assert len(put) > 500
+    assert buffer.stats().accepted == 6 + len(put)
+    buffer.put(Item("last"))
+    buffer.empty("closed")
+    assert buffer.stats().queued == buffer.stats().queued_bytes == 0
+
+
+def test_what_a_forked_child_inherits() -> None:
+    """It is given up and counted, whatever another thread was doing at that moment."""
+    buffer = make()
+    for name in "abcd":
+        buffer.put(Item(name))
+    buffer.done(buffer.take(1, PLENTY))
+    buffer.take(1, PLENTY)
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with buffer._holding():
+            held.set()
+            done.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    buffer.put(Item("e"))
+    buffer.forget_parent()
+    assert buffer.stats() == BufferStats(4, 0, {"forked": 4}, 0, 0)
+    assert buffer.settled_to(4)
+    buffer.put(Item("f"))
+    assert not buffer.settled_to(5)
+    assert take_all(buffer) == "f"
+    done.set()
+    holder.join()
 
 
 class BufferModel(RuleBasedStateMachine):

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
 
+from bls_agent.forking import register
+
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see HandlerThreads.run
 
@@ -107,6 +109,7 @@ class _Pool:
     def __init__(self) -> None:
         self.idle = 0
         self.stuck = 0
+        self.forks = 0
         self._threads = 0
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
 
@@ -114,15 +117,23 @@ class _Pool:
         if self.idle > 0:
             self.idle -= 1
         else:
+            register(self)
             self._threads += 1
             name = f"bls-agent-handler-{self._threads}"
             threading.Thread(target=self._work, name=name, daemon=True).start()
         self._jobs.put(job)
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        jobs = self._jobs
+        while jobs is self._jobs and (job := jobs.get()) is not None:
             job()
             del job  # what it holds must not live until the next one comes
+
+    def forget_parent(self) -> None:
+        """In a forked child: the threads are not here, and a job that is ends alone."""
+        self.idle = self.stuck = self._threads = 0
+        self._jobs = queue.SimpleQueue()  # a lost thread may hold the other one's lock
+        self.forks += 1
 
     def close(self) -> None:
         for _ in range(self._threads):
@@ -142,6 +153,7 @@ class _Call:
         self._function = function
         self._loop = loop
         self.pool = pool
+        self._forks = pool.forks
         self._finished = finished
         self._context = contextvars.copy_context()
         self.done = anyio.Event()
@@ -157,5 +169,7 @@ class _Call:
             self.error.__cause__ = error
         except BaseException as error:  # noqa: BLE001 - it belongs to the command
             self.error = error
+        if self._forks != self.pool.forks:
+            return  # the function has forked, and this is a child: the loop is not its own
         with contextlib.suppress(RuntimeError):  # a closed loop: nobody waits any more
             self._loop.call_soon_threadsafe(self._finished, self)

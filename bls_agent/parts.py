@@ -1,0 +1,79 @@
+"""What an agent keeps from one session to the next."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import socket
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bls_agent.forking import register
+from bls_agent.project.health import HealthChecks
+from bls_agent.project.logs import LogStream
+from bls_agent.project.messages import OutcomeKind
+from bls_agent.project.router import Router
+from bls_agent.project.status import StatusBoard, StatusCounts
+from bls_agent.project.threads import HandlerThreads
+
+__all__ = ["Parts"]
+
+
+@dataclass
+class Parts:
+    """What an agent keeps from one session to the next.
+
+    Attributes:
+        project: The project's name.
+        clock: Gives Unix seconds.
+        router: The handlers.
+        stream: The log on its way out.
+        board: The status and where it comes from.
+        checks: The health checks.
+        threads: Where plain handlers run.
+        instance: Name of this process; ``""`` before the first session.
+        forked: Whether this process inherited them.
+        numbers: The next log record's number.
+        outcomes: How commands ended.
+        status_counts: How often the status was written.
+    """
+
+    project: str
+    clock: Callable[[], float]
+    router: Router
+    stream: LogStream
+    board: StatusBoard = field(default_factory=StatusBoard)
+    checks: HealthChecks = field(default_factory=HealthChecks)
+    threads: HandlerThreads = field(default_factory=HandlerThreads)
+    instance: str = ""
+    numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    outcomes: Counter[OutcomeKind] = field(default_factory=Counter[OutcomeKind])
+    status_counts: StatusCounts = field(default_factory=StatusCounts)
+    forked: bool = False
+
+    def __post_init__(self) -> None:
+        """Be told of forks, also before the first session: records wait already."""
+        register(self)
+
+    def name_process(self, given: str | None) -> None:
+        """Name this process, once; a forked child is never named like its parent."""
+        if given and self.forked:
+            given = f"{given}-{os.getpid()}"
+        self.instance = self.instance or given or _new_instance()
+
+    def forget_parent(self) -> None:
+        """In a forked child: begin afresh. What waits is the parent's to write."""
+        self.forked = True
+        self.instance = ""
+        self.numbers = itertools.count(1)
+        self.outcomes = Counter()
+        self.status_counts = StatusCounts()
+        self.board.forget_sources()
+        self.stream.forget_parent()
+
+
+def _new_instance() -> str:
+    """Name a process: host, pid, and something that tells it from the one before."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
