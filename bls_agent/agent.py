@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
+import warnings
+import weakref
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
@@ -12,18 +17,20 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 import anyio
 from anyio.abc import TaskStatus
 
+from bls_agent.agent_thread import AgentThread
 from bls_agent.codec import JSONObject
 from bls_agent.delivery import Flushed
 from bls_agent.endpoint import Endpoint
 from bls_agent.errors import ConfigurationError, RedisUnavailableError
 from bls_agent.keys import check_name
+from bls_agent.parts import Parts
 from bls_agent.project.builtins import add_builtins
 from bls_agent.project.logs import CURRENT_COMMAND, Log, LogStream
 from bls_agent.project.messages import Level, Status
 from bls_agent.project.registration import Registration
 from bls_agent.project.router import Router
 from bls_agent.project.status import StatusBoard
-from bls_agent.session import Parts, Session, last_word, new_instance
+from bls_agent.session import Session, last_word
 from bls_agent.settings import Options, Settings, check_options
 from bls_agent.stats import AgentStats, collect_stats
 from bls_agent.supervisor import (
@@ -96,7 +103,7 @@ class ProjectAgent(Registration):
             stream=stream,
             instance=options.get("instance") or "",
         )
-        super().__init__(self._parts.router, self._parts.threads)
+        super().__init__(self._parts.router, self._parts.threads, self._parts.checks)
         self._session: Session | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._builtins_added = False
@@ -116,7 +123,7 @@ class ProjectAgent(Registration):
     @property
     def status(self) -> Status:
         """The status that is shown: the worst of all sources."""
-        return self._parts.board.status
+        return self._parts.board.status(time.monotonic())
 
     def set_status(self, status: Status) -> None:
         """Say how this service is; written at once, then refreshed.
@@ -133,9 +140,10 @@ class ProjectAgent(Registration):
                 "%s", ConfigurationError("status", status, f"one of: {known}")
             )
             return
-        session = self._session
-        if self._parts.board.put(StatusBoard.HOST, checked) and session is not None:
-            session.status.changed()
+        self._parts.board.put(StatusBoard.HOST, checked)
+        session = self._living()
+        if session is not None:
+            session.status.look()
 
     async def flush(self, timeout: float = 5.0) -> Flushed:
         """Wait until the records put so far have been written.
@@ -146,6 +154,7 @@ class ProjectAgent(Registration):
         Returns:
             What happened; true if nothing of it still waits.
         """
+        self._bury()
         return await self._parts.stream.delivery.flush(timeout)
 
     async def ready(self, timeout: float | None = None) -> None:
@@ -171,10 +180,7 @@ class ProjectAgent(Registration):
 
     def stats(self) -> AgentStats:
         """Give a snapshot of every counter and state; from any thread."""
-        return collect_stats(self._parts, self._session)
-
-    def _stats_as_json(self) -> JSONObject:
-        return asdict(self.stats())
+        return collect_stats(self._parts, self._living())
 
     async def __aenter__(self) -> Self:
         """Open: the loops run, Redis may still be away.
@@ -183,12 +189,14 @@ class ProjectAgent(Registration):
             ConfigurationError: The agent is open already, or the environment holds a
                 value that does not fit.
         """
-        if self._session is not None and not self._session.stop_requested.is_set():
+        self._bury()
+        before = self._session
+        if before is not None and not before.stop_requested.is_set():
             raise ConfigurationError(
                 "agent", self.project, "it is open already", "Close it first."
             )
-        if self._session is not None:
-            await self._session.closed.wait()  # of the life before
+        while before and not before.closed.is_set():  # noqa: ASYNC110 - another loop's?
+            await anyio.sleep(0.01)
         settings = self._settings()
         endpoint = self._endpoint or Endpoint.of(settings.redis_url)
         self._prepare(settings)
@@ -216,12 +224,14 @@ class ProjectAgent(Registration):
 
         In a handler it only begins the end, which waits for that handler.
         """
-        if CURRENT_COMMAND.get() and self._session is not None:
-            self._session.stop(Status.OFFLINE)
+        session = self._living()
+        if CURRENT_COMMAND.get() and session is not None:
+            session.stop(Status.OFFLINE)
             return
         await self._close(Status.OFFLINE)
 
     async def _close(self, last_word: Status) -> None:
+        self._bury()
         session = self._session
         if session is None:
             return
@@ -258,16 +268,90 @@ class ProjectAgent(Registration):
                 await session.closed.wait()
                 tasks.cancel_scope.cancel()
 
+    def in_thread(self) -> AgentThread:
+        """Live in a thread, for a program without an event loop: ``with`` the result.
+
+        For Flask, Django and scripts::
+
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # else no 离线
+            with agent.in_thread() as thread:
+                thread.ready(5.0)
+                serve_my_application()
+
+        Where no block fits: ``stack.enter_context(agent.in_thread())`` with an
+        ``ExitStack``; the interpreter's exit closes it then. Servers that fork do it in
+        the worker. See :class:`~bls_agent.agent_thread.AgentThread`.
+        """
+        return AgentThread(self, lambda: self._settings().shutdown_timeout)
+
+    @asynccontextmanager
+    async def lifespan(self, app: object) -> AsyncGenerator[None]:  # noqa: ARG002 - theirs
+        """Live as long as a Starlette or FastAPI application.
+
+        Alone it is the application's lifespan, ``FastAPI(lifespan=agent.lifespan)``.
+        With another one it stands in there, outermost if the rest uses the agent::
+
+            @asynccontextmanager
+            async def lifespan(app: FastAPI) -> AsyncGenerator[dict[str, Pool]]:
+                async with agent.lifespan(app), connect() as pool:
+                    yield {"pool": pool}
+
+        An application that fails to start says 故障, a server that is told to stop 离线.
+
+        Args:
+            app: The application; not used.
+
+        Raises:
+            ConfigurationError: As ``async with agent:``; the server does not start.
+        """
+        async with self:
+            yield
+
     async def _announce_ready(
         self, session: Session, task_status: TaskStatus[None]
     ) -> None:
         await session.status.published.wait()
         task_status.started()
 
+    def _make_teller(self) -> Callable[[], JSONObject]:
+        """Make what tells the counters, without holding an agent that nobody closes."""
+        me, parts = weakref.ref(self), self._parts
+
+        def tell() -> JSONObject:
+            agent = me()
+            session = None if agent is None else agent._living()  # noqa: SLF001 - its own
+            return asdict(collect_stats(parts, session))
+
+        return tell
+
     def _opened_session(self) -> Session:
-        if self._session is None:
+        session = self._living()
+        if session is None:
             raise ConfigurationError("agent", repr(self), "the agent must be open")
-        return self._session
+        return session
+
+    def _living(self) -> Session | None:
+        """Give the session, unless its loop is closed or was left behind by a fork."""
+        session = self._session
+        return None if session is None or session.is_gone else session
+
+    def _bury(self) -> None:
+        """Let go of a session that cannot end any more, and of what it holds."""
+        session = self._session
+        if session is not None and session.is_gone:
+            session.abandon()
+            self._session = self._supervisor = None
+
+    def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
+        session: Session | None = getattr(self, "_session", None)
+        if session is None or session.closed.is_set():
+            return
+        if session.inherited:
+            return
+        if session.is_gone and not sys.is_finalizing():
+            session.abandon()
+        text = f"the agent of {self.project!r} was never closed"
+        _warn(text, ResourceWarning, stacklevel=2, source=self)
 
     def _settings(self) -> Settings:
         if self._given_settings is not None:
@@ -282,7 +366,7 @@ class ProjectAgent(Registration):
         buffer.max_items = settings.log_buffer
         buffer.max_bytes = settings.log_buffer_bytes
         parts.stream.set_level(Level(settings.log_level))
-        parts.instance = parts.instance or settings.instance or new_instance()
+        parts.name_process(settings.instance)
         if settings.builtins and not self._builtins_added:
-            add_builtins(parts.router, parts.stream, self._stats_as_json)
+            add_builtins(parts.router, parts.stream, self._make_teller())
             self._builtins_added = True

@@ -26,16 +26,20 @@ PATIENCE = 30.0
 
 @asynccontextmanager
 async def _started(
-    name: str, url: str, project: str
+    name: str, url: str, project: str, *arguments: str
 ) -> AsyncIterator[anyio.abc.Process]:
     """Start an example on this server, and see that it is gone at the end."""
     kept = {key: text for key, text in os.environ.items() if not key.startswith("BLS_")}
     environment = {"PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "utf-8"}
     async with await anyio.open_process(
-        [sys.executable, str(REPOSITORY / "examples" / name), project],
+        [sys.executable, str(REPOSITORY / "examples" / name), project, *arguments],
         env={**kept, **environment, "BLS_REDIS_URL": url},
     ) as process:
-        yield process
+        try:
+            yield process
+        except BaseException:
+            process.kill()  # else the failure of a test would wait for its example
+            raise
 
 
 async def _end(process: anyio.abc.Process, number: signal.Signals) -> tuple[int, bytes]:
@@ -58,8 +62,12 @@ async def _read_until(process: anyio.abc.Process, text: str) -> str:
 
 
 async def _until_online(console: Console, project: str) -> None:
+    await _until(console, project, Status.ONLINE)
+
+
+async def _until(console: Console, project: str, status: Status) -> None:
     with anyio.fail_after(PATIENCE):
-        while await console.status(project) is not Status.ONLINE:
+        while await console.status(project) is not status:
             await anyio.sleep(0.02)
 
 
@@ -91,6 +99,30 @@ async def test_quickstart(redis_url: str, project: str, console: Console) -> Non
         records = await console.logs(project)
         told = [entry for entry in records if entry.message == "configuration reloaded"]
         assert [entry.metadata["force"] for entry in told] == [True]
+        await _assert_ends(example, console, project)
+
+
+@pytest.mark.usefixtures("redis")  # it removes the keys
+async def test_logging_setup(redis_url: str, project: str, console: Console) -> None:
+    """What the standard library logs is on the terminal and on the console."""
+    async with _started("logging_setup.py", redis_url, project) as example:
+        shown = await _read_until(example, "the payment gateway is gone")
+        assert "INFO     shop.orders: order 17 accepted" in shown
+        await _until_online(console, project)
+        outcome = await console.call(project, "ping")
+        assert outcome.kind is OutcomeKind.SUCCEEDED
+        found = (await console.logs(project))[:4]
+        accepted, failed, gone, bound = (entry.metadata for entry in found)
+        assert [(entry.level.value, entry.message) for entry in found] == [
+            ("info", "order 17 accepted"),
+            ("error", "order 18 failed"),
+            ("error", "the payment gateway is gone"),
+            ("warn", "stock is low"),
+        ]
+        assert (accepted["logger"], accepted["商品"]) == ("shop.orders", "茶")
+        assert failed["exception"]["type"] == "KeyError"
+        assert gone["severity"] == "CRITICAL"
+        assert (bound["worker"], bound["left"]) == ("w-1", {"茶": 1})
         await _assert_ends(example, console, project)
 
 
@@ -146,6 +178,48 @@ async def test_middleware_of_commands(
                 if entry.outcome is not None:
                     assert entry.outcome.kind is OutcomeKind.REJECTED
                     assert "who are you?" in entry.message
+                    break
+        await _assert_ends(example, console, project)
+
+
+@pytest.mark.usefixtures("redis")  # it removes the keys
+async def test_health_and_status(
+    redis_url: str, project: str, console: Console, tmp_path: Path
+) -> None:
+    """The status follows the database, the errors and the maintenance."""
+    name, database = "health_and_status.py", tmp_path / "数据库"
+    database.touch()
+    async with _started(name, redis_url, project, str(database)) as example:
+        await _read_until(example, "在线, says the host\n")
+        await _until_online(console, project)
+        database.unlink()
+        await _read_until(example, "故障, says the health check database\n")
+        await _until(console, project, Status.FAULT)
+        assert (await console.call(project, "ping")).succeeded
+        database.touch()
+        await _read_until(example, "在线, says the host\n")
+        await _until_online(console, project)
+        assert (await console.call(project, "maintain", {"seconds": 0.3})).succeeded
+        await _read_until(example, "离线, says the host\n在线, says the host\n")
+        await console.call(project, "sell", {"count": 0})
+        await _read_until(example, "报错, says the error window\n")
+        await _until(console, project, Status.ERROR)
+        await _assert_ends(example, console, project)
+
+
+@pytest.mark.usefixtures("redis")  # it removes the keys
+async def test_plain_script(redis_url: str, project: str, console: Console) -> None:
+    """A script without an event loop is on the console, answers, and leaves in order."""
+    async with _started("plain_script.py", redis_url, project) as example:
+        await _until_online(console, project)
+        assert (await console.call(project, "ping")).succeeded
+        outcome = await console.call(project, "set_pace", {"seconds": 0.02})
+        assert (outcome.kind, outcome.result) == (OutcomeKind.SUCCEEDED, 0.02)
+        outcome = await console.call(project, "set_pace", {"seconds": 0})
+        assert outcome.kind is OutcomeKind.REJECTED
+        with anyio.fail_after(PATIENCE):
+            async for entry in console.follow_logs(project, last=10, interval=0.02):
+                if entry.message == "order shipped" and entry.metadata["order"] > 2:
                     break
         await _assert_ends(example, console, project)
 

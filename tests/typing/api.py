@@ -6,14 +6,19 @@ comment, which the checkers report as soon as it is needed no more.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from typing import Any, assert_type
 
 import anyio
+from fastapi import APIRouter, FastAPI
 from redis.asyncio import Redis
+from starlette.applications import Starlette
 
 from bls_agent import (
     AgentStats,
+    BLSHandler,
     CallNext,
     Command,
     CommandContext,
@@ -26,7 +31,9 @@ from bls_agent import (
     Reject,
     Settings,
     Status,
+    SyncConsole,
 )
+from bls_agent.agent_thread import AgentThread
 from bls_agent.codec import JSONObject, JSONValue
 from bls_agent.delivery import Flushed
 from bls_agent.project.logs import Log
@@ -153,6 +160,42 @@ async def around(context: CommandContext, call_next: CallNext) -> None:
     assert_type(await call_next(context), Any)
 
 
+# --- health checks come back as they were, too
+
+
+@agent.health_check
+async def bare_check() -> bool:
+    """Written bare above a coroutine function."""
+    return True
+
+
+@agent.health_check("数据库", interval=10.0, timeout=5, failures=2)
+def named_check(path: str = "/tmp") -> int:
+    """Called with a name and options, above a plain function."""
+    return len(path)
+
+
+@agent.health_check(failures=1)
+async def impatient_check() -> None:
+    """Called with options."""
+
+
+@agent.health_check  # type: ignore[type-var]  # pyright: ignore[reportCallIssue, reportArgumentType, reportUntypedFunctionDecorator]
+def check_with_arguments(path: str) -> None:
+    """A check is called without arguments."""
+
+
+agent.health_check(named_check, interval=5)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+
+
+async def checked() -> None:
+    """Results and parameters are those of the undecorated functions."""
+    assert_type(await bare_check(), bool)
+    assert_type(named_check(path="/"), int)
+    assert_type(agent.health_check("again")(named_check)("/"), int)
+    await impatient_check()
+
+
 # --- the rest of the agent
 
 
@@ -166,6 +209,8 @@ async def embedded() -> None:
         assert_type(await opened.flush(1.0), Flushed)
         assert_type(opened.stats(), AgentStats)
         assert_type(opened.stats().outcomes, dict[str, int])
+        assert_type(opened.stats().status_source, str)
+        assert_type(opened.stats().status_sources, dict[str, str])
         opened.set_status("在线")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await opened.aclose()
 
@@ -175,6 +220,36 @@ async def served() -> None:
     await agent.run(handle_signals=False)
     async with anyio.create_task_group() as tasks:
         await tasks.start(agent.run)
+
+
+def threaded() -> None:
+    """In a program without an event loop."""
+    with agent.in_thread() as thread:
+        assert_type(thread, AgentThread)
+        assert_type(thread.ready(timeout=5.0), None)
+        assert_type(thread.flush(1.0), Flushed)
+    with ExitStack() as stack:
+        assert_type(stack.enter_context(agent.in_thread()), AgentThread)
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncGenerator[dict[str, int]]:
+    """The application's own lifespan, around the agent's."""
+    async with agent.lifespan(app) as nothing:
+        assert_type(nothing, None)
+        yield {"pool": 1}
+
+
+def served_by_a_framework() -> None:
+    """As the lifespan of an application, alone and composed."""
+    manager: AbstractAsyncContextManager[None] = agent.lifespan(FastAPI())
+    applications = (
+        FastAPI(lifespan=agent.lifespan),
+        FastAPI(lifespan=lifespan),
+        APIRouter(lifespan=agent.lifespan),
+        Starlette(lifespan=agent.lifespan),
+    )
+    del manager, applications
 
 
 def logged(error: Exception) -> None:
@@ -190,6 +265,16 @@ def logged(error: Exception) -> None:
     ):
         write(error, level="a field of the user", message="another one")
     agent.log.info()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    agent.log.write(Level.INFO, "from elsewhere", {"order": 42}, at=1768221296.789)
+
+
+def logged_by_the_standard_library(context: CommandContext) -> None:
+    """A handler like any other."""
+    handler: logging.Handler = BLSHandler(agent, level=logging.INFO)
+    logging.getLogger().addHandler(handler)
+    logging.getLogger().addHandler(BLSHandler(context, "INFO"))
+    BLSHandler("myservice.agent")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    BLSHandler(logging.getLogger())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 # --- the other end
@@ -214,3 +299,21 @@ async def watched() -> None:
             assert_type(entry.level, Level)
             assert_type(entry.outcome, Outcome | None)
             assert_type(entry.metadata, JSONObject)
+
+
+def watched_from_plain_code() -> None:
+    """What a console does, without an event loop."""
+    with SyncConsole("redis://cache:6379/0", timeout=2.0) as console:
+        sent = console.send("订单系统", "reload", {"force": True}, id="1")
+        assert_type(sent, Command)
+        assert_type(console.call("订单系统", "reload", timeout=1.0), Outcome)
+        assert_type(console.status("订单系统"), Status | None)
+        assert_type(console.projects(), dict[str, Status | None])
+        assert_type(console.logs("订单系统", limit=20), list[LogEntry])
+        followed = console.follow_logs("订单系统", last=10, interval=0.1)
+        assert_type(followed, Generator[LogEntry, None, None])
+        for entry in followed:
+            assert_type(entry.level, Level)
+        console.call("订单系统", "reload", 1.0)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        console.send("订单系统", timeout=1.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    SyncConsole().close()

@@ -1,0 +1,235 @@
+"""The synchronous face of :class:`~bls_agent.Console`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping
+from types import TracebackType
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
+
+from bls_agent.console import Console
+from bls_agent.loop_thread import (
+    LoopThread,
+    refuse_in_event_loop,
+    result_of,
+    wait_for,
+)
+from bls_agent.project.messages import Command, LogEntry, Outcome, Status
+
+__all__ = ["SyncConsole"]
+
+CLOSE_TIME: Final = 1.0  # seconds that closing waits at most
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class SyncConsole:
+    """Sends commands, reads statuses and logs, from plain code.
+
+    Arguments, results, errors and promises are those of :class:`~bls_agent.Console`.
+    Works with and without ``with``; close it with :meth:`close` when it was used
+    without. Any number of threads may use it at once. Ctrl-C gets through at once and
+    ends the request.
+
+    Its connection lives in a daemon thread, started by the first request, which does
+    not hold the interpreter's exit. A forked child gets a thread and a connection of
+    its own. Where an event loop runs it would block that loop and refuses to, with a
+    :class:`~bls_agent.ConfigurationError`: use :class:`~bls_agent.Console` there.
+
+    Args:
+        redis: URL or client of redis-py, as for :class:`~bls_agent.ProjectAgent`.
+            Default: ``BLS_REDIS_URL``, read at the first request.
+        timeout: Deadline of one request in seconds.
+
+    Raises:
+        ConfigurationError: The URL or client cannot be used.
+    """
+
+    def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
+        """Remember where Redis is; nothing is opened or started yet."""
+        self._redis = redis
+        self._timeout = timeout
+        # By process: a forked child can use nothing of its parent's, not even a lock.
+        self._opened: dict[int, tuple[LoopThread, Console]] = {}
+        self._unused = Console(redis, timeout=timeout)
+
+    def __repr__(self) -> str:
+        return repr(self._unused).replace("Console", "SyncConsole", 1)
+
+    def __enter__(self) -> Self:
+        """Open nothing: the first request does."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the connection and end the thread."""
+        self.close()
+
+    def __del__(self) -> None:
+        opened: dict[int, tuple[LoopThread, Console]] = getattr(self, "_opened", {})
+        if os.getpid() not in opened:
+            return
+        if not sys.is_finalizing():  # then there is no thread any more
+            self._begin_end()
+        warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+
+    def close(self) -> None:
+        """Close the connection and end the thread; the next request opens them again.
+
+        What other threads wait for raises :class:`~bls_agent.RedisUnavailableError`,
+        and iterations of :meth:`follow_logs` end. Takes a second at most.
+        """
+        thread = self._begin_end()
+        if thread is not None:
+            thread.join(CLOSE_TIME)
+
+    def _begin_end(self) -> LoopThread | None:
+        opened = self._opened.pop(os.getpid(), None)
+        if opened is None:
+            return None
+        thread, console = opened
+        thread.stop_after(thread.begin(console.aclose))
+        return thread
+
+    def _open(self) -> tuple[LoopThread, Console]:
+        """Give this process's thread and what lives in it; without a lock."""
+        refuse_in_event_loop("SyncConsole", "Console")
+        opened = self._opened.get(os.getpid())
+        if opened is not None:
+            return opened
+        thread = LoopThread("bls-agent console")
+        thread.start()
+        mine = (thread, Console(self._redis, timeout=self._timeout))
+        winner = self._opened.setdefault(os.getpid(), mine)
+        if winner is not mine:  # another thread was faster
+            thread.stop()
+        return winner
+
+    def _call(
+        self,
+        method: Callable[Concatenate[Console, P], Coroutine[Any, Any, T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        thread, console = self._open()
+        return result_of(thread.begin(method, console, *args, **kwargs))
+
+    def send(
+        self,
+        project: str,
+        command: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        id: str | None = None,  # noqa: A002 - the contract's name
+    ) -> Command:
+        """Put a command into a project's control list (contract 002, section 3.1).
+
+        Args:
+            project: Its name.
+            command: The command's name.
+            args: Its arguments.
+            id: Its id; made up if absent.
+
+        Returns:
+            The command as it was sent.
+
+        Raises:
+            ConfigurationError: A name or an argument cannot be sent.
+            RedisUnavailableError: Not sent; or perhaps, if ``error.ambiguous``.
+            WrongTypeError: The project's control key is no list.
+        """
+        return self._call(Console.send, project, command, args, id=id)
+
+    def call(
+        self,
+        project: str,
+        command: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        timeout: float = 10.0,
+    ) -> Outcome:
+        """Send a command and wait for the record that says how it ended.
+
+        Raises:
+            NoOutcomeError: No such record within ``timeout`` seconds; the command may
+                still be waiting, running, or done.
+            RedisUnavailableError: As :meth:`send`; once it is sent, an outage is
+                waited out.
+        """
+        return self._call(Console.call, project, command, args, timeout=timeout)
+
+    def status(self, project: str) -> Status | None:
+        """Read a project's status.
+
+        Returns:
+            ``None`` if it has none: it never had one, or it was not refreshed.
+
+        Raises:
+            DecodeError: The value is none of the contract's four.
+            WrongTypeError: The key is no string.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        return self._call(Console.status, project)
+
+    def projects(self) -> dict[str, Status | None]:
+        """Find every project that has a status, a log or waiting commands.
+
+        Uses SCAN, never KEYS.
+
+        Returns:
+            Name → status, sorted by name; ``None`` for no valid status.
+        """
+        return self._call(Console.projects)
+
+    def logs(self, project: str, limit: int = 200) -> list[LogEntry]:
+        """Read the newest records, newest last.
+
+        Args:
+            project: Its name.
+            limit: Records at most.
+
+        Raises:
+            WrongTypeError: The key is no list.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        return self._call(Console.logs, project, limit)
+
+    def follow_logs(
+        self, project: str, *, last: int = 0, interval: float = 0.25
+    ) -> Generator[LogEntry, None, None]:
+        """Give records as they are written, until the iteration or this is closed.
+
+        As :meth:`Console.follow_logs`: exact for records that carry an id, with an
+        entry whose ``is_gap`` is true where records are missing. While Redis is away it
+        waits; what is refused for good it raises. Records are read when they are asked
+        for, and between two looks they may be trimmed.
+
+        Args:
+            project: Its name.
+            last: Begin with so many records that are there already.
+            interval: Seconds between two looks.
+        """
+        thread, console = self._open()
+        entries = console.follow_logs(project, last=last, interval=interval)
+        while True:
+            refuse_in_event_loop("follow_logs", "Console.follow_logs")
+            coming = thread.begin(_next, entries)
+            try:
+                wait_for(coming)
+            finally:
+                ended = coming.cancel()  # true also when it was cancelled before
+            entry = None if ended else coming.result()
+            if entry is None:
+                return
+            yield entry
+
+
+async def _next(entries: AsyncIterator[LogEntry]) -> LogEntry | None:
+    return await anext(entries, None)
