@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         WrongTypeError,
     )
     from bls_agent.project.context import CommandContext
+    from bls_agent.project.logging_handler import BLSHandler
     from bls_agent.project.messages import (
         Command,
         Level,
@@ -41,12 +42,14 @@ if TYPE_CHECKING:
     from bls_agent.project.router import CallNext
     from bls_agent.settings import Settings
     from bls_agent.stats import AgentStats
+    from bls_agent.sync_console import SyncConsole
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AgentStats",
     "ArgumentError",
+    "BLSHandler",
     "BlsError",
     "CallNext",
     "Command",
@@ -69,12 +72,14 @@ __all__ = [
     "Reject",
     "Settings",
     "Status",
+    "SyncConsole",
     "UnknownCommandError",
     "WrongTypeError",
 ]
 
 _HOMES = {
     "AgentStats": "stats",
+    "BLSHandler": "project.logging_handler",
     "CallNext": "project.router",
     "Command": "project.messages",
     "CommandContext": "project.context",
@@ -86,6 +91,7 @@ _HOMES = {
     "ProjectAgent": "agent",
     "Settings": "settings",
     "Status": "project.messages",
+    "SyncConsole": "sync_console",
 }
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())

@@ -7,9 +7,9 @@ have to be given up when Redis is away is decided by the buffer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import anyio
 
@@ -36,8 +36,13 @@ class Sink(Protocol[T]):
         """Make a batch of the items, once, before the first try to write it."""
         ...
 
-    async def write(self, batch: Sequence[T]) -> None:
-        """Write the whole batch in one step, or raise RedisUnavailableError."""
+    async def write(self, batch: Sequence[T], meanwhile: Callable[[], None]) -> None:
+        """Write the whole batch in one step, or raise RedisUnavailableError.
+
+        Args:
+            batch: What to write.
+            meanwhile: To be called when it has left, before its answer is awaited.
+        """
         ...
 
     async def landed(self, batch: Sequence[T]) -> bool | None:
@@ -71,6 +76,13 @@ class Flushed:
         return self.complete
 
 
+class _Batch(NamedTuple, Generic[T]):
+    """What is taken out of the buffer at once, and what becomes of it on the wire."""
+
+    items: Sequence[T]
+    prepared: Sequence[T]
+
+
 class Delivery(Generic[T]):
     """Takes items from any thread and writes them in order, from one task.
 
@@ -92,7 +104,8 @@ class Delivery(Generic[T]):
         self.maybe_repeated = 0
         self._wakeup = Wakeup()
         self._settled = anyio.Event()
-        self._batch: tuple[Sequence[T], Sequence[T]] | None = None
+        self._batch: _Batch[T] | None = None
+        self._next: _Batch[T] | None = None
         self._ambiguous = False
         self._carried = False
         self._paced_until = 0.0
@@ -116,15 +129,15 @@ class Delivery(Generic[T]):
             while True:
                 if self._batch is None:
                     await self._gather()
-                    items = self.buffer.take(BATCH_ITEMS, BATCH_BYTES)
-                    if not items:
+                    self._batch = self._next or self._make_batch(sink)
+                    self._next = None
+                    if self._batch is None:
                         await self._wakeup.wait()
                         continue
-                    self._batch = (items, sink.prepare(items))
                     self._ambiguous = self._carried = False
                     self._paced_until = anyio.current_time() + PACE
-                await self._write(sink, backoff, self._batch[1])
-                self.buffer.done(self._batch[0])
+                await self._write(sink, backoff, self._batch)
+                self.buffer.done(self._batch.items)
                 self._batch = None
                 self._announce()
         finally:
@@ -148,7 +161,7 @@ class Delivery(Generic[T]):
         """In a forked child: begin afresh. What waits is the parent's to write."""
         self.forget_loop()
         self.buffer.forget_parent()
-        self._batch = None
+        self._batch = self._next = None
         self._ambiguous = self._carried = False
         self.resent = self.maybe_repeated = 0
 
@@ -158,14 +171,23 @@ class Delivery(Generic[T]):
         if pause > 0 and 0 < len(self.buffer) < BATCH_ITEMS:
             await anyio.sleep(pause)
 
-    async def _write(self, sink: Sink[T], backoff: Backoff, batch: Sequence[T]) -> None:
+    def _make_batch(self, sink: Sink[T]) -> _Batch[T] | None:
+        items = self.buffer.take(BATCH_ITEMS, BATCH_BYTES)
+        return _Batch(items, sink.prepare(items)) if items else None
+
+    async def _write(self, sink: Sink[T], backoff: Backoff, batch: _Batch[T]) -> None:
+        def look_ahead() -> None:
+            """Make the next batch while the server is at this one, if it will be full."""
+            if self._next is None and len(self.buffer) - len(batch.items) > BATCH_ITEMS:
+                self._next = self._make_batch(sink)
+
         while True:
             try:
-                if self._ambiguous and await self._has_landed(sink, batch):
+                if self._ambiguous and await self._has_landed(sink, batch.prepared):
                     return
                 # Until the answer is there, a cancelled write may have been executed.
                 self._ambiguous = True
-                await sink.write(batch)
+                await sink.write(batch.prepared, look_ahead)
             except RedisUnavailableError as error:
                 self._ambiguous = error.ambiguous
                 permanent = isinstance(error, RedisRefusedError)

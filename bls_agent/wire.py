@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, cast
 
 import anyio
@@ -27,7 +27,13 @@ from bls_agent.endpoint import (
     pack,
 )
 from bls_agent.errors import RedisUnavailableError
-from bls_agent.faults import classify, ends_connection, is_error_reply, translate
+from bls_agent.faults import (
+    classify,
+    ends_connection,
+    is_error_reply,
+    quotes_arguments,
+    translate,
+)
 from bls_agent.forking import count_forks, hang_up, keep, register, sever
 from bls_agent.gate import Gate
 
@@ -131,15 +137,23 @@ class Wire:
             raise reply
         return reply
 
-    async def call_many(self, requests: Sequence[Request]) -> list[Reply]:
+    async def call_many(
+        self,
+        requests: Sequence[Request],
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[Reply]:
         """Send several requests in one write; error replies stand in the list.
+
+        Args:
+            requests: What to send.
+            meanwhile: Called when they have left, before their replies are awaited.
 
         Raises:
             RedisUnavailableError: The connection failed; ``error.ambiguous`` as above.
         """
         async with self._lock:
             raw = await self._opened()
-            return await self._exchange(raw, requests)
+            return await self._exchange(raw, requests, meanwhile)
 
     async def read(self, *request: Argument) -> Reply:
         """Like :meth:`call`, and once more if the connection was lost.
@@ -283,7 +297,8 @@ class Wire:
             self._raw = raw
             await self._close(abort=True)
             if isinstance(error, Exception):
-                raise translate(error, self.address, connecting=True) from error
+                cause = None if quotes_arguments(error) else error
+                raise translate(error, self.address, connecting=True) from cause
             raise
         for reply in (name, number):
             if isinstance(reply, RedisUnavailableError) and reply.kind == "auth":
@@ -296,11 +311,16 @@ class Wire:
         self.generation += 1
 
     async def _exchange(
-        self, raw: RawConnection, requests: Sequence[Request]
+        self,
+        raw: RawConnection,
+        requests: Sequence[Request],
+        meanwhile: Callable[[], None] | None = None,
     ) -> list[Reply]:
         try:
             with anyio.fail_after(self._timeout):
                 await raw.send_packed_command(pack(requests), check_health=False)
+                if meanwhile is not None:
+                    meanwhile()
                 replies = [await self._one_reply(raw) for _ in requests]
         except BaseException as error:
             await self.drop()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 
 import anyio
+import anyio.lowlevel
 
 from bls_agent.backoff import Backoff
 from bls_agent.buffer import BoundedBuffer
@@ -28,13 +29,17 @@ class Notebook:
     """A sink that remembers its batches."""
 
     batches: list[list[int]] = field(default_factory=list)
+    prepared: int = 0
+    answer: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint
 
     def prepare(self, items: Sequence[Item]) -> Sequence[Item]:
+        self.prepared += 1
         return items
 
-    async def write(self, batch: Sequence[Item]) -> None:
+    async def write(self, batch: Sequence[Item], meanwhile: Callable[[], None]) -> None:
         self.batches.append([item.number for item in batch])
-        await anyio.sleep(0)
+        meanwhile()
+        await self.answer()
 
     def numbers(self) -> list[int]:
         return list(chain.from_iterable(self.batches))
@@ -92,3 +97,43 @@ async def test_a_full_batch_does_not_wait() -> None:
         ]
         assert await delivery.flush(5.0)
         assert notebook.numbers() == list(range(3 * BATCH_ITEMS + 1))
+
+
+async def test_the_next_full_batch_is_made_while_the_answer_is_awaited() -> None:
+    """What is made ahead counts as in flight, keeps its place, and survives a break."""
+    buffer: BoundedBuffer[Item] = BoundedBuffer(100_000, 100_000_000, 1)
+    delivery, notebook = Delivery(buffer), Notebook()
+    notebook.answer = anyio.sleep_forever
+    for number in range(3 * BATCH_ITEMS):
+        delivery.put(Item(number))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(delivery.run, notebook, Backoff())
+        await a_few_cycles()
+        assert len(notebook.batches) == 1
+        assert notebook.prepared == 2
+        assert buffer.stats().queued == 3 * BATCH_ITEMS
+        assert not buffer.settled_to(1)
+        tasks.cancel_scope.cancel()
+
+    second = Notebook()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(delivery.run, second, Backoff())
+        await a_few_cycles()
+        assert await delivery.flush(5.0)
+        tasks.cancel_scope.cancel()
+    assert second.numbers() == list(range(3 * BATCH_ITEMS))
+    assert buffer.stats().delivered == 3 * BATCH_ITEMS
+
+
+async def test_a_flush_waits_for_what_was_made_ahead() -> None:
+    async with delivering() as (delivery, notebook):
+        released = anyio.Event()
+        notebook.answer = released.wait
+        for number in range(3 * BATCH_ITEMS):
+            delivery.put(Item(number))
+        await a_few_cycles()
+        assert notebook.prepared == 2
+        assert not await delivery.flush(0.01)
+        released.set()
+        assert await delivery.flush(5.0)
+        assert notebook.numbers() == list(range(3 * BATCH_ITEMS))

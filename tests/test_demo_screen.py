@@ -21,7 +21,7 @@ from bls_agent.demo_screen import (
 )
 from bls_agent.demo_story import STEPS
 from bls_agent.project.following import gap_entry
-from bls_agent.project.messages import Level, LogEntry, OutcomeKind, Status
+from bls_agent.project.messages import Level, LogEntry, Status
 
 
 def _show(
@@ -162,11 +162,12 @@ def test_long_record_is_cut() -> None:
 
 def test_outcome_tells_what_matters() -> None:
     """Of an outcome's metadata only the result or the first bytes are shown."""
-    kind = OutcomeKind.SUCCEEDED.value
-    shown = _show(_entry("done", agent="a#1", outcome=kind, durationMs=1, result=[1]))
+    done: JSONObject = {"outcome": "succeeded", "command": "reload", "durationMs": 1}
+    shown = _show(_entry("done", agent="a#1", **done, result=[1]))
     assert shown.rstrip().endswith("done  result=[1]")
+    gone: JSONObject = {"outcome": "discarded", "command": "", "durationMs": 0}
     error: JSONObject = {"reason": "not_utf8", "firstBytes": "\\xff"}
-    shown = _show(_entry("gone", outcome=OutcomeKind.DISCARDED.value, error=error))
+    shown = _show(_entry("gone", **gone, error=error))
     assert shown.rstrip().endswith(r'gone  firstBytes="\\xff"')
 
 

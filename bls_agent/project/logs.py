@@ -28,9 +28,10 @@ from bls_agent.errors import (
     WrongTypeError,
 )
 from bls_agent.project.messages import Level, Outcome
-from bls_agent.project.records import LogRecord
+from bls_agent.project.records import LogRecord, id_prefix
+from bls_agent.redaction import DEFAULT, Redactor
 
-__all__ = ["CURRENT_COMMAND", "Log", "LogSink", "LogStream", "describe_error"]
+__all__ = ["CURRENT_COMMAND", "NESTED", "Log", "LogSink", "LogStream", "describe_error"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ class LogStream:
     Attributes:
         delivery: Buffer and background writing.
         failures: Records that could not even be encoded, by reason.
+        redactor: Takes secrets out of every record; new names count for waiting ones, too.
+        on_error: Called after each error record, in the thread that made it.
     """
 
     def __init__(
@@ -62,11 +65,22 @@ class LogStream:
         buffer: BoundedBuffer[LogRecord] = BoundedBuffer(max_records, max_bytes, ranks)
         self.delivery = Delivery(buffer)
         self.failures: Counter[str] = Counter()
+        self.redactor: Redactor = DEFAULT
+        self.on_error: Callable[[], None] | None = None
         self._clock = clock
         self._nesting = threading.local()
         self._reported: Counter[str] = Counter()
         self._level = Level.DEBUG
         self._revert: tuple[float, Level] | None = None
+
+    def forget_parent(self) -> None:
+        """In a forked child: begin afresh. What waits is the parent's to write."""
+        self.delivery.forget_parent()
+        self.failures = Counter()
+        self.on_error = None
+        self._nesting = threading.local()
+        self._reported = Counter(self.delivery.buffer.stats().dropped)
+        CURRENT_COMMAND.set("")  # its outcome is the parent's to tell
 
     @property
     def level(self) -> Level:
@@ -103,8 +117,20 @@ class LogStream:
         message: object,
         metadata: Mapping[str, Any],
         rank: int | None = None,
+        at: float | None = None,
+        *,
+        is_alarm: bool = False,
     ) -> None:
-        """Put one record; never waits, never raises."""
+        """Put one record; never waits, never raises.
+
+        Args:
+            level: Level of the record.
+            message: The text, or anything that has one.
+            metadata: Additional fields.
+            rank: What a full buffer goes by; the level's if not given.
+            at: When it was made, in Unix seconds; now if not given.
+            is_alarm: The status tells already what it says: no case for ``on_error``.
+        """
         depth = getattr(self._nesting, "depth", 0)
         if depth > NESTED:
             self.failures["recursion"] += 1
@@ -112,8 +138,14 @@ class LogStream:
         self._nesting.depth = depth + 1
         try:
             text = message if type(message) is str else _as_text(message)
-            record = LogRecord(level, text, metadata, now=self._clock(), rank=rank)
+            now = self._clock() if at is None else at
+            record = LogRecord(
+                level, text, metadata, now=now, rank=rank, redactor=self.redactor
+            )
             self.delivery.put(record)
+            grave = level is Level.ERROR and not is_alarm
+            if grave and (on_error := self.on_error):
+                on_error()
         except Exception as error:  # noqa: BLE001 - the host's log call never raises
             self.failures[type(error).__name__] += 1
         finally:
@@ -146,39 +178,67 @@ class Log:
 
     def debug(self, message: object, /, **metadata: Any) -> None:
         """Write a debug record."""
-        self._write(Level.DEBUG, message, metadata)
+        self.write(Level.DEBUG, message, metadata)
 
     def info(self, message: object, /, **metadata: Any) -> None:
         """Write an info record."""
-        self._write(Level.INFO, message, metadata)
+        self.write(Level.INFO, message, metadata)
 
     def warn(self, message: object, /, **metadata: Any) -> None:
         """Write a warn record."""
-        self._write(Level.WARN, message, metadata)
+        self.write(Level.WARN, message, metadata)
 
     def error(self, message: object, /, **metadata: Any) -> None:
         """Write an error record."""
-        self._write(Level.ERROR, message, metadata)
+        self.write(Level.ERROR, message, metadata)
 
     def exception(self, message: object, /, **metadata: Any) -> None:
-        """Write an error record with the exception that is being handled."""
-        error = sys.exc_info()[1]
-        if error is not None:
-            metadata = {"exception": describe_error(error), **metadata}
-        self._write(Level.ERROR, message, metadata)
+        """Write an error record with the exception that is being handled.
+
+        Outside of an ``except`` block give it: ``exception=error``.
+        """
+        error = metadata.get("exception", sys.exc_info()[1])
+        if isinstance(error, BaseException):
+            metadata = {**metadata, "exception": describe_error(error)}
+        self.write(Level.ERROR, message, metadata)
 
     def bind(self, /, **metadata: Any) -> Log:
         """Give a log whose records all carry this metadata."""
         return Log(self._stream, {**self._bound, **metadata})
 
-    def _write(self, level: Level, message: object, metadata: dict[str, Any]) -> None:
+    def is_enabled_for(self, level: Level) -> bool:
+        """Whether records of this level are shipped now: see ``log_level``."""
+        return level.rank >= self._stream.level.rank
+
+    def count_failure(self, reason: str) -> None:
+        """Count a record that could not be made (``stats().logs_not_encoded``)."""
+        self._stream.failures[reason] += 1
+
+    def write(
+        self,
+        level: Level | str,
+        message: object,
+        metadata: Mapping[str, Any],
+        *,
+        at: float | None = None,
+    ) -> None:
+        """Write a record on behalf of another logging library.
+
+        Args:
+            level: Level of the record; a text is read in any spelling.
+            message: The text, or anything that has one.
+            metadata: Additional fields; beat what is bound.
+            at: When it was made, in Unix seconds; now if not given.
+        """
+        if not isinstance(level, Level):
+            level = Level.parse(level)
         if level.rank < self._stream.level.rank:
             return
         command_id = CURRENT_COMMAND.get()
         if self._bound or command_id:
             running = {"commandId": command_id} if command_id else {}
             metadata = {**running, **self._bound, **metadata}
-        self._stream.emit(level, message, metadata)
+        self._stream.emit(level, message, metadata, at=at)
 
 
 def _as_text(message: object) -> str:
@@ -227,7 +287,7 @@ class LogSink:
         self._connections = connections
         self._stream = stream
         self._key = key
-        self._identity = identity
+        self._id_prefix = id_prefix(identity)
         self._list_limit = list_limit
         self._numbers = numbers
         self._last = b""
@@ -236,9 +296,10 @@ class LogSink:
     def prepare(self, items: Sequence[LogRecord]) -> Sequence[LogRecord]:
         """Number the records, after a record about those that had to be dropped."""
         batch = [*self._report_drops(), *items]
+        redactor = self._stream.redactor
         for record in batch:
-            number = next(self._numbers)
-            record.number(f"{self._identity}#{number}" if self._identity else "")
+            record.redact(redactor)
+            record.number(self._id_prefix, next(self._numbers))
         return batch
 
     def _report_drops(self) -> list[LogRecord]:
@@ -252,10 +313,13 @@ class LogSink:
                 f"{count} log records were dropped before this one",
                 {"dropped": dict(fresh)},
                 now=self._stream.now(),
+                redactor=self._stream.redactor,
             )
         ]
 
-    async def write(self, batch: Sequence[LogRecord]) -> None:
+    async def write(
+        self, batch: Sequence[LogRecord], meanwhile: Callable[[], None]
+    ) -> None:
         """Append the batch and cap the list, in one round trip.
 
         Raises:
@@ -266,7 +330,8 @@ class LogSink:
             [
                 ("RPUSH", self._key, *values),
                 ("LTRIM", self._key, -self._list_limit, -1),
-            ]
+            ],
+            meanwhile,
         )
         if isinstance(pushed, RedisUnavailableError):
             if pushed.kind == "wrong_type":
@@ -286,7 +351,7 @@ class LogSink:
         batch went, so that it cannot arrive later, then a new one reads the tail.
         """
         killed = await self._connections.forget_lost(self._connections.data, kill=True)
-        if not self._identity:
+        if not self._id_prefix:
             return None  # equal records may be different ones
         window = len(batch) + SEARCH_MARGIN
         try:

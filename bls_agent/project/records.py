@@ -1,4 +1,4 @@
-"""A log record on its way out: encoded at once, shortened to fit, numbered when sent."""
+"""A log record on its way out: encoded at once, without secrets, short, numbered when sent."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from collections.abc import Mapping
 from typing import Final, cast
 
 from bls_agent.codec import (
-    JSONObject,
     cut_text,
+    decode,
+    decode_object,
     encode,
     encode_within,
     format_timestamp,
 )
 from bls_agent.project.messages import Level
+from bls_agent.redaction import DEFAULT, Redactor
 
-__all__ = ["LogRecord"]
+__all__ = ["LogRecord", "id_prefix"]
 
 RECORD_LIMIT: Final = 65_535  # bytes; the contract asks for less than 64 KB
 MESSAGE_LIMIT: Final = 32_768
+_OPENS: Final = b',"metadata":{'
 
 
 class LogRecord:
@@ -28,10 +31,12 @@ class LogRecord:
         size: Bytes on the wire, at most (for names of up to 100 bytes).
     """
 
-    __slots__ = ("_body", "_has_agent", "_head_size", "_payload", "rank", "size")
+    __slots__ = (
+        "_body", "_has_agent", "_payload", "_place", "_redactor", "rank", "size"
+    )  # fmt: skip
 
     OUTCOME_RANK: Final = 4
-    MARK: Final = 160  # bytes that metadata and id add, at most for usual names
+    MARK: Final = 150  # bytes that an id adds, at most for usual names
     ID_ROOM: Final = 1_100  # bytes for the id: a name of 512 bytes, escaped
 
     def __init__(
@@ -42,6 +47,7 @@ class LogRecord:
         *,
         now: float,
         rank: int | None = None,
+        redactor: Redactor = DEFAULT,
     ) -> None:
         """Encode a record; never raises, whatever the metadata holds.
 
@@ -51,32 +57,63 @@ class LogRecord:
             metadata: Additional fields; ``{}`` for none.
             now: Unix seconds.
             rank: Other than the level's.
+            redactor: Takes the secrets out, before anything is cut.
         """
-        fields = {
-            "timestamp": format_timestamp(now),
-            "level": level.value,
-            "message": message,
-        }
-        head = encode(fields)[:-1]
-        tail = encode(metadata) if metadata else b"{}"
-        if len(head) + len(tail) > RECORD_LIMIT - self.ID_ROOM:
-            head, tail = _shorten(fields, metadata, len(head) + len(tail))
-        # One copy of exact size: what orjson returns holds more memory than it shows.
-        self._body = head + tail
-        self._head_size = len(head)
+        text = redactor.text(message)
+        head = encode(
+            {
+                "timestamp": format_timestamp(now),
+                "level": level.value,
+                "message": text,
+            }
+        )[:-1]
+        tail = b"{}"
+        if metadata:
+            tail = encode(metadata)
+            if not redactor.finds_nothing_in(metadata):
+                tail = _redact(tail, redactor)
+        self._redactor = redactor
         self._has_agent = "agent" in metadata
         self._payload: bytes | None = None
+        self._keep(head, tail, max(0, len(message) - len(text)))
         self.rank = level.rank if rank is None else rank
         self.size = len(self._body) + self.MARK
 
-    def number(self, identity: str) -> None:
-        """Give the record its id; ``""`` for none. A user's own ``agent`` key wins."""
-        head, tail = self._body[: self._head_size], self._body[self._head_size :]
-        if identity and not self._has_agent:
-            mark = encode({"agent": identity})[:-1]
-            tail = mark + (b"}" if tail == b"{}" else b"," + tail[1:])
-        end = b"}" if tail == b"{}" else b',"metadata":' + tail + b"}"
-        self._payload = head + end
+    def _keep(self, head: bytes, tail: bytes, lost: int = 0) -> None:
+        if len(head) + len(tail) > RECORD_LIMIT - self.ID_ROOM:
+            head, tail = _shorten(head, tail, len(head) + len(tail) + lost)
+        # One copy of exact size: what orjson returns holds more memory than it shows.
+        # It has room for the id where "metadata" opens; the comma is for what follows.
+        rest = b"}}" if tail == b"{}" else b",%b}" % tail[1:]
+        self._body = b"%b%b%b" % (head, _OPENS, rest)
+        self._place = len(head) + len(_OPENS)
+
+    def redact(self, redactor: Redactor) -> None:
+        """Look once more with other names: those of the environment came later."""
+        if redactor is self._redactor or redactor.extra == self._redactor.extra:
+            return
+        self._redactor = redactor
+        fields = decode_object(self._body[: self._place - len(_OPENS)] + b"}")
+        fields["message"] = redactor.text(fields["message"])
+        tail = b"{" + (self._body[self._place + 1 : -1] or b"}")
+        tail = _redact(tail, redactor)
+        self._keep(encode(fields)[:-1], tail)
+
+    def number(self, prefix: bytes, number: int = 0) -> None:
+        """Give the record its id, ``<instance>#<number>``.
+
+        Args:
+            prefix: As :func:`id_prefix` gives it; ``b""`` for no id. A user's own
+                ``agent`` key wins.
+            number: Which one of this process.
+        """
+        body, place = self._body, self._place
+        if prefix and not self._has_agent:
+            self._payload = b'%b%b%d"%b' % (body[:place], prefix, number, body[place:])
+        elif len(body) - place == len(b"}}"):
+            self._payload = body[: place - len(_OPENS)] + b"}"
+        else:
+            self._payload = body[:place] + body[place + 1 :]
 
     @property
     def has_id(self) -> bool:
@@ -87,19 +124,29 @@ class LogRecord:
     def payload(self) -> bytes:
         """The bytes for RPUSH."""
         if self._payload is None:
-            self.number("")
+            self.number(b"")
         return cast("bytes", self._payload)
 
 
-def _shorten(
-    fields: dict[str, str], metadata: Mapping[str, object], size: int
-) -> tuple[bytes, bytes]:
+def id_prefix(instance: str) -> bytes:
+    """Write what the ids of a process have in common, once; ``b""`` for no instance."""
+    return b'"agent":' + encode(f"{instance}#")[:-1] if instance else b""
+
+
+def _redact(payload: bytes, redactor: Redactor) -> bytes:
+    """Take the secrets out of JSON as it would leave, whatever objects it came from."""
+    if not redactor.suspects(payload):
+        return payload
+    return encode(redactor.tree(decode(payload)))
+
+
+def _shorten(head: bytes, tail: bytes, size: int) -> tuple[bytes, bytes]:
     """Cut message and metadata until both fit, and say so in the metadata."""
-    message = _cut_encoded(fields["message"], MESSAGE_LIMIT)
-    head = encode({**fields, "message": message})[:-1]
+    fields = decode_object(head + b"}")
+    fields["message"] = _cut_encoded(fields["message"], MESSAGE_LIMIT)
+    head = encode(fields)[:-1]
     room = RECORD_LIMIT - LogRecord.ID_ROOM - len(head)
-    told = cast("JSONObject", {"truncated": size, **metadata})
-    return head, encode_within(told, room)[0]
+    return head, encode_within({"truncated": size, **decode_object(tail)}, room)[0]
 
 
 def _cut_encoded(text: str, limit: int) -> str:

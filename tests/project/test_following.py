@@ -10,13 +10,13 @@ from hypothesis import given, settings, strategies as st
 
 from bls_agent.project.following import Follower, gap_entry
 from bls_agent.project.messages import Level, LogEntry
-from bls_agent.project.records import LogRecord
+from bls_agent.project.records import LogRecord, id_prefix
 
 
 def record(number: int, instance: str = "a", text: str = "") -> bytes:
     """Make the bytes of a numbered record."""
     made = LogRecord(Level.INFO, text or f"{instance}{number}", {}, now=1.0)
-    made.number(f"{instance}#{number}")
+    made.number(id_prefix(instance), number)
     return made.payload
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from bls_agent.project.messages import Level, LogEntry
-from bls_agent.project.records import LogRecord
+from bls_agent.project.records import LogRecord, id_prefix
 
 NOW = 1768221296.789  # 2026-01-12T12:34:56.789Z
 LIMIT = 65_536  # a record is shorter
@@ -26,7 +26,8 @@ def write(
 ) -> bytes:
     """Give the bytes of one record."""
     record = LogRecord(Level.INFO, message, metadata or {}, now=NOW)
-    record.number(identity)
+    instance, _, number = identity.rpartition("#")
+    record.number(id_prefix(instance), int(number or 0))
     return record.payload
 
 
@@ -102,7 +103,8 @@ def test_the_level_is_the_rank(level: Level) -> None:
 def test_the_size_is_an_upper_bound(metadata: dict[str, int], identity: str) -> None:
     """A record takes at most as many bytes on the wire as it was counted with."""
     record = LogRecord(Level.INFO, "a", metadata, now=NOW)
-    record.number(identity)
+    instance, _, number = identity.rpartition("#")
+    record.number(id_prefix(instance), int(number or 0))
     assert len(record.payload) <= record.size <= len(record.payload) + 700
 
 

@@ -1,0 +1,232 @@
+"""The standard library's logging, shipped into the console list.
+
+:class:`BLSHandler` stands where any handler stands. What reaches it is encoded in the
+calling thread and put into the agent's bounded buffer, as by ``agent.log``.
+
+It has no lock, and nothing below it waits for one. A record may come from a signal
+handler, a finaliser or the garbage collector, in a thread that was interrupted at any
+point, also within this module; whoever waited there might wait for itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Final, Protocol, TypeAlias, cast
+
+from bls_agent.codec import JSONObject
+from bls_agent.errors import ConfigurationError
+from bls_agent.project.logs import NESTED, Log, describe_error
+from bls_agent.project.messages import Level
+
+__all__ = ["BLSHandler", "HasLog"]
+
+TRACE_LIMIT: Final = 16_000  # characters of a traceback, as in describe_error()
+
+# The agent must not ship what shipping makes it say.
+_IGNORED: Final = frozenset({"bls_agent", "redis"})
+# What a record has without `extra`, also when it was formatted, here or elsewhere.
+_PLAIN: Final = frozenset(
+    {
+        *logging.LogRecord("", 0, "", 0, "", (), None).__dict__,
+        *("message", "asctime"),
+    }
+)
+# Names in the metadata that mean something of ours; an extra's name gives way.
+_RESERVED: Final = frozenset(
+    {
+        *("logger", "severity", "exception", "stack", "arguments"),
+        *("agent", "outcome", "truncated"),
+    }
+)
+_LEVELS: Final[Mapping[int, Level]] = {
+    logging.DEBUG: Level.DEBUG,
+    logging.INFO: Level.INFO,
+    logging.WARNING: Level.WARN,
+    logging.ERROR: Level.ERROR,
+    logging.CRITICAL: Level.ERROR,
+}
+
+_Passed: TypeAlias = bool | logging.LogRecord  # a filter's word; since Python 3.12
+_nesting = threading.local()  # of all handlers: two of them may call each other
+
+
+class HasLog(Protocol):
+    """A :class:`~bls_agent.ProjectAgent`, or whatever else has a log."""
+
+    @property
+    def log(self) -> Log:
+        """Where records go."""
+        ...
+
+
+class BLSHandler(logging.Handler):
+    """Ships the records of the standard library's logging into the console list.
+
+    Add it to a logger, as a rule to the root logger, or name it in a ``dictConfig``::
+
+        {
+            "()": "bls_agent.BLSHandler",
+            "agent": "ext://myservice.agent",
+            "level": "INFO",
+        }
+
+    Like ``agent.log`` it never waits and never raises, and may be used from any thread,
+    signal handler or finaliser, before the agent is opened and after it was closed.
+    The agent's ``log_level`` applies beside the handler's own level. Inside a command
+    each record carries the command's id.
+
+    The message is the record's own, or the formatter's if one is set. ``extra`` fields
+    and the logger's name go into the metadata, and so do ``exception`` and ``stack``. An
+    extra that bears a name of ours gets an underscore behind it: ``logger_``.
+
+    Records of the loggers ``bls_agent`` and ``redis``, and of those below them, are
+    ignored. So is what a record makes others log while it is being made (a filter, a
+    ``__repr__``), beyond the second level: counted in ``stats().logs_not_encoded``.
+
+    Args:
+        agent: Whose console list.
+        level: Records below are left out; a number or a name, as everywhere in logging.
+
+    Raises:
+        ConfigurationError: ``agent`` has no log, or there is no such level.
+    """
+
+    def __init__(self, agent: HasLog, level: int | str = logging.NOTSET) -> None:
+        """Remember where to."""
+        log = getattr(agent, "log", None)
+        if not isinstance(log, Log):
+            raise ConfigurationError(
+                "agent",
+                agent,
+                "it must be a ProjectAgent",
+                'A dictConfig names it as "ext://package.module.agent".',
+            )
+        try:
+            super().__init__(level)
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                "level", level, "it must be a level of logging, such as 20 or 'INFO'"
+            ) from None
+        self._log = log
+
+    def createLock(self) -> None:  # noqa: N802 - the name is logging's
+        """Have none: see the module."""
+        self.lock = None
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Ship a record unless it is ignored or filtered; never waits, never raises.
+
+        A filter that raises keeps its record back: it may be there to keep a secret.
+
+        Returns:
+            Whether the record was taken.
+        """
+        if str(record.name).partition(".")[0] in _IGNORED:
+            return False
+        depth = getattr(_nesting, "depth", 0)
+        if depth > NESTED:
+            self._log.count_failure("recursion")
+            return False
+        try:
+            _nesting.depth = depth + 1
+            passed = cast("_Passed", self.filter(record))
+            if isinstance(passed, logging.LogRecord):
+                record = passed
+            if passed:
+                self.emit(record)
+        except Exception as error:  # noqa: BLE001 - the host's log call never raises
+            self._log.count_failure(type(error).__name__)
+            return False
+        finally:
+            _nesting.depth = depth
+        return bool(passed)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record into the agent's log; call :meth:`handle` instead."""
+        level = _LEVELS.get(record.levelno) or _level_of(record.levelno)
+        if not self._log.is_enabled_for(level):
+            return
+        metadata = _metadata_of(record)
+        try:
+            message: object = self.format(record)
+        except Exception:  # noqa: BLE001 - wrong arguments, a foreign formatter or __str__
+            message = _plain_message(record, metadata)
+        self._log.write(level, message, metadata, at=record.created)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Give the message: the formatter's text, or the record's own without one."""
+        if self.formatter is None:
+            return record.getMessage()
+        return self.formatter.format(record)
+
+
+def _level_of(number: int) -> Level:
+    if number >= logging.ERROR:
+        return Level.ERROR
+    if number >= logging.WARNING:
+        return Level.WARN
+    return Level.INFO if number >= logging.INFO else Level.DEBUG
+
+
+def _plain_message(record: logging.LogRecord, metadata: JSONObject) -> object:
+    """Give the message without the formatter; with its arguments beside it at worst."""
+    try:
+        return record.getMessage()
+    except Exception:  # noqa: BLE001 - they do not fit the text, or a foreign __str__
+        metadata["arguments"] = record.args
+        return record.msg
+
+
+def _metadata_of(record: logging.LogRecord) -> JSONObject:
+    told: JSONObject = {"logger": record.name}
+    if record.levelno >= logging.CRITICAL:
+        told["severity"] = record.levelname
+    if not record.__dict__.keys() <= _PLAIN:
+        told.update(_extras_of(record))
+    if record.exc_info or record.exc_text or record.stack_info:
+        told.update(_traces_of(record))
+    return told
+
+
+def _extras_of(record: logging.LogRecord) -> JSONObject:
+    fields = record.__dict__.copy()  # another thread may be formatting the record
+    extras = {name: fields[name] for name in fields if name not in _PLAIN}
+    return extras if _RESERVED.isdisjoint(extras) else _beside_ours(extras)
+
+
+def _beside_ours(extras: JSONObject) -> JSONObject:
+    """Move extras out of the way of our names, and onto none of each other's."""
+    moved: JSONObject = {}
+    for given, value in extras.items():
+        name = given
+        while name in _RESERVED or (name != given and name in extras):
+            name += "_"
+        moved[name] = value
+    return moved
+
+
+def _traces_of(record: logging.LogRecord) -> JSONObject:
+    traces: JSONObject = {}
+    if record.exc_info:
+        error = _error_of(record.exc_info)
+        if error is not None:
+            traces["exception"] = describe_error(error)
+    elif record.exc_text:  # the exception itself stayed in another process
+        traces["exception"] = {"traceback": _end_of(record.exc_text)}
+    if record.stack_info:
+        traces["stack"] = _end_of(record.stack_info)
+    return traces
+
+
+def _error_of(given: object) -> BaseException | None:
+    """Find the exception in ``exc_info``; outside of an except block there is none."""
+    if isinstance(given, tuple):
+        given = cast("tuple[object, ...]", given)[1]
+    return given if isinstance(given, BaseException) else None
+
+
+def _end_of(text: str) -> str:
+    """Shorten a traceback where it says least: at its beginning."""
+    return text if len(text) <= TRACE_LIMIT else f"…{text[-TRACE_LIMIT:]}"
