@@ -7,16 +7,18 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 CANDIDATES := python3 python3.14 python3.13 python3.12 python3.11
 SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
+PEERS := arq taskiq faststream
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint bench clean
 
 help:
 	@echo 'make demo    see an agent and a console at work, on a server of its own'
 	@echo 'make test    run the tests             (ARGS="-k heartbeat" goes to pytest)'
 	@echo 'make lint    ruff, mypy and pyright'
+	@echo 'make bench   figures beside a bare loop and others (ARGS="--quick" for a look)'
 	@echo 'make clean   remove .venv and what the tools left behind'
 	@echo
 	@echo 'PYTHON=/path/to/python3 chooses the interpreter of a new .venv (3.11 or newer).'
@@ -33,6 +35,9 @@ lint: $(VENV)/.lint
 	$(BIN)/python -m mypy
 	@# Node's warnings about itself are no findings.
 	NODE_NO_WARNINGS=1 $(BIN)/python -m pyright --pythonpath $(BIN)/python
+
+bench: $(VENV)/.bench
+	@$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis \
@@ -54,6 +59,18 @@ $(VENV)/.test: $(VENV)/.created pyproject.toml
 $(VENV)/.lint: $(VENV)/.created pyproject.toml
 	@echo 'installing what the checks need ...'
 	@$(PIP) --editable '.[all]' --group dev
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.created pyproject.toml
+	@echo 'installing what the benchmarks need ...'
+	@$(PIP) --editable '.[server]' --group bench
+	@# Each package that we stand beside gets an environment of its own: they need
+	@# different versions of the client.
+	@for peer in $(PEERS); do \
+	    $(BIN)/python -m venv --without-pip $(VENV)/peers/$$peer && \
+	    $(BIN)/python -m pip --python $(VENV)/peers/$$peer/bin/python \
+	        --disable-pip-version-check install -qq --group bench-$$peer || exit; \
+	done
 	@touch $@
 
 $(VENV)/.created:

@@ -1,0 +1,29 @@
+"""What is compared: each module is one figure; here is their order."""
+
+from __future__ import annotations
+
+from benchmarks.figures import (
+    commands,
+    fleet,
+    idle,
+    latency,
+    log_calls,
+    peers,
+    shipping,
+)
+from benchmarks.figures.figure import Figure
+
+__all__ = ["FIGURES", "Figure"]
+
+FIGURES = {
+    figure.name: figure
+    for figure in (
+        log_calls.FIGURE,
+        shipping.FIGURE,
+        commands.FIGURE,
+        latency.FIGURE,
+        idle.FIGURE,
+        fleet.FIGURE,
+        peers.FIGURE,
+    )
+}
