@@ -33,9 +33,9 @@ from bls_agent.demo_story import (
     make_agent,
 )
 from bls_agent.devserver import DevServer
-from bls_agent.endpoint import mask_url
 from bls_agent.errors import BlsError, RedisUnavailableError
 from bls_agent.project.messages import Status
+from bls_agent.redaction import mask_url
 
 __all__ = ["main"]
 

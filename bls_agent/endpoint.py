@@ -14,16 +14,17 @@ and build our own connections; the client itself is never blocked on and never c
 from __future__ import annotations
 
 import inspect
-import re
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, cast
 from urllib.parse import urlsplit
 
 from bls_agent.errors import ConfigurationError
+from bls_agent.redaction import mask_url, redact
 
 __all__ = [
     "CONNECT_TIMEOUT",
@@ -32,7 +33,6 @@ __all__ = [
     "RawConnection",
     "Reply",
     "Request",
-    "mask_url",
     "pack",
 ]
 
@@ -43,25 +43,10 @@ Reply: TypeAlias = Any  # bytes, int, None, or lists of them: Redis decides
 CONNECT_TIMEOUT: Final = 5.0
 
 
-def mask_url(url: str) -> str:
-    """Replace the credentials of a URL by ``***``, also where the URL is broken.
-
-    Everything before the last ``@`` may be a password, whatever is in it.
-    """
-    head, at, place = url.rpartition("@")
-    place = re.split(r"[?#]", place, maxsplit=1)[0]
-    if not at:
-        return place
-    found = re.match(r"(\w+://)?(?:([\w.-]+):)?", head)
-    scheme, user = (found[1] or "", found[2] or "") if found else ("", "")
-    return f"{scheme}{user}{':' if user else ''}***@{place}"
-
-
 def pack(requests: Iterable[Request]) -> list[bytes]:
     """Write requests as Redis reads them: hiredis does it in half of redis-py's time."""
-    import hiredis  # not at import: 3 ms
-
-    return [hiredis.pack_command(cast("Any", tuple(request))) for request in requests]
+    hiredis: Any = import_module("hiredis")  # not at import: 3 ms
+    return [hiredis.pack_command(tuple(request)) for request in requests]
 
 
 class RawConnection(Protocol):
@@ -170,22 +155,27 @@ def _endpoint_of_options(
         elif name in _OVERRULED:
             overruled.append(name)
         elif strict and name != "connection_class":
-            raise ConfigurationError(
-                "redis", shown, f"its option {name!r} is not understood"
-            )
+            raise ConfigurationError("redis", shown, _unknown_option(name, options))
         if name in _FILES and value and not Path(str(value)).exists():
             raise ConfigurationError("redis", shown, f"{name} names no file: {value}")
     fixed = _fixed_options(known, tcp=scheme != "unix")
     try:
         kind(**kept, **fixed)
     except (RedisError, TypeError, ValueError) as error:
-        raise ConfigurationError("redis", shown, str(error)) from None
+        raise ConfigurationError("redis", shown, redact(str(error))) from None
     notes = (f"options of the URL that do not apply: {overruled}",) if overruled else ()
     return Endpoint(
         _address_of(kept, scheme),
         cast("Callable[[], RawConnection]", lambda: kind(**kept, **fixed)),
         notes if strict else (),
     )
+
+
+def _unknown_option(name: str, options: Mapping[str, Any]) -> str:
+    """Say which option it is, unless it may be a piece of a password."""
+    if any("@" in str(options[other]) for other in options.keys() - _CREDENTIALS):
+        return "one of its options is not understood; is a ? in a password written %3F?"
+    return f"its option {name!r} is not understood"
 
 
 def _address_of(options: Mapping[str, Any], scheme: str) -> str:

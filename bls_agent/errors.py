@@ -26,6 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from bls_agent.redaction import redact
+
 __all__ = [
     "ArgumentError",
     "BlsError",
@@ -56,9 +58,10 @@ def preview(payload: bytes, limit: int = PREVIEW_BYTES) -> str:
         limit: How many bytes to show.
 
     Returns:
-        ASCII text; bytes that are not printable ASCII appear as ``\xNN``.
+        ASCII text without secrets; bytes that are not printable ASCII appear as
+        ``\xNN``.
     """
-    return repr(bytes(payload[:limit]))[2:-1]
+    return redact(repr(bytes(payload[:limit]))[2:-1])
 
 
 class BlsError(Exception):
@@ -83,7 +86,7 @@ class ConfigurationError(BlsError, ValueError):
 
     Attributes:
         name: The argument or variable.
-        value: What was given, as text (never a secret).
+        value: What was given, as text without secrets.
         rule: What would be right.
         remedy: What to do, or ``""``.
     """
@@ -91,7 +94,7 @@ class ConfigurationError(BlsError, ValueError):
     def __init__(self, name: str, value: object, rule: str, remedy: str = "") -> None:
         """Build the message from its parts."""
         self.name = name
-        self.value = value if isinstance(value, str) else _shown(value)
+        self.value = redact(value if isinstance(value, str) else _shown(value))
         self.rule = rule
         self.remedy = remedy
         shown = self.value[:SHOWN] + "..." * (len(self.value) > SHOWN)
@@ -145,12 +148,12 @@ class RedisUnavailableError(BlsError):
     ) -> None:
         """Build the message from the fault's class and its reason."""
         self.kind = kind
-        self.reason = reason
+        self.reason = redact(reason)
         self.address = address
         self.ambiguous = ambiguous
         self.connecting = connecting
         where = f" at {address}" if address else ""
-        super().__init__(f"Redis{where} {self.verb} ({kind}): {reason}")
+        super().__init__(f"Redis{where} {self.verb} ({kind}): {self.reason}")
 
 
 class RedisRefusedError(RedisUnavailableError):
@@ -236,7 +239,7 @@ class ArgumentError(CommandError):
         self.command = command
         self.fields = dict(fields)
         said = "; ".join(f"{name[:60]!r} {what}" for name, what in self.fields.items())
-        super().__init__(f"arguments of {command[:100]!r}: {said}")
+        super().__init__(redact(f"arguments of {command[:100]!r}: {said}"))
 
 
 class DuplicateHandlerError(CommandError, ValueError):

@@ -14,10 +14,12 @@ __all__ = [
     "ends_connection",
     "is_error_reply",
     "port_was_closed",
+    "quotes_arguments",
     "translate",
 ]
 
 
+ECHO: Final = ", with args beginning"  # what Redis says in front of our arguments
 CHAIN: Final = 10  # causes that are looked at; a chain of them may be a circle
 
 
@@ -96,11 +98,16 @@ def translate(
             connecting=connecting,
         )
     fault = classify(error)
-    reason = str(error).split(", with args beginning", 1)[0] or type(error).__name__
+    reason = str(error).split(ECHO, 1)[0] or type(error).__name__
     kind = RedisRefusedError if fault.permanent else RedisUnavailableError
     return kind(
         fault.kind, reason, address=address, ambiguous=ambiguous, connecting=connecting
     )
+
+
+def quotes_arguments(error: BaseException) -> bool:
+    """Tell whether Redis echoes our arguments in an error: of AUTH, the password."""
+    return ECHO in str(error)
 
 
 def port_was_closed(error: BaseException | None) -> bool:

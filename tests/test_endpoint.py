@@ -15,8 +15,9 @@ from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.connection import Connection, ConnectionPool
 from redis.asyncio.sentinel import Sentinel
 
-from bls_agent.endpoint import Endpoint, mask_url
+from bls_agent.endpoint import Endpoint
 from bls_agent.errors import ConfigurationError
+from bls_agent.redaction import mask_url
 
 SECRET = "hunter2"
 
@@ -63,6 +64,8 @@ BROKEN = {
     "blank in front": f" redis://u:{SECRET}@h/0",
     "option refused": f"redis://u:{SECRET}@h/0?colour=red",
     "option out of range": f"redis://u:{SECRET}@h/0?db=first",
+    "password that looks like an option": f"redis://u:12?{SECRET}=x@h/0",
+    "password that looks like options": f"redis://u:12?{SECRET}=x&y=z@h/0",
 }
 
 
