@@ -11,6 +11,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
@@ -30,10 +31,12 @@ from bls_agent.project.messages import Level, Status
 from bls_agent.project.registration import Registration
 from bls_agent.project.router import Router
 from bls_agent.project.status import StatusBoard
+from bls_agent.redaction import Redactor
 from bls_agent.session import Session, last_word
 from bls_agent.settings import Options, Settings, check_options
 from bls_agent.stats import AgentStats, collect_stats
 from bls_agent.supervisor import (
+    call_beside,
     can_handle_signals,
     obey_signals,
     start_supervisor,
@@ -155,7 +158,8 @@ class ProjectAgent(Registration):
             What happened; true if nothing of it still waits.
         """
         self._bury()
-        return await self._parts.stream.delivery.flush(timeout)
+        delivery = self._parts.stream.delivery
+        return await call_beside(self._living(), partial(delivery.flush, timeout))
 
     async def ready(self, timeout: float | None = None) -> None:
         """Wait until the first status has been written.
@@ -169,7 +173,7 @@ class ProjectAgent(Registration):
         """
         session = self._opened_session()
         with anyio.move_on_after(timeout):
-            await session.status.published.wait()
+            await call_beside(session, session.status.published.wait)
         if session.status.written:
             return
         raise RedisUnavailableError(
@@ -195,8 +199,8 @@ class ProjectAgent(Registration):
             raise ConfigurationError(
                 "agent", self.project, "it is open already", "Close it first."
             )
-        while before and not before.closed.is_set():  # noqa: ASYNC110 - another loop's?
-            await anyio.sleep(0.01)
+        if before is not None:
+            await before.wait_closed()
         settings = self._settings()
         endpoint = self._endpoint or Endpoint.of(settings.redis_url)
         self._prepare(settings)
@@ -238,7 +242,7 @@ class ProjectAgent(Registration):
         session.stop(last_word)
         try:
             with anyio.CancelScope(shield=True):
-                await session.closed.wait()
+                await session.wait_closed()
         except BaseException:
             session.force()  # cancelled once more while it ended: hurry
             raise
@@ -366,6 +370,7 @@ class ProjectAgent(Registration):
         buffer.max_items = settings.log_buffer
         buffer.max_bytes = settings.log_buffer_bytes
         parts.stream.set_level(Level(settings.log_level))
+        parts.stream.redactor = Redactor(settings.redact_keys)
         parts.name_process(settings.instance)
         if settings.builtins and not self._builtins_added:
             add_builtins(parts.router, parts.stream, self._make_teller())

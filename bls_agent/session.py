@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.lowlevel
@@ -35,6 +36,9 @@ from bls_agent.project.runner import CommandRunner
 from bls_agent.project.status import StatusReporter
 from bls_agent.settings import Settings
 
+if TYPE_CHECKING:
+    import asyncio  # noqa: TID251 - see supervisor.py
+
 __all__ = ["Session", "last_word"]
 
 logger = logging.getLogger(__name__)
@@ -51,7 +55,7 @@ class Session:
         faults: Failures of the agent itself; each is in the host's log.
         stop_requested: Set when the end has begun.
         ended_unasked: Whether somebody cancelled the session from outside.
-        loop_is_closed: Tells whether the loop was closed under the session.
+        loop: Where it lives, once it does.
         inherited: Whether it goes on in the parent process, and not here.
         opened: Set when the loops run.
         closed: Set when everything is over.
@@ -66,7 +70,7 @@ class Session:
         self._forced = anyio.Event()
         self.faults = 0
         self.ended_unasked = False
-        self.loop_is_closed: Callable[[], bool] = _no
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._abandoned = self.inherited = False
         register(self)
         self.opened = anyio.Event()
@@ -148,14 +152,35 @@ class Session:
         logger.warning("%s: %s", self._parts.project, text)
 
     def stop(self, last_word: Status) -> None:
-        """Begin the end; returns at once."""
+        """Begin the end; from any thread, returns at once."""
         if not self.stop_requested.is_set():
             self._last_word = last_word
-            self.stop_requested.set()
+            self._call_there(self.stop_requested.set)
 
     def force(self) -> None:
-        """Cut the time of running handlers short."""
-        self._forced.set()
+        """Cut the time of running handlers short; from any thread."""
+        self._call_there(self._forced.set)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it lives in another loop than the one that runs here, if any."""
+        import asyncio  # noqa: PLC0415, TID251 - see supervisor.py
+
+        return self.loop is not asyncio._get_running_loop()  # noqa: SLF001 - documented
+
+    def _call_there(self, function: Callable[[], None]) -> None:
+        if self.loop is None or not self.is_elsewhere:
+            function()
+            return
+        with suppress(RuntimeError):  # closed meanwhile
+            self.loop.call_soon_threadsafe(function)
+
+    async def wait_closed(self) -> None:
+        """Wait until everything is over, from whatever loop."""
+        if not self.is_elsewhere:
+            await self.closed.wait()
+        while not (self.closed.is_set() or self.is_gone):  # noqa: ASYNC110 - as above
+            await anyio.sleep(0.01)
 
     async def run(self) -> None:
         """Live until :meth:`stop`; cancelling ends the session in order, too.
@@ -210,7 +235,7 @@ class Session:
     @property
     def is_gone(self) -> bool:
         """Whether it cannot end in order any more: its loop is closed, or a parent's."""
-        return self._abandoned or self.loop_is_closed()
+        return self._abandoned or (self.loop is not None and self.loop.is_closed())
 
     def abandon(self) -> None:
         """Let go of everything, without a last word: the loop will not run any more."""
@@ -318,7 +343,3 @@ def last_word(error: BaseException | None) -> Status:
     if isinstance(error, anyio.get_cancelled_exc_class()):
         return Status.OFFLINE
     return Status.FAULT
-
-
-def _no() -> bool:
-    return False

@@ -10,7 +10,8 @@ import logging
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
 
@@ -21,9 +22,11 @@ from bls_agent.session import Session
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see above
 
-__all__ = ["can_handle_signals", "obey_signals", "start_supervisor"]
+__all__ = ["call_beside", "can_handle_signals", "obey_signals", "start_supervisor"]
 
 logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -33,7 +36,7 @@ def start_supervisor(session: Session, project: str) -> asyncio.Task[None]:
     import asyncio  # noqa: PLC0415, TID251 - 20 ms; anyio has no task without a scope
 
     loop = asyncio.get_running_loop()
-    session.loop_is_closed = loop.is_closed
+    session.loop = loop
     task = loop.create_task(session.run(), name=f"bls-agent {project}")
 
     def tell(_: asyncio.Task[None]) -> None:
@@ -46,6 +49,27 @@ def start_supervisor(session: Session, project: str) -> asyncio.Task[None]:
 
     task.add_done_callback(tell)
     return task
+
+
+async def call_beside(
+    session: Session | None, function: Callable[[], Awaitable[R]]
+) -> R:
+    """Await something in the loop of a session: an agent in a thread has its own."""
+    import asyncio  # noqa: PLC0415, TID251 - anyio knows one loop
+
+    async def call() -> R:
+        return await function()
+
+    if session is None or session.loop is None or not session.is_elsewhere:
+        return await function()
+    future = asyncio.run_coroutine_threadsafe(call(), session.loop)
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        return await function()  # that loop ended meanwhile
 
 
 def can_handle_signals() -> bool:

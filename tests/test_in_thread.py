@@ -24,6 +24,7 @@ from redis import Redis
 
 from bls_agent import (
     ConfigurationError,
+    Console,
     OutcomeKind,
     ProjectAgent,
     RedisUnavailableError,
@@ -710,3 +711,31 @@ def test_a_good_life_says_nothing(
     with ProjectAgent(project, redis=redis_url).in_thread():
         console.call(project, "ping")
     assert not [r for r in caplog.records if r.name.startswith("bls_agent")]
+
+
+async def test_another_loop_may_await_the_agent(project: str, redis_url: str) -> None:
+    """Where a loop runs already (Jupyter) the agent's own coroutines cross over."""
+    agent = ProjectAgent(project, redis=redis_url)
+    console = Console(redis_url)
+    with agent.in_thread(), anyio.fail_after(10):
+        await agent.ready(5.0)
+        agent.log.info("from another loop")
+        assert await agent.flush(5.0)
+        assert [entry.message for entry in await console.logs(project)] == [
+            "from another loop"
+        ]
+        with anyio.fail_after(1.0):  # less than the block of a parked read
+            await agent.aclose()
+        assert not agent.stats().open
+        assert await console.status(project) is Status.OFFLINE
+    await console.aclose()
+
+
+async def test_waiting_across_loops_ends_when_the_agent_does(project: str) -> None:
+    """Whoever waits for a first status is told when there will be none."""
+    agent = ProjectAgent(project, redis="redis://127.0.0.1:1/0", shutdown_timeout=0.1)
+    with agent.in_thread(), anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(agent.aclose)
+            with pytest.raises((RedisUnavailableError, ConfigurationError)):
+                await agent.ready()

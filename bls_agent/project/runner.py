@@ -161,10 +161,14 @@ class CommandRunner:
                 return _CANCELLED if self.stopping else _failure(error)
             end = _failure(error)
         else:
-            end = (OutcomeKind.SUCCEEDED, result, {})
+            end = _succeeded(result)
         if task.cancelling():
             await self._absorb_cancellation(task)
         return end
+
+
+def _succeeded(result: Any) -> tuple[OutcomeKind, Any, dict[str, Any]]:
+    return OutcomeKind.SUCCEEDED, result, {}
 
 
 _CANCELLED = (
