@@ -1,0 +1,591 @@
+"""A forked child takes nothing from its parent, disturbs it in nothing and starts anew."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent import ProjectAgent, forking
+from tests.harness import records, status_of
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "fork") or not os.path.exists("/proc/self/fd"),  # noqa: PTH110
+    reason="needs fork, and /proc to look at what a child holds",
+)
+
+BEGINNING = '''
+import asyncio, json, multiprocessing, os, signal, sys, threading, time, traceback
+from contextlib import suppress
+from bls_agent import Console, ProjectAgent, Status
+
+project, url, kind = sys.argv[1:4]
+port = int(url.rpartition(":")[2].partition("/")[0])
+agent = ProjectAgent(project, redis=url, log_list_limit=100_000)
+
+if kind == "uvloop":
+    from uvloop import run as run_loop
+else:
+    run_loop = asyncio.run
+
+def tell(**facts):
+    """One line, in one piece also when several processes write."""
+    os.write(1, (json.dumps(facts) + "\\n").encode())
+
+def sockets():
+    """This process's sockets that lead to Redis."""
+    held = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            held.add(os.readlink("/proc/self/fd/" + name))
+    with open("/proc/net/tcp") as table:
+        rows = [line.split() for line in table][1:]
+    there = {f"socket:[{row[9]}]" for row in rows if row[2].endswith(f":{port:04X}")}
+    return sorted(held & there)
+
+def fork(life):
+    """Let a child live this life and end; the parent gets its number."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            life()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return pid
+
+def reap(pid):
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+async def reap_softly(pid):
+    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
+        await asyncio.sleep(0.005)
+    return os.waitstatus_to_exitcode(ended[1])
+
+def account():
+    stats = agent.stats()
+    settled = stats.logs_delivered + sum(stats.logs_dropped.values())
+    assert stats.logs_accepted == settled + stats.logs_queued, stats
+    return stats
+
+def must_be_inert():
+    """What is used is the face of a closed agent; nothing of it raises or waits."""
+    began = time.monotonic()
+    stats = account()
+    assert not stats.open and stats.mode == "closed" and not stats.connections, stats
+    assert stats.logs_queued == 0 and stats.logs_delivered == 0, stats
+    assert not set(stats.logs_dropped) - {"forked"}, stats
+    assert sockets() == []
+    assert agent._parts.stream.delivery._wakeup._loop is None
+    agent.log.info("inert")
+    agent.set_status(Status.ERROR)
+    agent.set_status(Status.ONLINE)
+    assert "closed" in repr(agent)
+    assert account().logs_queued == 1
+    assert time.monotonic() - began < 1
+    return stats
+
+async def open_own(**fields):
+    async with agent:
+        await agent.ready(10)
+        agent.log.info("own", **fields)
+        assert await agent.flush(10)
+        assert account().open
+
+async def ask(command, **args):
+    async with Console(url) as console:
+        ended = await console.call(project, command, args)
+    assert ended.succeeded, ended
+    return ended.result
+
+async def see():
+    async with Console(url) as console:
+        return await console.status(project)
+
+async def settle():
+    """Wait until nothing connects any more: a child could not know such a socket."""
+    agent.log.info("settled")
+    while not all(account().connections.values()):
+        await asyncio.sleep(0.002)
+    assert await agent.flush(10)
+'''
+
+
+def run(
+    code: str, project: str, url: str, kind: str = "asyncio"
+) -> list[dict[str, Any]]:
+    """Run a program that forks; give what it and its children told.
+
+    Everything that it started is gone at the end, and it said nothing else.
+    """
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-W", "error"),
+            *("-W", "ignore:This process:DeprecationWarning"),  # threads and fork
+            *("-c", BEGINNING + code, project, url, kind),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+        start_new_session=True,
+    ) as process:
+        try:
+            out, errors = process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            out, errors = process.communicate()
+            pytest.fail(f"it hangs; so far it said:\n{out}\n{errors}")
+    assert (process.returncode, errors) == (0, ""), out + errors
+    return [json.loads(line) for line in out.splitlines()]
+
+
+async def by_agent(redis: Redis, project: str) -> dict[str, list[dict[str, Any]]]:
+    """The records of each process, after a look that their numbers have no hole."""
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for record in await records(redis, project):
+        who, _, number = record["metadata"]["agent"].partition("#")
+        found[who].append(record)
+        numbers[who].append(int(number))
+    for who, given in numbers.items():
+        assert given == list(range(1, len(given) + 1)), who
+    return found
+
+
+def messages(found: list[dict[str, Any]]) -> list[str]:
+    """What the records say."""
+    return [record["message"] for record in found]
+
+
+every_loop = pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+
+INHERIT = """
+def inherit(depth):
+    stats = must_be_inert()
+    assert stats.instance == ""
+    assert run_loop(agent._parts.threads.run(os.getpid)) == os.getpid()
+    run_loop(open_own(depth=depth))
+    assert sockets() == []
+    tell(depth=depth, instance=agent.stats().instance, forked=stats.logs_dropped)
+    if depth < 2:  # what a child has used is inert in its own child
+        reap(fork(lambda: inherit(depth + 1)))
+
+def tell_parent():
+    tell(depth=0, instance=agent.stats().instance, forked=account().logs_dropped)
+"""
+
+
+async def check_family(
+    told: list[dict[str, Any]], redis: Redis, project: str, count: int
+) -> None:
+    """The parent, its child and the child's child wrote each what they had to say."""
+    names = {one["depth"]: one["instance"] for one in told}
+    assert len(set(names.values())) == 3
+    found = await by_agent(redis, project)
+    assert set(found) == set(names.values())
+    spoken = [one for one in messages(found[names[0]]) if one == "parent"]
+    assert len(spoken) == count
+    for depth in (1, 2):
+        assert messages(found[names[depth]]) == ["inert", "own"]
+        assert found[names[depth]][1]["metadata"]["depth"] == depth
+    assert told[-1]["forked"] == {}  # the parent has given up nothing
+
+
+async def test_beside_an_agent_in_a_thread(redis_url: str, project: str) -> None:
+    """A child is inert until it opens its own; the parent's goes on where it was."""
+    code = """
+with agent.in_thread() as thread:
+    thread.ready(10)
+    agent.log.info("settled")
+    while not all(account().connections.values()):
+        time.sleep(0.002)
+    assert run_loop(agent._parts.threads.run(os.getpid)) == os.getpid()
+    for _ in range(200):
+        agent.log.info("parent")
+    reap(fork(lambda: inherit(1)))
+    for _ in range(200):
+        agent.log.info("parent")
+    assert run_loop(ask("ping"))["pong"]
+    assert thread.flush(10)
+    assert len(sockets()) == 3
+    tell_parent()
+"""
+    told = run(INHERIT + code, project, redis_url)
+    async with Redis.from_url(redis_url, protocol=2) as redis:
+        await check_family(told, redis, project, 400)
+    assert told[0]["forked"]["forked"] > 0  # not everything was written already
+
+
+@every_loop
+async def test_inside_of_an_event_loop(
+    redis_url: str, redis: Redis, project: str, kind: str
+) -> None:
+    """The same where the agent's loop is the one in which the fork happens."""
+    code = """
+async def main():
+    async with Console(url) as console, agent:
+        await settle()
+        assert (await console.call(project, "ping")).succeeded
+        for _ in range(200):
+            agent.log.info("parent")
+        assert await reap_softly(fork(lambda: inherit(1))) == 0
+        threading.Thread(target=agent.log.info, args=["parent"]).start()
+        assert (await console.call(project, "ping")).succeeded
+        assert await agent.flush(10)
+        tell_parent()
+
+run_loop(main())
+"""
+    told = run(INHERIT + code, project, redis_url, kind)
+    await check_family(told, redis, project, 201)
+    assert told[0]["forked"] == {"forked": 200}
+
+
+async def test_before_it_is_opened(redis_url: str, redis: Redis, project: str) -> None:
+    """What was logged before the fork is counted in the child and written by the parent.
+
+    A name that was given is not shared either, and a lock that is held is replaced.
+    """
+    code = """
+agent = ProjectAgent(project, redis=url, instance="worker")
+plain = []
+
+@agent.command
+def work(number: int):
+    plain.append(threading.current_thread().name)
+    return number
+
+def serve():
+    assert must_be_inert().logs_dropped == {"forked": 3}
+
+    async def main():
+        async with Console(url) as console, agent:
+            assert (await console.call(project, "work", {"number": 7})).result == 7
+
+    run_loop(main())
+    assert agent.stats().outcomes == {"succeeded": 1}
+    tell(pid=os.getpid(), instance=agent.stats().instance)
+
+held, done = threading.Event(), threading.Event()
+buffer = agent._parts.stream.delivery.buffer
+
+def hold():
+    with buffer._lock:
+        held.set()
+        done.wait()
+
+for _ in range(3):
+    agent.log.info("early")
+holder = threading.Thread(target=hold)
+holder.start()
+held.wait()
+pid = fork(serve)
+done.set()
+reap(pid)
+run_loop(open_own())
+assert agent.stats().instance == "worker"
+"""
+    told = run(code, project, redis_url)
+    found = await by_agent(redis, project)
+    assert messages(found["worker"]) == ["early"] * 3 + ["own"]
+    assert told[0]["instance"] == f"worker-{told[0]['pid']}"
+    assert messages(found[told[0]["instance"]])[0] == "inert"
+
+
+@every_loop
+async def test_under_load(
+    redis_url: str, redis: Redis, project: str, kind: str
+) -> None:
+    """24 forks while 8 threads log: the parent loses, repeats and misorders nothing."""
+    code = """
+stopped = threading.Event()
+counts = [0] * 8
+
+def produce(thread):
+    while not stopped.is_set():
+        agent.log.info("load", thread=thread, count=counts[thread])
+        counts[thread] += 1
+        time.sleep(0.001)
+
+def live(number):
+    must_be_inert()
+    if number % 3 == 0:
+        run_loop(open_own())
+    elif number % 3 == 1:
+        with agent.in_thread() as thread:
+            thread.ready(10)
+            agent.log.info("own")
+
+async def main():
+    producers = [threading.Thread(target=produce, args=[n]) for n in range(8)]
+    async with agent:
+        await settle()
+        for producer in producers:
+            producer.start()
+        children = []
+        for number in range(24):
+            await asyncio.sleep(0.01)
+            children.append(fork(lambda: live(number)))
+        for child in children:
+            assert await reap_softly(child) == 0
+        handled = [await ask("mark", number=number) for number in range(20)]
+        assert handled == list(range(20))
+        stopped.set()
+        for producer in producers:
+            producer.join()
+        assert await agent.flush(10)
+        tell(instance=agent.stats().instance, counts=counts)
+
+@agent.command
+async def mark(number: int):
+    return number
+
+run_loop(main())
+"""
+    (told,) = run(code, project, redis_url, kind)
+    found = await by_agent(redis, project)
+    seen = [0] * 8
+    for record in found.pop(told["instance"]):
+        if record["message"] == "load":
+            thread = record["metadata"]["thread"]
+            assert record["metadata"]["count"] == seen[thread]
+            seen[thread] += 1
+    assert seen == told["counts"]
+    assert [messages(own) for own in found.values()] == [["inert", "own"]] * 16
+
+
+@every_loop
+async def test_a_child_process_of_multiprocessing(
+    redis_url: str, redis: Redis, project: str, kind: str
+) -> None:
+    """``multiprocessing`` with the fork method, out of a coroutine, is as any fork."""
+    code = """
+def live():
+    must_be_inert()
+    with agent.in_thread() as thread:
+        thread.ready(10)
+
+async def main():
+    async with agent:
+        await settle()
+        process = multiprocessing.get_context("fork").Process(target=live)
+        process.start()
+        while process.exitcode is None:
+            await asyncio.sleep(0.005)
+        assert process.exitcode == 0
+        assert (await ask("ping"))["pong"]
+
+run_loop(main())
+"""
+    run(code, project, redis_url, kind)
+    assert len(await by_agent(redis, project)) == 2
+
+
+@every_loop
+async def test_a_child_that_leaves_its_parent_s_block(
+    redis_url: str, redis: Redis, project: str, kind: str
+) -> None:
+    """Closing what was inherited says no last word and takes no time."""
+    code = """
+async def main():
+    async with Console(url) as console:
+        async with agent:
+            await settle()
+            assert (await console.call(project, "ping")).succeeded
+            began = time.monotonic()
+            child = os.fork()
+            if child == 0:
+                await agent.aclose()
+                await console.aclose()
+            else:
+                assert await reap_softly(child) == 0
+                assert await console.status(project) is Status.ONLINE
+                assert (await console.call(project, "ping")).succeeded
+        if child == 0:
+            assert sockets() == []
+            assert time.monotonic() - began < 1
+    if child == 0:
+        os._exit(0)
+
+run_loop(main())
+"""
+    run(code, project, redis_url, kind)
+    assert await status_of(redis, project) == "离线"
+
+
+def test_a_child_that_exits_in_its_parent_s_block(redis_url: str, project: str) -> None:
+    """A child of a program with an agent in a thread may exit as any program does."""
+    code = """
+with agent.in_thread() as thread:
+    thread.ready(10)
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(0)
+    reap(pid)
+    assert run_loop(see()) is Status.ONLINE
+    assert agent.stats().open
+"""
+    run(code, project, redis_url)
+
+
+@every_loop
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["term", "int"])
+def test_a_signal_for_the_child(
+    redis_url: str, project: str, kind: str, number: signal.Signals
+) -> None:
+    """It ends the child, as usual, and not the parent's ``run()``, which listens too."""
+    code = """
+@agent.command
+async def spawn(number: int):
+    ready, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(go, b".")
+            time.sleep(20)
+        except KeyboardInterrupt:
+            os._exit(130)
+        os._exit(1)
+    os.read(ready, 1)
+    os.kill(child, number)
+    return await reap_softly(child)
+
+async def main():
+    serving = asyncio.create_task(agent.run())
+    tell(result=await ask("spawn", number=NUMBER))
+    assert (await ask("ping"))["pong"]
+    os.kill(os.getpid(), signal.SIGTERM)
+    await serving
+
+run_loop(main())
+"""
+    (told,) = run(code.replace("NUMBER", str(int(number))), project, redis_url, kind)
+    usual = {signal.SIGTERM: -signal.SIGTERM, signal.SIGINT: 130}
+    assert told["result"] == usual[number]
+
+
+async def test_a_plain_handler_that_forks(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """The child that returns from it ends; there is one outcome, and it is the parent's."""
+    code = """
+@agent.command
+def split():
+    child = os.fork()
+    if child == 0:
+        must_be_inert()
+    return child
+
+with agent.in_thread() as thread:
+    thread.ready(10)
+    reap(run_loop(ask("split")))
+    assert run_loop(ask("ping"))["pong"]
+"""
+    run(code, project, redis_url)
+    (found,) = (await by_agent(redis, project)).values()
+    assert len(found) == 2
+
+
+@every_loop
+def test_a_console(redis_url: str, project: str, kind: str) -> None:
+    """A child that uses its parent's Console gets a connection of its own."""
+    code = """
+console = Console(url)
+
+async def main():
+    await console.send(project, "nothing")
+    number = console._wire.client_id
+
+    async def look():
+        async with console:
+            assert (await console.projects())[project] is None
+            assert console._wire.client_id != number
+            assert len(sockets()) == 1
+
+    assert await reap_softly(fork(lambda: run_loop(look()))) == 0
+    assert project in await console.projects()
+    assert console._wire.client_id == number
+    await console.aclose()
+
+run_loop(main())
+"""
+    run(code, project, redis_url, kind)
+
+
+def test_a_fork_while_it_connects(redis_url: str, project: str) -> None:
+    """A socket of which nobody could tell the child is given up; it does not live on."""
+    code = """
+from redis.asyncio import Connection, ConnectionPool, Redis
+
+class Forking(Connection):
+    async def connect(self):
+        await super().connect()
+        if not children:
+            number = os.dup(self._writer.get_extra_info("socket").fileno())
+            children.append(fork(lambda: os.read(wait, 1)))  # lives on with its copy
+            os.close(number)
+
+async def main():
+    pool = ConnectionPool.from_url(url, connection_class=Forking)
+    async with Console(Redis.from_pool(pool)) as console, Redis.from_url(url) as admin:
+        console._wire.name = project.encode().hex()
+        await console.projects()
+        assert children and os.waitpid(children[0], os.WNOHANG) == (0, 0)
+        names = [client["name"] for client in await admin.client_list()]
+        tell(count=names.count(console._wire.name))
+    os.write(go, b".")
+    reap(children[0])
+
+children = []
+wait, go = os.pipe()
+run_loop(main())
+"""
+    (told,) = run(code, project, redis_url)
+    assert told["count"] == 1
+
+
+def test_registering_is_cheap_and_holds_nothing() -> None:
+    """5,000 agents are nothing to speak of, and gone when nobody wants them."""
+    gc.collect()
+    before = len(forking._HEIRS._by_id)
+    began = time.process_time()
+    agents = [ProjectAgent(f"p{number}") for number in range(5_000)]
+    assert time.process_time() - began < 5
+    assert len(forking._HEIRS._by_id) >= before + 5_000
+    del agents
+    gc.collect()
+    assert len(forking._HEIRS._by_id) <= before
+
+
+def test_a_severed_connection() -> None:
+    """It is closed for the peer, and its number stays taken and harmless."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        forking.sever(ours.fileno())
+        assert theirs.recv(1) == b""
+        with pytest.raises(OSError, match="ocket"):
+            ours.send(b"to nobody")
+    forking.sever(-1)
+
+
+def test_hanging_up_reaches_every_copy() -> None:
+    """The peer hears of it although a copy of the socket is still open."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ours.dup():
+        forking.hang_up(ours.fileno())
+        assert theirs.recv(1) == b""
+    forking.hang_up(-1)
