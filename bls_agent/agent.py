@@ -87,7 +87,7 @@ class ProjectAgent(Registration):
     ) -> None:
         """Remember; nothing is opened, read or started."""
         self.project = check_name("project", project)
-        check_options(options, settings)
+        options = check_options(options, settings)
         if validate not in ("core", "pydantic"):
             raise ConfigurationError("validate", validate, "'core' or 'pydantic'")
         self._options = options
@@ -99,6 +99,8 @@ class ProjectAgent(Registration):
             max_bytes=options.get("log_buffer_bytes", Settings.log_buffer_bytes),
         )
         stream.set_level(Level(options.get("log_level", Settings.log_level)))
+        given = Settings.redact_keys if settings is None else settings.redact_keys
+        stream.redactor = Redactor(options.get("redact_keys", given))
         self._parts = Parts(
             project=self.project,
             clock=time.time,  # noqa: TID251 - as above

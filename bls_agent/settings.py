@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
 
 from bls_agent.errors import ConfigurationError
 from bls_agent.keys import check_name
-from bls_agent.secret_names import squeeze
+from bls_agent.redaction.names import squeeze
 
 __all__ = ["Mode", "Options", "Rule", "Settings", "check_options", "rules"]
 
@@ -222,8 +222,11 @@ def rules() -> dict[str, Rule]:
     return {setting.name: setting.metadata["rule"] for setting in fields(Settings)}
 
 
-def check_options(options: Mapping[str, Any], settings: object = None) -> None:
+def check_options(options: Mapping[str, Any], settings: object = None) -> Options:
     """Refuse wrong keywords at once, without the environment they will meet.
+
+    Returns:
+        The keywords, each in its own type.
 
     Raises:
         ConfigurationError: A keyword is unknown or out of its range, or
@@ -233,15 +236,17 @@ def check_options(options: Mapping[str, Any], settings: object = None) -> None:
         kind = type(settings).__name__  # what is in it may be a secret
         raise ConfigurationError("settings", kind, "an object of Settings")
     known = rules()
+    checked: dict[str, Any] = {}
     for name, value in options.items():
         if name not in known or name == "redis_url":  # the keyword is called redis
             rule = f"the settings are: redis, {', '.join(list(known)[1:])}"
             raise ConfigurationError("keyword", name, rule)
-        known[name].check(name, value)
+        checked[name] = known[name].check(name, value)
     if options.get("instance") is not None:
         check_name("instance", options["instance"])
     if {"status_interval", "status_ttl"} <= options.keys():
         _check_together(options["status_interval"], options["status_ttl"])
+    return cast("Options", checked)
 
 
 def _check_together(interval: float, ttl: float) -> None:

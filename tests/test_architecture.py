@@ -18,10 +18,6 @@ PACKAGE = Path(bls_agent.__file__).parent
 # From the ground up. A module may import what stands on a lower floor and, on its own
 # floor, what stands before it. Of the contracts' rooms none sees another one.
 WORDS = [
-    "secret_names",
-    "secret_marks",
-    "secret_shapes",
-    "secret_texts",
     "redaction",
     "errors",
     "codec",
@@ -203,12 +199,12 @@ def test_importing_costs_only_the_core(module: str) -> None:
 def test_chinese_stands_in_few_places(module: str) -> None:
     """Contract literals are in keys.py and project/messages.py, people's texts in catalogues.
 
-    In secret_names.py are the words by which a key tells that its value is a secret.
+    In redaction/names.py are the words by which a key tells that its value is a secret.
     """
     if module in (
         "bls_agent.keys",
         "bls_agent.project.messages",
-        "bls_agent.secret_names",
+        "bls_agent.redaction.names",
     ):
         return
     assert [text for text in strings(TREES[module]) if CHINESE.search(text)] == []

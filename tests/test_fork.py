@@ -90,6 +90,7 @@ def must_be_inert():
     assert not set(stats.logs_dropped) - {"forked"}, stats
     assert sockets() == []
     assert agent._parts.stream.delivery._wakeup._loop is None
+    assert agent._session is None or agent._session.status._wakeup._loop is None
     agent.log.info("inert")
     agent.set_status(Status.ERROR)
     agent.set_status(Status.ONLINE)
@@ -542,11 +543,17 @@ class Forking(Connection):
 async def main():
     pool = ConnectionPool.from_url(url, connection_class=Forking)
     async with Console(Redis.from_pool(pool)) as console, Redis.from_url(url) as admin:
+
+        async def count():
+            names = [client["name"] for client in await admin.client_list()]
+            return names.count(console._wire.name)
+
         console._wire.name = project.encode().hex()
         await console.projects()
         assert children and os.waitpid(children[0], os.WNOHANG) == (0, 0)
-        names = [client["name"] for client in await admin.client_list()]
-        tell(count=names.count(console._wire.name))
+        used = await count()
+        await console.aclose()
+        tell(used=used, left=await count())
     os.write(go, b".")
     reap(children[0])
 
@@ -555,7 +562,7 @@ wait, go = os.pipe()
 run_loop(main())
 """
     (told,) = run(code, project, redis_url)
-    assert told["count"] == 1
+    assert told == {"used": 1, "left": 0}
 
 
 def test_registering_is_cheap_and_holds_nothing() -> None:

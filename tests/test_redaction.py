@@ -24,8 +24,8 @@ from bls_agent.project.logs import LogSink, LogStream
 from bls_agent.project.messages import Level, Outcome, OutcomeKind
 from bls_agent.project.records import LogRecord
 from bls_agent.redaction import Redactor, redact
-from bls_agent.secret_names import Verdict
-from bls_agent.secret_texts import is_kept, redact_text
+from bls_agent.redaction.names import Verdict
+from bls_agent.redaction.texts import is_kept, redact_text
 
 SECRET = "hunter2"
 GONE = "[redacted]"

@@ -1,6 +1,6 @@
 """A quick look at a text: does anything in it need a closer one?
 
-What the closer look does (``secret_texts.py``, ``secret_shapes.py``) is loaded when it
+What the closer look does (``texts.py``, ``shapes.py``) is loaded when it
 is first needed; this is all that most texts ever see. Pure.
 """
 

@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
-from bls_agent.secret_marks import REDACTED
-from bls_agent.secret_names import Verdict
-from bls_agent.secret_shapes import (
+from bls_agent.redaction.marks import REDACTED
+from bls_agent.redaction.names import Verdict
+from bls_agent.redaction.shapes import (
     END_MARKS,
     match_end,
     redact_key_blocks,

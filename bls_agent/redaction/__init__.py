@@ -1,8 +1,8 @@
-"""Nothing secret leaves the process: what is taken out of records and error messages.
+"""What must not leave the process, and how it is taken out of texts and JSON trees.
 
-A :class:`Redactor` looks at what really leaves, JSON, with checks that cost next to
-nothing where nothing is to be found. Which names hold secrets is in
-``secret_names.py``, how a text is read in ``secret_texts.py``. Pure.
+``names.py``: which names mean a secret; ``marks.py``: the quick look, which costs next
+to nothing where nothing is to be found; ``texts.py`` and ``shapes.py``: the closer look.
+Pure.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping
 from types import NoneType
 from typing import Final, TypeAlias, cast
 
-from bls_agent.secret_marks import (
+from bls_agent.redaction.marks import (
     MARKS,
     REDACTED,
     holds_mark,
     holds_odd_url,
     may_name,
 )
-from bls_agent.secret_names import SecretNames, Verdict
+from bls_agent.redaction.names import SecretNames, Verdict
 
 __all__ = ["DEFAULT", "Redactor", "mask_url", "redact"]
 
@@ -207,7 +207,7 @@ class Redactor:
 
 
 def _look_closer(text: str, names: SecretNames) -> str:
-    from bls_agent.secret_texts import redact_text  # noqa: PLC0415 - 5 ms of patterns
+    from bls_agent.redaction.texts import redact_text  # noqa: PLC0415 - 5 ms of patterns
 
     return redact_text(text, names.judge)
 
@@ -221,7 +221,7 @@ def _hide(value: object, verdict: Verdict) -> object:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        from bls_agent.secret_texts import is_kept  # noqa: PLC0415 - as above
+        from bls_agent.redaction.texts import is_kept  # noqa: PLC0415 - as above
 
         return value if is_kept(value, verdict) else REDACTED
     if verdict is Verdict.COUNTED and _counts_only(value, 0):

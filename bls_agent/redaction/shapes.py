@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from bls_agent.secret_marks import REDACTED, SHAPE_MARKS, holds_mark
+from bls_agent.redaction.marks import REDACTED, SHAPE_MARKS, holds_mark
 
 __all__ = [
     "END_MARKS",
