@@ -18,6 +18,8 @@ from bls_agent.loop_thread import (
     result_of,
     wait_for,
 )
+from bls_agent.project.logs import CURRENT_COMMAND
+from bls_agent.redaction import redact_traceback
 from bls_agent.stats import AgentStats
 
 if TYPE_CHECKING:
@@ -115,8 +117,8 @@ class AgentThread:
             )
         self._patience = self._shutdown_timeout() + LEAVE_GRACE
         thread = LoopThread(f"bls-agent {self._agent.project}")
-        thread.start()
         try:
+            thread.start()
             thread.call(self._open)
         except BaseException:
             thread.stop()  # whatever of the agent runs there ends in order
@@ -216,7 +218,7 @@ class AgentThread:
             return
         closing = thread.begin(self._exit, error)
         deadline = time.monotonic() + patience + hurry
-        if thread.is_here:  # a handler leaves the block: the end waits for it
+        if thread.is_here or CURRENT_COMMAND.get():  # the end waits for this handler
             self._let_go(thread, closing, deadline)
             return
         try:
@@ -241,11 +243,15 @@ class AgentThread:
         self._thread = None
         atexit.unregister(self._close_at_exit)
         left = deadline - time.monotonic()
-        if not thread.is_here and not thread.join(min(max(left, 0.05), 0.5)):
+        waits = not (thread.is_here or CURRENT_COMMAND.get())
+        if waits and not thread.join(min(max(left, 0.05), 0.5)):
             logger.warning(
                 "%s: a handler does not let go of the agent's thread, which is left "
                 "behind",
                 self._agent.project,
             )
-        if closing.done() and not closing.cancelled() and closing.exception():
-            logger.error("the agent failed", exc_info=closing.exception())
+        error = None
+        if closing.done() and not closing.cancelled():
+            error = closing.exception()
+        if error is not None:
+            logger.error("the agent failed\n%s", redact_traceback(error))

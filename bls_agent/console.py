@@ -5,12 +5,13 @@ For tests, tools and the local console. Works with agents written in any languag
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 import anyio
 
@@ -65,7 +66,7 @@ class Console:
     def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
         """Remember where Redis is; nothing is opened yet."""
         self._endpoint = None if redis is None else Endpoint.of(redis)
-        self._timeout = timeout
+        self._timeout = _check_timeout(timeout)
         self._clock: Callable[[], float] = time.time  # noqa: TID251 - the outermost place
 
     def __repr__(self) -> str:
@@ -139,11 +140,13 @@ class Console:
         """Send a command and wait for the record that says how it ended.
 
         Raises:
+            ConfigurationError: As :meth:`send`, or ``timeout`` is no time; not sent.
             NoOutcomeError: No such record within ``timeout`` seconds; the command may
                 still be waiting, running, or done.
             RedisUnavailableError: As :meth:`send`; once it is sent, an outage is
                 waited out.
         """
+        _check_timeout(timeout)
         follower = Follower()
         follower.start(*await self._tail(project, WINDOW))
         message = await self.send(project, command, args)
@@ -330,6 +333,13 @@ def _status_or_none(value: bytes | None) -> Status | None:
         return None if value is None else Status.decode(value)
     except DecodeError:
         return None
+
+
+def _check_timeout(timeout: object) -> float:
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not number or not 0 < cast("float", timeout) < math.inf:
+        raise ConfigurationError("timeout", timeout, "more than 0 seconds")
+    return cast("float", timeout)
 
 
 def _check_request(command: object, args: object) -> None:

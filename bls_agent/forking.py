@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Heir(Protocol):
-    """Something that a forked child inherits in a state of which only its parent can go on."""
+    """Something that a forked child inherits and with which only its parent can go on."""
 
     def forget_parent(self) -> None:
         """Begin afresh; called in the child, in its only thread. Must not wait."""
@@ -99,8 +99,9 @@ def sever(descriptor: int) -> None:
     """Close a connection behind the back of its transport, which must not be asked.
 
     The number goes on leading to a place where nothing happens. So a transport that
-    closes it one day closes no stranger's file, and what it then takes out of a
-    selector is not what the parent has put in there.
+    closes it one day closes no stranger's file, what it then takes out of a selector is
+    not what the parent has put in there, and nobody can put it in: it is no file that
+    could be waited for.
 
     Args:
         descriptor: The socket's number; does nothing if it is no socket (any more).

@@ -47,21 +47,23 @@ class LoopThread:
         self._name = name
         self._lock = threading.RLock()  # a signal handler may come in between
         self._threads = HandlerThreads()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._pid = 0
+        self._made = threading.Event()
+        self._failure: BaseException | None = None
         self._ending = False
         self._over = False
 
     def start(self) -> None:
-        """Start the thread; its loop takes work from now on."""
-        self._loop = _make_loop(self._threads)
+        """Start the thread; its loop takes work from now on.
+
+        When a signal's exception ends this, :meth:`stop` still ends the thread.
+        """
         self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:  # no more threads
-            self._loop.close()
-            raise
-        _ALIVE.add(self)
+        self._thread.start()
+        self._made.wait()
+        if self._failure is not None:
+            raise self._failure
 
     @property
     def is_here(self) -> bool:
@@ -119,7 +121,8 @@ class LoopThread:
         with self._lock:
             if not self._ending:
                 self._ending = True
-                self._loop.call_soon_threadsafe(self._wind_up)
+                if self._made.is_set():
+                    self._loop.call_soon_threadsafe(self._wind_up)
 
     def stop_after(self, last: Future[Any]) -> None:
         """Begin the end as soon as this is done."""
@@ -136,10 +139,23 @@ class LoopThread:
         """
         if self.is_here:
             return False
-        self._thread.join(max(timeout, 0.0))
+        if self._thread.ident is not None:
+            self._thread.join(max(timeout, 0.0))
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        try:  # here: in the main thread a signal could leave half a loop
+            self._loop = _make_loop(self._threads)
+        except BaseException as error:  # noqa: BLE001 - for start() to raise
+            self._failure = error
+            self._ending = True
+            self._made.set()
+            return
+        _ALIVE.add(self)
+        with self._lock:
+            self._made.set()
+            if self._ending:
+                self._loop.call_soon(self._wind_up)
         try:
             while not self._over:
                 try:
@@ -171,6 +187,8 @@ async def _cancel_the_rest() -> None:
     """End every other task; one that resists is waited for, by nobody but this thread."""
     import asyncio  # noqa: PLC0415, TID251 - knows all tasks of the loop
 
+    for _ in range(3):  # who is cancelled before his first step warns of it
+        await asyncio.sleep(0)
     while rest := asyncio.all_tasks() - {asyncio.current_task()}:
         for task in rest:
             task.cancel()

@@ -34,6 +34,7 @@ from bls_agent.project.messages import Level, Status
 from bls_agent.project.receiver import Receiver
 from bls_agent.project.runner import CommandRunner
 from bls_agent.project.status import StatusReporter
+from bls_agent.redaction import redact_traceback
 from bls_agent.settings import Settings
 
 if TYPE_CHECKING:
@@ -264,10 +265,11 @@ class Session:
         while not self.stop_requested.is_set():
             try:
                 await loop()
-            except Exception:  # the one place; the host sees it in its log
+            except Exception as error:  # noqa: BLE001 - the one place; the log tells
                 if self.is_gone:
                     return
-                logger.exception("a loop of the agent failed and is started again")
+                text = "a loop of the agent failed and is started again\n%s"
+                logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
                 self.faults += 1
                 await anyio.sleep(1.0 + backoff.failed())
             else:

@@ -53,7 +53,9 @@ class Rule:
         if self.kind is str and isinstance(value, str):
             value = str(value)  # a Level is a text, too
         if type(value) is not self.kind:
-            raise ConfigurationError(name, value, f"it is of type {self.kind.__name__}")
+            raise ConfigurationError(
+                name, value, f"it must be of type {self.kind.__name__}"
+            )
         if self.choices and value not in self.choices:
             raise ConfigurationError(name, value, f"one of: {', '.join(self.choices)}")
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -76,7 +78,7 @@ class Rule:
         except ValueError as error:
             if isinstance(error, ConfigurationError):
                 raise
-            rule = f"it is of type {self.kind.__name__}"
+            rule = f"it must be of type {self.kind.__name__}"
             raise ConfigurationError(name, text, rule) from None
 
 

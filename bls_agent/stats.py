@@ -30,7 +30,7 @@ class AgentStats:
         connections: Wire → whether it is connected.
         reconnect_failures: Tries to reach Redis that failed.
         commands_running: Handlers that run now.
-        commands_stuck: Plain handlers that go on after their time was over.
+        commands_stuck: Handlers that go on after their time was over.
         outcomes: How many commands ended in which way.
         logs_accepted: Records ever put.
         logs_delivered: Records written.
@@ -93,7 +93,7 @@ def collect_stats(parts: Parts, session: Session | None) -> AgentStats:
         connections={wire.use: wire.connected for wire in wires},
         reconnect_failures=session.connections.gate.failures if session else 0,
         commands_running=session.dispatcher.running if session else 0,
-        commands_stuck=parts.threads.stuck,
+        commands_stuck=session.dispatcher.stuck if session else parts.threads.stuck,
         outcomes={kind.value: count for kind, count in dict(parts.outcomes).items()},
         logs_accepted=logs.accepted,
         logs_delivered=logs.delivered,

@@ -17,6 +17,7 @@ import anyio
 
 from bls_agent.forking import register
 from bls_agent.project.messages import Status
+from bls_agent.redaction import redact_traceback
 from bls_agent.session import Session
 
 if TYPE_CHECKING:
@@ -42,8 +43,9 @@ def start_supervisor(session: Session, project: str) -> asyncio.Task[None]:
     def tell(_: asyncio.Task[None]) -> None:
         # A task that is cancelled before it began runs nothing of its own, no finally.
         session.is_over()
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("the agent failed", exc_info=task.exception())
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("the agent failed\n%s", redact_traceback(error))
         elif session.ended_unasked:
             logger.warning("the agent of %s was cancelled and has ended", project)
 

@@ -57,7 +57,9 @@ class SyncConsole:
         self._unused = Console(redis, timeout=timeout)
 
     def __repr__(self) -> str:
-        return repr(self._unused).replace("Console", "SyncConsole", 1)
+        opened = self._opened.get(os.getpid())
+        console = self._unused if opened is None else opened[1]
+        return repr(console).replace("Console", "SyncConsole", 1)
 
     def __enter__(self) -> Self:
         """Open nothing: the first request does."""

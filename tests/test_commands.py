@@ -566,3 +566,29 @@ async def test_a_worker_that_somebody_cancels_is_replaced(
             workers[-1].cancel()
             assert (await console.call(project, "ping")).succeeded
         assert len(set(workers)) > 2
+
+
+async def test_a_handler_that_ignores_its_cancellation(
+    project: str, redis_url: str, console: Console
+) -> None:
+    """Its outcome is there at once; its slot stays taken until it really ends."""
+    agent = ProjectAgent(project, redis=redis_url, concurrency=2)
+    released = anyio.Event()
+
+    @agent.command(timeout=0.05)
+    async def stubborn() -> None:
+        while not released.is_set():
+            try:
+                await released.wait()
+            except asyncio.CancelledError:
+                continue
+
+    async with agent:
+        outcome = await console.call(project, "stubborn", timeout=5.0)
+        assert outcome.kind is OutcomeKind.TIMED_OUT
+        assert agent.stats().commands_stuck == agent.stats().commands_running == 1
+        assert (await console.call(project, "ping")).succeeded  # in the other slot
+        released.set()
+        await eventually(lambda: agent.stats().commands_running == 0)
+        assert agent.stats().commands_stuck == 0
+        assert agent.stats().outcomes == {"timed_out": 1, "succeeded": 1}

@@ -220,3 +220,15 @@ async def test_following_records_without_ids(
         await eventually(lambda: following.texts[-1] == "newer list")
         tasks.cancel_scope.cancel()
     assert following.gaps == [None, None]
+
+
+@pytest.mark.parametrize("timeout", ["5", 0, -1.0, float("inf"), float("nan"), True])
+async def test_a_wrong_timeout_is_refused_before_anything_is_sent(
+    redis_url: str, redis: Redis, project: str, console: Console, timeout: Any
+) -> None:
+    """It is a mistake in the program, and no outage."""
+    with pytest.raises(ConfigurationError, match="timeout"):
+        Console(redis_url, timeout=timeout)
+    with pytest.raises(ConfigurationError, match="timeout"):
+        await console.call(project, "ping", timeout=timeout)
+    assert await redis.llen(f"{project}_控制") == 0

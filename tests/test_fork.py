@@ -9,15 +9,18 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
 from typing import Any
 
+import anyio
 import pytest
 from redis.asyncio import Redis
 
 from bls_agent import ProjectAgent, forking
-from tests.harness import records, status_of
+from bls_agent.project.threads import HandlerThreads
+from tests.harness import eventually, records, status_of
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork") or not os.path.exists("/proc/self/fd"),  # noqa: PTH110
@@ -28,6 +31,7 @@ BEGINNING = '''
 import asyncio, json, multiprocessing, os, signal, sys, threading, time, traceback
 from contextlib import suppress
 from bls_agent import Console, ProjectAgent, Status
+from bls_agent.project.logs import CURRENT_COMMAND
 
 project, url, kind = sys.argv[1:4]
 port = int(url.rpartition(":")[2].partition("/")[0])
@@ -443,6 +447,54 @@ with agent.in_thread() as thread:
     run(code, project, redis_url)
 
 
+def test_a_child_that_runs_its_parent_s_loop(redis_url: str, project: str) -> None:
+    """Nothing of the agent lives on in it: no connection is opened, nothing is said."""
+    code = """
+loop = asyncio.new_event_loop()
+loop.run_until_complete(agent.__aenter__())
+loop.run_until_complete(settle())
+
+async def look():
+    for _ in range(50):
+        assert sockets() == []
+        await asyncio.sleep(0.005)
+
+child = os.fork()
+if child == 0:
+    loop.run_until_complete(look())
+    must_be_inert()
+    os._exit(0)
+for number in range(10):
+    agent.log.info("parent", number=number)
+    assert loop.run_until_complete(ask("ping"))["pong"]
+assert loop.run_until_complete(reap_softly(child)) == 0
+assert loop.run_until_complete(ask("ping"))["pong"]
+loop.run_until_complete(agent.aclose())
+loop.close()
+"""
+    run(code, project, redis_url)
+
+
+def test_a_child_that_ends_its_parent_s_loop(redis_url: str, project: str) -> None:
+    """What ``asyncio.run`` cancels there ends at once and says no last word."""
+    code = """
+async def main():
+    async with agent:
+        await settle()
+        await asyncio.sleep(0.05)  # so that nothing else is just about to run
+        child = os.fork()
+        if child:
+            assert await reap_softly(child) == 0
+            assert await see() is Status.ONLINE
+        return child, time.monotonic()
+
+child, began = asyncio.run(main())
+assert child or time.monotonic() - began < 0.4  # an end in order takes longer
+assert agent.stats().logs_accepted == (0 if child == 0 else 1)
+"""
+    run(code, project, redis_url)
+
+
 @every_loop
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["term", "int"])
 def test_a_signal_for_the_child(
@@ -488,7 +540,12 @@ async def test_a_plain_handler_that_forks(
 def split():
     child = os.fork()
     if child == 0:
-        must_be_inert()
+        try:
+            must_be_inert()
+            assert CURRENT_COMMAND.get() == ""  # its outcome is not told here
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
     return child
 
 with agent.in_thread() as thread:
@@ -553,7 +610,10 @@ async def main():
         assert children and os.waitpid(children[0], os.WNOHANG) == (0, 0)
         used = await count()
         await console.aclose()
-        tell(used=used, left=await count())
+        async with asyncio.timeout(10):
+            while left := await count():
+                await asyncio.sleep(0.005)
+        tell(used=used, left=left)
     os.write(go, b".")
     reap(children[0])
 
@@ -563,6 +623,23 @@ run_loop(main())
 """
     (told,) = run(code, project, redis_url)
     assert told == {"used": 1, "left": 0}
+
+
+async def test_a_job_that_forks_in_its_thread() -> None:
+    """In the child its thread ends with it, tells no loop, and others are made anew."""
+    threads = HandlerThreads()
+    seen: list[threading.Thread] = []
+
+    def become_a_child() -> None:
+        seen.append(threading.current_thread())
+        threads._pool.forget_parent()
+
+    with anyio.move_on_after(0.1) as scope:
+        await threads.run(become_a_child)
+    assert scope.cancelled_caught
+    await eventually(lambda: not seen[0].is_alive())
+    assert await threads.run(threading.current_thread) is not seen[0]
+    threads.close()
 
 
 def test_registering_is_cheap_and_holds_nothing() -> None:

@@ -584,3 +584,22 @@ async def test_a_signal_handler_may_interrupt_any_line(
         )
     )
     assert (done.returncode, done.stderr.decode()) == (0, "")
+
+
+async def test_a_secret_of_a_failing_check_stays_here(
+    project: str, redis_url: str, redis: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the console nor the host's log gets what an exception gives away."""
+    agent = ProjectAgent(project, redis=redis_url)
+
+    @agent.health_check("database", failures=1, **OFTEN)
+    def look() -> None:
+        raise ConnectionError("password=hunter2-canary redis://u:hunter2-canary@h")
+
+    async with agent:
+        await eventually(lambda: agent.status is Status.FAULT)
+        assert await agent.flush(5.0)
+    told = str(await records(redis, project))
+    assert "redacted" in told
+    assert "look" in caplog.text  # the traceback
+    assert "hunter2-canary" not in told + caplog.text

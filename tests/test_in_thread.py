@@ -739,3 +739,44 @@ async def test_waiting_across_loops_ends_when_the_agent_does(project: str) -> No
             tasks.start_soon(agent.aclose)
             with pytest.raises((RedisUnavailableError, ConfigurationError)):
                 await agent.ready()
+
+
+def test_a_plain_handler_may_leave_the_block(
+    project: str, redis_url: str, console: SyncConsole
+) -> None:
+    """It begins the end, which waits for it, and does not wait for itself."""
+    agent = ProjectAgent(project, redis=redis_url)
+    life = contextlib.ExitStack()
+
+    @agent.command
+    def shut_down() -> str:
+        life.close()
+        return "good night"
+
+    with life:
+        life.enter_context(agent.in_thread())
+        outcome = console.call(project, "shut_down", timeout=5.0)
+        assert outcome.result == "good night"
+        until(lambda: not agent.stats().open)
+    assert console.status(project) is Status.OFFLINE
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such signal")
+def test_ctrl_c_while_entering_leaves_no_thread(project: str, redis_url: str) -> None:
+    """At whatever moment of the start, thread and agent are gone afterwards."""
+    interrupted = 0
+    before = set(threading.enumerate())
+    for step in range(40):
+        agent = ProjectAgent(project, redis=redis_url)
+        pressing = (threading.main_thread().ident, signal.SIGINT)
+        timer = threading.Timer(step * 0.0001, signal.pthread_kill, pressing)
+        try:
+            timer.start()
+            with agent.in_thread():
+                time.sleep(0.02)
+        except KeyboardInterrupt:
+            interrupted += 1
+        finally:
+            timer.join()
+    assert interrupted
+    until(lambda: set(threading.enumerate()) <= before)

@@ -308,3 +308,14 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), console.status("无"))
 console.close()
 """
     assert run(code, redis_url, "-W", "ignore") == ("None\n0 None\n", "")
+
+
+def test_an_opened_console_says_where_it_is(
+    redis_url: str, project: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it was told by the environment, at its first request."""
+    monkeypatch.setenv("BLS_REDIS_URL", redis_url)
+    with SyncConsole() as console:
+        assert repr(console) == "<SyncConsole unopened>"
+        assert console.status(project) is None
+        assert redis_url in repr(console)

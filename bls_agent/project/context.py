@@ -33,7 +33,7 @@ class CommandContext:
     command: str
     timestamp: str = ""
     source: str = ""
-    args: JSONObject = field(default_factory=dict[str, Any])
+    args: JSONObject = field(default_factory=dict[str, Any], repr=False)  # secrets
     delivery: int = 1
     deadline: float | None = None
     log: Log

@@ -7,6 +7,7 @@ that a short command costs; most commands end long before their limit.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Deadlines"]
 
-INSIST_EVERY: Final = 1.0  # seconds until a handler that goes on is cancelled again
+INSIST_EVERY: Final = 0.5  # seconds until a handler that goes on is cancelled again
 
 
 class Deadlines:
@@ -27,16 +28,25 @@ class Deadlines:
         """Begin with nothing that runs."""
         self._ends: dict[asyncio.Task[Any], float] = {}
         self._cancels: dict[asyncio.Task[Any], int] = {}
+        self._on_resisted: dict[asyncio.Task[Any], Callable[[], object]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
-    def begin(self, deadline: float | None) -> asyncio.Task[Any]:
-        """Note when the handler that the running task is about to call must be done."""
+    def begin(
+        self, deadline: float | None, on_resisted: Callable[[], object]
+    ) -> asyncio.Task[Any]:
+        """Note when the handler that the running task is about to call must be done.
+
+        Args:
+            deadline: When its time is over; ``None`` for never.
+            on_resisted: Called once if it goes on although it was cancelled.
+        """
         import asyncio  # noqa: PLC0415, TID251 - 20 ms; anyio cannot cancel a task
 
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         if deadline is not None:
             self._ends[task] = deadline
+            self._on_resisted[task] = on_resisted
             if deadline < self._timer_at:
                 self._set_timer(task.get_loop(), deadline)
         return task
@@ -44,6 +54,7 @@ class Deadlines:
     def end(self, task: asyncio.Task[Any]) -> bool:
         """Take back what was done to a task; tell whether its time was over."""
         self._ends.pop(task, None)
+        self._on_resisted.pop(task, None)
         cancels = self._cancels.pop(task, 0)
         for _ in range(cancels):
             task.uncancel()
@@ -59,9 +70,12 @@ class Deadlines:
         now = loop.time()
         for task, deadline in self._ends.items():
             if deadline <= now:
-                self._cancels[task] = self._cancels.get(task, 0) + 1
+                cancels = self._cancels.get(task, 0)
+                self._cancels[task] = cancels + 1
                 self._ends[task] = now + INSIST_EVERY
                 task.cancel()
+                if cancels == 1:
+                    self._on_resisted[task]()
         self._timer, self._timer_at = None, math.inf
         earliest = min(self._ends.values(), default=math.inf)
         if earliest < math.inf:

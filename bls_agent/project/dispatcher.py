@@ -19,6 +19,7 @@ from bls_agent.project.messages import Outcome, OutcomeKind
 from bls_agent.project.receiver import Intake, Message, Receiver
 from bls_agent.project.runner import CommandRunner
 from bls_agent.project.threads import HandlerThreads
+from bls_agent.redaction import redact_traceback
 
 __all__ = ["Dispatcher"]
 
@@ -90,9 +91,15 @@ class Dispatcher:
     def stopping(self, value: bool) -> None:
         self._stopping = self._runner.stopping = value
 
+    @property
+    def stuck(self) -> int:
+        """Handlers that go on although their command has ended."""
+        return self._threads.stuck + self._runner.resisting
+
     async def run(self) -> None:
         """Take and run commands until :meth:`stop` has ended both."""
         self._threads.on_freed = self._announce_change
+        self._runner.on_overdue = self._report
         with self._handlers_scope:
             try:
                 async with anyio.create_task_group() as self._group:
@@ -212,8 +219,9 @@ class Dispatcher:
                 self._call_worker()
                 try:
                     await self._handle(message)
-                except Exception:  # a fault of ours: the loop lives, the log tells
-                    logger.exception("a command could not be brought to its end")
+                except Exception as error:  # noqa: BLE001 - ours: the loop lives
+                    text = "a command could not be brought to its end\n%s"
+                    logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
                 finally:
                     self.running -= 1
                     self._announce_change()
@@ -256,8 +264,9 @@ class Dispatcher:
     async def _handle(self, message: Message) -> None:
         """Run one message to its final outcome and settle it."""
         outcome = await self._runner.run(message)
-        self._report(outcome)
-        if outcome.kind is not OutcomeKind.CANCELLED:
+        if outcome is not None:
+            self._report(outcome)
+        if outcome is None or outcome.kind is not OutcomeKind.CANCELLED:
             await self._receiver.settle(message)
 
     def _report(self, outcome: Outcome) -> None:

@@ -31,6 +31,7 @@ from bls_agent.project.logs import LogStream
 from bls_agent.project.messages import Level, Status
 from bls_agent.project.status import StatusBoard
 from bls_agent.project.threads import HandlerThreads, is_coroutine_function
+from bls_agent.redaction import redact, redact_traceback
 from bls_agent.wakeup import Wakeup
 
 if TYPE_CHECKING:
@@ -130,7 +131,9 @@ class HealthMonitor:
         text = cut_text(f"health check {check.name!r} failed {times}: {reason}", 2_000)
         metadata = {"healthCheck": check.name, "failures": alarm.failures}
         self._stream.emit(Level.ERROR, text, {**metadata, "error": told}, is_alarm=True)
-        logger.error("%s: %s", self._project, text, exc_info=alarm.failure.error)
+        error = alarm.failure.error
+        trace = "" if error is None else f"\n{redact_traceback(error)}"
+        logger.error("%s: %s%s", self._project, redact(text), trace)
 
     def _tell_recovery(self, check: HealthCheck, recovery: Recovery) -> None:
         """Withdraw the 故障 and say how long it lasted."""

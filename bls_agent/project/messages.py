@@ -289,7 +289,7 @@ class Command:
     timestamp: str
     source: str
     command: str
-    args: JSONObject = field(default_factory=dict[str, Any])
+    args: JSONObject = field(default_factory=dict[str, Any], repr=False)  # secrets
 
     @classmethod
     def create(

@@ -21,6 +21,7 @@ from bls_agent.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
+from bls_agent.redaction import redact_traceback
 
 __all__ = ["Intake", "Message", "Receiver", "Say"]
 
@@ -106,8 +107,9 @@ class Intake:
         except (RedisUnavailableError, WrongTypeError) as error:
             await self._after_failure(error)
             return ()
-        except Exception:  # a fault of ours: the loop lives, the host's log tells
-            logger.exception("no commands can be received")
+        except Exception as error:  # noqa: BLE001 - ours: the loop lives, the log tells
+            text = "no commands can be received\n%s"
+            logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
             await anyio.sleep(self._backoff.failed())
             return ()
         self._backoff.succeeded()

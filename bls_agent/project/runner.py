@@ -6,6 +6,7 @@ Nothing here knows where messages come from or how many run at the same time.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,12 +33,17 @@ if TYPE_CHECKING:
 
 __all__ = ["CommandRunner"]
 
+logger = logging.getLogger(__name__)
+
 
 class CommandRunner:
     """Brings one message after the other to its outcome, whatever its handler does.
 
     Attributes:
         stopping: A cancellation is the agent's end from now on, not a handler's whim.
+        on_overdue: Called with the outcome of a command whose handler ignores that its
+            time is over; :meth:`run` gives none then, when that handler ends at last.
+        resisting: Such handlers that go on.
     """
 
     def __init__(
@@ -64,13 +70,15 @@ class CommandRunner:
         self._size_limit = size_limit
         self._clock = clock
         self._deadlines = Deadlines()
+        self.on_overdue: Callable[[Outcome], None] = _ignore
+        self.resisting = 0
         self.stopping = False
 
     def close(self) -> None:
         """Forget every deadline."""
         self._deadlines.close()
 
-    async def run(self, message: Message) -> Outcome:
+    async def run(self, message: Message) -> Outcome | None:
         """Run the handler of a message; only KeyboardInterrupt comes out."""
         try:
             command = self._decode(message)
@@ -100,7 +108,7 @@ class CommandRunner:
         own = UNSET if handler is None else handler.timeout
         return self._timeout if own is UNSET else own
 
-    async def _run_command(self, command: Command, message: Message) -> Outcome:
+    async def _run_command(self, command: Command, message: Message) -> Outcome | None:
         began = time.monotonic()
         timeout = self._timeout_of(command)
         context = CommandContext(
@@ -113,16 +121,29 @@ class CommandRunner:
             deadline=None if timeout is None else began + timeout,
             log=Log(self._stream, {"commandId": command.id}),
         )
+        reported = False
+
+        def report() -> None:
+            nonlocal reported
+            reported = True
+            self.resisting += 1
+            logger.warning(
+                "the handler of %r ignores its cancellation", command.command
+            )
+            self.on_overdue(_timed_out(command, timeout, time.monotonic() - began))
+
         token = CURRENT_COMMAND.set(command.id)
         try:
-            kind, result, error = await self._call(context)
+            kind, result, error = await self._call(context, report)
         finally:
             CURRENT_COMMAND.reset(token)
+            self.resisting -= reported
+        if reported:
+            return None
         seconds = time.monotonic() - began
-        if kind is OutcomeKind.SUCCEEDED and timeout is not None and seconds >= timeout:
-            kind, result = OutcomeKind.TIMED_OUT, None
-        if kind is OutcomeKind.TIMED_OUT:
-            error = {"type": "TimedOut", "message": f"no result within {timeout:g} s"}
+        late = timeout is not None and seconds >= timeout
+        if kind is OutcomeKind.TIMED_OUT or (late and kind is OutcomeKind.SUCCEEDED):
+            return _timed_out(command, timeout, seconds)
         return _ended(kind, command, seconds * 1000, result=result, error=error)
 
     async def _absorb_cancellation(self, task: asyncio.Task[Any]) -> None:
@@ -141,10 +162,10 @@ class CommandRunner:
                 await asyncio.sleep(0)
 
     async def _call(
-        self, context: CommandContext
+        self, context: CommandContext, on_resisted: Callable[[], None]
     ) -> tuple[OutcomeKind, Any, dict[str, Any]]:
         """Run the handler; whatever it does ends here as an outcome."""
-        task = self._deadlines.begin(context.deadline)
+        task = self._deadlines.begin(context.deadline, on_resisted)
         late = False
         try:
             try:
@@ -165,6 +186,15 @@ class CommandRunner:
         if task.cancelling():
             await self._absorb_cancellation(task)
         return end
+
+
+def _ignore(_: Outcome) -> None:
+    pass
+
+
+def _timed_out(command: Command, timeout: float | None, seconds: float) -> Outcome:
+    told = {"type": "TimedOut", "message": f"no result within {timeout:g} s"}
+    return _ended(OutcomeKind.TIMED_OUT, command, seconds * 1000, error=told)
 
 
 def _succeeded(result: Any) -> tuple[OutcomeKind, Any, dict[str, Any]]:

@@ -8,6 +8,7 @@ Pure.
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterable, Mapping
 from types import NoneType
 from typing import Final, TypeAlias, cast
@@ -21,7 +22,7 @@ from bls_agent.redaction.marks import (
 )
 from bls_agent.redaction.names import SecretNames, Verdict
 
-__all__ = ["DEFAULT", "Redactor", "mask_url", "redact"]
+__all__ = ["DEFAULT", "Redactor", "mask_url", "redact", "redact_traceback"]
 
 _Object: TypeAlias = dict[str, object]
 
@@ -244,6 +245,15 @@ DEFAULT: Final = Redactor()  # the built-in names alone
 def redact(text: str) -> str:
     """Take the secrets out of a text that is shown in an error; never raises."""
     return DEFAULT.text(text)
+
+
+def redact_traceback(error: BaseException) -> str:
+    """Write an exception with its traceback for the host's log; never raises."""
+    try:
+        lines = traceback.format_exception(error)
+    except Exception as failure:  # noqa: BLE001 - a foreign __str__
+        return f"{type(error).__name__}, whose text raised {type(failure).__name__}"
+    return redact("".join(lines)).rstrip()
 
 
 def mask_url(url: str) -> str:

@@ -13,11 +13,14 @@ from bls_agent.project.deadlines import Deadlines
 
 
 async def run_one(
-    deadlines: Deadlines, seconds: float | None, body: Callable[[], Awaitable[object]]
+    deadlines: Deadlines,
+    seconds: float | None,
+    body: Callable[[], Awaitable[object]],
+    on_resisted: Callable[[], object] = list,
 ) -> tuple[bool, bool]:
     """Run a body under a limit; say whether it was late and whether it was cancelled."""
     limit = None if seconds is None else anyio.current_time() + seconds
-    task = deadlines.begin(limit)
+    task = deadlines.begin(limit, on_resisted)
     cancelled = False
     try:
         await body()
@@ -65,6 +68,7 @@ async def test_who_goes_on_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "INSIST_EVERY", 0.02)
     deadlines = Deadlines()
     swallowed = 0
+    told: list[int] = []
 
     async def stubborn() -> None:
         nonlocal swallowed
@@ -76,8 +80,10 @@ async def test_who_goes_on_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -
 
     began = anyio.current_time()
     with anyio.move_on_after(5):  # would be swallowed, too
-        assert await run_one(deadlines, 0.02, stubborn) == (True, False)
+        ended = await run_one(deadlines, 0.02, stubborn, lambda: told.append(swallowed))
+        assert ended == (True, False)
     assert swallowed == 3
+    assert told == [1]  # once, when the first one had been in vain
     assert anyio.current_time() - began < 4
 
 
@@ -86,6 +92,6 @@ async def test_nothing_fires_after_the_end() -> None:
     deadlines = Deadlines()
     assert await run_one(deadlines, 0.02, anyio.lowlevel.checkpoint) == (False, False)
     await anyio.sleep(0.05)  # past the limit: an event that must not happen
-    _ = deadlines.begin(anyio.current_time() + 0.02)
+    _ = deadlines.begin(anyio.current_time() + 0.02, list)
     deadlines.close()
     await anyio.sleep(0.05)

@@ -456,3 +456,10 @@ def test_the_corpus_is_read_as_its_index_says(item: CorpusItem) -> None:
     with pytest.raises(DecodeError) as caught:
         Command.decode(item.payload, now=NOW, limit=MIB)
     assert caught.value.reason == item.reason
+
+
+def test_the_arguments_of_a_command_are_not_in_its_repr() -> None:
+    """A program may print a command; its arguments may hold secrets."""
+    command = Command.create("login", {"password": "hunter2"}, now=1.0)
+    assert "login" in repr(command)
+    assert "hunter2" not in repr(command)
