@@ -161,7 +161,11 @@ class ProjectAgent(Registration):
         """
         self._bury()
         delivery = self._parts.stream.delivery
-        return await call_beside(self._living(), partial(delivery.flush, timeout))
+        with anyio.move_on_after(
+            timeout + 0.5
+        ):  # its loop may be another one, and hang
+            return await call_beside(self._living(), partial(delivery.flush, timeout))
+        return Flushed(False, 0, 0, delivery.buffer.stats().queued)  # noqa: FBT003
 
     async def ready(self, timeout: float | None = None) -> None:
         """Wait until the first status has been written.
@@ -203,6 +207,8 @@ class ProjectAgent(Registration):
             )
         if before is not None:
             await before.wait_closed()
+        if self._session not in (None, before):
+            raise ConfigurationError("agent", self.project, "it was opened meanwhile")
         settings = self._settings()
         endpoint = self._endpoint or Endpoint.of(settings.redis_url)
         self._prepare(settings)
@@ -248,7 +254,7 @@ class ProjectAgent(Registration):
         except BaseException:
             session.force()  # cancelled once more while it ended: hurry
             raise
-        if self._session is session:
+        if self._session is session and session.closed.is_set():
             self._session = None
 
     async def run(

@@ -209,8 +209,10 @@ class BoundedBuffer(Generic[T]):
 
     def _sort_in(self) -> None:
         """Sort the intake in, unless somebody is about to: then they do it for us."""
-        while self._intake and self._lock.acquire(blocking=False):
-            try:
+        while self._intake:
+            try:  # around acquire, too: a signal's exception may come right behind it
+                if not self._lock.acquire(blocking=False):
+                    return
                 if self._inside:
                     return  # this thread was interrupted there, and goes on afterwards
                 self._inside = True
@@ -219,7 +221,10 @@ class BoundedBuffer(Generic[T]):
                 finally:
                     self._inside = False
             finally:
-                self._lock.release()
+                try:  # noqa: SIM105 - each call more would be a place to be interrupted
+                    self._lock.release()
+                except RuntimeError:  # not ours
+                    pass
 
     def _admit_all(self) -> None:
         while self._intake:

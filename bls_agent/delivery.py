@@ -178,7 +178,9 @@ class Delivery(Generic[T]):
     async def _write(self, sink: Sink[T], backoff: Backoff, batch: _Batch[T]) -> None:
         def look_ahead() -> None:
             """Make the next batch while the server is at this one, if it will be full."""
-            if self._next is None and len(self.buffer) - len(batch.items) > BATCH_ITEMS:
+            roomy = self.buffer.max_items >= 4 * BATCH_ITEMS  # else too much is fixed
+            waiting = len(self.buffer) - len(batch.items)
+            if roomy and self._next is None and waiting > BATCH_ITEMS:
                 self._next = self._make_batch(sink)
 
         while True:

@@ -177,11 +177,15 @@ class Session:
             self.loop.call_soon_threadsafe(function)
 
     async def wait_closed(self) -> None:
-        """Wait until everything is over, from whatever loop."""
+        """Wait until everything is over, from whatever loop.
+
+        From another one not longer than a stop takes: that loop may hang.
+        """
         if not self.is_elsewhere:
             await self.closed.wait()
-        while not (self.closed.is_set() or self.is_gone):  # noqa: ASYNC110 - as above
-            await anyio.sleep(0.01)
+        with anyio.move_on_after(self._settings.shutdown_timeout + END_GRACE + 0.1):
+            while not (self.closed.is_set() or self.is_gone):  # noqa: ASYNC110 - as above
+                await anyio.sleep(0.01)
 
     async def run(self) -> None:
         """Live until :meth:`stop`; cancelling ends the session in order, too.

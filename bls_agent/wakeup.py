@@ -62,17 +62,20 @@ class Wakeup:
         """Raise the flag; never waits, never raises."""
         if self._raised:
             return
-        self._raised = True
-        loop = self._loop
-        if loop is None:
-            return
-        if self._is_called_in_task():  # 20 µs cheaper than to poke the loop
-            self._event.set()
-            return
         try:
+            self._raised = True
+            loop = self._loop
+            if loop is None:
+                return
+            if self._is_called_in_task():  # 20 µs cheaper than to poke the loop
+                self._event.set()
+                return
             loop.call_soon_threadsafe(self._fire)
         except RuntimeError:  # the loop is closed: the flag stays raised for the next
             self._loop = None
+        except BaseException:  # a signal's: nobody was poked
+            self._raised = False
+            raise
 
     def _fire(self) -> None:
         self._event.set()

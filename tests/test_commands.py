@@ -592,3 +592,34 @@ async def test_a_handler_that_ignores_its_cancellation(
         await eventually(lambda: agent.stats().commands_running == 0)
         assert agent.stats().commands_stuck == 0
         assert agent.stats().outcomes == {"timed_out": 1, "succeeded": 1}
+
+
+async def test_a_worker_that_dies_while_no_slot_is_free_is_replaced(
+    project: str, redis_url: str, console: Console
+) -> None:
+    """A plain handler is late and keeps the slot; the idle worker is cancelled."""
+    agent = ProjectAgent(project, redis=redis_url)
+    workers: list[asyncio.Task[Any]] = []
+    released = threading.Event()
+
+    @agent.middleware
+    async def note(context: CommandContext, call_next: CallNext) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        workers.append(task)
+        return await call_next(context)
+
+    @agent.command(timeout=0.05)
+    def late() -> None:
+        released.wait(10.0)
+
+    async with agent:
+        try:
+            outcome = await console.call(project, "late", timeout=5.0)
+            assert outcome.kind is OutcomeKind.TIMED_OUT
+            await anyio.wait_all_tasks_blocked()
+            workers[-1].cancel()
+            await anyio.wait_all_tasks_blocked()
+        finally:
+            released.set()
+        assert (await console.call(project, "ping")).succeeded

@@ -102,8 +102,11 @@ class Dispatcher:
         self._runner.on_overdue = self._report
         with self._handlers_scope:
             try:
-                async with anyio.create_task_group() as self._group:
-                    self._announce_change()
+                while not self.stopping:  # a stranger's cancellation may end the group
+                    self._workers = 0
+                    async with anyio.create_task_group() as self._group:
+                        self._announce_change()
+                        await anyio.sleep_forever()
             finally:
                 self._runner.close()
 

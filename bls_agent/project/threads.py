@@ -91,7 +91,8 @@ class HandlerThreads:
         call.done.set()
         if call.abandoned:
             call.pool.stuck -= 1
-            self.on_freed()
+            if call.pool is self._pool:  # else it is a former life's
+                self.on_freed()
 
     def close(self) -> None:
         """Let the idle threads end; busy ones end after their call."""

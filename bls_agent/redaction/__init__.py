@@ -108,6 +108,8 @@ class Redactor:
         """Tell at once that flat metadata holds no secret; ``False``: look closer."""
         harmless = self._harmless_names
         for name, value in metadata.items():
+            if type(name) is not str:
+                return False
             if type(value) is str:
                 if not (len(value) < _TINY and value.isalnum()) and (
                     self.text(value) is not value
