@@ -503,7 +503,8 @@ async def block():
 
 def stay():
     print("stays", flush=True)
-    time.sleep(60)
+    while True:  # a signal right before one long sleep would not end it
+        time.sleep(0.05)
 """
 
 
