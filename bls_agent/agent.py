@@ -161,9 +161,7 @@ class ProjectAgent(Registration):
         """
         self._bury()
         delivery = self._parts.stream.delivery
-        with anyio.move_on_after(
-            timeout + 0.5
-        ):  # its loop may be another one, and hang
+        with anyio.move_on_after(timeout + 0.5):  # another loop may hang
             return await call_beside(self._living(), partial(delivery.flush, timeout))
         return Flushed(False, 0, 0, delivery.buffer.stats().queued)  # noqa: FBT003
 

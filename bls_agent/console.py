@@ -5,13 +5,12 @@ For tests, tools and the local console. Works with agents written in any languag
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 
 import anyio
 
@@ -35,7 +34,7 @@ from bls_agent.keys import (
 )
 from bls_agent.project.following import Follower
 from bls_agent.project.messages import Command, LogEntry, Outcome, Status
-from bls_agent.settings import Settings
+from bls_agent.settings import Settings, check_seconds
 from bls_agent.wire import Wire
 
 __all__ = ["Console"]
@@ -66,7 +65,7 @@ class Console:
     def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
         """Remember where Redis is; nothing is opened yet."""
         self._endpoint = None if redis is None else Endpoint.of(redis)
-        self._timeout = _check_timeout(timeout)
+        self._timeout = check_seconds("timeout", timeout)
         self._clock: Callable[[], float] = time.time  # noqa: TID251 - the outermost place
 
     def __repr__(self) -> str:
@@ -146,7 +145,7 @@ class Console:
             RedisUnavailableError: As :meth:`send`; once it is sent, an outage is
                 waited out.
         """
-        _check_timeout(timeout)
+        check_seconds("timeout", timeout)
         follower = Follower()
         follower.start(*await self._tail(project, WINDOW))
         message = await self.send(project, command, args)
@@ -333,13 +332,6 @@ def _status_or_none(value: bytes | None) -> Status | None:
         return None if value is None else Status.decode(value)
     except DecodeError:
         return None
-
-
-def _check_timeout(timeout: object) -> float:
-    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    if not number or not 0 < cast("float", timeout) < math.inf:
-        raise ConfigurationError("timeout", timeout, "more than 0 seconds")
-    return cast("float", timeout)
 
 
 def _check_request(command: object, args: object) -> None:

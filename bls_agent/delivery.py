@@ -22,9 +22,7 @@ __all__ = ["Delivery", "Flushed", "Sink"]
 
 BATCH_ITEMS: Final = 500
 BATCH_BYTES: Final = 512 * 1024
-PACE: Final = (
-    0.005  # seconds between two writes, at least, of batches that are not full
-)
+PACE: Final = 0.005  # seconds from one write to the next, unless a batch is full
 
 T = TypeVar("T", bound=Sized)
 

@@ -16,7 +16,15 @@ from bls_agent.errors import ConfigurationError
 from bls_agent.keys import check_name
 from bls_agent.redaction.names import squeeze
 
-__all__ = ["Mode", "Options", "Rule", "Settings", "check_options", "rules"]
+__all__ = [
+    "Mode",
+    "Options",
+    "Rule",
+    "Settings",
+    "check_options",
+    "check_seconds",
+    "rules",
+]
 
 Mode: TypeAlias = Literal["auto", "blocking", "compat"]
 
@@ -249,6 +257,18 @@ def check_options(options: Mapping[str, Any], settings: object = None) -> Option
     if {"status_interval", "status_ttl"} <= options.keys():
         _check_together(options["status_interval"], options["status_ttl"])
     return cast("Options", checked)
+
+
+def check_seconds(name: str, value: object, rule: str = "more than 0 seconds") -> float:
+    """Give a time limit that is none of the settings, or refuse it.
+
+    Raises:
+        ConfigurationError: It is no number, not above 0, or not finite.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < cast("float", value) < math.inf:
+        raise ConfigurationError(name, value, rule)
+    return cast("float", value)
 
 
 def _check_together(interval: float, ttl: float) -> None:

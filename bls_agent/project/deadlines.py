@@ -1,7 +1,7 @@
 """The time limits of running handlers: one timer for all of them.
 
-A cancel scope with a deadline for each command would cost more than everything else
-that a short command costs; most commands end long before their limit.
+A cancel scope with a deadline for each command would cost about as much as all the rest
+of a short one; most commands end long before their limit.
 """
 
 from __future__ import annotations

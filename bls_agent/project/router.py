@@ -8,13 +8,12 @@ only; whoever registers a plain function wraps it first (see ``threads.py``).
 from __future__ import annotations
 
 import inspect
-import math
 import types
 import typing
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from bls_agent.codec import JSONObject, JSONValue
 from bls_agent.errors import (
@@ -26,6 +25,7 @@ from bls_agent.errors import (
 from bls_agent.keys import check_name
 from bls_agent.project.arguments import NOTHING, Check, Misfit, compile_check
 from bls_agent.project.context import CommandContext
+from bls_agent.settings import check_seconds
 
 __all__ = [
     "UNSET",
@@ -188,7 +188,7 @@ class Router:
         if name in table:
             raise DuplicateHandlerError(name)
         if timeout is not UNSET and timeout is not None:
-            _check_timeout(timeout)
+            check_seconds("timeout", timeout, "more than 0 seconds, or None")
         handler = _handler_of(name, function, call, timeout, pydantic=self._pydantic)
         table[name] = handler
 
@@ -234,12 +234,6 @@ class Router:
         if self._fallback is not None:
             return await self._fallback(context)
         raise UnknownCommandError(context.command)
-
-
-def _check_timeout(timeout: object) -> None:
-    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    if not number or not 0 < cast("float", timeout) < math.inf:
-        raise ConfigurationError("timeout", timeout, "more than 0 seconds, or None")
 
 
 def _around(middleware: Middleware, inner: CallNext) -> CallNext:
