@@ -23,7 +23,7 @@ from bls_agent.codec import JSONObject
 from bls_agent.delivery import Flushed
 from bls_agent.endpoint import Endpoint
 from bls_agent.errors import ConfigurationError, RedisUnavailableError
-from bls_agent.keys import check_name
+from bls_agent.names import check_name
 from bls_agent.parts import Parts
 from bls_agent.project.builtins import add_builtins
 from bls_agent.project.logs import CURRENT_COMMAND, Log, LogStream

@@ -30,8 +30,8 @@ from bls_agent.keys import (
     PROJECT_CONSOLE,
     PROJECT_STATUS,
     KeyTemplate,
-    check_name,
 )
+from bls_agent.names import check_name
 from bls_agent.project.following import Follower
 from bls_agent.project.messages import Command, LogEntry, Outcome, Status
 from bls_agent.settings import Settings, check_seconds

@@ -1,4 +1,4 @@
-"""Every key of the five contracts, one line each.
+"""Every key of the five contracts, and those beside them that are ours, one line each.
 
 A :class:`KeyTemplate` is declared once and gives everything that is to be known of a
 key: how to *build* it, how to *parse* it, whether a key *matches*, the glob *pattern*
@@ -12,29 +12,34 @@ the ``:`` behind it.
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Final, cast
 
 from bls_agent.errors import ConfigurationError
+from bls_agent.names import check_name, escape_glob
 
 __all__ = [
+    "BROADCAST",
     "CONTROL",
+    "DEAD_LETTERS",
+    "DELIVERIES",
+    "INFLIGHT",
+    "INFLIGHT_LISTS",
+    "INSTANCES",
     "KEYS",
+    "OWNER",
     "PROJECT_CONSOLE",
     "PROJECT_STATUS",
+    "SEEN",
     "Contract",
     "KeyTemplate",
     "RedisType",
-    "check_name",
-    "escape_glob",
     "find_templates",
 ]
 
-MAX_NAME_BYTES: Final = 512
 _DAY: Final = 86_400
 
 
@@ -50,83 +55,14 @@ class RedisType(StrEnum):
 
 
 class Contract(StrEnum):
-    """The five contracts, by number."""
+    """The five contracts, by number, and what is this package's own."""
 
     ASSETS = "000"
     WORKERS = "001"
     CONSOLE = "002"
     RUNS = "003"
     CRAWL = "004"
-
-
-def check_name(field: str, value: str) -> str:
-    """Refuse a name that must not become part of a key that we write.
-
-    Args:
-        field: What the name is for; said in the error.
-        value: The name.
-
-    Returns:
-        The name, unchanged.
-
-    Raises:
-        ConfigurationError: The name is empty, longer than 512 bytes of UTF-8, not
-            NFC, begins or ends with a blank, or holds a control character or a lone
-            surrogate.
-    """
-    rule, remedy = _name_fault(value)
-    if rule:
-        raise ConfigurationError(field, value, rule, remedy)
-    return value
-
-
-def _name_fault(value: str) -> tuple[str, str]:
-    """Say which rule a name breaks and what to do; two empty texts if none."""
-    if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without a type checker
-        return f"a name is text, not {type(value).__name__}", ""  # type: ignore[unreachable]
-    for broken, rule, remedy in _NAME_RULES:
-        if broken(value):
-            return rule, remedy
-    return "", ""
-
-
-def _has_lone_surrogate(name: str) -> bool:
-    return any(unicodedata.category(character) == "Cs" for character in name)
-
-
-def _has_control_character(name: str) -> bool:
-    return any(unicodedata.category(character) == "Cc" for character in name)
-
-
-_NAME_RULES: Final[tuple[tuple[Callable[[str], bool], str, str], ...]] = (
-    (lambda name: not name, "a name must not be empty", ""),
-    (_has_lone_surrogate, "a name must be valid Unicode", "Remove lone surrogates."),
-    (
-        lambda name: len(name.encode()) > MAX_NAME_BYTES,
-        f"a name has at most {MAX_NAME_BYTES} bytes of UTF-8",
-        "Shorten it.",
-    ),
-    (
-        lambda name: name != name.strip(),
-        "a name neither begins nor ends with a blank",
-        "Strip it.",
-    ),
-    (
-        _has_control_character,
-        "a name holds no control characters",
-        "Remove newlines, tabs and NULs.",
-    ),
-    (
-        lambda name: not unicodedata.is_normalized("NFC", name),
-        "a name is in Unicode form NFC, or peers would use another key",
-        "Pass unicodedata.normalize('NFC', name).",
-    ),
-)
-
-
-def escape_glob(text: str) -> str:
-    """Escape what SCAN, KEYS and ACL patterns would read as a wildcard."""
-    return re.sub(r"([*?\[\]\\^])", r"\\\1", text)
+    OWN = "bls_agent"
 
 
 _FIELD: Final = re.compile(r"\{(\w+)([!?]*)\}(:?)")
@@ -281,16 +217,35 @@ def _given(groups: Mapping[str, str | None]) -> dict[str, str]:
 _T: Final = RedisType
 _C: Final = Contract
 
+# fmt: off
 # contract 002: the project console
 PROJECT_STATUS: Final = KeyTemplate("{project}_项目状态", _T.STRING, 60, _C.CONSOLE)
 PROJECT_CONSOLE: Final = KeyTemplate("{project}_项目控制台", _T.LIST, None, _C.CONSOLE)
 CONTROL: Final = KeyTemplate("{project}_控制", _T.LIST, None, _C.CONSOLE)
 
-# fmt: off
+# Our own, beside the key of a contract: {place} is place_beside() of that key.
+INFLIGHT: Final = KeyTemplate("bls_agent:{place}:inflight:{instance}", _T.LIST, None, _C.OWN)
+INFLIGHT_LISTS: Final = KeyTemplate("bls_agent:{place}:inflight", _T.SET, None, _C.OWN)
+DELIVERIES: Final = KeyTemplate("bls_agent:{place}:deliveries", _T.HASH, None, _C.OWN)
+SEEN: Final = KeyTemplate("bls_agent:{place}:seen", _T.ZSET, None, _C.OWN)
+DEAD_LETTERS: Final = KeyTemplate("bls_agent:{place}:dead", _T.LIST, None, _C.OWN)
+BROADCAST: Final = KeyTemplate("bls_agent:{place}:broadcast:{instance}", _T.LIST, None, _C.OWN)
+INSTANCES: Final = KeyTemplate("bls_agent:{place}:instances", _T.HASH, None, _C.OWN)
+OWNER: Final = KeyTemplate("bls_agent:{place}:owner", _T.STRING, None, _C.OWN)
+
 KEYS: Final[Mapping[str, KeyTemplate]] = {
     "project_status": PROJECT_STATUS,
     "project_console": PROJECT_CONSOLE,
     "control": CONTROL,
+    # beside contract 002, ours: reliable receiving, replicas, leases
+    "inflight": INFLIGHT,
+    "inflight_lists": INFLIGHT_LISTS,
+    "deliveries": DELIVERIES,
+    "seen": SEEN,
+    "dead_letters": DEAD_LETTERS,
+    "broadcast": BROADCAST,
+    "instances": INSTANCES,
+    "owner": OWNER,
     # contract 003: run events
     "run_events": KeyTemplate("run:{run_id}:events", _T.STREAM, _DAY, _C.RUNS),
     # contract 001: heartbeats, processes, tasks, caches

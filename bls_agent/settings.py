@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
 
 from bls_agent.errors import ConfigurationError
-from bls_agent.keys import check_name
+from bls_agent.names import check_name
 from bls_agent.redaction.names import squeeze
 
 __all__ = [

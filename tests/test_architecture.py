@@ -21,6 +21,7 @@ WORDS = [
     "redaction",
     "errors",
     "codec",
+    "names",
     "keys",
     "settings",
     "backoff",

@@ -16,9 +16,14 @@ from bls_agent.keys import (
     PROJECT_CONSOLE,
     PROJECT_STATUS,
     KeyTemplate,
+    find_templates,
+)
+from bls_agent.names import (
     check_name,
     escape_glob,
-    find_templates,
+    hash_tag,
+    place_beside,
+    shares_slot,
 )
 
 DAY = 86_400
@@ -29,6 +34,14 @@ EXAMPLES: dict[str, tuple[dict[str, str | int], str, str | None, int | None]] = 
     "project_status": ({"project": "订单系统"}, "订单系统_项目状态", "string", 60),
     "project_console": ({"project": "订单系统"}, "订单系统_项目控制台", "list", None),
     "control": ({"project": "订单系统"}, "订单系统_控制", "list", None),
+    "inflight": ({"place": "{订单系统_控制}", "instance": "web-1"}, "bls_agent:{订单系统_控制}:inflight:web-1", "list", None),
+    "inflight_lists": ({"place": "{订单系统_控制}"}, "bls_agent:{订单系统_控制}:inflight", "set", None),
+    "deliveries": ({"place": "{订单系统_控制}"}, "bls_agent:{订单系统_控制}:deliveries", "hash", None),
+    "seen": ({"place": "{订单系统_控制}"}, "bls_agent:{订单系统_控制}:seen", "zset", None),
+    "dead_letters": ({"place": "{订单系统_控制}"}, "bls_agent:{订单系统_控制}:dead", "list", None),
+    "broadcast": ({"place": "{订单系统_控制}", "instance": "web-1"}, "bls_agent:{订单系统_控制}:broadcast:web-1", "list", None),
+    "instances": ({"place": "{订单系统_项目状态}"}, "bls_agent:{订单系统_项目状态}:instances", "hash", None),
+    "owner": ({"place": "{订单系统_控制}"}, "bls_agent:{订单系统_控制}:owner", "string", None),
     "run_events": ({"run_id": 123}, "run:123:events", "stream", DAY),
     "data_worker_heartbeat": ({"node_id": "node_1"}, "heartbeat:data_worker:node_1", "string", 30),
     "backtest_worker_heartbeat": ({"worker_id": "worker_1"}, "backtest:worker:worker_1", "string", 30),
@@ -324,3 +337,28 @@ def test_no_key_is_declared_twice() -> None:
     """There is one line for a key, and no other line with the same form."""
     forms = Counter(re.sub(r"\{.*?\}", "{}", row.template) for row in KEYS.values())
     assert {form: count for form, count in forms.items() if count > 1} == {}
+
+
+# --- keys beside a key
+
+
+@pytest.mark.parametrize(
+    ("key", "place", "shares"),
+    [
+        ("订单系统_控制", "{订单系统_控制}", True),
+        ("{a}_控制", "{a}_控制", True),
+        ("a{b}c{d}_控制", "a{b}c{d}_控制", True),
+        ("{}_控制", "{{}_控制}", False),
+        ("a}b_控制", "{a}b_控制}", False),
+        ("a{b_控制", "{a{b_控制}", True),
+        ("{_控制", "{{_控制}", True),
+    ],
+)
+def test_a_key_of_ours_lies_beside_the_one_that_it_serves(
+    key: str, place: str, shares: bool
+) -> None:
+    """What a cluster hashes of our key is what it hashes of the contract's key."""
+    assert place_beside(key) == place
+    assert shares_slot(key) is shares
+    beside = KEYS["owner"].locate(place=place)
+    assert (hash_tag(beside) == hash_tag(key)) is shares

@@ -22,7 +22,7 @@ from bls_agent.errors import (
     DuplicateHandlerError,
     UnknownCommandError,
 )
-from bls_agent.keys import check_name
+from bls_agent.names import check_name
 from bls_agent.project.arguments import NOTHING, Check, Misfit, compile_check
 from bls_agent.project.context import CommandContext
 from bls_agent.settings import check_seconds
