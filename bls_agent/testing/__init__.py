@@ -1,0 +1,1 @@
+"""What helps to test a service that embeds the agent."""

@@ -1,0 +1,268 @@
+"""What can go wrong on a link, and what that means for the bytes on it. Pure.
+
+*Conditions* hold while they are on: delay, rate, slices, silence. *Rules* wait for one
+request or reply, perhaps of a certain command, and then do one thing to it: cut, lose,
+flip, be late.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from bls_agent.errors import ConfigurationError
+from bls_agent.testing.chaos.resp import Direction, Piece
+
+__all__ = [
+    "Act",
+    "Armed",
+    "Condition",
+    "Cut",
+    "Delay",
+    "Flip",
+    "Hold",
+    "Late",
+    "Lose",
+    "Rate",
+    "Refuse",
+    "Rule",
+    "RuleBook",
+    "Slices",
+    "Swallow",
+]
+
+BREAK: Final = None
+
+# What is to be done, in this order: send bytes, wait for seconds, or break the link.
+Act: TypeAlias = bytes | float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """What holds on all connections while it is on.
+
+    Attributes:
+        direction: Which way; ``None`` for both.
+    """
+
+    direction: Direction | None = None
+
+    def concerns(self, direction: Direction) -> bool:
+        """Tell whether bytes that go this way are concerned."""
+        return self.direction in (None, direction)
+
+
+@dataclass(frozen=True)
+class Delay(Condition):
+    """Everything comes later; the order is kept, the throughput too."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        _check("seconds", self.seconds, above=-1e-9)
+
+
+@dataclass(frozen=True)
+class Rate(Condition):
+    """The link carries so many bytes per second, for each connection and direction."""
+
+    bytes_per_second: float
+
+    def __post_init__(self) -> None:
+        _check("bytes_per_second", self.bytes_per_second)
+
+
+@dataclass(frozen=True)
+class Slices(Condition):
+    """Everything is written in slices of this size."""
+
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        _check("size", self.size)
+
+
+@dataclass(frozen=True)
+class Swallow(Condition):
+    """Half-open: bytes vanish, also the end of the stream; the sockets stay open.
+
+    A connection that lost bytes this way stays deaf in that direction when the
+    condition ends, as a TCP connection would whose packets are dropped for good.
+    """
+
+
+@dataclass(frozen=True)
+class Hold(Condition):
+    """Bytes are kept and go on when the condition ends: a partition that heals."""
+
+
+@dataclass(frozen=True)
+class Refuse(Condition):
+    """Nobody listens: new connections are refused, those that are there live on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One thing that happens to the next request or reply.
+
+    Attributes:
+        direction: Whether it concerns requests or replies.
+        command: Only requests with this command word, or replies to them.
+        times: How often it happens; ``None`` for ever.
+        chance: Probability that it happens to a request or reply that fits; drawn
+            from the proxy's seeded generator.
+    """
+
+    direction: Direction = Direction.REPLIES
+    command: str | None = None
+    times: int | None = 1
+    chance: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.chance <= 1:
+            raise ConfigurationError("chance", self.chance, "between 0 and 1")
+        if self.times is not None:
+            _check("times", self.times)
+
+    def fits(self, piece: Piece) -> bool:
+        """Tell whether this piece begins a request or reply that is concerned."""
+        return (
+            piece.offset == 0
+            and piece.direction is self.direction
+            and self.command in (None, piece.command)
+        )
+
+    def apply(self, piece: Piece) -> list[Act]:
+        """Say what becomes of a piece of the request or reply that was chosen."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut(Rule):
+    """The connection breaks after so many bytes; with fewer bytes, at the end.
+
+    Attributes:
+        at: Bytes that still get through: 0 for none.
+    """
+
+    at: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check("at", self.at, above=-1)
+
+    def apply(self, piece: Piece) -> list[Act]:
+        """Let the first bytes through, then break."""
+        after = piece.offset + len(piece.data)
+        if after < self.at and not piece.ends:
+            return [piece.data]
+        kept = piece.data[: max(0, self.at - piece.offset)]
+        return [kept, BREAK] if kept else [BREAK]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lose(Rule):
+    """The whole request or reply vanishes; what follows gets through."""
+
+    def apply(self, piece: Piece) -> list[Act]:  # noqa: ARG002 - whatever it is
+        """Let nothing through."""
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flip(Rule):
+    """One byte is changed.
+
+    Attributes:
+        at: Which one.
+        mask: The bits of it that are turned round.
+    """
+
+    at: int = 0
+    mask: int = 0xFF
+
+    def apply(self, piece: Piece) -> list[Act]:
+        """Change the byte if it lies in this piece."""
+        place = self.at - piece.offset
+        if not 0 <= place < len(piece.data):
+            return [piece.data]
+        changed = bytearray(piece.data)
+        changed[place] ^= self.mask
+        return [bytes(changed)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Late(Rule):
+    """One request or reply, and with it what follows on its connection, is late."""
+
+    seconds: float = 1.0
+
+    def apply(self, piece: Piece) -> list[Act]:
+        """Wait before the first byte."""
+        return [float(self.seconds), piece.data] if piece.offset == 0 else [piece.data]
+
+
+@dataclass
+class Armed:
+    """A rule that waits for its moment.
+
+    Attributes:
+        rule: What will happen.
+        fired: How often it has happened.
+    """
+
+    rule: Rule
+    fired: int = 0
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it will not happen any more."""
+        return self.rule.times is not None and self.fired >= self.rule.times
+
+
+@dataclass
+class RuleBook:
+    """All rules of a proxy, and to what they are being applied."""
+
+    rng: random.Random
+    armed: list[Armed] = field(default_factory=list[Armed])
+    _bound: dict[tuple[int, Direction], Armed] = field(
+        default_factory=dict[tuple[int, Direction], Armed]
+    )
+
+    def decide(self, connection: int, piece: Piece) -> tuple[list[Act], Armed | None]:
+        """Say what becomes of a piece.
+
+        Returns:
+            What to do, and the rule that has just been chosen for it, if one has.
+        """
+        place = (connection, piece.direction)
+        chosen = self._choose(piece) if piece.offset == 0 else None
+        if chosen is not None:
+            chosen.fired += 1
+            self._bound[place] = chosen
+        bound = self._bound.get(place)
+        if piece.ends:
+            self._bound.pop(place, None)
+        return ([piece.data] if bound is None else bound.rule.apply(piece)), chosen
+
+    def _choose(self, piece: Piece) -> Armed | None:
+        for armed in self.armed:
+            if armed.is_spent or not armed.rule.fits(piece):
+                continue
+            if armed.rule.chance >= 1 or self.rng.random() < armed.rule.chance:
+                return armed
+        return None
+
+    def forget(self, connections: Iterable[int]) -> None:
+        """Let go of connections that are over."""
+        for connection in connections:
+            for direction in Direction:
+                self._bound.pop((connection, direction), None)
+
+
+def _check(name: str, value: float, *, above: float = 0) -> None:
+    if not value > above:
+        raise ConfigurationError(name, value, f"more than {above:g}")

@@ -1,0 +1,139 @@
+"""What conditions and rules mean for bytes, without a socket."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from bls_agent import ConfigurationError
+from bls_agent.testing.chaos import (
+    Armed,
+    Cut,
+    Delay,
+    Flip,
+    Late,
+    Lose,
+    Rate,
+    Rule,
+    Slices,
+)
+from bls_agent.testing.chaos.resp import Direction, Piece
+from bls_agent.testing.chaos.rules import Act, RuleBook
+
+REPLY = b"*2\r\n$1\r\nq\r\n$1\r\nx\r\n"
+
+
+def pieces(data: bytes, size: int, command: str = "BLPOP") -> list[Piece]:
+    """One reply, read in parts of this size."""
+    return [
+        Piece(
+            Direction.REPLIES,
+            data[start : start + size],
+            command,
+            start,
+            ends=start + size >= len(data),
+        )
+        for start in range(0, len(data), size)
+    ]
+
+
+def run(rule: Rule, *replies: list[Piece], connection: int = 1) -> list[Act]:
+    """Give what becomes of replies under one rule."""
+    book = RuleBook(random.Random(1), [Armed(rule)])
+    return [
+        act
+        for reply in replies
+        for piece in reply
+        for act in book.decide(connection, piece)[0]
+    ]
+
+
+def sent(acts: list[Act]) -> bytes:
+    return b"".join(act for act in acts if isinstance(act, bytes))
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 100])
+@pytest.mark.parametrize("at", range(len(REPLY) + 3))
+def test_a_cut_lets_exactly_so_many_bytes_through(at: int, size: int) -> None:
+    """However the reply is read; beyond its length it breaks at the end."""
+    acts = run(Cut(at=at), pieces(REPLY, size))
+    assert None in acts
+    assert sent(acts[: acts.index(None)]) == REPLY[:at]
+
+
+def test_a_rule_waits_for_its_command() -> None:
+    """Other replies get through untouched."""
+    acts = run(
+        Lose(command="BLPOP"),
+        pieces(b"+OK\r\n", 2, "SET"),
+        pieces(REPLY, 5),
+        pieces(b":1\r\n", 9, "RPUSH"),
+        pieces(REPLY, 100),
+    )
+    assert sent(acts) == b"+OK\r\n:1\r\n" + REPLY
+
+
+def test_a_rule_does_not_begin_in_the_middle() -> None:
+    """A reply whose first bytes got through is not half lost."""
+    book = RuleBook(random.Random(1))
+    first, *rest = pieces(REPLY, 4)
+    assert book.decide(1, first)[0] == [first.data]
+    book.armed.append(Armed(Lose()))
+    assert [book.decide(1, piece)[0] for piece in rest] == [[p.data] for p in rest]
+
+
+def test_connections_are_kept_apart() -> None:
+    """A rule that has begun on one connection leaves the other one alone."""
+    book = RuleBook(random.Random(1), [Armed(Lose())])
+    mine, theirs = pieces(REPLY, 4), pieces(b"+OK\r\n", 100, "SET")
+    assert book.decide(1, mine[0])[0] == []
+    assert book.decide(2, theirs[0])[0] == [b"+OK\r\n"]
+    assert book.decide(1, mine[1])[0] == []
+
+
+def test_one_byte_is_flipped() -> None:
+    """Exactly one, wherever it lies."""
+    acts = run(Flip(at=5, mask=0x01), pieces(REPLY, 3))
+    assert sent(acts) == REPLY[:5] + bytes([REPLY[5] ^ 0x01]) + REPLY[6:]
+
+
+def test_late_waits_once() -> None:
+    """Before the first byte."""
+    acts = run(Late(seconds=2), pieces(REPLY, 10))
+    assert acts == [2.0, REPLY[:10], REPLY[10:]]
+
+
+def test_times_and_chance() -> None:
+    """So often, and drawn from the generator that was given."""
+    replies = [pieces(b"+OK\r\n", 9) for _ in range(100)]
+    assert sent(run(Lose(times=3), *replies)) == b"+OK\r\n" * 97
+    assert sent(run(Lose(times=None), *replies)) == b""
+    some = sent(run(Lose(times=None, chance=0.5), *replies))
+    assert some == sent(run(Lose(times=None, chance=0.5), *replies))
+    assert 20 < len(some) / 5 < 80
+
+
+def test_requests_and_replies_are_told_apart() -> None:
+    """A rule for requests does not touch replies."""
+    rule = Lose(direction=Direction.REQUESTS)
+    assert sent(run(rule, pieces(REPLY, 100))) == REPLY
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Delay(-1),
+        lambda: Rate(0),
+        lambda: Slices(0),
+        lambda: Cut(at=-1),
+        lambda: Lose(times=0),
+        lambda: Lose(chance=2),
+    ],
+    ids=["delay", "rate", "slices", "cut", "times", "chance"],
+)
+def test_nonsense_is_refused(wrong: Callable[[], object]) -> None:
+    """At construction, with the name of the value."""
+    with pytest.raises(ConfigurationError):
+        wrong()

@@ -1,0 +1,138 @@
+"""A server that is hurt answers as it would in life, and is well again afterwards."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from bls_agent import RedisUnavailableError
+from bls_agent.testing.chaos import AdminConnection, HurtableServer
+
+INJURIES = {
+    "full": ("OOM", "PONG"),
+    "demoted": ("READONLY", "PONG"),
+    "without_disk": ("MISCONF", "MISCONF"),
+    "without_replicas": ("NOREPLICAS", "PONG"),
+    "loading": ("LOADING", "LOADING"),
+    "killed": ("", ""),
+    "crowded": ("ERR max number of clients", "ERR max number of clients"),
+}
+
+
+@pytest.fixture(params=[False, True], ids=["memory", "append-only"])
+def server(request: pytest.FixtureRequest) -> Iterator[HurtableServer]:
+    with HurtableServer(append_only=request.param) as server:
+        yield server
+
+
+def keeps(server: HurtableServer) -> bool:
+    """Tell whether what was answered survives a kill."""
+    found = server.ask("CONFIG", "GET", "appendonly")
+    return found == [b"appendonly", b"yes"]
+
+
+@pytest.fixture
+def one_server() -> Iterator[HurtableServer]:
+    with HurtableServer() as server:
+        yield server
+
+
+def answer(server: HurtableServer, *words: str) -> str:
+    try:
+        reply = server.ask(*words)
+    except RedisUnavailableError as error:
+        return error.reason
+    return reply.decode() if isinstance(reply, bytes) else str(reply)
+
+
+@pytest.mark.parametrize("injury", INJURIES)
+def test_it_hurts_and_heals(server: HurtableServer, injury: str) -> None:
+    """Inside of the block it refuses as it should, afterwards it takes writes again."""
+    refusal, pong = INJURIES[injury]
+    server.ask("SET", "before", "1")
+    with getattr(server, injury)():
+        said = answer(server, "SET", "key", "value")
+        assert said != "OK"
+        assert said.startswith(refusal)
+        assert answer(server, "PING").startswith(pong)
+    assert answer(server, "SET", "key", "value") == "OK"
+    forgets = injury == "killed" and not keeps(server)
+    assert server.ask("DBSIZE") == (1 if forgets else 2)
+
+
+def test_a_killed_server_forgets_without_a_log(one_server: HurtableServer) -> None:
+    """And after it was loading, too: no snapshot is left that would be read again."""
+    one_server.ask("SET", "key", "value")
+    with one_server.loading():
+        pass
+    assert one_server.ask("DBSIZE") == 1
+    with one_server.without_disk():
+        pass
+    with one_server.killed():
+        pass
+    assert one_server.ask("DBSIZE") == 0
+
+
+def test_frozen_it_accepts_and_does_not_answer(one_server: HurtableServer) -> None:
+    """Connections stay, and what was sent is answered later."""
+    with one_server.frozen():
+        connection = AdminConnection(one_server.port, timeout=0.05)
+        with pytest.raises(RedisUnavailableError, match="timed out"):
+            connection.ask("PING")
+        connection.close()
+    assert one_server.ask("PING") == b"PONG"
+
+
+def test_paused_it_holds_what_it_should(one_server: HurtableServer) -> None:
+    """All requests, or those that write."""
+    with one_server.paused(5, writes_only=True):
+        assert one_server.ask("GET", "key") is None
+        late = AdminConnection(one_server.port, timeout=0.05)
+        with pytest.raises(RedisUnavailableError):
+            late.ask("SET", "key", "value")
+        late.close()
+    assert one_server.ask("SET", "key", "value") == b"OK"
+    begin = time.monotonic()
+    with one_server.paused(0.1):
+        one_server.ask("PING")
+    assert time.monotonic() - begin >= 0.1
+
+
+def test_long_values_break_the_connection(one_server: HurtableServer) -> None:
+    """The limit of 1 MiB is the smallest that servers take."""
+    with one_server.small_requests(), pytest.raises(RedisUnavailableError):
+        one_server.ask("SET", "key", "x" * 1_048_577)
+    assert one_server.ask("SET", "key", "x" * 1_048_577) == b"OK"
+
+
+def test_clients_are_disconnected_and_keys_removed(one_server: HurtableServer) -> None:
+    """As administrators do it."""
+    client = AdminConnection(one_server.port)
+    client.ask("SET", "key", "value")
+    one_server.disconnect_clients()
+    with pytest.raises(RedisUnavailableError, match="closed"):
+        client.ask("PING")
+    client.close()
+    one_server.forget_everything()
+    assert one_server.ask("DBSIZE") == 0
+
+
+def test_replies_of_all_kinds_are_read(one_server: HurtableServer) -> None:
+    """Lists, numbers, texts with line ends, nothing, errors."""
+    one_server.ask("RPUSH", "list", "a\r\nb", b"\xff", 1.5)
+    assert one_server.ask("LRANGE", "list", 0, -1) == [b"a\r\nb", b"\xff", b"1.5"]
+    assert one_server.ask("GET", "nothing") is None
+    with pytest.raises(RedisUnavailableError, match="WRONGTYPE"):
+        one_server.ask("GET", "list")
+
+
+def test_nobody_there() -> None:
+    """An error of ours, with the address."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(RedisUnavailableError, match=str(port)):
+            AdminConnection(port)
