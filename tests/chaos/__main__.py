@@ -30,7 +30,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--mode", action="append", choices=[*MODES], dest="modes")
     parser.add_argument("--seed", type=int, help="play the same again")
     parser.add_argument("--short", action="store_true", help="as in the test-suite")
-    parser.add_argument("--at-once", type=int, default=4, help="rows at the same time")
+    parser.add_argument("--at-once", type=int, default=8, help="rows at the same time")
     parser.add_argument(
         "--ledger", type=Path, help=f"default: {LEDGER.name} if everything is played"
     )
@@ -47,27 +47,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seed = secrets.randbits(32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
     modes = options.modes or [*MODES]
-    all_rows: list[Row] = []
-    errors: list[str] = []
-    for name in options.faults or FAULTS:
-        rows = rows_of([name], modes, seed=seed, short=options.short)
-        errors += anyio.run(play_rows, rows, options)
-        all_rows += rows
-        for row in rows:
-            print(describe(row), flush=True)
+    rows = rows_of(options.faults or FAULTS, modes, seed=seed, short=options.short)
+    errors = anyio.run(play_rows, rows, options)
     for error in errors:
         print(f"the host: {error}")
     seconds = time.monotonic() - began
     complete = not options.faults and not options.modes and not options.short
     if path := options.ledger or (LEDGER if complete else None):
-        path.write_text(write_ledger(all_rows, errors, seed, seconds), "utf-8")
-    broken = sum(not row.is_kept for row in all_rows)
-    print(f"{len(all_rows)} rows, {broken} broken, {seconds:.0f} s")
+        path.write_text(write_ledger(rows, errors, seed, seconds), "utf-8")
+    broken = sum(not row.is_kept for row in rows)
+    print(f"{len(rows)} rows, {broken} broken, {seconds:.0f} s")
     return bool(broken or errors)
 
 
 async def play_rows(rows: Sequence[Row], options: argparse.Namespace) -> list[str]:
-    return await play_all(rows, short=options.short, at_once=options.at_once)
+    def tell(row: Row) -> None:
+        print(describe(row), flush=True)
+
+    return await play_all(
+        rows, short=options.short, at_once=options.at_once, tell_row=tell
+    )
 
 
 def describe(row: Row) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,21 +65,39 @@ def rows_of(
     faults: Iterable[str], modes: Iterable[str], *, seed: int, short: bool
 ) -> list[Row]:
     """Make the rows of some faults and modes, each with a seed of its own."""
+    ordered = sorted(faults, key=lambda name: (number_of(name), name))
     return [
         Row(
             FAULTS[name],
             MODES[mode],
             random.Random(f"{seed} {name} {mode}").getrandbits(32),
         )
-        for name in faults
+        for name in ordered
         for mode in modes
         if mode in (FAULTS[name].modes or MODES)
         and (FAULTS[name].in_short or not short)
     ]
 
 
-async def play_all(rows: Sequence[Row], *, short: bool, at_once: int) -> list[str]:
+def number_of(name: str) -> int:
+    """The catalogue's number: 3 of ``F3-blpop``."""
+    return int(name.partition("-")[0].removeprefix("F"))
+
+
+async def play_all(
+    rows: Sequence[Row],
+    *,
+    short: bool,
+    at_once: int,
+    tell_row: Callable[[Row], None] = lambda _: None,
+) -> list[str]:
     """Play rows, several at once except those that block the loop.
+
+    Args:
+        rows: What to play; their figures are filled in.
+        short: The short form.
+        at_once: How many at the same time.
+        tell_row: Called with each row that has ended.
 
     Returns:
         What came to the host besides: exceptions that nobody caught, and leaks.
@@ -95,6 +113,7 @@ async def play_all(rows: Sequence[Row], *, short: bool, at_once: int) -> list[st
     async def play_one(row: Row) -> None:
         async with limiter:
             await play(row, short=short)
+        tell_row(row)
 
     before = Footprint.take()
     async with anyio.create_task_group() as tasks:
@@ -103,7 +122,7 @@ async def play_all(rows: Sequence[Row], *, short: bool, at_once: int) -> list[st
                 tasks.start_soon(play_one, row)
     for row in rows:
         if row.fault.alone:
-            await play(row, short=short)
+            await play_one(row)
     errors += await find_leaks(before)
     return errors
 

@@ -21,7 +21,11 @@ JUMPS = (3_600, -3_600, 3 * 86_400, -3 * 86_400)  # seconds
 async def clock_jumps(stage: Stage) -> None:
     offset = 0.0
     real = time.time
-    with mock.patch("time.time", lambda: real() + offset):
+
+    def clock() -> float:
+        return real() + offset
+
+    with mock.patch("time.time", clock):
         stage.agent = stage.make_agent(status_interval=0.2, status_ttl=1)
     stage.damage.vanished = 0.5
     async with stage.load(agent=stage.agent):
@@ -41,8 +45,10 @@ async def stalled_loop(stage: Stage) -> None:
         async def stall(seconds: float) -> None:
             time.sleep(seconds)
 
-        stage.sampler.expect(Status.ONLINE, Status.FAULT)
-        for seconds in stage.pick([0.3], [1, 8, 30]):
+        stage.sampler.expect(Status.ONLINE, Status.FAULT)  # in time, or by a watchdog
+        for seconds in stage.pick(
+            [0.3], [1, 6, *[30] * (stage.mode.name == "blocking")]
+        ):
             await stage.busy()
             await stage.push("stall", seconds=seconds)
             await anyio.sleep(seconds / 2)
@@ -123,7 +129,7 @@ async def act_up(kind: str) -> Any:
         case "huge":
             return "x" * 1_000_000
         case _:
-            await anyio.sleep(30)
+            return await anyio.sleep(30)
 
 
 @fault(

@@ -69,8 +69,10 @@ async def nursery(stage: Stage, **settings: Any) -> AsyncGenerator[Nursery]:
             "history": str(path),
             "settings": {**stage.mode.settings, "shutdown_timeout": 5.0, **settings},
         }
-        words = [sys.executable, "-m", "tests.chaos.nursery", orjson.dumps(options)]
-        async with await anyio.open_process(words, stderr=None, cwd=ROOT) as process:
+        words = [sys.executable, "-m", "tests.chaos.nursery"]
+        async with await anyio.open_process(
+            [*words, orjson.dumps(options).decode()], stderr=None, cwd=ROOT
+        ) as process:
             try:
                 yield Nursery(process, path)
             finally:

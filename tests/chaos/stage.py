@@ -15,7 +15,7 @@ import orjson
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError, RedisError, TimeoutError
+from redis.exceptions import RedisError
 
 from bls_agent import ProjectAgent, Status
 from bls_agent.keys import CONTROL, DEAD_LETTERS, INFLIGHT, PROJECT_CONSOLE
@@ -168,19 +168,10 @@ class Stage:
             "command": command,
             "args": args or {"number": self._pushed},
         }
-        # Written down before: else it may have been started before it was pushed.
-        step: Step | None = Step.MAYBE_PUSHED
-        self.history.note(Step.MAYBE_PUSHED, number)
-        try:
-            with anyio.CancelScope(shield=True):
-                await self.redis.rpush(self.control, orjson.dumps(body))
-            step = Step.PUSHED
-        except (ConnectionError, TimeoutError, OSError):
-            step = None
-        except RedisError:  # refused: it is surely not there
-            step = None
-        if step is not None:
-            self.history.note(step, number)
+        self.history.note(Step.MAYBE_PUSHED, number)  # it may start before we know
+        with anyio.CancelScope(shield=True), suppress(RedisError, OSError):
+            await self.redis.rpush(self.control, orjson.dumps(body))
+            self.history.note(Step.PUSHED, number)
         return number
 
     def count_logs(self, agent: ProjectAgent, *, final: bool = False) -> None:

@@ -38,7 +38,7 @@ FAULTS: dict[str, Fault] = {}
 
 
 def fault(
-    id: str,
+    name: str,
     title: str,
     *,
     modes: tuple[str, ...] = (),
@@ -48,8 +48,8 @@ def fault(
     """Add a row to the table."""
 
     def add(play: Play) -> Play:
-        assert id not in FAULTS
-        FAULTS[id] = Fault(id, title, play, modes, alone, in_short)
+        assert name not in FAULTS
+        FAULTS[name] = Fault(name, title, play, modes, alone, in_short)
         return play
 
     return add
