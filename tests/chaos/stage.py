@@ -30,6 +30,7 @@ from bls_agent.testing.chaos import (
     Step,
 )
 from tests.chaos.modes import Damage, Mode
+from tests.chaos.nursery import Nursery
 
 __all__ = ["Stage"]
 
@@ -64,6 +65,7 @@ class Stage:
     server: HurtableServer
     proxy: FaultProxy
     redis: Redis
+    nursery: Nursery
     damage: Damage = field(default_factory=Damage)
     history: History = field(default_factory=History)
     healed_at: float = 0.0
@@ -80,7 +82,7 @@ class Stage:
     @classmethod
     @asynccontextmanager
     async def opened(
-        cls, mode: Mode, seed: int, *, short: bool
+        cls, mode: Mode, seed: int, nursery: Nursery, *, short: bool
     ) -> AsyncGenerator[Stage]:
         """Start server, proxy and client."""
         server = HurtableServer(append_only=True)
@@ -90,7 +92,7 @@ class Stage:
                 FaultProxy(server.url, seed=seed) as proxy,
                 client_of(server.url) as redis,
             ):
-                yield cls(mode, seed, short, server, proxy, redis)
+                yield cls(mode, seed, short, server, proxy, redis, nursery)
         finally:
             await anyio.to_thread.run_sync(server.stop)
 
