@@ -78,6 +78,7 @@ class Stage:
         self.control = CONTROL.build(project=self.project)
         self._pushed = 0
         self._producing = True
+        self._produced = anyio.Event()
 
     @classmethod
     @asynccontextmanager
@@ -136,6 +137,7 @@ class Stage:
                 tasks.start_soon(self.produce, self.agent)
                 yield self.agent
                 self._producing = False
+                await self._produced.wait()
                 await self.drain()
                 self.sampler.expect()
             tasks.cancel_scope.cancel()
@@ -158,6 +160,7 @@ class Stage:
                 self.history.log(agent)
                 self.count_logs(agent)
             await anyio.sleep(PUSH_PAUSE)
+        self._produced.set()
 
     async def push(self, command: str = "mark", **args: Any) -> str:
         """Push one command straight to the server; write down what came of it."""
