@@ -65,16 +65,20 @@ async def stalled_loop(stage: Stage) -> None:
 async def watched_stall(stage: Stage) -> None:
     stage.damage.vanished = 0
     seconds = stage.pick(1.5, 6)
-    times: dict[str, Any] = {"stall_after": 0.3, "status_interval": 0.2, "status_ttl": 1}
+    times: dict[str, Any] = {
+        "stall_after": 0.3,
+        "status_interval": 0.2,
+        "status_ttl": 1,
+    }
     async with stage.load(url=stage.server.url, **times) as agent:
 
         @agent.command
-        async def stall() -> None:
+        async def stall(seconds: float) -> None:
             time.sleep(seconds)
 
         stage.sampler.expect(Status.ONLINE, Status.FAULT)
         await stage.busy()
-        await stage.push("stall")
+        await stage.push("stall", seconds=seconds)
         await anyio.sleep(seconds / 2)
         stage.healed_at = time.monotonic()
         await stage.recovered("a stall")
