@@ -20,6 +20,7 @@ from bls_agent.project.receiver import Intake, Message, Receiver
 from bls_agent.project.runner import CommandRunner
 from bls_agent.project.threads import HandlerThreads
 from bls_agent.redaction import redact_traceback
+from bls_agent.starting import start_soon
 
 __all__ = ["Dispatcher"]
 
@@ -207,7 +208,7 @@ class Dispatcher:
             self._idle.popleft().set()
         elif group is not None and not group.cancel_scope.cancel_called:
             self._workers += 1
-            group.start_soon(self._work)
+            start_soon(group, self._work)
 
     async def _work(self) -> None:
         """Run one command after the other, and ask for more when it is this one's turn.
