@@ -105,9 +105,12 @@ class Dispatcher:
             try:
                 while not self.stopping:  # a stranger's cancellation may end the group
                     self._workers = 0
-                    async with anyio.create_task_group() as self._group:
-                        self._announce_change()
-                        await anyio.sleep_forever()
+                    try:
+                        async with anyio.create_task_group() as self._group:
+                            self._announce_change()
+                            await anyio.sleep_forever()
+                    except* KeyboardInterrupt:
+                        pass  # asyncio has raised it in the host already
             finally:
                 self._runner.close()
 
@@ -267,7 +270,11 @@ class Dispatcher:
 
     async def _handle(self, message: Message) -> None:
         """Run one message to its final outcome and settle it."""
-        outcome = await self._runner.run(message)
+        try:
+            outcome = await self._runner.run(message)
+        except KeyboardInterrupt:  # the host's: it goes on to end the loop
+            self._report(self._runner.give_up(message, interrupted=True))
+            raise
         if outcome is not None:
             self._report(outcome)
         if outcome is None or outcome.kind is not OutcomeKind.CANCELLED:
