@@ -34,6 +34,7 @@ from bls_agent.project.status import StatusBoard
 from bls_agent.redaction import Redactor
 from bls_agent.session import Session, last_word
 from bls_agent.settings import Options, Settings, check_options
+from bls_agent.starting import start_soon
 from bls_agent.stats import AgentStats, collect_stats
 from bls_agent.supervisor import (
     call_beside,
@@ -272,9 +273,9 @@ class ProjectAgent(Registration):
         async with self:
             session = self._opened_session()
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._announce_ready, session, task_status)
+                start_soon(tasks, self._announce_ready, session, task_status)
                 if handle_signals and can_handle_signals():
-                    tasks.start_soon(obey_signals, session)
+                    start_soon(tasks, obey_signals, session)
                 await session.closed.wait()
                 tasks.cancel_scope.cancel()
 

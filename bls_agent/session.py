@@ -36,6 +36,7 @@ from bls_agent.project.runner import CommandRunner
 from bls_agent.project.status import StatusReporter
 from bls_agent.redaction import redact_traceback
 from bls_agent.settings import Settings
+from bls_agent.starting import start_soon
 
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see supervisor.py
@@ -197,10 +198,10 @@ class Session:
         self._parts.stream.on_error = self.status.open_error_window(window)
         try:
             async with anyio.create_task_group() as loops:
-                loops.start_soon(self._keep_running, self._ship)
-                loops.start_soon(self._keep_running, self.status.run)
-                loops.start_soon(self._keep_running, self.health.run)
-                loops.start_soon(self.dispatcher.run)
+                start_soon(loops, self._keep_running, self._ship)
+                start_soon(loops, self._keep_running, self.status.run)
+                start_soon(loops, self._keep_running, self.health.run)
+                start_soon(loops, self.dispatcher.run)
                 self.opened.set()
                 try:
                     await self.stop_requested.wait()

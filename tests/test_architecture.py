@@ -36,6 +36,7 @@ WIRES = [
     "connection",
     "scripts",
     "wakeup",
+    "starting",
     "delivery",
     "lease",
     "watchdog",

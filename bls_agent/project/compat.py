@@ -102,6 +102,9 @@ class CompatReceiver:
                 self._in_doubt |= error.ambiguous
                 if not self._weaken(error):
                     raise
+            except BaseException:  # cancelled half-way: the server may have done it
+                self._in_doubt = True
+                raise
 
     def _weaken(self, error: RedisUnavailableError) -> bool:
         """Take the next weaker way to cut, where this one is not allowed or known."""

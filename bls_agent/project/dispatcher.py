@@ -20,6 +20,7 @@ from bls_agent.project.receiver import Intake, Message, Receiver
 from bls_agent.project.runner import CommandRunner
 from bls_agent.project.threads import HandlerThreads
 from bls_agent.redaction import redact_traceback
+from bls_agent.starting import start_soon
 
 __all__ = ["Dispatcher"]
 
@@ -104,9 +105,12 @@ class Dispatcher:
             try:
                 while not self.stopping:  # a stranger's cancellation may end the group
                     self._workers = 0
-                    async with anyio.create_task_group() as self._group:
-                        self._announce_change()
-                        await anyio.sleep_forever()
+                    try:
+                        async with anyio.create_task_group() as self._group:
+                            self._announce_change()
+                            await anyio.sleep_forever()
+                    except* KeyboardInterrupt:
+                        pass  # asyncio has raised it in the host already
             finally:
                 self._runner.close()
 
@@ -207,7 +211,7 @@ class Dispatcher:
             self._idle.popleft().set()
         elif group is not None and not group.cancel_scope.cancel_called:
             self._workers += 1
-            group.start_soon(self._work)
+            start_soon(group, self._work)
 
     async def _work(self) -> None:
         """Run one command after the other, and ask for more when it is this one's turn.
@@ -266,7 +270,11 @@ class Dispatcher:
 
     async def _handle(self, message: Message) -> None:
         """Run one message to its final outcome and settle it."""
-        outcome = await self._runner.run(message)
+        try:
+            outcome = await self._runner.run(message)
+        except KeyboardInterrupt:  # the host's: it goes on to end the loop
+            self._report(self._runner.give_up(message, interrupted=True))
+            raise
         if outcome is not None:
             self._report(outcome)
         if outcome is None or outcome.kind is not OutcomeKind.CANCELLED:

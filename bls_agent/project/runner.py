@@ -7,6 +7,7 @@ Nothing here knows where messages come from or how many run at the same time.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -79,23 +80,23 @@ class CommandRunner:
         self._deadlines.close()
 
     async def run(self, message: Message) -> Outcome | None:
-        """Run the handler of a message; only KeyboardInterrupt comes out."""
+        """Run the handler of a message; only the main thread's Ctrl-C comes out."""
         try:
             command = self._decode(message)
         except DecodeError as error:
             return _discarded(error, message)
         return await self._run_command(command, message)
 
-    def give_up(self, message: Message) -> Outcome:
-        """Give the outcome of a message that is not started any more."""
+    def give_up(self, message: Message, *, interrupted: bool = False) -> Outcome:
+        """Give the outcome of a message that is not started any more, or not ended."""
         try:
             command = self._decode(message)
         except DecodeError as error:
             return _discarded(error, message)
-        reason = {
-            "type": "Stopped",
-            "message": "the agent stopped before it was started",
-        }
+        kind, text = "Stopped", "the agent stopped before it was started"
+        if interrupted:
+            kind, text = "KeyboardInterrupt", "interrupted while its handler ran"
+        reason = {"type": kind, "message": text}
         return _ended(OutcomeKind.CANCELLED, command, 0.0, error=reason)
 
     def _decode(self, message: Message) -> Command:
@@ -172,8 +173,10 @@ class CommandRunner:
                 result = await self._router.dispatch(context)
             finally:
                 late = self._deadlines.end(task)
-        except KeyboardInterrupt:
-            raise
+        except KeyboardInterrupt as error:
+            if threading.current_thread() is threading.main_thread():
+                raise  # Ctrl-C: asyncio has it raised wherever the main thread is
+            end = _failure(error)
         except BaseException as error:  # noqa: BLE001 - the one place for handlers
             if isinstance(error, anyio.get_cancelled_exc_class()):
                 if late:
@@ -223,7 +226,16 @@ def _failure(error: BaseException) -> tuple[OutcomeKind, Any, dict[str, Any]]:
         case UnknownCommandError():
             return OutcomeKind.UNKNOWN, None, told | {"message": str(error)}
         case _:
-            return OutcomeKind.FAILED, None, told | describe_error(error)
+            return OutcomeKind.FAILED, None, told | _describe(error)
+
+
+def _describe(error: BaseException) -> dict[str, str]:
+    try:
+        return describe_error(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failure:  # noqa: BLE001 - a foreign __str__ that goes far
+        return {"message": f"<not available: {type(failure).__name__}>"}
 
 
 def _ended(
