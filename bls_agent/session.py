@@ -110,6 +110,7 @@ class Session:
             concurrency=settings.concurrency,
             prefetch=settings.prefetch,
             backoff=self._backoff(),
+            complaints=self.connections.complaints,
             outcomes=parts.outcomes,
         )
 
