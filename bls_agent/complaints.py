@@ -64,7 +64,9 @@ class Complaints:
                 self._say_weaker(request, reply)
 
     def _say_weaker(self, request: Request, error: RedisUnavailableError) -> None:
-        right = find_right(request)
+        right = find_right(request, by_key="to run the" not in error.reason)
+        if right is not None and right.extra:
+            return  # nobody is asked to grant it
         shown = right.shown if right else str(request[0])
         weaker = right.weaker if right else "it is not among the rights of an agent"
         if weaker not in self._said_at:

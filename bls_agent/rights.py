@@ -88,20 +88,23 @@ RIGHTS: Final = (
 # fmt: on
 
 
-def find_right(request: Sequence[object]) -> Right | None:
+def find_right(request: Sequence[object], *, by_key: bool = True) -> Right | None:
     """Find the row of a request that was refused.
 
     Args:
         request: Its words, as they are sent.
+        by_key: The command as such is allowed, but not on this key or not so.
     """
-    name, *words = [word for word in request[:2] if isinstance(word, str)]
-    name = name.lower()
-    if name == "client" and words:
-        name = f"client|{words[0].lower()}"
-    option = "GET" if request[-1] == "GET" else ""
+    words = [str(word) for word in request[:4]] + [""] * 3
+    name, key = words[0].lower(), words[1]
+    if name == "client":
+        name = f"client|{key.lower()}"
+    elif name.startswith("eval"):
+        key = words[3]  # behind the script and the number of keys
+    option = "GET" if by_key and request[-1] == "GET" else ""
     for right in RIGHTS:
         named = right.command == name and right.option == option
-        if named and (not right.key or (words and right.key.match(words[0]))):
+        if named and (not right.key or right.key.match(key)):
             return right
     return None
 

@@ -239,32 +239,6 @@ async def _blocked(admin: Redis, count: int) -> bool:
     return bool((await admin.info("clients"))["blocked_clients"] == count)
 
 
-async def test_the_rights_of_the_docs_are_enough(
-    own_server: DevServer, admin: Redis, project: str
-) -> None:
-    """With exactly the rights that docs/protocol.md lists nothing is ever refused."""
-    await execute(
-        admin, "ACL", "SETUSER", "agent", "reset", "on", f">{PASSWORD}",
-        "-@all", "+ping", "+select", "+client|id", "+client|setname",
-        "+client|unblock", "+client|kill",
-        f"(+set +expire %RW~{project}_项目状态)",
-        f"(+rpush +ltrim +lrange %RW~{project}_项目控制台)",
-        f"(+blpop +lpop +lpush %RW~{project}_控制)",
-    )  # fmt: skip
-    url = f"redis://agent:{PASSWORD}@127.0.0.1:{own_server.port}/0"
-    agent = ProjectAgent(project, redis=url, prefetch=4)
-    history = History()
-    history.attach(agent)
-    async with agent:
-        await agent.ready(5)
-        for _ in range(10):
-            await history.push(admin, project)
-        await eventually(lambda: len(history.handled) == 10)
-        assert agent.stats().mode == "blocking"
-    assert await execute(admin, "ACL", "LOG") == []
-    assert await status_of(admin, project) == "离线"
-
-
 async def test_a_client_of_another_kind_that_decodes(
     own_server: DevServer, admin: Redis, project: str
 ) -> None:
