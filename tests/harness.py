@@ -34,7 +34,7 @@ def server_version() -> tuple[int, ...]:
 
 
 needs_selectors = pytest.mark.skipif(
-    server_version() < (7,), reason="selectors of an ACL came with Redis 7"
+    server_version() < (7,), reason="ACLs with selectors, and %W~, came with Redis 7"
 )
 
 
