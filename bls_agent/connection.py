@@ -20,6 +20,7 @@ class Connections:
 
     Attributes:
         data: Log batches and everything that may be large.
+        complaints: What the host's log is told about Redis.
         liveness: Status, PING, CLIENT UNBLOCK and CLIENT KILL: small and urgent.
         blocking: The wire on which a receiver waits.
     """
@@ -30,6 +31,7 @@ class Connections:
         """Remember where to; nothing is opened yet."""
         self.endpoint = endpoint
         self.gate = Gate(Backoff(cap=reconnect_max))
+        self.complaints = self.gate.complaints
         self.data = Wire(endpoint, f"{name}:data", timeout=timeout, gate=self.gate)
         self.liveness = Wire(
             endpoint, f"{name}:liveness", timeout=timeout, gate=self.gate

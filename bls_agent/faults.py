@@ -63,6 +63,7 @@ _FAULTS: Final = (
     ("ResponseError", "OOM", Fault("out_of_memory", permanent=False, drop=False)),
     ("ResponseError", "CROSSSLOT", Fault("moved", permanent=True, drop=False)),
     ("ResponseError", "unknown", Fault("unknown_command", permanent=True, drop=False)),
+    ("ResponseError", "Protocol error", Fault("protocol", permanent=True, drop=True)),
     ("ResponseError", "wrong number", Fault("unsupported", permanent=True, drop=False)),
     ("ResponseError", "syntax", Fault("unsupported", permanent=True, drop=False)),
     ("ResponseError", "", Fault("refused", permanent=True, drop=False)),

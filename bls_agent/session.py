@@ -111,6 +111,7 @@ class Session:
             concurrency=settings.concurrency,
             prefetch=settings.prefetch,
             backoff=self._backoff(),
+            complaints=self.connections.complaints,
             outcomes=parts.outcomes,
         )
 

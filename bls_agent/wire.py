@@ -26,7 +26,7 @@ from bls_agent.endpoint import (
     Request,
     pack,
 )
-from bls_agent.errors import RedisUnavailableError
+from bls_agent.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.faults import (
     classify,
     ends_connection,
@@ -212,6 +212,10 @@ class Wire:
             if drop:
                 await self.drop()
             else:
+                if self._gate is not None:
+                    self._gate.complaints.hear(
+                        self._packed[0][-self.owed :], [translated]
+                    )
                 self.owed -= 1
             raise translated from error
         self.owed -= 1
@@ -301,7 +305,8 @@ class Wire:
                 raise translate(error, self.address, connecting=True) from cause
             raise
         for reply in (name, number):
-            if isinstance(reply, RedisUnavailableError) and reply.kind == "auth":
+            goes_without = isinstance(reply, RedisRefusedError) and reply.kind != "auth"
+            if isinstance(reply, RedisUnavailableError) and not goes_without:
                 await self._close(abort=True)
                 raise translate(reply, self.address, connecting=True)
         self.client_id = number if isinstance(number, int) else None
@@ -327,6 +332,8 @@ class Wire:
             if isinstance(error, Exception):
                 raise translate(error, self.address, ambiguous=True) from error
             raise
+        if self._gate is not None:
+            self._gate.complaints.hear(requests, replies)
         if any(ends_connection(reply) for reply in replies):
             await self.drop()
         return replies

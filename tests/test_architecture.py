@@ -23,6 +23,7 @@ WORDS = [
     "codec",
     "names",
     "keys",
+    "rights",
     "settings",
     "backoff",
     "buffer",
@@ -30,6 +31,7 @@ WORDS = [
 WIRES = [
     "forking",
     "endpoint",
+    "complaints",
     "faults",
     "gate",
     "wire",

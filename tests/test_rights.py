@@ -3,13 +3,291 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from pathlib import Path
 
 import anyio
+import pytest
 from redis.asyncio import Redis
 
-from bls_agent import ProjectAgent, Status
+from bls_agent import ConfigurationError, ProjectAgent, Status
 from bls_agent.devserver import DevServer
-from tests.harness import History, eventually, records, status_of, url_with_rights
+from bls_agent.endpoint import Endpoint
+from bls_agent.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
+from bls_agent.rights import RIGHTS, Mode, Right, acl_line, acl_rules, find_right
+from bls_agent.wire import Wire
+from tests.harness import (
+    PASSWORD,
+    History,
+    cut_connections,
+    eventually,
+    execute,
+    needs_selectors,
+    records,
+    status_of,
+    url_with_rights,
+)
+
+DOCUMENT = Path(__file__).parents[1] / "docs/rights.md"
+OPEN_TO_ALL = {"auth", "hello", "quit", "reset"}  # the server asks for no right
+MODES: tuple[Mode, ...] = ("blocking", "compat")
+
+
+def row_of(right: Right) -> str:
+    on = f"`{right.key.template}`" if right.key else ""
+    modes = " ".join(f"`{mode}`" for mode in sorted(right.modes))
+    return f"| `{right.shown}` | {on} | {modes} | {right.weaker} |"
+
+
+def test_the_document_shows_the_table() -> None:
+    """docs/rights.md has the rows of the code, in their order, and its line."""
+    text = DOCUMENT.read_text("utf-8")
+    assert [line for line in text.splitlines() if line.startswith("| `")] == [
+        row_of(right) for right in RIGHTS
+    ]
+    assert acl_line("订单系统", "blocking") in text
+
+
+def test_wildcards_are_escaped() -> None:
+    """A name is no pattern that opens other projects' keys."""
+    assert r"%RW~a\*\?_控制)" in acl_line("a*?", "compat")
+
+
+@pytest.mark.parametrize("name", ["a b", 'a"b', "a'b", "", "a\tb"])
+def test_names_that_no_line_can_hold(name: str) -> None:
+    """Blanks, quotes and what no name may hold are refused, with the rule."""
+    with pytest.raises(ConfigurationError):
+        acl_line(name)
+
+
+def test_a_name_with_quotes_as_words() -> None:
+    """As words of their own a name with quotes can be given."""
+    assert '%RW~a"b_控制)' in acl_rules('a"b', "blocking")[-1]
+
+
+@pytest.mark.parametrize(
+    ("request_", "shown"),
+    [
+        (("SET", "a_项目状态", "在线", "EX", 60, "GET"), "SET … GET"),
+        (("SET", "a_项目状态", "在线"), "SET"),
+        (("CLIENT", "UNBLOCK", 7), "CLIENT UNBLOCK"),
+        (("LTRIM", "a_控制", 1, -1), "LTRIM"),
+        (("PING",), "PING"),
+        (("LTRIM", "somebody's", 1, -1), None),
+    ],
+)
+def test_a_request_finds_its_row(
+    request_: tuple[str | int, ...], shown: str | None
+) -> None:
+    """A refused request leads to what is weaker without it."""
+    right = find_right(request_)
+    assert (right.shown if right else None) == shown
+
+
+async def url_of_user(
+    admin: Redis, server: DevServer, name: str, rules: list[str]
+) -> str:
+    await execute(admin, "ACL", "SETUSER", name, "reset", "on", f">{PASSWORD}", *rules)
+    return f"redis://{name}:{PASSWORD}@127.0.0.1:{server.port}/0"
+
+
+async def refusals(admin: Redis) -> set[str]:
+    """What the server had to refuse so far."""
+    log = await execute(admin, "ACL", "LOG")
+    pairs = (dict(zip(entry[::2], entry[1::2], strict=True)) for entry in log)
+    return {pair[b"object"].decode() for pair in pairs}
+
+
+async def is_parked(admin: Redis) -> bool:
+    return any("b" in client["flags"] for client in await admin.client_list())
+
+
+async def use_everything(
+    agent: ProjectAgent, admin: Redis, project: str, history: History
+) -> None:
+    """Status, records, commands, prefetch, a cut of all connections, give-back."""
+
+    @agent.command
+    async def hold() -> None:
+        await anyio.sleep(0.3)  # into the stop, which gives the rest back
+
+    async with agent:
+        agent.log.info("first")
+        for _ in range(4):
+            await history.push(admin, project)
+        with anyio.move_on_after(2):
+            await agent.ready(2)
+            await eventually(lambda: len(history.handled) == 4)
+            await agent.flush(2)
+        await cut_connections(admin)
+        agent.log.info("second")
+        await history.push(admin, project)
+        with anyio.move_on_after(1.5):
+            await eventually(lambda: len(history.handled) == 5)
+            await agent.flush(2)
+        items = [b'{"command":"hold"}']
+        items += [b'{"command":"ping"}'] * 3
+        await admin.rpush(f"{project}_控制", *items)
+        with anyio.move_on_after(1.5):
+            await eventually(lambda: agent.stats().commands_running == 1)
+
+
+@needs_selectors
+@pytest.mark.parametrize("mode", [*MODES, "auto"])
+async def test_the_rights_of_the_table_are_enough(
+    own_server: DevServer, admin: Redis, project: str, mode: Mode
+) -> None:
+    """With exactly these rights everything works and nothing is refused."""
+    name = f"{project}*"
+    url = await url_of_user(admin, own_server, "agent", acl_rules(name, mode))
+    agent = ProjectAgent(name, redis=url, prefetch=4, mode=mode)
+    history = History()
+    history.attach(agent)
+    await use_everything(agent, admin, name, history)
+    assert history.handled == history.pushed
+    assert [r["message"] for r in await records(admin, name)][:1] == ["first"]
+    assert await status_of(admin, name) == "离线"
+    assert await refusals(admin) <= {"client|list", "client"}  # as Redis 7, 6 name it
+    async with agent:
+        await agent.ready(5)
+        began = time.perf_counter()
+    assert time.perf_counter() - began < 1
+
+
+async def test_the_flat_line_is_enough(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """What Redis 6 understands gives all rights, too, and none on other projects."""
+    name = f"{project}*"
+    rules = acl_rules(name, selectors=False)
+    url = await url_of_user(admin, own_server, "agent", rules)
+    agent = ProjectAgent(name, redis=url, prefetch=4)
+    history = History()
+    history.attach(agent)
+    await use_everything(agent, admin, name, history)
+    assert history.handled == history.pushed
+    assert await refusals(admin) <= {"client|list", "client"}  # as Redis 7, 6 name it
+    async with Redis.from_url(url, protocol=2) as user:
+        for key in (f"{project}x_控制", f"{project}x_项目控制台", "something"):
+            with pytest.raises(Exception, match=r"(?i)no permissions"):
+                await user.lrange(key, 0, -1)
+
+
+@needs_selectors
+@pytest.mark.parametrize("mode", MODES)
+async def test_nothing_else_is_allowed(
+    own_server: DevServer, admin: Redis, project: str, mode: Mode
+) -> None:
+    """Every other command, and each command on every other key, is refused."""
+    await url_of_user(admin, own_server, "agent", acl_rules(project, mode))
+    rights = [r for r in RIGHTS if mode in r.modes and not r.extra]
+    granted = {r.command for r in rights}
+    keys = [
+        t.build(project=project) for t in (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL)
+    ]
+    others = [t.build(project=f"{project}x") for t in (PROJECT_STATUS, CONTROL)]
+
+    async def allows(command: str, arity: int, key: str) -> bool:
+        words = command.split("|")
+        words += [key, "1", *["1"] * 8][: max(0, abs(arity) - len(words))]
+        said = await execute(admin, "ACL", "DRYRUN", "agent", *words)
+        return said in (b"OK", "OK")
+
+    allowed: Counter[str] = Counter()
+    wire = Wire(Endpoint.of(own_server.url), "test")
+    found = await arities(wire)
+    await wire.aclose()
+    for command, arity in found.items():
+        for key in [*keys, *others, "别的"]:
+            if command not in OPEN_TO_ALL and await allows(command, arity, key):
+                allowed[command] += 1
+    pairs = {(r.command, r.key.template) for r in rights if r.key}
+    pairs -= {("eval", CONTROL.template), ("evalsha", CONTROL.template)}
+    for command in granted & {"eval", "evalsha"}:
+        assert allowed.pop(command) == 6, "a script without keys"
+    keyless = {r.command for r in rights if not r.key}
+    on_keys = Counter(command for command, _ in pairs)
+    assert allowed == Counter(dict.fromkeys(keyless, 6)) + on_keys
+
+
+async def arities(wire: Wire) -> dict[str, int]:
+    """Every command and subcommand of the server, with the words it takes."""
+    found: dict[str, int] = {}
+    for entry in await wire.call("COMMAND"):
+        subcommands = entry[9] if len(entry) > 9 else []
+        for name, arity, *_ in subcommands or [entry]:
+            found[name.decode().lower()] = arity
+    return found
+
+
+def without(project: str, mode: Mode, right: Right) -> list[str]:
+    """The rules of the table, less one right."""
+    rules = acl_rules(project, mode)
+    if right.key is None:
+        return [rule for rule in rules if rule != f"+{right.command}"]
+    suffix = f"~{right.key.pattern(project=project)})"
+    if right.option:
+        return [r.replace("%RW", "%W") if r.endswith(suffix) else r for r in rules]
+    word = f"+{right.command} "
+    return [
+        f"({r[1:].replace(word, '', 1)}" if r.endswith(suffix) else r for r in rules
+    ]
+
+
+# What the tour of use_everything() needs for certain, so that its lack must be said.
+TOURED = {
+    "SET", "SET … GET", "CLIENT SETNAME", "CLIENT ID", "RPUSH",
+    "BLPOP", "LPOP", "LPUSH", "EVALSHA", "EVAL",
+}  # fmt: skip
+
+
+@needs_selectors
+@pytest.mark.parametrize("mode", MODES)
+async def test_each_right_missing_in_turn(
+    own_server: DevServer,
+    admin: Redis,
+    project: str,
+    mode: Mode,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Without one right the rest works, what is weaker is said once, nothing spins."""
+    missing = [r for r in RIGHTS if mode in r.modes and not r.extra]
+    names = [f"{project}_{number}" for number in range(len(missing))]
+    results: dict[str, History] = {}
+
+    async def live(name: str, right: Right) -> None:
+        rules = without(name, mode, right)
+        url = await url_of_user(admin, own_server, name, rules)
+        agent = ProjectAgent(name, redis=url, mode=mode, prefetch=4)
+        results[name] = History()
+        results[name].attach(agent)
+        await use_everything(agent, admin, name, results[name])
+        assert not agent.stats().faults
+
+    began = time.perf_counter()
+    async with anyio.create_task_group() as agents:
+        for name, right in zip(names, missing, strict=True):
+            agents.start_soon(live, name, right)
+    seconds = time.perf_counter() - began
+    refused = sum(
+        s.get("rejected_calls", 0) for s in (await admin.info("commandstats")).values()
+    )
+    assert refused < 5 * seconds * len(missing)
+    said = Counter(
+        r.getMessage().partition("(no_permission): ")[2] for r in caplog.records
+    )
+    for name, right in zip(names, missing, strict=True):
+        alike = [r for r in missing if r.weaker == right.weaker]
+        assert said[right.weaker] <= len(alike), right
+        if right.shown in TOURED:
+            assert said[right.weaker] > 0, right
+        if not (right.essential and right.key is CONTROL):
+            assert results[name].handled == results[name].pushed, right
+        if not (right.essential and right.key is PROJECT_STATUS):
+            assert await status_of(admin, name) == "离线", right
+        if not (right.essential and right.key is PROJECT_CONSOLE):
+            texts = [r["message"] for r in await records(admin, name)]
+            assert "first" in texts, right
 
 
 async def test_blpop_refused_and_lpop_not(project: str) -> None:
@@ -40,6 +318,7 @@ async def test_lpop_refused(own_server: DevServer, admin: Redis, project: str) -
         assert agent.stats().mode == "blocking"
 
 
+@needs_selectors
 async def test_status_without_the_right_to_read(
     own_server: DevServer, admin: Redis, project: str
 ) -> None:
@@ -99,6 +378,7 @@ async def test_client_commands_refused(
     await history.check(admin, project)
 
 
+@needs_selectors
 async def test_after_an_ambiguous_write_without_the_right_to_read(
     own_server: DevServer, admin: Redis, project: str
 ) -> None:
@@ -150,3 +430,22 @@ async def test_a_script_that_may_not_look(
     async with agent:
         await eventually(lambda: len(history.handled) == 3)
     await history.check(admin, project)
+
+
+@needs_selectors
+async def test_an_idle_stop_without_the_right_to_unblock(
+    own_server: DevServer,
+    admin: Redis,
+    project: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It takes the rest of the block, and the host is told why."""
+    url = await url_with_rights(admin, own_server, "~*", "+@all", "-client|unblock")
+    async with ProjectAgent(project, redis=url) as agent:
+        await eventually(lambda: is_parked(admin))
+        began = time.perf_counter()
+        assert not agent.stats().faults
+    assert time.perf_counter() - began < 3.5
+    (said,) = [r.getMessage() for r in caplog.records]
+    assert "CLIENT UNBLOCK" in said
+    assert PASSWORD not in said

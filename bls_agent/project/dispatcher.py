@@ -14,6 +14,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from bls_agent.backoff import Backoff
+from bls_agent.complaints import Complaints
 from bls_agent.project.logs import LogStream
 from bls_agent.project.messages import Outcome, OutcomeKind
 from bls_agent.project.receiver import Intake, Message, Receiver
@@ -51,6 +52,7 @@ class Dispatcher:
         concurrency: int,
         prefetch: int,
         backoff: Backoff,
+        complaints: Complaints,
         outcomes: Counter[OutcomeKind],
     ) -> None:
         """Remember the parts.
@@ -63,6 +65,7 @@ class Dispatcher:
             concurrency: Commands that run at the same time.
             prefetch: Commands taken at once.
             backoff: Paces the tries while commands cannot be received.
+            complaints: Tells the host that they cannot.
             outcomes: Where ends are counted.
         """
         self._receiver = receiver
@@ -71,7 +74,7 @@ class Dispatcher:
         self._threads = threads
         self._concurrency = concurrency
         self._prefetch = prefetch
-        self._intake = Intake(receiver, backoff)
+        self._intake = Intake(receiver, backoff, complaints)
         self._pending: deque[Message] = deque()
         self._idle: deque[anyio.Event] = deque()
         self._workers = 0

@@ -15,6 +15,7 @@ from typing import Protocol
 import anyio
 
 from bls_agent.backoff import Backoff
+from bls_agent.complaints import Complaints
 from bls_agent.errors import (
     BlsError,
     RedisRefusedError,
@@ -91,14 +92,16 @@ class Receiver(Protocol):
 class Intake:
     """Asks a receiver again and again, whatever happens: a failure waits and gives nothing.
 
-    What goes wrong is said in the host's log, each text once until commands come again.
+    What goes wrong is said in the host's log: each cause once, then once a minute.
     """
 
-    def __init__(self, receiver: Receiver, backoff: Backoff) -> None:
-        """Remember whom to ask and how to pace it."""
+    def __init__(
+        self, receiver: Receiver, backoff: Backoff, complaints: Complaints
+    ) -> None:
+        """Remember whom to ask, how to pace it and who tells the host."""
         self._receiver = receiver
         self._backoff = backoff
-        self._said: set[str] = set()
+        self._complaints = complaints
 
     async def receive(self, limit: int) -> Sequence[Message]:
         """Ask once; never raises."""
@@ -113,7 +116,6 @@ class Intake:
             await anyio.sleep(self._backoff.failed())
             return ()
         self._backoff.succeeded()
-        self._said.clear()
         return messages
 
     async def _after_failure(self, error: BlsError) -> None:
@@ -121,7 +123,5 @@ class Intake:
         delay = self._backoff.failed(permanent=permanent)
         if isinstance(error, RedisUnavailableError) and error.connecting:
             return  # the gate has paced it, and has said so
-        if str(error) not in self._said:
-            self._said.add(str(error))
-            logger.warning("no commands can be received: %s", error)
+        self._complaints.say("no commands can be received", error)
         await anyio.sleep(delay)

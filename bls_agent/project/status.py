@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import time
@@ -24,8 +23,6 @@ from bls_agent.project.messages import Status
 from bls_agent.wakeup import Wakeup
 
 __all__ = ["ErrorWindow", "StatusBoard", "StatusCounts", "StatusReporter"]
-
-logger = logging.getLogger(__name__)
 
 
 class StatusBoard:
@@ -170,7 +167,6 @@ class StatusReporter:
         self._wakeup = Wakeup()
         self._guard = True  # SET … GET is known here
         self._written: Status | None = None
-        self._said = ""
         self._ended = False
         self._counts = counts
         self.published = anyio.Event()
@@ -227,7 +223,6 @@ class StatusReporter:
                     await self._after_failure(error)
                 else:
                     self._backoff.succeeded()
-                    self._said = ""
                     self.published.set()
                     await self._wait()
         finally:
@@ -286,8 +281,7 @@ class StatusReporter:
         try:
             found = await self._connections.liveness.call("TYPE", self._key)
         except RedisRefusedError:
-            logger.warning("key %s is written without a look at its type", self._key)
-            return
+            return  # without the right to look; it was said
         if found not in (b"string", b"none"):
             raise WrongTypeError(self._key, "string")
 
@@ -302,7 +296,5 @@ class StatusReporter:
         connecting = isinstance(error, RedisUnavailableError) and error.connecting
         if connecting:  # the gate has paced it, and has said so
             return
-        if self._said != str(error):
-            self._said = str(error)
-            logger.warning("the status cannot be written: %s", error)
+        self._connections.complaints.say("the status cannot be written", error)
         await anyio.sleep(delay)

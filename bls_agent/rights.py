@@ -1,0 +1,163 @@
+"""The rights that an agent needs in Redis: the one table, and ACL rules made of it.
+
+One row per right: which command, on which key, in which modes, and what is weaker
+where it is missing. The documents show this table, the agent's own messages quote it,
+and the tests hold it against a real server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, get_args
+
+from bls_agent.errors import ConfigurationError
+from bls_agent.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS, KeyTemplate
+from bls_agent.names import check_name
+
+__all__ = ["RIGHTS", "Mode", "Right", "acl_line", "acl_rules", "find_right"]
+
+Mode: TypeAlias = Literal["blocking", "compat"]
+
+_BOTH: Final[frozenset[Mode]] = frozenset(get_args(Mode))
+_BLOCKING: Final[frozenset[Mode]] = frozenset({"blocking"})
+_COMPAT: Final[frozenset[Mode]] = frozenset({"compat"})
+
+_UNGUARDED: Final = "the status is written without a guard for a key of another type"
+_TWO_STEPS: Final = "a handled command is cut by LREM of its bytes, not by its place"
+_NO_STATUS: Final = "the status is not written"
+_NO_RECORDS: Final = "no record is written"
+
+
+@dataclass(frozen=True)
+class Right:
+    """One right.
+
+    Attributes:
+        command: As an ACL names it: ``rpush``, ``client|kill``.
+        key: On which key, or ``None`` where the command takes none.
+        modes: In which ways to receive it is used.
+        weaker: What does not hold without it.
+        essential: A part of the contract does not work without it at all.
+        option: The option that needs it, where the command goes on without.
+        extra: Not in :func:`acl_rules`: of use only on old servers, or too mighty.
+    """
+
+    command: str
+    key: KeyTemplate | None
+    modes: frozenset[Mode]
+    weaker: str
+    essential: bool = False
+    option: str = ""
+    extra: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The command as people write it: ``SET … GET``, ``CLIENT KILL``."""
+        words = self.command.replace("|", " ").upper()
+        return f"{words} … {self.option}" if self.option else words
+
+
+# fmt: off
+RIGHTS: Final = (
+    Right("select", None, _BOTH, "only database 0 can be used", essential=True),
+    Right("ping", None, _BOTH, "its refusal counts as an answer: nothing is weaker"),
+    Right("client|setname", None, _BOTH, "CLIENT LIST does not tell whose connections they are"),
+    Right("client|id", None, _BOTH, "as without CLIENT UNBLOCK and CLIENT KILL"),
+    Right("client|unblock", None, _BLOCKING, "an idle agent needs up to 2 s to stop"),
+    Right("client|kill", None, _BOTH, "what a cut left in doubt is written again and counted as logs_maybe_repeated"),
+    Right("client|list", None, _BOTH, "a lost connection is killed by id and address, which a proxy may have translated", extra=True),
+    Right("set", PROJECT_STATUS, _BOTH, _NO_STATUS, essential=True),
+    Right("set", PROJECT_STATUS, _BOTH, _UNGUARDED, option="GET"),
+    Right("type", PROJECT_STATUS, _BOTH, _UNGUARDED, extra=True),
+    Right("expire", PROJECT_STATUS, _BOTH, "the status expires while Redis is out of memory"),
+    Right("rpush", PROJECT_CONSOLE, _BOTH, _NO_RECORDS, essential=True),
+    Right("ltrim", PROJECT_CONSOLE, _BOTH, "the console list is not capped"),
+    Right("lrange", PROJECT_CONSOLE, _BOTH, "what a cut left in doubt is written again without a look"),
+    Right("blpop", CONTROL, _BLOCKING, "no command is received in mode blocking", essential=True),
+    Right("lpop", CONTROL, _BLOCKING, "no prefetch: commands are taken one by one"),
+    Right("lpush", CONTROL, _BLOCKING, "at the stop, what was taken and not started is run, or reported as cancelled"),
+    Right("lrange", CONTROL, _BLOCKING, "what was given back at the stop is reported as cancelled if the answer is lost"),
+    Right("lrange", CONTROL, _COMPAT, "no command is received in mode compat", essential=True),
+    Right("evalsha", CONTROL, _COMPAT, _TWO_STEPS),
+    Right("eval", CONTROL, _COMPAT, _TWO_STEPS),
+    Right("lindex", CONTROL, _COMPAT, _TWO_STEPS),
+    Right("ltrim", CONTROL, _COMPAT, _TWO_STEPS),
+    Right("lrem", CONTROL, _COMPAT, "where scripts are refused, too, a command is cut without looking"),
+)
+# fmt: on
+
+
+def find_right(request: Sequence[object], *, by_key: bool = True) -> Right | None:
+    """Find the row of a request that was refused.
+
+    Args:
+        request: Its words, as they are sent.
+        by_key: The command as such is allowed, but not on this key or not so.
+    """
+    words = [str(word) for word in request[:4]] + [""] * 3
+    name, key = words[0].lower(), words[1]
+    if name == "client":
+        name = f"client|{key.lower()}"
+    elif name.startswith("eval"):
+        key = words[3]  # behind the script and the number of keys
+    option = "GET" if by_key and request[-1] == "GET" else ""
+    for right in RIGHTS:
+        named = right.command == name and right.option == option
+        if named and (not right.key or right.key.match(key)):
+            return right
+    return None
+
+
+def acl_line(
+    project: str, mode: Mode | Literal["auto"] = "auto", *, selectors: bool = True
+) -> str:
+    """Write the rights of one agent as a line for ``ACL SETUSER`` or ``users.acl``.
+
+    Args:
+        project: The project's name; what a pattern would read as a wildcard is escaped.
+        mode: How its agent receives commands.
+        selectors: For Redis 7 and newer, and Valkey: each command on its key alone.
+            Without, for Redis 6: every command on every key of the project, so that
+            the agent could also command itself.
+
+    Raises:
+        ConfigurationError: The name cannot be a part of such a line.
+    """
+    if any(quote in project for quote in "\"'"):
+        raise ConfigurationError(
+            "project", project, "an ACL line holds no quotes", "Use acl_rules()."
+        )
+    return " ".join(acl_rules(project, mode, selectors=selectors))
+
+
+def acl_rules(
+    project: str, mode: Mode | Literal["auto"] = "auto", *, selectors: bool = True
+) -> list[str]:
+    """Give the same as words of their own, for programs; arguments as above.
+
+    Raises:
+        ConfigurationError: The name holds a blank, or breaks a rule for names.
+    """
+    if " " in check_name("project", project):
+        raise ConfigurationError(
+            "project", project, "an ACL pattern holds no blanks", "Use '_' instead."
+        )
+    modes = _BOTH if mode == "auto" else frozenset({mode})
+    rights = [row for row in RIGHTS if row.modes & modes]
+    keyless = _commands(row for row in rights if row.key is None and not row.extra)
+    rules = ["-@all", *keyless]
+    if not selectors:
+        needed = [row for row in rights if row.key]  # TYPE, too: before 6.2 it is used
+        patterns = dict.fromkeys(
+            f"~{row.key.pattern(project=project)}" for row in needed if row.key
+        )
+        return [*rules, *_commands(needed), *patterns]
+    for key in (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL):
+        commands = _commands(row for row in rights if row.key is key and not row.extra)
+        rules.append(f"({' '.join(commands)} %RW~{key.pattern(project=project)})")
+    return rules
+
+
+def _commands(rights: Iterator[Right] | Sequence[Right]) -> list[str]:
+    return list(dict.fromkeys(f"+{right.command}" for right in rights))
