@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -30,8 +31,9 @@ class Gate:
         failures: Tries that failed.
         last_error: What the last failure said.
         on_connected: Called after each success.
-        server_life: Grows when a port was found closed: what listens there afterwards
-            is another process, and connection ids of the former one mean nothing.
+        lives: By address; grows when a port was found closed: what listens there
+            afterwards is another process, and connection ids of the former one mean
+            nothing.
     """
 
     def __init__(self, backoff: Backoff) -> None:
@@ -42,7 +44,7 @@ class Gate:
         self._away_since: float | None = None
         self._said_at = 0.0
         self.failures = 0
-        self.server_life = 0
+        self.lives: Counter[str] = Counter()
         self.last_error = "nothing went wrong so far"
         self.on_connected: Callable[[], None] = _nothing
 
@@ -69,7 +71,7 @@ class Gate:
         self.failures += 1
         self.last_error = str(error)
         if port_was_closed(error):
-            self.server_life += 1
+            self.lives[error.address] += 1
         if self._away_since is None:
             self._away_since = now
         elif now - self._said_at < REMIND_EVERY:

@@ -24,6 +24,7 @@ from bls_agent.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.forking import keep, register
 from bls_agent.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.parts import Parts
+from bls_agent.patrol import Patrol
 from bls_agent.project.auto import AutoReceiver
 from bls_agent.project.blocking import BlockingReceiver
 from bls_agent.project.compat import CompatReceiver
@@ -81,6 +82,11 @@ class Session:
             f"bls-agent:{parts.instance}",
             timeout=settings.redis_timeout,
             reconnect_max=settings.reconnect_max,
+            keys={
+                "control": CONTROL.build(project=parts.project),
+                "data": PROJECT_CONSOLE.build(project=parts.project),
+                "liveness": PROJECT_STATUS.build(project=parts.project),
+            },
         )
         self.sink = self._make_sink()
         self.status = StatusReporter(
@@ -200,6 +206,7 @@ class Session:
                 loops.start_soon(self._keep_running, self._ship)
                 loops.start_soon(self._keep_running, self.status.run)
                 loops.start_soon(self._keep_running, self.health.run)
+                loops.start_soon(self._keep_running, Patrol(self.connections).run)
                 loops.start_soon(self.dispatcher.run)
                 self.opened.set()
                 try:

@@ -85,15 +85,15 @@ class BlockingReceiver:
                 deadline = await self._after_silence(deadline)
 
     async def _collect_all(self) -> None:
-        """Read what is owed; a refusal is raised at the end: the rest may hold commands."""
-        refused: RedisRefusedError | WrongTypeError | None = None
+        """Read what is owed; a failure is raised at the end: the rest may hold commands."""
+        failure: RedisUnavailableError | WrongTypeError | None = None
         while self._wire.owed:
             try:
                 await self._collect()
-            except (RedisRefusedError, WrongTypeError) as error:
-                refused = error
-        if refused is not None:
-            raise refused
+            except (RedisUnavailableError, WrongTypeError) as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _requests_for(self, limit: int) -> list[tuple[Argument, ...]]:
         more = limit - 1 if self._can_prefetch else 0
@@ -127,18 +127,20 @@ class BlockingReceiver:
 
         A stalled server will still answer, and has perhaps taken an element for us:
         keep waiting. A server that answers a PING but owes us has lost the link:
-        UNBLOCK, one more grace, then give the connection up.
+        UNBLOCK, one more grace, then give the connection up. So is a server given up
+        that serves the list no more.
 
         Returns:
             Seconds to wait for the reply now.
         """
-        live = self._connections.liveness
         try:
-            await live.call("PING")
-            if self._wire.client_id is not None:
-                await live.call("CLIENT", "UNBLOCK", self._wire.client_id)
+            async with self._connections.beside(self._wire.server) as beside:
+                await beside.call("PING")
+                if self._wire.client_id is not None:
+                    await beside.call("CLIENT", "UNBLOCK", self._wire.client_id)
         except RedisUnavailableError as error:
             if error.connecting or error.ambiguous:
+                await self._connections.leave_wrong_servers()
                 return BLOCK + MARGIN
         if deadline <= MARGIN:
             await self._wire.drop()
@@ -162,7 +164,7 @@ class BlockingReceiver:
         for _ in range(GIVE_BACK_TRIES):
             try:
                 if not in_doubt or not await self._stand_at_head(payloads):
-                    await self._connections.liveness.call(
+                    await self._connections.control.call(
                         "LPUSH", self._key, *reversed(payloads)
                     )
             except RedisUnavailableError as error:
@@ -176,9 +178,9 @@ class BlockingReceiver:
 
     async def _stand_at_head(self, payloads: Sequence[bytes]) -> bool:
         """Find out whether a doubtful LPUSH has arrived, after it surely cannot any more."""
-        live = self._connections.liveness
-        await self._connections.forget_lost(live, kill=True)
-        found = await live.call("LRANGE", self._key, 0, len(payloads) - 1)
+        control = self._connections.control
+        await self._connections.forget_lost(control, kill=True)
+        found = await control.call("LRANGE", self._key, 0, len(payloads) - 1)
         return bool(found == payloads)
 
     async def stop(self) -> None:
@@ -193,9 +195,8 @@ class BlockingReceiver:
         wait = BLOCK + MARGIN  # where it cannot be released the block ends by itself
         with suppress(RedisUnavailableError):
             if self._wire.client_id is not None:
-                await self._connections.liveness.call(
-                    "CLIENT", "UNBLOCK", self._wire.client_id
-                )
+                async with self._connections.beside(self._wire.server) as beside:
+                    await beside.call("CLIENT", "UNBLOCK", self._wire.client_id)
                 wait = 0.05
         try:
             with anyio.move_on_after(wait):
