@@ -15,6 +15,7 @@ __all__ = [
     "is_error_reply",
     "port_was_closed",
     "quotes_arguments",
+    "redirects",
     "translate",
 ]
 
@@ -49,8 +50,9 @@ _FAULTS: Final = (
     ("MasterDownError", "", Fault("master_down", permanent=False, drop=True)),
     ("ClusterDownError", "", Fault("cluster_down", permanent=False, drop=True)),
     ("TryAgainError", "", Fault("try_again", permanent=False, drop=False)),
-    ("MovedError", "", Fault("moved", permanent=True, drop=False)),
-    ("AskError", "", Fault("moved", permanent=True, drop=False)),
+    ("MovedError", "", Fault("moved", permanent=False, drop=True)),
+    ("AskError", "", Fault("ask", permanent=False, drop=True)),
+    ("ClusterCrossSlotError", "", Fault("cross_slot", permanent=True, drop=False)),
     ("OutOfMemoryError", "", Fault("out_of_memory", permanent=False, drop=False)),
     ("NoScriptError", "", Fault("no_script", permanent=False, drop=False)),
     ("ResponseError", "WRONGTYPE", Fault("wrong_type", permanent=True, drop=False)),
@@ -61,7 +63,6 @@ _FAULTS: Final = (
     ("ResponseError", "NOAUTH", Fault("auth", permanent=True, drop=True)),
     ("ResponseError", "NOPERM", Fault("no_permission", permanent=True, drop=False)),
     ("ResponseError", "OOM", Fault("out_of_memory", permanent=False, drop=False)),
-    ("ResponseError", "CROSSSLOT", Fault("moved", permanent=True, drop=False)),
     ("ResponseError", "unknown", Fault("unknown_command", permanent=True, drop=False)),
     ("ResponseError", "Protocol error", Fault("protocol", permanent=True, drop=True)),
     ("ResponseError", "wrong number", Fault("unsupported", permanent=True, drop=False)),
@@ -127,6 +128,11 @@ def port_was_closed(error: BaseException | None) -> bool:
 def is_error_reply(error: Exception) -> bool:
     """Tell an error that the server sent from a failure of the connection."""
     return classify(error).kind not in ("connection", "timeout", "tls", "not_redis")
+
+
+def redirects(reply: Reply) -> bool:
+    """Tell a reply that names another node; what it answers was not executed."""
+    return isinstance(reply, RedisUnavailableError) and reply.kind in ("moved", "ask")
 
 
 def ends_connection(reply: Reply) -> bool:

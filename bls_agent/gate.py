@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import anyio
@@ -31,8 +32,9 @@ class Gate:
         on_connected: Called after each success.
         connect_time: Seconds that the last success took: some round trips.
         complaints: What the host's log is told about Redis.
-        server_life: Grows when a port was found closed: what listens there afterwards
-            is another process, and connection ids of the former one mean nothing.
+        lives: By address; grows when a port was found closed: what listens there
+            afterwards is another process, and connection ids of the former one mean
+            nothing.
     """
 
     def __init__(self, backoff: Backoff) -> None:
@@ -45,7 +47,7 @@ class Gate:
         self.complaints = Complaints()
         self.connect_time = 0.0
         self.failures = 0
-        self.server_life = 0
+        self.lives: Counter[str] = Counter()
         self.last_error = "nothing went wrong so far"
         self.on_connected: Callable[[], None] = _nothing
 
@@ -76,7 +78,7 @@ class Gate:
         self.failures += 1
         self.last_error = str(error)
         if port_was_closed(error):
-            self.server_life += 1
+            self.lives[error.address] += 1
         if self._away_since is None:
             self._away_since = now
         self._told |= self.complaints.say("Redis cannot be reached", error)

@@ -24,6 +24,7 @@ from bls_agent.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.forking import keep, register
 from bls_agent.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.parts import Parts
+from bls_agent.patrol import Patrol
 from bls_agent.project.auto import AutoReceiver
 from bls_agent.project.blocking import BlockingReceiver
 from bls_agent.project.compat import CompatReceiver
@@ -82,6 +83,11 @@ class Session:
             f"bls-agent:{parts.instance}",
             timeout=settings.redis_timeout,
             reconnect_max=settings.reconnect_max,
+            keys={
+                "control": CONTROL.build(project=parts.project),
+                "data": PROJECT_CONSOLE.build(project=parts.project),
+                "liveness": PROJECT_STATUS.build(project=parts.project),
+            },
         )
         self.sink = self._make_sink()
         self.status = StatusReporter(
@@ -202,6 +208,7 @@ class Session:
                 start_soon(loops, self._keep_running, self._ship)
                 start_soon(loops, self._keep_running, self.status.run)
                 start_soon(loops, self._keep_running, self.health.run)
+                start_soon(loops, self._keep_running, Patrol(self.connections).run)
                 start_soon(loops, self.dispatcher.run)
                 self.opened.set()
                 try:

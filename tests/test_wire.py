@@ -221,7 +221,7 @@ async def test_lost_connections_are_let_go_at_the_server(
     connections.blocking.lost = [Lost(0, stranger.client_id, "")]
     assert await connections.forget_lost(connections.blocking, kill=False)
     await eventually(lambda: _blocked(admin, 0))
-    connections.gate.server_life = 1
+    connections.gate.lives[connections.endpoint.address] = 1
     connections.blocking.lost = [Lost(0, stranger.client_id, "")]
     assert await connections.forget_lost(connections.blocking, kill=True)
     assert await stranger.collect() is None

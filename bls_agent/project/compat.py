@@ -83,7 +83,7 @@ class CompatReceiver:
         if self._handled is None:
             return
         if self._in_doubt:  # an earlier cut may still arrive, unless KILL is allowed
-            await self._connections.forget_lost(self._connections.data, kill=True)
+            await self._connections.forget_lost(self._connections.intake, kill=True)
         found = await self._cut_in_some_way(self._handled.payload)
         self._handled = None
         in_doubt, self._in_doubt = self._in_doubt, False
@@ -124,7 +124,7 @@ class CompatReceiver:
         return True
 
     async def _cut_by_script(self, payload: bytes) -> bool:
-        wire = self._connections.data
+        wire = self._connections.intake
         return bool(await TRIM_HEAD.run(wire, [self._key], [payload]))
 
     async def _cut_by_value(self, payload: bytes) -> bool:
@@ -151,7 +151,7 @@ class CompatReceiver:
 
     async def _command(self, *request: Argument) -> Reply:
         try:
-            return await self._connections.data.call(*request)
+            return await self._connections.intake.call(*request)
         except RedisUnavailableError as error:
             if error.kind == "wrong_type":
                 raise WrongTypeError(self._key, "list") from error
