@@ -5,10 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Final, cast
-
-import anyio
 
 from bls_agent.connection import Connections
 from bls_agent.endpoint import Argument
@@ -17,14 +14,13 @@ from bls_agent.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
+from bls_agent.project.parked_read import BLOCK, ParkedRead
 from bls_agent.project.receiver import Message
 
 __all__ = ["BlockingReceiver"]
 
 logger = logging.getLogger(__name__)
 
-BLOCK: Final = 2  # seconds a read is parked at the server; Redis 5 wants an integer
-MARGIN: Final = 1.0  # seconds a reply may be late before we ask what is wrong
 GIVE_BACK_TRIES: Final = 3
 
 
@@ -45,6 +41,7 @@ class BlockingReceiver:
         self._connections = connections
         self._key = key
         self._wire = connections.blocking
+        self._parked = ParkedRead(connections)
         self._taken: deque[Message] = deque()
         self._stopping = False
         self._can_prefetch = True
@@ -77,12 +74,7 @@ class BlockingReceiver:
             requests = self._requests_for(limit)
             await self._wire.post(requests)
             self._posted = len(requests)
-        deadline = BLOCK + MARGIN
-        while self._wire.owed:
-            with anyio.move_on_after(deadline) as scope:
-                await self._collect_all()
-            if scope.cancelled_caught:
-                deadline = await self._after_silence(deadline)
+        await self._parked.wait(self._collect_all)
 
     async def _collect_all(self) -> None:
         """Read what is owed; a refusal is raised at the end: the rest may hold commands."""
@@ -122,34 +114,6 @@ class BlockingReceiver:
         payloads = values[1:] if is_first else values
         self._taken.extend(Message(payload) for payload in payloads)
 
-    async def _after_silence(self, deadline: float) -> float:
-        """Find out why an owed reply is late: overdue is not dead.
-
-        A stalled server will still answer, and has perhaps taken an element for us:
-        keep waiting. A server that answers a PING but owes us has lost the link:
-        UNBLOCK, one more grace, then give the connection up.
-
-        Returns:
-            Seconds to wait for the reply now.
-        """
-        live = self._connections.liveness
-        try:
-            await live.call("PING")
-            if self._wire.client_id is not None:
-                await live.call("CLIENT", "UNBLOCK", self._wire.client_id)
-        except RedisUnavailableError as error:
-            if error.connecting or error.ambiguous:
-                return BLOCK + MARGIN
-        if deadline <= MARGIN:
-            await self._wire.drop()
-            raise RedisUnavailableError(
-                "deaf",
-                "the waiting connection gave no answer",
-                address=self._wire.address,
-                ambiguous=True,
-            )
-        return MARGIN
-
     async def settle(self, message: Message) -> None:
         """Nothing to do: BLPOP has removed the command already."""
 
@@ -184,23 +148,4 @@ class BlockingReceiver:
     async def stop(self) -> None:
         """Release the parked read with CLIENT UNBLOCK, or wait for the end of its block."""
         self._stopping = True
-        while self._wire.owed:
-            if not await self._unblock():
-                break
-
-    async def _unblock(self) -> bool:
-        """Release and read owed replies; False when the connection is gone."""
-        wait = BLOCK + MARGIN  # where it cannot be released the block ends by itself
-        with suppress(RedisUnavailableError):
-            if self._wire.client_id is not None:
-                await self._connections.liveness.call(
-                    "CLIENT", "UNBLOCK", self._wire.client_id
-                )
-                wait = 0.05
-        try:
-            with anyio.move_on_after(wait):
-                while self._wire.owed:
-                    await self._collect()
-        except (RedisUnavailableError, WrongTypeError):
-            return bool(self._wire.owed)
-        return True
+        await self._parked.release(self._collect)
