@@ -103,10 +103,14 @@ class Lease:
         if token:
             await END_LEASE.run(self._wire, [self.owner_key], [token])
 
-    def forget(self) -> None:
-        """Step down, without a word to the server."""
-        self.token = ""
+    def step_down(self) -> None:
+        """Not be :attr:`valid` until the server has confirmed the lease again."""
         self._valid_until = float("-inf")
+
+    def forget(self) -> None:
+        """Let the lease end by itself, without a word to the server."""
+        self.token = ""
+        self.step_down()
 
     def forget_parent(self) -> None:
         """In a forked child: the lease is the parent's."""

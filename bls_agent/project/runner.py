@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -80,6 +80,10 @@ class CommandRunner:
 
     async def run(self, message: Message) -> Outcome | None:
         """Run the handler of a message; only KeyboardInterrupt comes out."""
+        if not message.claim(message):
+            return None
+        if message.verdict is not None:
+            return self.give_up(message)
         try:
             command = self._decode(message)
         except DecodeError as error:
@@ -88,15 +92,15 @@ class CommandRunner:
 
     def give_up(self, message: Message) -> Outcome:
         """Give the outcome of a message that is not started any more."""
+        kind = message.verdict or OutcomeKind.CANCELLED
         try:
             command = self._decode(message)
         except DecodeError as error:
-            return _discarded(error, message)
-        reason = {
-            "type": "Stopped",
-            "message": "the agent stopped before it was started",
-        }
-        return _ended(OutcomeKind.CANCELLED, command, 0.0, error=reason)
+            if kind is not OutcomeKind.DEAD_LETTERED:
+                return _discarded(error, message)
+            command = Command(id="", timestamp="", source="", command="")
+        told = {"type": _UNSTARTED[kind][0], "message": _UNSTARTED[kind][1]}
+        return _ended(kind, command, 0.0, error=told)
 
     def _decode(self, message: Message) -> Command:
         return Command.decode(
@@ -206,6 +210,24 @@ _CANCELLED = (
     None,
     {"type": "Stopped", "message": "the agent stopped before the handler was done"},
 )
+
+
+# Outcome of a message that is not started → type and text of its error.
+_UNSTARTED: Final = {
+    OutcomeKind.CANCELLED: ("Stopped", "the agent stopped before it was started"),
+    OutcomeKind.DUPLICATE: (
+        "Duplicate",
+        "a command with this id has ended already, or is in work",
+    ),
+    OutcomeKind.ABANDONED: (
+        "Abandoned",
+        "it was handed out before, and nobody has told how it ended",
+    ),
+    OutcomeKind.DEAD_LETTERED: (
+        "DeadLettered",
+        "it was handed out 3 times without an end, and is a dead letter now",
+    ),
+}
 
 
 def _failure(error: BaseException) -> tuple[OutcomeKind, Any, dict[str, Any]]:
