@@ -32,7 +32,8 @@ from bls_agent.project.dispatcher import Dispatcher
 from bls_agent.project.health_monitor import HealthMonitor
 from bls_agent.project.logs import LogSink
 from bls_agent.project.messages import Level, Status
-from bls_agent.project.receiver import Receiver
+from bls_agent.project.receiver import Message, Receiver
+from bls_agent.project.reliable import ReliableReceiver
 from bls_agent.project.runner import CommandRunner
 from bls_agent.project.status import StatusReporter
 from bls_agent.redaction import redact_traceback
@@ -154,6 +155,21 @@ class Session:
                 return compat
             case "auto":
                 return AutoReceiver(self.connections, blocking, compat, self._say)
+            case "reliable":
+                return ReliableReceiver(
+                    self.connections,
+                    key,
+                    self._say,
+                    instance=self._parts.instance,
+                    lease_ttl=self._settings.lease_ttl,
+                    window=self._settings.dedup_window,
+                    on_redelivery=self._settings.on_redelivery,
+                    size_limit=self._settings.command_size_limit,
+                    report=self._report_unstarted,
+                )
+
+    def _report_unstarted(self, message: Message) -> None:
+        self.dispatcher.report_unstarted(message)
 
     def _say(self, text: str, metadata: dict[str, object]) -> None:
         """Tell the operator and the host what works less well than it could."""
@@ -209,6 +225,7 @@ class Session:
                 start_soon(loops, self._keep_running, self.status.run)
                 start_soon(loops, self._keep_running, self.health.run)
                 start_soon(loops, self._keep_running, Patrol(self.connections).run)
+                start_soon(loops, self._keep_running, self.receiver.run)
                 start_soon(loops, self.dispatcher.run)
                 self.opened.set()
                 try:

@@ -85,3 +85,9 @@ class AutoReceiver:
     def leftovers(self) -> list[Message]:
         """What the blocking way has taken."""
         return self._blocking.leftovers()
+
+    async def run(self) -> None:
+        """Nothing to keep up."""
+
+    async def close(self) -> None:
+        """Nothing is left to end."""

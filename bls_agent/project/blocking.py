@@ -149,3 +149,9 @@ class BlockingReceiver:
         """Release the parked read with CLIENT UNBLOCK, or wait for the end of its block."""
         self._stopping = True
         await self._parked.release(self._collect)
+
+    async def run(self) -> None:
+        """Nothing to keep up."""
+
+    async def close(self) -> None:
+        """Nothing is left to end."""

@@ -149,6 +149,12 @@ class CompatReceiver:
         """Nothing: what is not settled is still in the list."""
         return []
 
+    async def run(self) -> None:
+        """Nothing to keep up."""
+
+    async def close(self) -> None:
+        """Nothing is left to end."""
+
     async def _command(self, *request: Argument) -> Reply:
         try:
             return await self._connections.intake.call(*request)

@@ -136,6 +136,12 @@ class Dispatcher:
         self._handlers_scope.cancel()
         with anyio.move_on_after(CANCEL_GRACE):
             await self._all_ended()
+        with anyio.CancelScope(deadline=deadline + INTAKE_GRACE):
+            await self._receiver.close()
+
+    def report_unstarted(self, message: Message) -> None:
+        """Report a message that has ended without being taken by us."""
+        self._report(self._runner.give_up(message))
 
     async def _end_intake(self) -> None:
         while self._intake_scope is not None:

@@ -31,6 +31,7 @@ __all__ = [
     "Outcome",
     "OutcomeKind",
     "Status",
+    "find_id",
     "new_command_id",
 ]
 
@@ -349,6 +350,19 @@ class Command:
             command=name,
             args=args or {},
         )
+
+
+def find_id(payload: bytes, *, limit: int) -> str:
+    """Read the id that the sender of a command gave, ``""`` if there is none.
+
+    Args:
+        payload: The element of the list; anything.
+        limit: Longest message in bytes that is parsed.
+    """
+    try:
+        return _usable_id(decode_object(payload, limit=limit).get("id"))
+    except DecodeError:
+        return ""
 
 
 def _usable_id(value: JSONValue) -> str:

@@ -22,11 +22,17 @@ from bls_agent.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
+from bls_agent.project.messages import OutcomeKind
 from bls_agent.redaction import redact_traceback
 
 __all__ = ["Intake", "Message", "Receiver", "Say"]
 
 logger = logging.getLogger(__name__)
+
+
+def _granted(_: Message) -> bool:
+    return True
+
 
 Say = Callable[[str, dict[str, object]], None]
 
@@ -39,11 +45,15 @@ class Message:
         payload: Its bytes.
         delivery: How often it was handed out, this time included.
         mode: How it was taken.
+        verdict: How it ends without being started, if that is known already.
+        claim: Asked when it is to be run; if false, it is somebody else's by now.
     """
 
     payload: bytes
     delivery: int = 1
     mode: str = "blocking"
+    verdict: OutcomeKind | None = None
+    claim: Callable[[Message], bool] = _granted
 
 
 class Receiver(Protocol):
@@ -51,7 +61,7 @@ class Receiver(Protocol):
 
     @property
     def mode(self) -> str:
-        """How commands come: ``blocking`` or ``compat``."""
+        """How commands come: ``blocking``, ``compat`` or ``reliable``."""
         ...
 
     @property
@@ -86,6 +96,14 @@ class Receiver(Protocol):
 
     def leftovers(self) -> list[Message]:
         """Give what was taken and never came out of :meth:`receive`."""
+        ...
+
+    async def run(self) -> None:
+        """Keep up what receiving needs, beside it, until cancelled."""
+        ...
+
+    async def close(self) -> None:
+        """End everything; handlers have ended, or are left behind."""
         ...
 
 

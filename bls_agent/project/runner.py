@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -81,6 +81,10 @@ class CommandRunner:
 
     async def run(self, message: Message) -> Outcome | None:
         """Run the handler of a message; only the main thread's Ctrl-C comes out."""
+        if not message.claim(message):
+            return None
+        if message.verdict is not None:
+            return self.give_up(message)
         try:
             command = self._decode(message)
         except DecodeError as error:
@@ -89,15 +93,15 @@ class CommandRunner:
 
     def give_up(self, message: Message, *, interrupted: bool = False) -> Outcome:
         """Give the outcome of a message that is not started any more, or not ended."""
+        kind = message.verdict or OutcomeKind.CANCELLED
         try:
             command = self._decode(message)
         except DecodeError as error:
-            return _discarded(error, message)
-        kind, text = "Stopped", "the agent stopped before it was started"
-        if interrupted:
-            kind, text = "KeyboardInterrupt", "interrupted while its handler ran"
-        reason = {"type": kind, "message": text}
-        return _ended(OutcomeKind.CANCELLED, command, 0.0, error=reason)
+            if kind is not OutcomeKind.DEAD_LETTERED:
+                return _discarded(error, message)
+            command = Command(id="", timestamp="", source="", command="")
+        name, text = _INTERRUPTED if interrupted else _UNSTARTED[kind]
+        return _ended(kind, command, 0.0, error={"type": name, "message": text})
 
     def _decode(self, message: Message) -> Command:
         return Command.decode(
@@ -209,6 +213,26 @@ _CANCELLED = (
     None,
     {"type": "Stopped", "message": "the agent stopped before the handler was done"},
 )
+
+
+_INTERRUPTED: Final = ("KeyboardInterrupt", "interrupted while its handler ran")
+
+# Outcome of a message that is not started → type and text of its error.
+_UNSTARTED: Final = {
+    OutcomeKind.CANCELLED: ("Stopped", "the agent stopped before it was started"),
+    OutcomeKind.DUPLICATE: (
+        "Duplicate",
+        "a command with this id has ended already, or is in work",
+    ),
+    OutcomeKind.ABANDONED: (
+        "Abandoned",
+        "it was handed out before, and nobody has told how it ended",
+    ),
+    OutcomeKind.DEAD_LETTERED: (
+        "DeadLettered",
+        "it was handed out 3 times without an end, and is a dead letter now",
+    ),
+}
 
 
 def _failure(error: BaseException) -> tuple[OutcomeKind, Any, dict[str, Any]]:

@@ -1,0 +1,412 @@
+"""BLMOVE into a list of this process's own, and an ack: nothing is lost."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, cast
+
+import anyio
+
+from bls_agent.backoff import jittered
+from bls_agent.connection import Connections
+from bls_agent.endpoint import Argument, Reply, Request
+from bls_agent.errors import RedisRefusedError, RedisUnavailableError, WrongTypeError
+from bls_agent.project.acks import Acks
+from bls_agent.project.epochs import Epochs
+from bls_agent.project.holdings import Holdings, Stage
+from bls_agent.project.messages import OutcomeKind, find_id
+from bls_agent.project.parked_read import BLOCK, ParkedRead
+from bls_agent.project.places import Places, find_wrong_type
+from bls_agent.project.receiver import Message, Say
+from bls_agent.project.reclaiming import (
+    DEAD_LETTER_LIMIT,
+    DELIVERIES_TTL,
+    MAX_DELIVERIES,
+    Reclaimer,
+)
+from bls_agent.scripts import ADMIT, HAND_BACK, TAKE, Script
+from bls_agent.wire import Wire
+
+__all__ = ["ReliableReceiver"]
+
+logger = logging.getLogger(__name__)
+
+NOT_OURS: Final = -1
+LOOKS_PER_TTL: Final = 3
+AWAY_GRACE: Final = 0.5  # seconds that the end waits for a Redis that is away
+ACK_PAUSE: Final = 0.2  # seconds between two tries of an ack, at most
+_NEEDED: Final = ("unknown_command", "no_permission", "refused", "unsupported")
+
+
+class ReliableReceiver:
+    """BLMOVE into an in-flight list of this process's own; an ack after the handler.
+
+    At least once: nothing is lost of what the serving Redis still holds. A command runs
+    twice only if the process or the link dies before its ack, or if the process stands
+    still for longer than its lease: then another one takes over what it had.
+
+    Attributes:
+        holdings: What was taken and is not acknowledged.
+        epochs: Whose list it is.
+        reclaimer: Who looks after the lists of the dead.
+    """
+
+    mode = "reliable"
+    one_at_a_time = False
+
+    def __init__(
+        self,
+        connections: Connections,
+        key: str,
+        say: Say,
+        *,
+        instance: str,
+        lease_ttl: float,
+        window: float,
+        on_redelivery: Literal["run", "skip"],
+        size_limit: int,
+        report: Callable[[Message], None],
+    ) -> None:
+        """Remember where from.
+
+        Args:
+            connections: The wires.
+            key: The control list.
+            say: Tells operator and host.
+            instance: Name of this process.
+            lease_ttl: Seconds after which a silent process has lost what it had.
+            window: Seconds for which an id counts as seen.
+            on_redelivery: What becomes of a command that was handed out before.
+            size_limit: Longest command that is parsed, in bytes.
+            report: Called for each command that has ended without being taken.
+        """
+        self._connections = connections
+        self._say = say
+        self._wire = connections.blocking
+        self._ttl = lease_ttl
+        self._window_ms = int(window * 1000)
+        self._on_redelivery = on_redelivery
+        self._size_limit = size_limit
+        self._report = report
+        self.places = Places.beside(key)
+        self.holdings = Holdings()
+        self.epochs = Epochs(
+            lambda: self.control,
+            self.places,
+            instance,
+            lease_ttl,
+            on_renamed=self.holdings.lose_all,
+        )
+        self.reclaimer = Reclaimer(self.places, lease_ttl, self._report_dead)
+        self._acks = Acks(
+            connections,
+            lambda: self.control,
+            self.places,
+            self.epochs,
+            self.holdings,
+            window=window,
+        )
+        self._parked = ParkedRead(connections)
+        self._expected: deque[tuple[str, Callable[[Reply], None]]] = deque()
+        self._known: dict[Script, int] = {}  # the connection that surely knows a script
+        self._taken: deque[Message] = deque()
+        self._arrived: list[bytes] = []  # in our list, and not looked up yet
+        self._compare_at = float("inf")  # when our list has to be looked at
+        self._opened = False
+        self._stopping = False
+        self._told = False
+
+    @property
+    def control(self) -> Wire:
+        """The wire for everything but the parked read."""
+        return self._connections.liveness
+
+    async def receive(self, limit: int) -> Sequence[Message]:
+        """Wait up to 2 s for at least one command and take up to ``limit``."""
+        if not self._taken and not self._stopping:
+            try:
+                await self._receive(limit)
+            except (RedisUnavailableError, WrongTypeError) as error:
+                told = await self._explain(error)
+                if not self._taken:
+                    raise told from error
+            else:
+                self._told = False
+        return self.leftovers()
+
+    def leftovers(self) -> list[Message]:
+        """Give what was taken, once."""
+        messages = list(self._taken)
+        self._taken.clear()
+        return messages
+
+    async def _receive(self, limit: int) -> None:
+        await self._parked.wait(self._collect)  # what an interrupted call left behind
+        await self._prepare()
+        if self._has_something():
+            return await self._admit()
+        await self._ask(TAKE, limit)
+        if not self._has_something() and self.epochs.valid and not self._stopping:
+            await self._park()
+        if self._must_compare():
+            await self._prepare()
+        return await self._admit()
+
+    def _has_something(self) -> bool:
+        return bool(self._taken or self._arrived)
+
+    async def _prepare(self) -> None:
+        """Have a list that is ours and holds nothing that we do not know."""
+        if not self._opened:
+            await self.reclaimer.look(self.control)
+            self._opened = True
+        await self.epochs.ensure()
+        await self._acks.flush()
+        if self._must_compare():
+            await self._compare()
+
+    def _must_compare(self) -> bool:
+        if self._wire.owed:
+            return False
+        if self._wire.lost or not self.epochs.compared:
+            return True
+        return anyio.current_time() >= self._compare_at
+
+    async def _compare(self) -> None:
+        """Find in our list what a dying link has swallowed, or nobody has told us of."""
+        sure = await self._connections.forget_lost(self._wire, kill=True)
+        losses, inflight = self.epochs.losses, self.epochs.inflight
+        standing = self.holdings.standing()
+        found = await self.control.call("LRANGE", inflight, 0, -1)
+        self._arrived = self.holdings.compare(found, standing)
+        self.epochs.compared = losses == self.epochs.losses
+        # A read that could not be killed may still bring something, until its block ends.
+        later = anyio.current_time() + BLOCK + 1.0
+        self._compare_at = float("inf") if sure else later
+
+    async def _ask(self, script: Script, *arguments: str | int | bytes) -> None:
+        """Run a script on the blocking wire; its reply stays owed, whatever happens."""
+        lease, places = self.epochs.lease, self.places
+        if script is TAKE:
+            keys = [places.control, lease.key, places.deliveries, places.seen]
+            told = [*arguments, self._window_ms, lease.token]
+        else:
+            keys = [lease.key, places.deliveries, places.seen]
+            told = [self._window_ms, lease.token, *arguments]
+        known = self._known.get(script) == self._wire.generation
+        request = script.request([*keys, lease.owner_key], told, known=known)
+        hear = self._hear_taken if script is TAKE else self._hear_admitted
+        try:
+            await self._post(request, hear)
+        except RedisUnavailableError as error:
+            if error.kind != "no_script":
+                raise
+            self._known.clear()
+            await self._post(
+                script.request([*keys, lease.owner_key], told, known=False), hear
+            )
+        self._known[script] = self._wire.generation
+
+    async def _park(self) -> None:
+        places, inflight = self.places, self.epochs.inflight
+        request = ("BLMOVE", places.control, inflight, "LEFT", "RIGHT", BLOCK)
+        await self._post(request, self._hear_moved)
+
+    async def _post(self, request: Request, hear: Callable[[Reply], None]) -> None:
+        if self._stopping:
+            return
+        await self._wire.post([request])
+        self._expected.clear()
+        self._expected.append((self.epochs.inflight, hear))
+        await self._parked.wait(self._collect)
+
+    async def _collect(self) -> None:
+        """Read one owed reply and keep what it brings before anything is awaited."""
+        reply = await self._wire.collect()
+        inflight, hear = self._expected.popleft()
+        if inflight == self.epochs.inflight:  # else it brings what others have by now
+            hear(reply)
+
+    def _hear_taken(self, reply: Reply) -> None:
+        if reply == NOT_OURS:
+            self.epochs.suspect()
+            return
+        taken = cast("list[tuple[bytes, int, bytes, int]]", reply)
+        ids = [self._id_of(payload) for payload, *_ in taken]
+        guesses = zip(ids, taken, strict=True)
+        if any(own and own.encode() != guess for own, (_, _, guess, _) in guesses):
+            self._arrived.extend(payload for payload, *_ in taken)
+            return
+        for own, (payload, delivery, _, seen) in zip(ids, taken, strict=True):
+            self._keep(payload, own, delivery, seen=bool(seen and own))
+
+    def _hear_moved(self, reply: Reply) -> None:
+        if reply is not None:
+            self._arrived.append(reply)
+
+    def _hear_admitted(self, reply: Reply) -> None:
+        if reply == NOT_OURS:
+            self.epochs.suspect()
+            return
+        payloads, self._arrived = self._arrived, []
+        for payload, (delivery, seen) in zip(payloads, reply, strict=True):
+            self._keep(payload, self._id_of(payload), delivery, seen=bool(seen))
+
+    async def _admit(self) -> None:
+        """Look up what has arrived: which delivery it is, and whether it has been seen."""
+        if not self._arrived or self._must_compare():
+            return
+        told: list[bytes | str] = []
+        for payload in self._arrived:
+            told += [payload, self._id_of(payload)]
+        await self._ask(ADMIT, *told)
+
+    def _id_of(self, payload: bytes) -> str:
+        return find_id(payload, limit=self._size_limit) if self._window_ms else ""
+
+    def _keep(self, payload: bytes, own: str, delivery: int, *, seen: bool) -> None:
+        verdict = self._judge(own, delivery, seen=seen)
+        message = Message(payload, delivery, self.mode, verdict, self._may_start)
+        ack_id = "" if verdict is OutcomeKind.DUPLICATE else own
+        self.holdings.take(message, id=own, ack_id=ack_id)
+        self._taken.append(message)
+
+    def _judge(self, own: str, delivery: int, *, seen: bool) -> OutcomeKind | None:
+        """Decide how a command ends that is not even started, if it is one."""
+        if seen or (own and self.holdings.has_id(own)):
+            return OutcomeKind.DUPLICATE
+        if delivery > 1 and self._on_redelivery == "skip":
+            return OutcomeKind.ABANDONED
+        return None
+
+    def _may_start(self, message: Message) -> bool:
+        """Claim the right to start a command, at the moment when it is to begin.
+
+        What was reclaimed meanwhile is forgotten: somebody else has it, or will. What
+        only may have been is looked for in our list again.
+        """
+        held = self.holdings.find(message)
+        if held is None:
+            return False
+        if held.gone or not self.epochs.valid or not self.epochs.compared:
+            self.holdings.drop(message)
+            self._compare_at = anyio.current_time()
+            return False
+        held.stage = Stage.STARTED
+        return True
+
+    async def settle(self, message: Message) -> None:
+        """Acknowledge; returns when that is through, or when it must be left for later.
+
+        Left for later is it when the lease is over or the agent stops: what is started
+        without an ack is thus never more than what runs at the same time.
+        """
+        held = self.holdings.find(message)
+        if held is None or held.stage is not Stage.STARTED:
+            return
+        held.stage = Stage.ENDED
+        while not await self._acks.try_flush() and message in self.holdings:
+            if self._stopping or not self.epochs.valid:
+                return
+            await anyio.sleep(ACK_PAUSE * random.uniform(0.1, 1.0))  # noqa: S311 - jitter
+
+    async def give_back(self, messages: Sequence[Message]) -> bool:
+        """Put commands back to the head of the control list, their delivery uncounted.
+
+        Where that fails they stay in our list and go back when our lease is over.
+        """
+        for message in messages:
+            self.holdings.drop(message)
+        await self._hand_back(is_final=False)
+        return True
+
+    async def stop(self) -> None:
+        """Release the parked read with CLIENT UNBLOCK, or wait for the end of its block."""
+        self._stopping = True
+        await self._parked.release(self._collect)
+
+    async def close(self) -> None:
+        """Put back what did not end, strike off the list and give back the lease."""
+        self._stopping = True
+        with anyio.move_on_after(None if self.control.connected else AWAY_GRACE):
+            await self.epochs.close()
+            await self._acks.try_flush()
+            await self._hand_back(is_final=True)
+
+    async def _hand_back(self, *, is_final: bool) -> None:
+        """Put everything back that is neither running nor ended, nor known at all."""
+        lease, places, holdings = self.epochs.lease, self.places, self.holdings
+        started = holdings.payloads(Stage.STARTED)
+        stay = holdings.payloads(Stage.ENDED) + ([] if is_final else started)
+        keys = [places.control, lease.key, lease.owner_key, places.deliveries]
+        told: list[Argument] = [
+            lease.token or "?",
+            MAX_DELIVERIES,
+            DEAD_LETTER_LIMIT,
+            DELIVERIES_TTL,
+        ]
+        rest: list[Argument] = [
+            int(is_final),
+            len(stay),
+            *stay,
+            *(started if is_final else []),
+        ]
+        try:
+            await self._connections.forget_lost(self._wire, kill=True)
+            _, dead = await HAND_BACK.run(
+                self.control, [*keys, places.dead, places.lists], [*told, *rest]
+            )
+        except RedisUnavailableError as error:
+            logger.warning("commands go back when the lease is over: %s", error)
+            return
+        for payload in dead:
+            self._report_dead(payload)
+        if is_final:
+            lease.forget()
+
+    async def run(self) -> None:
+        """Keep the lease, and look after the lists of the dead, until cancelled."""
+        rng = random.Random()  # noqa: S311 - jitter
+        while not self.epochs.closed:
+            pause = self._ttl / LOOKS_PER_TTL
+            try:
+                if self._opened:
+                    await self.epochs.keep()
+                    await self._acks.flush()
+                    await self.reclaimer.look(self.control, but=self.epochs.inflight)
+            except (RedisUnavailableError, WrongTypeError) as error:
+                logger.debug("the lease or the lists of the dead: %s", error)
+                pause = min(pause, ACK_PAUSE)
+            await anyio.sleep(jittered(pause, rng))
+
+    def _report_dead(self, payload: bytes) -> None:
+        dead = Message(payload, MAX_DELIVERIES, self.mode, OutcomeKind.DEAD_LETTERED)
+        self._report(dead)
+
+    async def _explain(
+        self, error: RedisUnavailableError | WrongTypeError
+    ) -> RedisUnavailableError | WrongTypeError:
+        """Make of a refusal what tells the operator what to do."""
+        if isinstance(error, WrongTypeError):
+            return error
+        types = self.places.types(self.epochs.inflight)
+        if (wrong := await find_wrong_type(self.control, error, types)) is not None:
+            return wrong
+        refused = isinstance(error, RedisRefusedError) and error.kind in _NEEDED
+        if not refused or error.connecting:
+            return error
+        if not self._told:
+            self._told = True
+            self._say(
+                "mode 'reliable' does not work here: use mode='blocking' or 'compat'",
+                {"mode": self.mode, "reason": error.kind},
+            )
+        return RedisRefusedError(
+            error.kind,
+            f"{error.reason}; mode 'reliable' needs BLMOVE and scripts (Redis 6.2 or "
+            "newer, and the rights): use mode='blocking' or mode='compat' instead",
+            address=error.address,
+        )
