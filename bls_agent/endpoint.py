@@ -90,11 +90,14 @@ class Endpoint:
         address: For messages: no credentials.
         make: Makes a connection that is not open yet.
         notes: What had to be decided otherwise than asked for; said once.
+        likeness: Equal for endpoints with the same address and credentials; 0 if nobody
+            knows.
     """
 
     address: str
     make: Callable[[], RawConnection]
     notes: tuple[str, ...] = ()
+    likeness: int = 0
 
     def __repr__(self) -> str:
         return f"Endpoint({self.address!r})"
@@ -168,6 +171,7 @@ def _endpoint_of_options(
         _address_of(kept, scheme),
         cast("Callable[[], RawConnection]", lambda: kind(**kept, **fixed)),
         notes if strict else (),
+        hash((scheme, repr(sorted(kept.items())))),
     )
 
 

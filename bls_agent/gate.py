@@ -30,6 +30,7 @@ class Gate:
         failures: Tries that failed.
         last_error: What the last failure said.
         on_connected: Called after each success.
+        quiet: Whether it says nothing in the host's log.
         server_life: Grows when a port was found closed: what listens there afterwards
             is another process, and connection ids of the former one mean nothing.
     """
@@ -45,6 +46,7 @@ class Gate:
         self.server_life = 0
         self.last_error = "nothing went wrong so far"
         self.on_connected: Callable[[], None] = _nothing
+        self.quiet = False
 
     async def enter(self, connect: Callable[[], Awaitable[None]]) -> None:
         """Run one try to connect as soon as the backoff allows it.
@@ -75,7 +77,8 @@ class Gate:
         elif now - self._said_at < REMIND_EVERY:
             return
         self._said_at = now
-        logger.warning("%s; trying again until it is back", error)
+        if not self.quiet:
+            logger.warning("%s; trying again until it is back", error)
 
     def _succeeded(self) -> None:
         self._retry_at = 0.0
@@ -83,7 +86,8 @@ class Gate:
         self.on_connected()
         if self._away_since is not None:
             away = anyio.current_time() - self._away_since
-            logger.info("Redis is back after %.1f s", away)
+            if not self.quiet:
+                logger.info("Redis is back after %.1f s", away)
             self._away_since = None
 
 

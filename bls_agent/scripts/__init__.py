@@ -15,7 +15,7 @@ from bls_agent.endpoint import Argument, Reply
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.wire import Wire
 
-__all__ = ["TRIM_HEAD", "Script"]
+__all__ = ["SPEAK", "TRIM_HEAD", "Script"]
 
 
 class Script:
@@ -51,4 +51,5 @@ class Script:
         return await wire.call("EVAL", self.text, len(keys), *keys, *arguments)
 
 
+SPEAK: Final = Script("speak")
 TRIM_HEAD: Final = Script("trim_head")
