@@ -35,7 +35,7 @@ from bls_agent.project.runner import CommandRunner
 from bls_agent.project.status import StatusReporter
 from bls_agent.redaction import redact_traceback
 from bls_agent.settings import Settings
-from bls_agent.voices import connect, make_watch, make_writer
+from bls_agent.voices import connect, make_inbox, make_watch, make_writer
 
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see supervisor.py
@@ -99,15 +99,19 @@ class Session:
         # What a server forgot while it was away comes back with the first connection.
         self.connections.gate.on_connected = self.status.changed
         self.receiver = self._make_receiver()
+        runner = self._make_runner()
         self.dispatcher = Dispatcher(
             self.receiver,
-            self._make_runner(),
+            runner,
             parts.stream,
             parts.threads,
             concurrency=settings.concurrency,
             prefetch=settings.prefetch,
             backoff=self._backoff(),
             outcomes=parts.outcomes,
+        )
+        self.inbox = make_inbox(
+            self.connections, parts, settings, self.dispatcher, runner, self._say
         )
 
     def _backoff(self) -> Backoff:
@@ -199,6 +203,8 @@ class Session:
                 loops.start_soon(self._keep_running, self._ship)
                 loops.start_soon(self._keep_running, self.status.run)
                 loops.start_soon(self._keep_running, self.health.run)
+                if self.inbox is not None:
+                    loops.start_soon(self._keep_running, self.inbox.run)
                 loops.start_soon(self.dispatcher.run)
                 self.opened.set()
                 try:

@@ -9,14 +9,17 @@ from bls_agent.connection import Connections
 from bls_agent.endpoint import Endpoint
 from bls_agent.keys import PROJECT_STATUS
 from bls_agent.parts import Parts
+from bls_agent.project.broadcast import FanOut, Inbox
+from bls_agent.project.dispatcher import Dispatcher
 from bls_agent.project.receiver import Say
 from bls_agent.project.roster import Roster
+from bls_agent.project.runner import CommandRunner
 from bls_agent.project.stalls import StallVoice
 from bls_agent.project.status_writer import StatusWriter
 from bls_agent.settings import Settings
 from bls_agent.watchdog import Watch
 
-__all__ = ["connect", "make_watch", "make_writer"]
+__all__ = ["connect", "make_inbox", "make_watch", "make_writer"]
 
 
 def connect(
@@ -83,3 +86,25 @@ def make_watch(
         ttl=settings.status_ttl,
     )
     return Watch(voice)
+
+
+def make_inbox(
+    connections: Connections,
+    parts: Parts,
+    settings: Settings,
+    dispatcher: Dispatcher,
+    runner: CommandRunner,
+    say: Say,
+) -> Inbox | None:
+    """Let broadcasts reach every replica; ``None`` if there are none."""
+    if not settings.replicas:
+        return None
+    fan_out = FanOut(connections, parts.project, parts.instance, say)
+    runner.pass_on = fan_out.pass_on
+    return Inbox(
+        connections,
+        dispatcher,
+        project=parts.project,
+        instance=parts.instance,
+        say=say,
+    )

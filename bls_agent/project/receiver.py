@@ -23,10 +23,11 @@ from bls_agent.errors import (
 )
 from bls_agent.redaction import redact_traceback
 
-__all__ = ["Intake", "Message", "Receiver", "Say"]
+__all__ = ["BESIDE", "Intake", "Message", "Receiver", "Say"]
 
 logger = logging.getLogger(__name__)
 
+BESIDE = "broadcast"  # the mode of what came by another way than the receiver
 Say = Callable[[str, dict[str, object]], None]
 
 

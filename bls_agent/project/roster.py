@@ -7,13 +7,19 @@ into the status key in the same step. A killed replica just expires.
 
 from __future__ import annotations
 
-import logging
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast
 
-from bls_agent.errors import DecodeError, RedisUnavailableError, WrongTypeError
+import anyio
+
+from bls_agent.errors import (
+    DecodeError,
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
 from bls_agent.keys import INSTANCES, PROJECT_STATUS
 from bls_agent.names import place_beside
 from bls_agent.project.messages import LogEntry, Outcome, Status
@@ -23,13 +29,12 @@ from bls_agent.wire import Wire
 
 __all__ = ["RollCall", "Roster", "list_living", "read_roster"]
 
-logger = logging.getLogger(__name__)
-
 # Scripts are not allowed or not known, or what the script does is not.
 _REFUSED: Final = ("no_permission", "unknown_command", "unsupported", "refused")
 _WORST_FIRST: Final = tuple(
     status.value for status in sorted(Status, key=lambda s: s.severity, reverse=True)
 )
+PAUSE: Final = 0.02  # seconds between two looks for outcomes
 SIGHTINGS: Final = 2  # in a row: the first may be this process's own former life
 
 
@@ -166,3 +171,23 @@ class RollCall:
             outcome = entry.outcome
             if outcome is not None and outcome.command_id == self.command_id:
                 self.outcomes.setdefault(entry.instance, outcome)
+
+    async def collect(
+        self, look: Callable[[], Awaitable[Iterable[LogEntry]]], timeout: float
+    ) -> None:
+        """Look for new records until everybody has answered or the time is over.
+
+        The command is sent: an outage is waited out, its outcomes may still come.
+
+        Raises:
+            RedisRefusedError: The records cannot be read.
+        """
+        with anyio.move_on_after(timeout):
+            while not self.complete:
+                try:
+                    self.note(await look())
+                except RedisRefusedError:
+                    raise
+                except RedisUnavailableError:
+                    pass
+                await anyio.sleep(0 if self.complete else PAUSE)
