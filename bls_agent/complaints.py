@@ -23,7 +23,11 @@ _OF_REQUEST: Final = frozenset({"unknown_command", "unsupported", "refused"})
 
 
 class Complaints:
-    """Says what is wrong with Redis, for all parts of one agent together."""
+    """Says what is wrong with Redis, for all parts of one agent together.
+
+    Attributes:
+        quiet: Whether it says nothing at all.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Nothing was said so far.
@@ -33,6 +37,7 @@ class Complaints:
         """
         self._clock = clock
         self._said_at: dict[str, float] = {}
+        self.quiet = False
 
     def say(self, consequence: str, error: BlsError) -> bool:
         """Say what a failure means, unless its cause was said within the last minute.
@@ -69,14 +74,15 @@ class Complaints:
             return  # nobody is asked to grant it
         shown = right.shown if right else str(request[0])
         weaker = right.weaker if right else "it is not among the rights of an agent"
-        if weaker not in self._said_at:
+        if weaker not in self._said_at and not self.quiet:
             self._said_at[weaker] = self._clock()
             text = "Redis at %s refuses %s to this user (no_permission): %s"
             logger.warning(text, error.address, shown, weaker)
 
     def _say_now(self, topic: str, text: str, *arguments: object) -> bool:
         now = self._clock()
-        if now - self._said_at.get(topic, -REMIND_EVERY) < REMIND_EVERY:
+        lately = now - self._said_at.get(topic, -REMIND_EVERY) < REMIND_EVERY
+        if lately or self.quiet:
             return False
         self._said_at[topic] = now
         logger.warning(text, *arguments)

@@ -34,6 +34,7 @@ from bls_agent.keys import (
 from bls_agent.names import check_name
 from bls_agent.project.following import Follower
 from bls_agent.project.messages import Command, LogEntry, Outcome, Status
+from bls_agent.project.roster import RollCall, read_roster
 from bls_agent.settings import Settings, check_seconds
 from bls_agent.wire import Wire
 
@@ -103,6 +104,7 @@ class Console:
         args: Mapping[str, Any] | None = None,
         *,
         id: str | None = None,  # noqa: A002 - the contract's name
+        broadcast: bool = False,
     ) -> Command:
         """Put a command into a project's control list (contract 002, section 3.1).
 
@@ -111,6 +113,7 @@ class Console:
             command: The command's name.
             args: Its arguments.
             id: Its id; made up if absent.
+            broadcast: Every replica is to run it (agents with ``replicas=True``).
 
         Returns:
             The command as it was sent.
@@ -122,7 +125,9 @@ class Console:
         """
         key = CONTROL.build(project=project)
         _check_request(command, args)
-        message = Command.create(command, args, now=self._clock(), id=id)
+        message = Command.create(
+            command, args, now=self._clock(), id=id, broadcast=broadcast
+        )
         encode_strictly("command", command)
         encode_strictly("args", message.args)
         await self._call(CONTROL, "RPUSH", key, message.encode())
@@ -135,8 +140,11 @@ class Console:
         args: Mapping[str, Any] | None = None,
         *,
         timeout: float = 10.0,
+        broadcast: bool = False,
     ) -> Outcome:
         """Send a command and wait for the record that says how it ended.
+
+        Of a broadcast, the first one.
 
         Raises:
             ConfigurationError: As :meth:`send`, or ``timeout`` is no time; not sent.
@@ -145,18 +153,62 @@ class Console:
             RedisUnavailableError: As :meth:`send`; once it is sent, an outage is
                 waited out.
         """
+        roll = RollCall()
+        await self._collect(project, command, args, roll, timeout, broadcast=broadcast)
+        return next(iter(roll.outcomes.values()))
+
+    async def call_all(
+        self,
+        project: str,
+        command: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        timeout: float = 10.0,
+    ) -> dict[str, Outcome]:
+        """Send a broadcast and wait until every living instance has said how it ended.
+
+        Returns:
+            Instance → its outcome. Who is missing has not answered in time.
+
+        Raises:
+            NoOutcomeError, RedisUnavailableError: As :meth:`call`.
+        """
+        roll = RollCall(frozenset(await self.instances(project)))
+        await self._collect(project, command, args, roll, timeout, broadcast=True)
+        return dict(sorted(roll.outcomes.items()))
+
+    async def _collect(
+        self,
+        project: str,
+        command: str,
+        args: Mapping[str, Any] | None,
+        roll: RollCall,
+        timeout: float,
+        *,
+        broadcast: bool,
+    ) -> None:
+        """Send a command and note its outcomes until all of them are there."""
         check_seconds("timeout", timeout)
         follower = Follower()
         follower.start(*await self._tail(project, WINDOW))
-        message = await self.send(project, command, args)
-        with anyio.move_on_after(timeout):
-            while True:
-                for entry in await self._look_patiently(project, follower):
-                    outcome = entry.outcome
-                    if outcome is not None and outcome.command_id == message.id:
-                        return outcome
-                await anyio.sleep(0.02)
-        raise NoOutcomeError(command, message.id, timeout)
+        message = await self.send(project, command, args, broadcast=broadcast)
+        roll.command_id = message.id
+        await roll.collect(lambda: self._look(project, follower), timeout)
+        if not roll.outcomes:
+            raise NoOutcomeError(command, message.id, timeout)
+
+    async def instances(self, project: str) -> dict[str, Status]:
+        """Read which replicas of a project live, and what each says of itself.
+
+        Returns:
+            Instance → its status; empty without agents with ``replicas=True``.
+
+        Raises:
+            WrongTypeError: The key of the roster is no hash.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        check_name("project", project)
+        return await read_roster(self._wire, project)
 
     async def status(self, project: str) -> Status | None:
         """Read a project's status.
@@ -244,14 +296,6 @@ class Console:
             for entry in entries:
                 yield entry
             await anyio.sleep(interval)
-
-    async def _look_patiently(self, project: str, follower: Follower) -> list[LogEntry]:
-        try:
-            return await self._look(project, follower)
-        except RedisRefusedError:
-            raise
-        except RedisUnavailableError:
-            return []  # the command is sent: its outcome may still come
 
     async def _look(self, project: str, follower: Follower) -> list[LogEntry]:
         """Read windows of the tail until the follower finds its place again."""

@@ -119,12 +119,15 @@ class Endpoint:
             server that was named (which one is right tells ``engines.py``).
         notes: What had to be decided otherwise than asked for; said once.
         topology: The servers behind it; ``None`` for one server.
+        likeness: Equal for endpoints with the same address and credentials; 0 if nobody
+            knows.
     """
 
     address: str
     make: Callable[[], RawConnection]
     notes: tuple[str, ...] = ()
     topology: Topology | None = None
+    likeness: int = 0
 
     def __repr__(self) -> str:
         return f"Endpoint({self.address!r})"
@@ -256,6 +259,7 @@ def _endpoint_of_options(
         _address_of(kept, scheme),
         cast("Callable[[], RawConnection]", lambda: kind(**kept, **fixed)),
         notes if strict else (),
+        likeness=hash((scheme, repr(sorted(kept.items())))),
     )
 
 

@@ -18,11 +18,10 @@ import anyio.lowlevel
 from anyio.abc import TaskStatus
 
 from bls_agent.backoff import Backoff
-from bls_agent.connection import Connections
 from bls_agent.endpoint import Endpoint
 from bls_agent.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.forking import keep, register
-from bls_agent.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
+from bls_agent.keys import CONTROL, PROJECT_CONSOLE
 from bls_agent.parts import Parts
 from bls_agent.patrol import Patrol
 from bls_agent.project.auto import AutoReceiver
@@ -39,6 +38,7 @@ from bls_agent.project.status import StatusReporter
 from bls_agent.redaction import redact_traceback
 from bls_agent.settings import Settings
 from bls_agent.starting import start_soon
+from bls_agent.voices import connect, make_inbox, make_watch, make_writer
 
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see supervisor.py
@@ -79,27 +79,18 @@ class Session:
         register(self)
         self.opened = anyio.Event()
         self.closed = anyio.Event()
-        self.connections = Connections(
-            endpoint,
-            f"bls-agent:{parts.instance}",
-            timeout=settings.redis_timeout,
-            reconnect_max=settings.reconnect_max,
-            keys={
-                "control": CONTROL.build(project=parts.project),
-                "data": PROJECT_CONSOLE.build(project=parts.project),
-                "liveness": PROJECT_STATUS.build(project=parts.project),
-            },
-        )
+        self.connections = connect(endpoint, parts, settings)
         self.sink = self._make_sink()
+        writer = make_writer(self.connections, parts, settings, self._say)
         self.status = StatusReporter(
-            self.connections,
+            writer,
             parts.board,
-            key=PROJECT_STATUS.build(project=parts.project),
             interval=settings.status_interval,
-            ttl=settings.status_ttl,
             backoff=self._backoff(),
+            complaints=self.connections.complaints,
             counts=parts.status_counts,
         )
+        self.watch = make_watch(endpoint, parts, settings, writer, self.status.changed)
         self.health = HealthMonitor(
             parts.checks,
             parts.board,
@@ -110,9 +101,10 @@ class Session:
         # What a server forgot while it was away comes back with the first connection.
         self.connections.gate.on_connected = self.status.changed
         self.receiver = self._make_receiver()
+        runner = self._make_runner()
         self.dispatcher = Dispatcher(
             self.receiver,
-            self._make_runner(),
+            runner,
             parts.stream,
             parts.threads,
             concurrency=settings.concurrency,
@@ -120,6 +112,9 @@ class Session:
             backoff=self._backoff(),
             complaints=self.connections.complaints,
             outcomes=parts.outcomes,
+        )
+        self.inbox = make_inbox(
+            self.connections, parts, settings, self.dispatcher, runner, self._say
         )
 
     def _backoff(self) -> Backoff:
@@ -218,6 +213,8 @@ class Session:
         it: :attr:`closed` is set before.
         """
         window = self._settings.error_window
+        if self.watch is not None:
+            self.watch.begin()
         self._parts.stream.on_error = self.status.open_error_window(window)
         try:
             async with anyio.create_task_group() as loops:
@@ -226,6 +223,8 @@ class Session:
                 start_soon(loops, self._keep_running, self.health.run)
                 start_soon(loops, self._keep_running, Patrol(self.connections).run)
                 start_soon(loops, self._keep_running, self.receiver.run)
+                if self.inbox is not None:
+                    start_soon(loops, self._keep_running, self.inbox.run)
                 start_soon(loops, self.dispatcher.run)
                 self.opened.set()
                 try:
@@ -258,6 +257,8 @@ class Session:
         self.is_over()
 
     def _let_go_of_host(self) -> None:
+        if self.watch is not None:
+            self.watch.drop()
         self._parts.stream.on_error = None
         self._parts.board.forget_sources()
         self.health.close()
@@ -351,6 +352,9 @@ class Session:
 
     async def _write_last_word(self) -> None:
         """Write 离线 or 故障 without a TTL; one more try over a new connection."""
+        if self.watch is not None:
+            with anyio.move_on_after(AWAY_GRACE):
+                await self.watch.end()
         with anyio.move_on_after(AWAY_GRACE if self._away() else None):
             for _ in range(2):
                 try:

@@ -157,6 +157,8 @@ class Options(TypedDict, total=False):
     command_size_limit: int
     status_interval: float
     status_ttl: int
+    stall_after: float | None
+    replicas: bool
     log_level: str
     log_list_limit: int
     log_buffer: int
@@ -192,6 +194,8 @@ class Settings:
     command_size_limit: int = _setting(MIB, "longest command that is read", int, unit="bytes", minimum=256, maximum=512 * MIB)
     status_interval: float = _setting(10.0, "time between two refreshes of the status", minimum=0.05, **_SECONDS)
     status_ttl: int = _setting(60, "time after which a silent status vanishes", int, unit="seconds", minimum=1, maximum=86_400)
+    stall_after: float | None = _setting(5.0, "time after which an event loop that stands still is a fault; none for never", minimum=0.1, optional=True, **_SECONDS)
+    replicas: bool = _setting(False, "whether several processes share this project's name", bool)  # noqa: FBT003 - the default
     log_level: str = _setting("debug", "lowest level that is shipped", str, choices=_LEVELS)
     log_list_limit: int = _setting(10_000, "records kept in the console list", int, unit="records", minimum=1, maximum=10_000_000)
     log_buffer: int = _setting(10_000, "records that wait in this process", int, unit="records", minimum=1, maximum=10_000_000)

@@ -24,7 +24,7 @@ class AgentStats:
         open: Whether the agent is open.
         status: The status that is shown, or will be.
         status_source: Which source says so: ``host``, ``health check <name>``,
-            ``error window``; the first of several.
+            ``error window``, ``event loop``; the first of several.
         status_sources: Source → what it says.
         mode: How commands come now: ``blocking``, ``compat``, or ``closed``.
         connections: Wire → whether it is connected.
@@ -43,6 +43,8 @@ class AgentStats:
         status_writes: Times the status was written.
         status_failures: Times it could not be written.
         status_refused: Values given to ``set_status`` that were no status.
+        loop_stalls: Times the event loop stood still longer than ``stall_after``.
+        loop_stalled_seconds: How long it did, the longest of those that are over.
         faults: Failures of the agent itself; each is in the host's log.
     """
 
@@ -69,6 +71,8 @@ class AgentStats:
     status_writes: int
     status_failures: int
     status_refused: int
+    loop_stalls: int
+    loop_stalled_seconds: float
     faults: int
 
 
@@ -106,5 +110,7 @@ def collect_stats(parts: Parts, session: Session | None) -> AgentStats:
         status_writes=parts.status_counts.writes,
         status_failures=parts.status_counts.failures,
         status_refused=parts.board.refused,
+        loop_stalls=parts.stall_counts.stalls,
+        loop_stalled_seconds=parts.stall_counts.longest,
         faults=session.faults if session else 0,
     )

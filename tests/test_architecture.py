@@ -54,6 +54,7 @@ WIRES = [
 CONTRACTS = ["project", "runs", "workers", "assets", "crawl"]
 COMPOSITION = [
     "parts",
+    "voices",
     "session",
     "supervisor",
     "stats",

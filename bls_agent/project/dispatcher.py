@@ -17,7 +17,7 @@ from bls_agent.backoff import Backoff
 from bls_agent.complaints import Complaints
 from bls_agent.project.logs import LogStream
 from bls_agent.project.messages import Outcome, OutcomeKind
-from bls_agent.project.receiver import Intake, Message, Receiver
+from bls_agent.project.receiver import BESIDE, Intake, Message, Receiver
 from bls_agent.project.runner import CommandRunner
 from bls_agent.project.threads import HandlerThreads
 from bls_agent.redaction import redact_traceback
@@ -84,6 +84,7 @@ class Dispatcher:
         self._handlers_scope = anyio.CancelScope()
         self._stopping = False
         self._outcomes = outcomes
+        self._beside = 0
         self.running = 0
 
     @property
@@ -116,6 +117,33 @@ class Dispatcher:
                         pass  # asyncio has raised it in the host already
             finally:
                 self._runner.close()
+
+    @property
+    def accepts(self) -> bool:
+        """Whether :meth:`run_beside` would start a message at once."""
+        return not (self.stopping or self._beside) and self._has_free_slot()
+
+    def run_beside(self, message: Message) -> None:
+        """Run a message that came by another way than the receiver's, in a free slot."""
+        if self._group is None or self._group.cancel_scope.cancel_called:
+            self._report(self._runner.give_up(message))
+            return
+        self._beside += 1
+        self._group.start_soon(self._work_beside, message)
+
+    async def _work_beside(self, message: Message) -> None:
+        started = False
+        try:
+            while not (self.stopping or self._has_free_slot()):
+                await self._change()
+            started = not self.stopping
+        finally:
+            self._beside -= 1
+            if not started:
+                self._report(self._runner.give_up(message))
+        if started:
+            self.running += 1
+            await self._run_and_free(message)
 
     async def stop(self, timeout: float) -> None:
         """End the intake, give back what was not started, let handlers finish.
@@ -233,20 +261,24 @@ class Dispatcher:
                 message = await self._next()
                 self.running += 1
                 self._call_worker()
-                try:
-                    await self._handle(message)
-                except Exception as error:  # noqa: BLE001 - ours: the loop lives
-                    text = "a command could not be brought to its end\n%s"
-                    logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
-                finally:
-                    self.running -= 1
-                    self._announce_change()
+                await self._run_and_free(message)
         except anyio.get_cancelled_exc_class():
             if self.stopping:
                 raise
             # Somebody has cancelled just this task: another one takes its place.
         finally:
             self._workers -= 1
+            self._announce_change()
+
+    async def _run_and_free(self, message: Message) -> None:
+        """Run a message in the slot that was taken for it, and let others have it."""
+        try:
+            await self._handle(message)
+        except Exception as error:  # noqa: BLE001 - ours: the loop lives
+            text = "a command could not be brought to its end\n%s"
+            logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
+        finally:
+            self.running -= 1
             self._announce_change()
 
     async def _next(self) -> Message:
@@ -286,6 +318,8 @@ class Dispatcher:
             raise
         if outcome is not None:
             self._report(outcome)
+        if message.mode == BESIDE:
+            return  # no receiver knows of it
         if outcome is None or outcome.kind is not OutcomeKind.CANCELLED:
             await self._receiver.settle(message)
 

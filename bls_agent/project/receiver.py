@@ -25,9 +25,11 @@ from bls_agent.errors import (
 from bls_agent.project.messages import OutcomeKind
 from bls_agent.redaction import redact_traceback
 
-__all__ = ["Intake", "Message", "Receiver", "Say"]
+__all__ = ["BESIDE", "Intake", "Message", "Receiver", "Say"]
 
 logger = logging.getLogger(__name__)
+
+BESIDE = "broadcast"  # the mode of what came by another way than the receiver
 
 
 def _granted(_: Message) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,6 +45,7 @@ class CommandRunner:
         on_overdue: Called with the outcome of a command whose handler ignores that its
             time is over; :meth:`run` gives none then, when that handler ends at last.
         resisting: Such handlers that go on.
+        pass_on: Brings a broadcast to the other instances, before it is run here.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class CommandRunner:
         self._clock = clock
         self._deadlines = Deadlines()
         self.on_overdue: Callable[[Outcome], None] = _ignore
+        self.pass_on: Callable[[Message, Command], Awaitable[None]] | None = None
         self.resisting = 0
         self.stopping = False
 
@@ -89,6 +91,9 @@ class CommandRunner:
             command = self._decode(message)
         except DecodeError as error:
             return _discarded(error, message)
+        if command.broadcast and self.pass_on is not None:
+            with anyio.CancelScope(shield=True):  # half of them would be nobody's wish
+                await self.pass_on(message, command)
         return await self._run_command(command, message)
 
     def give_up(self, message: Message, *, interrupted: bool = False) -> Outcome:

@@ -23,6 +23,7 @@ __all__ = [
     "HAND_BACK",
     "RECLAIM",
     "RENEW_LEASE",
+    "SPEAK",
     "TAKE",
     "TRIM_HEAD",
     "Script",
@@ -97,5 +98,6 @@ END_LEASE: Final = Script("end_lease")
 HAND_BACK: Final = Script("hand_back")
 RECLAIM: Final = Script("reclaim")
 RENEW_LEASE: Final = Script("renew_lease")
+SPEAK: Final = Script("speak")
 TAKE: Final = Script("take")
 TRIM_HEAD: Final = Script("trim_head")
