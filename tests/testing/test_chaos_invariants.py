@@ -37,7 +37,9 @@ def broken(history: History, promise: Promise = EXACT) -> set[str]:
 def samples_of(*shown: str | None, step: float = 0.1) -> list[StatusSample]:
     """Samples at equal distances while 在线 is true; ``away``: Redis did not answer."""
     return [
-        StatusSample(number * step, value != "away", value, ONLINE)
+        StatusSample(
+            number * step, value != "away", None if value == "away" else value, ONLINE
+        )
         for number, value in enumerate(shown)
     ]
 
@@ -161,13 +163,14 @@ def test_c5_a_lie_that_lasts() -> None:
 
 def test_c5_nobody_was_told() -> None:
     """While Redis does not answer there is no lie, and it begins anew afterwards."""
-    promise = Promise(status_ttl=0.35)
-    history = History()
-    parts = ["故障"] * 3, ["away"] * 20, ["故障"] * 3
-    history.evidence.statuses += samples_of(
-        *(value for part in parts for value in part)
-    )
-    assert not broken(history, promise)
+    promise = Promise(status_ttl=0.35, vanished=0.35)
+    for shown in ("故障", None):
+        history = History()
+        parts = [shown] * 3, ["away"] * 20, [shown] * 3
+        history.evidence.statuses += samples_of(
+            *(value for part in parts for value in part)
+        )
+        assert not broken(history, promise)
 
 
 def test_c6_growth() -> None:

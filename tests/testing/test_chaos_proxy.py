@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Self
 
 import pytest
@@ -30,6 +33,7 @@ from bls_agent.testing.chaos import (
 from tests.harness import eventually
 
 REQUESTS, REPLIES = Direction.REQUESTS, Direction.REPLIES
+ROOT = Path(__file__).parents[2]
 
 
 class Peer:
@@ -114,9 +118,12 @@ async def test_a_request_is_cut(proxy: FaultProxy, peer: Peer, project: str) -> 
         async with Peer(proxy) as other:
             other.send("RPUSH", project, "x")
             assert await other.read_rest() in (b"", b":1\r\n")
-        await eventually(lambda: proxy.connections == 1)
-        peer.send("LLEN", project)
-        assert await peer.read(4) == length
+
+        async def has_come(length: bytes = length) -> bool:
+            peer.send("LLEN", project)
+            return await peer.read(4) == length
+
+        await eventually(has_come)
     peer.send("DEL", project)
     await peer.read(4)
 
@@ -152,7 +159,7 @@ async def test_everything_is_delayed(proxy: FaultProxy, peer: Peer) -> None:
     async with proxy.during(Delay(0.1)):
         for _ in range(20):
             peer.send("PING")
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.002)  # a packet each
         await peer.read(7 * 20)
     assert 0.2 <= time.monotonic() - begin < 0.2 * 20
 
@@ -293,3 +300,14 @@ async def test_the_url_keeps_login_and_database(redis_url: str) -> None:
         assert proxy.url == f"redis://me:p%40w@127.0.0.1:{proxy.port}/3?a=b"
         assert str(proxy.seed) in repr(proxy)
         assert "p%40w" not in repr(proxy)
+
+
+async def test_the_example_of_the_documentation_runs() -> None:
+    """As it stands, in a process of its own."""
+    text = (ROOT / "docs/chaos.md").read_text("utf-8")
+    code = text.partition("```python\n")[2].partition("```")[0]
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", code], capture_output=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"command='BLPOP'" in done.stdout

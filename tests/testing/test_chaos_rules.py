@@ -63,6 +63,12 @@ def test_a_cut_lets_exactly_so_many_bytes_through(at: int, size: int) -> None:
     assert sent(acts[: acts.index(None)]) == REPLY[:at]
 
 
+def test_a_cut_does_not_wait_for_more() -> None:
+    """It breaks with the last byte that gets through, not when the next one comes."""
+    first, *_ = pieces(REPLY, 4)
+    assert run(Cut(at=4), [first]) == [REPLY[:4], None]
+
+
 def test_a_rule_waits_for_its_command() -> None:
     """Other replies get through untouched."""
     acts = run(

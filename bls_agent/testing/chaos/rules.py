@@ -127,11 +127,10 @@ class Rule:
             _check("times", self.times)
 
     def fits(self, piece: Piece) -> bool:
-        """Tell whether this piece begins a request or reply that is concerned."""
-        return (
-            piece.offset == 0
-            and piece.direction is self.direction
-            and self.command in (None, piece.command)
+        """Tell whether the request or reply of this piece is concerned."""
+        return piece.direction is self.direction and self.command in (
+            None,
+            piece.command,
         )
 
     def apply(self, piece: Piece) -> list[Act]:
