@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import string
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import anyio
 
@@ -34,7 +34,7 @@ from bls_agent.faults import (
     quotes_arguments,
     translate,
 )
-from bls_agent.forking import count_forks, hang_up, keep, register, sever
+from bls_agent.forking import count_forks, cut_off, hang_up, keep, register, sever
 from bls_agent.gate import Gate
 
 __all__ = ["Lost", "Wire"]
@@ -229,18 +229,22 @@ class Wire:
         await self._close(abort=False)
 
     def forget_parent(self) -> None:
-        """Be as if never opened; what was open stays with the parent.
+        """In a forked child: be as if never opened; what was open stays the parent's."""
+        sever(_descriptor(self._forget()))
 
-        For a forked child, and for a loop that was closed under the connection: nothing
-        is said to the server and nothing to the loop.
-        """
+    def forget_loop(self) -> None:
+        """Be as if never opened: the loop was closed under the connection."""
+        cut_off(_socket(self._forget()))
+
+    def _forget(self) -> RawConnection | None:
+        """Let go without a word to server and loop; no finaliser may run on it."""
         raw, self._raw, self.owed, self.client_id = self._raw, None, 0, None
         self._established = False
         self.lost = []
         self._lock = anyio.Lock(fast_acquire=True)
         if raw is not None:
             keep(raw)
-            sever(_descriptor(raw))
+        return raw
 
     async def _close(self, *, abort: bool) -> None:
         raw, self._raw, self.owed, self.client_id = self._raw, None, 0, None
@@ -375,9 +379,14 @@ def _abort_transport(raw: RawConnection) -> None:
 
 def _descriptor(raw: RawConnection | None) -> int:
     """Give the number of a connection's socket, or -1 if there is none any more."""
-    writer = getattr(raw, "_writer", None)
-    socket = writer.get_extra_info("socket") if writer is not None else None
+    socket = _socket(raw)
     return -1 if socket is None else int(socket.fileno())
+
+
+def _socket(raw: RawConnection | None) -> Any:
+    """Give a connection's socket, or what the loop shows of it."""
+    writer = getattr(raw, "_writer", None)
+    return writer.get_extra_info("socket") if writer is not None else None
 
 
 def _client_name(name: str) -> str:

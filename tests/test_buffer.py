@@ -216,7 +216,9 @@ def check_account(buffer: BoundedBuffer[Item]) -> BufferStats:
         buffer._inside = False
         at_most = sorted_in + len(buffer._intake)
     assert at_least <= stats.queued <= at_most
-    assert stats.accepted == stats.delivered + sum(stats.dropped.values()) + stats.queued
+    assert (
+        stats.accepted == stats.delivered + sum(stats.dropped.values()) + stats.queued
+    )
     return stats
 
 
