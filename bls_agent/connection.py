@@ -190,7 +190,7 @@ class Connections:
     def abandon(self) -> None:
         """Let go of every wire without a word to server or loop; none opens again."""
         for wire in self.all:
-            wire.forget_parent()
+            wire.forget_loop()
             wire.retired = True
 
     async def aclose(self) -> None:

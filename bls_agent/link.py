@@ -28,7 +28,7 @@ from bls_agent.faults import (
     quotes_arguments,
     translate,
 )
-from bls_agent.forking import count_forks, hang_up, keep, register, sever
+from bls_agent.forking import count_forks, cut_off, hang_up, keep, register, sever
 from bls_agent.gate import Gate
 from bls_agent.route import Direct, Place, Route
 from bls_agent.transport import (
@@ -36,6 +36,7 @@ from bls_agent.transport import (
     descriptor_of,
     own_address,
     peer_has_closed,
+    socket_of,
 )
 
 __all__ = ["Link", "Lost"]
@@ -159,18 +160,22 @@ class Link:
         await self._close(abort=False)
 
     def forget_parent(self) -> None:
-        """Be as if never opened; what was open stays with the parent.
+        """In a forked child: be as if never opened; what was open stays the parent's."""
+        sever(descriptor_of(self._forget()))
 
-        For a forked child, and for a loop that was closed under the connection: nothing
-        is said to the server and nothing to the loop.
-        """
+    def forget_loop(self) -> None:
+        """Be as if never opened: the loop was closed under the connection."""
+        cut_off(socket_of(self._forget()))
+
+    def _forget(self) -> RawConnection | None:
+        """Let go without a word to server and loop; no finaliser may run on it."""
         raw = self._let_go()
         self.lost = []
         self._lock = anyio.Lock(fast_acquire=True)
         self._attempt = self.waiting_since = None
         if raw is not None:
             keep(raw)
-            sever(descriptor_of(raw))
+        return raw
 
     def _let_go(self) -> RawConnection | None:
         """Be as if never opened, and give what was open."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from bls_agent.endpoint import RawConnection
 
@@ -13,6 +13,7 @@ __all__ = [
     "leaves_at_once",
     "own_address",
     "peer_has_closed",
+    "socket_of",
 ]
 
 SMALL: Final = 16_384  # bytes; asyncio makes a writer wait from 64 KB on
@@ -53,6 +54,11 @@ def abort(raw: RawConnection) -> None:
 
 def descriptor_of(raw: RawConnection | None) -> int:
     """Give the number of a connection's socket, or -1 if there is none any more."""
-    writer = getattr(raw, "_writer", None)
-    socket = writer.get_extra_info("socket") if writer is not None else None
+    socket = socket_of(raw)
     return -1 if socket is None else int(socket.fileno())
+
+
+def socket_of(raw: RawConnection | None) -> Any:
+    """Give a connection's socket, or what the loop shows of it."""
+    writer = getattr(raw, "_writer", None)
+    return writer.get_extra_info("socket") if writer is not None else None

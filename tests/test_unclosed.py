@@ -178,6 +178,23 @@ print("exits", flush=True)
     assert run(code, project, redis_url) == (0, "")
 
 
+async def test_its_descriptors_end_with_it(redis_url: str, project: str) -> None:
+    """However often a loop is closed under it, no socket stays behind."""
+    code = """
+def count():
+    for _ in range(3):
+        open_by_hand().close()
+        asyncio.run(agent.aclose())
+        gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+before = count()
+assert count() == before
+print("exits", flush=True)
+"""
+    assert run(code, project, redis_url, "-W", "error") == (0, "")
+
+
 async def test_what_is_collected_late_disturbs_nobody() -> None:
     """A writer whose loop was closed ends when it is collected, beside the next one."""
     delivery = Delivery(BoundedBuffer[LogRecord](10, 10_000, ranks=5))
