@@ -226,11 +226,11 @@ class Wire:
         if self._raw is not None and self._established:
             lost = Lost(self._life, self.client_id, self._address_there)
             self.lost = [*self.lost[-7:], lost]
-        await self._close(abort=True)
+        await self._close()
 
     async def aclose(self) -> None:
         """Close the connection in order; it may be used again and then opens anew."""
-        await self._close(abort=False)
+        await self._close()
 
     def forget_parent(self) -> None:
         """Be as if never opened; what was open stays with the parent.
@@ -246,14 +246,13 @@ class Wire:
             keep(raw)
             sever(_descriptor(raw))
 
-    async def _close(self, *, abort: bool) -> None:
+    async def _close(self) -> None:
         raw, self._raw, self.owed, self.client_id = self._raw, None, 0, None
         self._established = False
         if raw is None:
             return
         with anyio.CancelScope(shield=True):
-            if abort:
-                _abort_transport(raw)
+            _abort_transport(raw)  # TLS would wait 30 s for the server's goodbye
             try:
                 await raw.disconnect(nowait=True)
             except Exception:
@@ -286,7 +285,7 @@ class Wire:
             if count_forks() == before:
                 return
             hang_up(_descriptor(self._raw))
-            await self._close(abort=True)
+            await self._close()
         await self._connect()
 
     async def _connect(self) -> None:
@@ -299,7 +298,7 @@ class Wire:
                 )
         except BaseException as error:
             self._raw = raw
-            await self._close(abort=True)
+            await self._close()
             if isinstance(error, Exception):
                 cause = None if quotes_arguments(error) else error
                 raise translate(error, self.address, connecting=True) from cause
@@ -307,7 +306,7 @@ class Wire:
         for reply in (name, number):
             goes_without = isinstance(reply, RedisRefusedError) and reply.kind != "auth"
             if isinstance(reply, RedisUnavailableError) and not goes_without:
-                await self._close(abort=True)
+                await self._close()
                 raise translate(reply, self.address, connecting=True)
         self.client_id = number if isinstance(number, int) else None
         self._address_there = _own_address(raw)
