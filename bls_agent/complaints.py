@@ -21,6 +21,8 @@ REMIND_EVERY: Final = 60.0  # seconds between two warnings of the same cause
 # parts of an agent meet at the same time: that is said once for all of them.
 _OF_REQUEST: Final = frozenset({"unknown_command", "unsupported", "refused"})
 
+_SAME: Final = {"role_changed": "read_only"}  # the same event, seen while waiting
+
 
 class Complaints:
     """Says what is wrong with Redis, for all parts of one agent together.
@@ -58,7 +60,8 @@ class Complaints:
         if error.kind in _OF_REQUEST:
             topic = f"{consequence} {error.kind}"
             return self._say_now(topic, "%s: %s", consequence, error)
-        return self._say_now(error.kind, "%s; trying again until it is back", error)
+        topic = _SAME.get(error.kind, error.kind)
+        return self._say_now(topic, "%s; trying again until it is back", error)
 
     def hear(self, requests: Sequence[Request], replies: Sequence[Reply]) -> None:
         """Look at replies for missing rights and say, once each, what is weaker."""

@@ -75,11 +75,21 @@ _FAULTS: Final = (
 )
 
 
+# What OpenSSL says where trying again does not help; redis-py hides it in its own error.
+_TLS: Final = (
+    "certificate_verify_failed",
+    "wrong_version_number",  # no TLS there
+    "record layer failure",  # the same, in newer versions
+    "_alert_",  # the other side refuses: our certificate, our version, our ciphers
+    "unsupported_protocol",
+)
+
+
 def classify(error: BaseException) -> Fault:
     """Find the class of a foreign error by the table of this module."""
     names = {base.__name__ for base in type(error).__mro__}
     text = str(error).removeprefix("ERR ").lower()
-    if "certificate_verify_failed" in text:
+    if any(word in text for word in _TLS):
         return Fault("tls", permanent=True, drop=True)
     for name, start, fault in _FAULTS:
         if name in names and text.startswith(start.lower()):

@@ -147,7 +147,7 @@ class Link:
             lost = Lost(self._life, self.client_id, self._address_there, self.server)
             self.lost = [*self.lost[-7:], lost]
         self.route.look_anew()
-        await self._close(abort=True)
+        await self._close()
 
     async def leave(self) -> None:
         """Give the connection up, also one that is being made: it belongs elsewhere."""
@@ -157,7 +157,7 @@ class Link:
 
     async def aclose(self) -> None:
         """Close the connection in order; it may be used again and then opens anew."""
-        await self._close(abort=False)
+        await self._close()
 
     def forget_parent(self) -> None:
         """In a forked child: be as if never opened; what was open stays the parent's."""
@@ -184,13 +184,12 @@ class Link:
         self._packed = ((), [])
         return raw
 
-    async def _close(self, *, abort: bool) -> None:
+    async def _close(self) -> None:
         raw = self._let_go()
         if raw is None:
             return
         with anyio.CancelScope(shield=True):
-            if abort:
-                abort_transport(raw)
+            abort_transport(raw)  # TLS would wait 30 s for the server's goodbye
             try:
                 await raw.disconnect(nowait=True)
             except Exception:
@@ -223,7 +222,7 @@ class Link:
             if count_forks() == before:
                 return
             hang_up(descriptor_of(self._raw))
-            await self._close(abort=True)
+            await self._close()
         await self._connect()
 
     async def _connect(self) -> None:
@@ -256,7 +255,7 @@ class Link:
         except BaseException as error:
             self._raw = raw
             self.route.look_anew()
-            await self._close(abort=True)
+            await self._close()
             if isinstance(error, Exception):
                 cause = None if quotes_arguments(error) else error
                 raise translate(error, self.address, connecting=True) from cause
@@ -266,7 +265,7 @@ class Link:
         for reply in (name, number):
             goes_without = isinstance(reply, RedisRefusedError) and reply.kind != "auth"
             if isinstance(reply, RedisUnavailableError) and not goes_without:
-                await self._close(abort=True)
+                await self._close()
                 raise translate(reply, self.address, connecting=True)
         self.client_id = number if isinstance(number, int) else None
         self._address_there = own_address(raw)
@@ -299,7 +298,7 @@ class Link:
             self._gate.complaints.hear(requests, replies)
         if final := next(filter(ends_connection, replies), None):
             self.route.look_anew(final)
-            await self._close(abort=True)  # nothing is under way any more
+            await self._close()  # nothing is under way any more
         return replies
 
     async def _one_reply(self, raw: RawConnection) -> Reply:

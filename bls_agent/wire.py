@@ -146,7 +146,7 @@ class Wire(Link):
             self.route.look_anew(translated)
             self._ends = True
         if self._ends and not self.owed:
-            await self._close(abort=True)
+            await self._close()
         return translated
 
     def _prefaced(self, requests: Sequence[Request]) -> Sequence[Request]:
