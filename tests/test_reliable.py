@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -221,8 +222,8 @@ async def test_restart_under_the_same_name(own_server: DevServer, admin: Redis) 
 
     async with agent:
         await eventually(lambda: (2, 1) in seen)
-        names = [name.decode() for name in await admin.smembers(LISTS)]
-        assert sum(name.startswith(inflight("a~")) for name in names) == 1
+        names: list[Any] = list(await admin.smembers(LISTS))
+        assert sum(inflight("a~").encode() in name for name in names) == 1
         await eventually(lambda: (1, 2) in seen)
     async with agent:
         await eventually(lambda: _owns(admin, "a"))
@@ -345,11 +346,15 @@ async def test_duplicates(
         if not at_once:
             for number, message in enumerate(messages, 1):
                 await admin.rpush(CONTROL, message)
-                await eventually(lambda n=number: _ended(agent) == n)
+                await eventually(partial(_has_ended, agent, number))
         await eventually(lambda: _ended(agent) == 3)
         await eventually(lambda: drained(admin))
     assert history.handled == [1]
     assert agent.stats().outcomes == {"succeeded": 1, "duplicate": 2}
+
+
+def _has_ended(agent: ProjectAgent, count: int) -> bool:
+    return _ended(agent) == count
 
 
 def _ended(agent: ProjectAgent) -> int:
@@ -498,7 +503,7 @@ async def test_a_cancelled_one_goes_back_and_counts(
     await admin.rpush(CONTROL, b'{"id":"1","command":"hold"}', b'{"command":"other"}')
     for delivery in (1, 2, 3):
         async with agent:
-            await eventually(lambda n=delivery: len(deliveries) == n)
+            await eventually(lambda: deliveries[-1:] == [delivery])  # noqa: B023 - now
         assert not await admin.exists(LISTS, owner("a"))
     assert deliveries == [1, 2, 3]
     assert await admin.lrange(CONTROL, 0, -1) == [b'{"command":"other"}']
@@ -536,12 +541,16 @@ async def test_connections_cut_under_load(own_server: DevServer, admin: Redis) -
         await agent.ready(5)
         async with producing(history, admin, PROJECT, 0.0005):
             for _ in range(15):
-                before = len(history.handled)
-                await eventually(lambda n=before: len(history.handled) > n)
+                await _one_more(history)
                 await cut_connections(admin)
         await eventually(lambda: drained(admin))
     assert Counter(history.handled) == Counter(history.pushed)
     assert agent.stats().outcomes == {"succeeded": len(history.pushed)}
+
+
+async def _one_more(history: History) -> None:
+    before = len(history.handled)
+    await eventually(lambda: len(history.handled) > before)
 
 
 async def test_frozen_server(own_server: DevServer, admin: Redis) -> None:
