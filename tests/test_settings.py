@@ -44,6 +44,9 @@ TABLE: dict[str, tuple[object, str, object]] = {
         "pin, 员工号,,-session_id",
         ("pin", "员工号", "-session_id"),
     ),
+    "on_redelivery": ("run", "skip", "skip"),
+    "dedup_window": (600.0, "0", 0.0),
+    "lease_ttl": (15.0, "30", 30.0),
 }
 SETTINGS = [setting.name for setting in dataclasses.fields(Settings)]
 every_setting = pytest.mark.parametrize("name", TABLE)

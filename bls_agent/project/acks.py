@@ -15,6 +15,7 @@ from bls_agent.project.epochs import Epochs
 from bls_agent.project.holdings import Holdings, Stage
 from bls_agent.project.places import Places, find_wrong_type
 from bls_agent.project.receiver import Message
+from bls_agent.project.taking import NOT_OURS
 from bls_agent.scripts import ACK
 from bls_agent.wire import Wire
 
@@ -23,7 +24,6 @@ __all__ = ["Acks"]
 logger = logging.getLogger(__name__)
 
 SEEN_LIMIT: Final = 100_000
-NOT_OURS: Final = -1  # what the script says of a list that has another owner, or none
 
 
 class Acks:

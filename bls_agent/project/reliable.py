@@ -6,19 +6,19 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, cast
+from typing import Final, Literal
 
 import anyio
 
 from bls_agent.backoff import jittered
 from bls_agent.connection import Connections
-from bls_agent.endpoint import Argument, Reply, Request
+from bls_agent.endpoint import Argument
 from bls_agent.errors import RedisRefusedError, RedisUnavailableError, WrongTypeError
 from bls_agent.project.acks import Acks
 from bls_agent.project.epochs import Epochs
 from bls_agent.project.holdings import Holdings, Stage
-from bls_agent.project.messages import OutcomeKind, find_id
-from bls_agent.project.parked_read import BLOCK, ParkedRead
+from bls_agent.project.messages import OutcomeKind
+from bls_agent.project.parked_read import BLOCK
 from bls_agent.project.places import Places, find_wrong_type
 from bls_agent.project.receiver import Message, Say
 from bls_agent.project.reclaiming import (
@@ -27,14 +27,14 @@ from bls_agent.project.reclaiming import (
     MAX_DELIVERIES,
     Reclaimer,
 )
-from bls_agent.scripts import ADMIT, HAND_BACK, TAKE, Script
+from bls_agent.project.taking import Taker
+from bls_agent.scripts import HAND_BACK
 from bls_agent.wire import Wire
 
 __all__ = ["ReliableReceiver"]
 
 logger = logging.getLogger(__name__)
 
-NOT_OURS: Final = -1
 LOOKS_PER_TTL: Final = 3
 AWAY_GRACE: Final = 0.5  # seconds that the end waits for a Redis that is away
 ACK_PAUSE: Final = 0.2  # seconds between two tries of an ack, at most
@@ -87,9 +87,7 @@ class ReliableReceiver:
         self._say = say
         self._wire = connections.blocking
         self._ttl = lease_ttl
-        self._window_ms = int(window * 1000)
         self._on_redelivery = on_redelivery
-        self._size_limit = size_limit
         self._report = report
         self.places = Places.beside(key)
         self.holdings = Holdings()
@@ -109,11 +107,14 @@ class ReliableReceiver:
             self.holdings,
             window=window,
         )
-        self._parked = ParkedRead(connections)
-        self._expected: deque[tuple[str, Callable[[Reply], None]]] = deque()
-        self._known: dict[Script, int] = {}  # the connection that surely knows a script
+        self._taker = Taker(
+            connections,
+            self.places,
+            self.epochs,
+            window=window,
+            size_limit=size_limit,
+        )
         self._taken: deque[Message] = deque()
-        self._arrived: list[bytes] = []  # in our list, and not looked up yet
         self._compare_at = float("inf")  # when our list has to be looked at
         self._opened = False
         self._stopping = False
@@ -131,7 +132,7 @@ class ReliableReceiver:
                 await self._receive(limit)
             except (RedisUnavailableError, WrongTypeError) as error:
                 told = await self._explain(error)
-                if not self._taken:
+                if not (self._taken or self._taker.taken):
                     raise told from error
             else:
                 self._told = False
@@ -139,27 +140,29 @@ class ReliableReceiver:
 
     def leftovers(self) -> list[Message]:
         """Give what was taken, once."""
+        self._keep_taken()
         messages = list(self._taken)
         self._taken.clear()
         return messages
 
     async def _receive(self, limit: int) -> None:
-        await self._parked.wait(self._collect)  # what an interrupted call left behind
+        await self._taker.hear()
         await self._prepare()
-        if self._has_something():
-            return await self._admit()
-        await self._ask(TAKE, limit)
-        if not self._has_something() and self.epochs.valid and not self._stopping:
-            await self._park()
+        if not self._has_something():
+            await self._taker.take(limit)
+        if not self._has_something() and self.epochs.valid:
+            await self._taker.park()
         if self._must_compare():
             await self._prepare()
-        return await self._admit()
+        if not self._must_compare():
+            await self._taker.look_up()
 
     def _has_something(self) -> bool:
-        return bool(self._taken or self._arrived)
+        return bool(self._taken or self._taker.taken or self._taker.arrived)
 
     async def _prepare(self) -> None:
         """Have a list that is ours and holds nothing that we do not know."""
+        self._keep_taken()
         if not self._opened:
             await self.reclaimer.look(self.control)
             self._opened = True
@@ -181,98 +184,21 @@ class ReliableReceiver:
         losses, inflight = self.epochs.losses, self.epochs.inflight
         standing = self.holdings.standing()
         found = await self.control.call("LRANGE", inflight, 0, -1)
-        self._arrived = self.holdings.compare(found, standing)
+        self._taker.arrived = self.holdings.compare(found, standing)
         self.epochs.compared = losses == self.epochs.losses
         # A read that could not be killed may still bring something, until its block ends.
         later = anyio.current_time() + BLOCK + 1.0
         self._compare_at = float("inf") if sure else later
 
-    async def _ask(self, script: Script, *arguments: str | int | bytes) -> None:
-        """Run a script on the blocking wire; its reply stays owed, whatever happens."""
-        lease, places = self.epochs.lease, self.places
-        if script is TAKE:
-            keys = [places.control, lease.key, places.deliveries, places.seen]
-            told = [*arguments, self._window_ms, lease.token]
-        else:
-            keys = [lease.key, places.deliveries, places.seen]
-            told = [self._window_ms, lease.token, *arguments]
-        known = self._known.get(script) == self._wire.generation
-        request = script.request([*keys, lease.owner_key], told, known=known)
-        hear = self._hear_taken if script is TAKE else self._hear_admitted
-        try:
-            await self._post(request, hear)
-        except RedisUnavailableError as error:
-            if error.kind != "no_script":
-                raise
-            self._known.clear()
-            await self._post(
-                script.request([*keys, lease.owner_key], told, known=False), hear
-            )
-        self._known[script] = self._wire.generation
-
-    async def _park(self) -> None:
-        places, inflight = self.places, self.epochs.inflight
-        request = ("BLMOVE", places.control, inflight, "LEFT", "RIGHT", BLOCK)
-        await self._post(request, self._hear_moved)
-
-    async def _post(self, request: Request, hear: Callable[[Reply], None]) -> None:
-        if self._stopping:
-            return
-        await self._wire.post([request])
-        self._expected.clear()
-        self._expected.append((self.epochs.inflight, hear))
-        await self._parked.wait(self._collect)
-
-    async def _collect(self) -> None:
-        """Read one owed reply and keep what it brings before anything is awaited."""
-        reply = await self._wire.collect()
-        inflight, hear = self._expected.popleft()
-        if inflight == self.epochs.inflight:  # else it brings what others have by now
-            hear(reply)
-
-    def _hear_taken(self, reply: Reply) -> None:
-        if reply == NOT_OURS:
-            self.epochs.suspect()
-            return
-        taken = cast("list[tuple[bytes, int, bytes, int]]", reply)
-        ids = [self._id_of(payload) for payload, *_ in taken]
-        guesses = zip(ids, taken, strict=True)
-        if any(own and own.encode() != guess for own, (_, _, guess, _) in guesses):
-            self._arrived.extend(payload for payload, *_ in taken)
-            return
-        for own, (payload, delivery, _, seen) in zip(ids, taken, strict=True):
-            self._keep(payload, own, delivery, seen=bool(seen and own))
-
-    def _hear_moved(self, reply: Reply) -> None:
-        if reply is not None:
-            self._arrived.append(reply)
-
-    def _hear_admitted(self, reply: Reply) -> None:
-        if reply == NOT_OURS:
-            self.epochs.suspect()
-            return
-        payloads, self._arrived = self._arrived, []
-        for payload, (delivery, seen) in zip(payloads, reply, strict=True):
-            self._keep(payload, self._id_of(payload), delivery, seen=bool(seen))
-
-    async def _admit(self) -> None:
-        """Look up what has arrived: which delivery it is, and whether it has been seen."""
-        if not self._arrived or self._must_compare():
-            return
-        told: list[bytes | str] = []
-        for payload in self._arrived:
-            told += [payload, self._id_of(payload)]
-        await self._ask(ADMIT, *told)
-
-    def _id_of(self, payload: bytes) -> str:
-        return find_id(payload, limit=self._size_limit) if self._window_ms else ""
-
-    def _keep(self, payload: bytes, own: str, delivery: int, *, seen: bool) -> None:
-        verdict = self._judge(own, delivery, seen=seen)
-        message = Message(payload, delivery, self.mode, verdict, self._may_start)
-        ack_id = "" if verdict is OutcomeKind.DUPLICATE else own
-        self.holdings.take(message, id=own, ack_id=ack_id)
-        self._taken.append(message)
+    def _keep_taken(self) -> None:
+        """Hold what has come, and decide how each is to end."""
+        for payload, own, delivery, seen in self._taker.taken:
+            verdict = self._judge(own, delivery, seen=seen)
+            message = Message(payload, delivery, self.mode, verdict, self._may_start)
+            ack_id = "" if verdict is OutcomeKind.DUPLICATE else own
+            self.holdings.take(message, id=own, ack_id=ack_id)
+            self._taken.append(message)
+        self._taker.taken.clear()
 
     def _judge(self, own: str, delivery: int, *, seen: bool) -> OutcomeKind | None:
         """Decide how a command ends that is not even started, if it is one."""
@@ -326,7 +252,9 @@ class ReliableReceiver:
     async def stop(self) -> None:
         """Release the parked read with CLIENT UNBLOCK, or wait for the end of its block."""
         self._stopping = True
-        await self._parked.release(self._collect)
+        await self._taker.stop()
+        if self._taker.arrived:
+            await self._hand_back(is_final=False)
 
     async def close(self) -> None:
         """Put back what did not end, strike off the list and give back the lease."""
