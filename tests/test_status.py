@@ -288,10 +288,10 @@ async def test_two_agents_of_one_project_are_seen(
     redis_url: str, project: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two agents that say the same, with the same settings, notice each other."""
-    quick = {"status_interval": 0.3, "status_ttl": 1}
+    quick = Settings(redis_url=redis_url, status_interval=0.3, status_ttl=1)
     async with (
-        ProjectAgent(project, redis=redis_url, **quick) as first,
-        ProjectAgent(project, redis=redis_url, mode="compat", **quick) as second,
+        ProjectAgent(project, settings=quick) as first,
+        ProjectAgent(project, settings=quick) as second,
     ):
         await first.ready(5)
         await second.ready(5)
@@ -332,7 +332,7 @@ async def test_what_is_no_somebody_else(
             await admin.config_set("maxmemory", "0")
             await _writes_again(agent)
             for _ in range(3):
-                time.sleep(0.6)  # noqa: ASYNC251 - a stall: the thread writes 故障
+                time.sleep(0.6)
                 await _writes_again(agent)
             await admin.delete(key)
             await _writes_again(agent)
