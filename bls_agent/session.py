@@ -26,6 +26,7 @@ from bls_agent.parts import Parts
 from bls_agent.patrol import Patrol
 from bls_agent.project.auto import AutoReceiver
 from bls_agent.project.blocking import BlockingReceiver
+from bls_agent.project.broadcast import Inbox
 from bls_agent.project.compat import CompatReceiver
 from bls_agent.project.dispatcher import Dispatcher
 from bls_agent.project.health_monitor import HealthMonitor
@@ -113,9 +114,11 @@ class Session:
             complaints=self.connections.complaints,
             outcomes=parts.outcomes,
         )
-        self.inbox = make_inbox(
-            self.connections, parts, settings, self.dispatcher, runner, self._say
-        )
+        self.inbox: Inbox | None = None
+        if settings.replicas:
+            self.inbox = make_inbox(
+                self.connections, parts, self.dispatcher, runner, self._say
+            )
 
     def _backoff(self) -> Backoff:
         return Backoff(base=0.25, cap=self._settings.reconnect_max)

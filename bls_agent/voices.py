@@ -96,14 +96,11 @@ def make_watch(
 def make_inbox(
     connections: Connections,
     parts: Parts,
-    settings: Settings,
     dispatcher: Dispatcher,
     runner: CommandRunner,
     say: Say,
-) -> Inbox | None:
-    """Let broadcasts reach every replica; ``None`` if there are none."""
-    if not settings.replicas:
-        return None
+) -> Inbox:
+    """Let broadcasts reach every replica: passed on by ours, taken by ours."""
     fan_out = FanOut(connections, parts.project, parts.instance, say)
     runner.pass_on = fan_out.pass_on
     return Inbox(

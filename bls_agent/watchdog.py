@@ -384,7 +384,7 @@ class _Stall:
 
 def _tell_place(thread: int) -> str:
     """Say where a thread stands: its innermost frames, no values."""
-    frame = sys._current_frames().get(thread)  # noqa: SLF001 - documented
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - documented
     places: list[str] = []
     while frame is not None and len(places) < FRAMES:
         code = frame.f_code

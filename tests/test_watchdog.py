@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +22,7 @@ from redis.asyncio import Redis
 from bls_agent import ConfigurationError, ProjectAgent, Status
 from bls_agent.devserver import DevServer
 from bls_agent.watchdog import Stillness
-from tests.harness import eventually, execute, records, status_of
+from tests.harness import eventually, execute, records, status_of, url_with_rights
 
 
 class Sampler:
@@ -114,7 +116,7 @@ async def test_a_short_stall_is_none(
         await agent.ready(5)
         with sampled(redis_url, project) as seen:
             await eventually(lambda: seen == ["在线"])
-            time.sleep(2.2)  # noqa: ASYNC251 - the stall
+            time.sleep(2.2)
             await anyio.sleep(0.3)
             assert seen == ["在线"]
         assert agent.stats().loop_stalls == 0
@@ -128,7 +130,7 @@ async def test_switched_off(redis_url: str, redis: Redis, project: str) -> None:
         await agent.ready(5)
         assert "bls-agent watchdog" not in {t.name for t in threading.enumerate()}
         with sampled(redis_url, project) as seen:
-            time.sleep(1.5)  # noqa: ASYNC251 - the stall
+            time.sleep(1.5)
         assert "nothing" in seen
         await eventually(lambda: _shows(redis, project, "在线"))
 
@@ -147,7 +149,7 @@ async def test_the_worst_still_wins_and_the_host_is_heard_afterwards(
         saying.start()
         with sampled(redis_url, project) as seen:
             await eventually(lambda: seen == ["在线"])
-            time.sleep(1.5)  # noqa: ASYNC251 - the stall
+            time.sleep(1.5)
             await eventually(lambda: seen[-1] == "报错", 2)
             assert seen == ["在线", "故障", "报错"]
 
@@ -175,7 +177,7 @@ async def test_many_agents_share_one_thread_one_beat_and_one_connection(
         assert len(threads) == 1
         counter = threading.Thread(target=count)
         counter.start()
-        time.sleep(1.0)  # noqa: ASYNC251 - the stall
+        time.sleep(1.0)
         for name in names:
             tasks.start_soon(eventually, lambda name=name: _shows(redis, name, "在线"))
     counter.join()
@@ -199,7 +201,7 @@ async def test_an_agent_in_a_thread(redis_url: str, redis: Redis, project: str) 
 
     @agent.command
     async def hang() -> None:
-        time.sleep(1.5)  # noqa: ASYNC251 - the stall
+        time.sleep(1.5)
 
     with agent.in_thread():
         await agent.ready(5)
@@ -221,7 +223,7 @@ async def test_a_word_in_flight_does_not_land_after_the_stall(
         await agent.ready(5)
         freezing = threading.Timer(0.6, own_server.freeze)
         freezing.start()
-        time.sleep(1.6)  # noqa: ASYNC251 - the stall; a refresh of the thread hangs
+        time.sleep(1.6)
         freezing.join()
         assert agent.stats().status_source == "event loop"
         own_server.thaw()
@@ -241,11 +243,11 @@ async def test_redis_frozen_through_stall_and_stop(
     async with agent:
         await agent.ready(5)
         own_server.freeze()
-        time.sleep(0.8)  # noqa: ASYNC251 - the stall
+        time.sleep(0.8)
         began = time.monotonic()
     assert time.monotonic() - began < 2.5
     own_server.thaw()
-    await eventually(lambda: _has_no_watchdog())
+    await eventually(_has_no_watchdog)
 
 
 def _has_no_watchdog() -> bool:
@@ -256,7 +258,6 @@ async def test_the_log_may_be_what_the_loop_waits_for(
     redis_url: str, redis: Redis, project: str
 ) -> None:
     """A handler of the host's log that holds its lock does not hold the thread."""
-    import logging
 
     class Stuck(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -284,7 +285,7 @@ async def test_out_of_memory_in_a_stall(
     async with make_agent(project, own_server.url) as agent:
         await agent.ready(5)
         await admin.config_set("maxmemory", "1")
-        time.sleep(2.0)  # noqa: ASYNC251 - the stall
+        time.sleep(2.0)
         assert await status_of(admin, project) is None
         await admin.config_set("maxmemory", "0")
         await eventually(lambda: _shows(admin, project, "在线"), 5)
@@ -299,7 +300,7 @@ async def test_another_type_is_left_alone_in_a_stall(
         await agent.ready(5)
         await redis.delete(key)
         await redis.rpush(key, "somebody's data")
-        time.sleep(1.0)  # noqa: ASYNC251 - the stall
+        time.sleep(1.0)
         assert await redis.lrange(key, 0, -1) == [b"somebody's data"]
 
 
@@ -333,8 +334,6 @@ asyncio.run(main())
 
 async def test_a_suspended_process_has_no_stall(redis_url: str, project: str) -> None:
     """SIGSTOP and SIGCONT: loop and thread have stood still together."""
-    import signal
-
     with subprocess.Popen(
         [sys.executable, "-c", SUSPENDED, project, redis_url],
         stdin=subprocess.PIPE,
@@ -480,12 +479,10 @@ async def test_without_the_right_to_kill(
     own_server: DevServer, admin: Redis, project: str
 ) -> None:
     """Rights that are missing do not hold the thread."""
-    from tests.harness import url_with_rights
-
     url = await url_with_rights(admin, own_server, "~*", "+@all", "-client")
     async with make_agent(project, url) as agent:
         await agent.ready(5)
-        time.sleep(1.2)  # noqa: ASYNC251 - the stall
+        time.sleep(1.2)
         assert await status_of(admin, project) == "故障"
         await eventually(lambda: _shows(admin, project, "在线"))
     assert await status_of(admin, project) == "离线"

@@ -183,11 +183,13 @@ class RollCall:
             RedisRefusedError: The records cannot be read.
         """
         with anyio.move_on_after(timeout):
-            while not self.complete:
+            while True:
                 try:
                     self.note(await look())
                 except RedisRefusedError:
                     raise
                 except RedisUnavailableError:
                     pass
-                await anyio.sleep(0 if self.complete else PAUSE)
+                if self.complete:
+                    return
+                await anyio.sleep(PAUSE)

@@ -157,7 +157,8 @@ class StatusWriter:
         if isinstance(reply, RedisUnavailableError):
             if not self._guard or reply.kind not in _UNGUARDED:
                 raise reply
-            return remaining, await self._call_unguarded(*request)
+            await self._call_unguarded(*request)
+            return remaining, None
         return remaining, reply if self._guard else None
 
     async def _call_guarded(self, *request: str | int) -> bytes | None:
@@ -172,7 +173,8 @@ class StatusWriter:
                     raise
             else:
                 return found
-        return await self._call_unguarded(*request)
+        await self._call_unguarded(*request)
+        return None
 
     async def _call_unguarded(self, *request: str | float | bytes) -> None:
         if self._guard:
