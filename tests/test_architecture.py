@@ -41,6 +41,7 @@ WIRES = [
     "cluster",
     "engines",
     "connection",
+    "keyed_wires",
     "patrol",
     "scripts",
     "wakeup",
