@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -168,11 +169,20 @@ class Load:
 
 
 @asynccontextmanager
-async def under_load(url: object, project: str) -> AsyncIterator[Load]:
-    """Open an agent in every mode, and keep it busy while the block runs."""
+async def under_load(
+    url: object, project: str, also: Sequence[str] = ()
+) -> AsyncIterator[Load]:
+    """Open an agent in every mode, and keep it busy while the block runs.
+
+    Args:
+        url: Where Redis is.
+        project: What the projects' names begin with.
+        also: More projects; for each there is one agent, the modes in turn.
+    """
+    names = [(mode, f"{project}-{mode}") for mode in MODES]
+    names += zip(itertools.cycle(MODES), also, strict=False)
     subjects = [
-        Subject(mode, ProjectAgent(f"{project}-{mode}", redis=url, mode=mode))
-        for mode in MODES
+        Subject(mode, ProjectAgent(name, redis=url, mode=mode)) for mode, name in names
     ]
     async with Console(url, timeout=2) as console, anyio.create_task_group() as tasks:
         load = Load(subjects, console)

@@ -137,7 +137,6 @@ async def test_sentinels_go_one_by_one(
     topology: SentinelTopology, project: str
 ) -> None:
     """One sentinel is enough to begin; without any the agent waits and comes back."""
-    await topology.ready()
     first, second, third = topology.sentinels
     first.kill()
     agent = ProjectAgent(project, redis=topology.url)
