@@ -177,6 +177,7 @@ class Connections:
     async def leave_wrong_servers(self) -> None:
         """Ask where each wire should lead to, and give up those that lead elsewhere."""
         found: dict[Route, Endpoint | None] = {}
+        wrong: list[Wire] = []
         for wire in self.all:
             if wire.server is None or wire.asking:
                 continue  # closed, or a guest where its slot is on its way to
@@ -185,7 +186,11 @@ class Connections:
             right = found[wire.route]
             if right is not None and right.address != wire.address:
                 logger.warning("leaving %s for %s", wire.address, right.address)
-                await wire.leave()
+                wrong.append(wire)
+        for wire in wrong:
+            await wire.leave()
+        if wrong:
+            self.gate.on_connected()  # whoever was there first spoke to the old one
 
     def abandon(self) -> None:
         """Let go of every wire without a word to server or loop; none opens again."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Final, Self
@@ -25,6 +25,7 @@ from bls_agent.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
+from bls_agent.keyed_wires import KeyedWires
 from bls_agent.keys import (
     CONTROL,
     PROJECT_CONSOLE,
@@ -36,12 +37,9 @@ from bls_agent.project.following import Follower
 from bls_agent.project.messages import Command, LogEntry, Outcome, Status
 from bls_agent.project.roster import RollCall, read_roster
 from bls_agent.settings import Settings, check_seconds
-from bls_agent.wire import Wire
 
 __all__ = ["Console"]
 
-SCAN_COUNT: Final = 1_000
-MGET_KEYS: Final = 500
 WINDOW: Final = (
     64  # records a follower looks at first; four times as many while too few
 )
@@ -73,11 +71,11 @@ class Console:
         return f"<Console {self._endpoint.address if self._endpoint else 'unopened'}>"
 
     @cached_property
-    def _wire(self) -> Wire:
+    def _wires(self) -> KeyedWires:
         if self._endpoint is None:
             settings = Settings.from_env(os.environ)
             self._endpoint = Endpoint.of(settings.redis_url)
-        return Wire(self._endpoint, "bls-console", timeout=self._timeout)
+        return KeyedWires(self._endpoint, "bls-console", timeout=self._timeout)
 
     async def __aenter__(self) -> Self:
         """Open nothing: the first request does."""
@@ -94,8 +92,8 @@ class Console:
 
     async def aclose(self) -> None:
         """Close the connection; the next request opens it again."""
-        if "_wire" in self.__dict__:
-            await self._wire.aclose()
+        if "_wires" in self.__dict__:
+            await self._wires.aclose()
 
     async def send(
         self,
@@ -236,13 +234,14 @@ class Console:
         """
         names: set[str] = set()
         for template in (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL):
-            async for key in self._scan(template.pattern()):
+            async for key in self._wires.scan(template.pattern()):
                 parsed = template.parse(key)
                 if parsed is not None:
                     names.add(parsed["project"])
         found = sorted(names)
-        statuses = await self._statuses(found)
-        return dict(zip(found, statuses, strict=True))
+        keys = [PROJECT_STATUS.locate(project=name) for name in found]
+        values = await self._wires.get_many(keys)
+        return dict(zip(found, map(_status_or_none, values), strict=True))
 
     async def logs(self, project: str, limit: int = 200) -> list[LogEntry]:
         """Read the newest records, newest last.
@@ -311,46 +310,23 @@ class Console:
         key = PROJECT_CONSOLE.locate(project=project)
         encoded = key.encode("utf-8", "surrogateescape")
         requests = [("LRANGE", encoded, -size, -1), ("LLEN", encoded)]
-        try:
-            replies = await self._wire.call_many(requests)
-        except RedisUnavailableError as error:
-            if not error.ambiguous:
-                raise
-            replies = await self._wire.call_many(requests)  # reading changes nothing
+        async with self._wires.to(key) as wire:
+            try:
+                replies = await wire.call_many(requests)
+            except RedisUnavailableError as error:
+                if not error.ambiguous:
+                    raise
+                replies = await wire.call_many(requests)  # reading changes nothing
         for reply in replies:
             if isinstance(reply, RedisUnavailableError):
                 raise _as_wrong_type(reply, PROJECT_CONSOLE, key)
         return replies[0], replies[1]
 
-    async def _scan(self, pattern: str) -> AsyncIterator[bytes]:
-        cursor = b"0"
-        while True:
-            cursor, keys = await self._wire.read(
-                "SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT
-            )
-            for key in keys:
-                yield key
-            if cursor == b"0":
-                return
-
-    async def _statuses(self, projects: Sequence[str]) -> list[Status | None]:
-        """Read many statuses; MGET gives nothing for a key of another type."""
-        found: list[Status | None] = []
-        keys = [
-            PROJECT_STATUS.locate(project=name).encode("utf-8", "surrogateescape")
-            for name in projects
-        ]
-        for begin in range(0, len(keys), MGET_KEYS):
-            values = await self._wire.read("MGET", *keys[begin : begin + MGET_KEYS])
-            found.extend(_status_or_none(value) for value in values)
-        return found
-
     async def _read(
         self, template: KeyTemplate, name: str, key: str, *rest: int
     ) -> Reply:
-        encoded = key.encode("utf-8", "surrogateescape")
         try:
-            return await self._wire.read(name, encoded, *rest)
+            return await self._wires.read(key, name, *rest)
         except RedisUnavailableError as error:
             raise _as_wrong_type(error, template, key) from error
 
@@ -358,7 +334,7 @@ class Console:
         self, template: KeyTemplate, name: str, key: str, value: bytes
     ) -> Reply:
         try:
-            return await self._wire.call(name, key, value)
+            return await self._wires.call(key, name, value)
         except RedisUnavailableError as error:
             raise _as_wrong_type(error, template, key) from error
 

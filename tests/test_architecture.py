@@ -43,6 +43,7 @@ WIRES = [
     "cluster",
     "engines",
     "connection",
+    "keyed_wires",
     "patrol",
     "scripts",
     "wakeup",
