@@ -206,7 +206,9 @@ class Console:
             RedisUnavailableError: Redis cannot answer.
         """
         check_name("project", project)
-        return await read_roster(self._wire, project)
+        key = PROJECT_STATUS.locate(project=project)
+        async with self._wires.to(key) as wire:
+            return await read_roster(wire, project)
 
     async def status(self, project: str) -> Status | None:
         """Read a project's status.

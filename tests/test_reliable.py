@@ -91,7 +91,8 @@ async def die_holding(
     connections, receiver = make_receiver(server, instance)
     messages = await receiver.receive(count)
     key = receiver.epochs.lease.owner_key
-    connections.abandon()
+    for wire in connections.all:
+        await wire.aclose()
     await redis.delete(key)
     assert len(messages) == count
     return [message.payload for message in messages]
@@ -278,7 +279,8 @@ async def test_three_deliveries_then_a_dead_letter(
         connections, receiver = make_receiver(own_server, f"victim-{delivery}")
         messages = await receiver.receive(2)
         assert [message.delivery for message in messages] == [delivery] * 2
-        connections.abandon()
+        for wire in connections.all:
+            await wire.aclose()
         await admin.delete(owner(f"victim-{delivery}"))
     history = History()
     agent = make_agent(own_server)
@@ -301,7 +303,8 @@ async def test_twins_die_once(own_server: DevServer, admin: Redis) -> None:
     for number in range(5):
         connections, receiver = make_receiver(own_server, f"victim-{number}")
         assert len(await receiver.receive(2)) == 2
-        connections.abandon()
+        for wire in connections.all:
+            await wire.aclose()
     for number in range(5):
         await admin.delete(owner(f"victim-{number}"))
     agent = make_agent(own_server, concurrency=3, prefetch=4)

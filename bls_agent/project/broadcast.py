@@ -53,12 +53,13 @@ class FanOut:
         """Remember who passes on.
 
         Args:
-            connections: The agent's wires; the liveness wire is used.
+            connections: The agent's wires.
             project: The project's name.
             instance: Name of this process, which needs no copy.
             say: Tells the operator who could not be reached.
         """
-        self._wire = connections.liveness
+        self._roster_wire = connections.liveness
+        self._wire = connections.control
         self._project = project
         self._instance = instance
         self._say = say
@@ -89,7 +90,7 @@ class FanOut:
             )
 
     async def _push(self, payload: bytes) -> BlsError | None:
-        living = await read_roster(self._wire, self._project)
+        living = await read_roster(self._roster_wire, self._project)
         requests: list[tuple[Argument, ...]] = []
         for instance in living.keys() - {self._instance}:
             inbox = _inbox_of(self._project, instance)
@@ -117,13 +118,13 @@ class Inbox:
         """Remember the parts.
 
         Args:
-            connections: The agent's wires; the liveness wire is used.
+            connections: The agent's wires; the control wire is used.
             dispatcher: Who runs what comes.
             project: The project's name.
             instance: Name of this process.
             say: Tells the operator if nothing can come.
         """
-        self._wire = connections.liveness
+        self._wire = connections.control
         self._dispatcher = dispatcher
         self._key = _inbox_of(project, instance)
         self._say = say

@@ -123,7 +123,7 @@ class ReliableReceiver:
     @property
     def control(self) -> Wire:
         """The wire for everything but the parked read."""
-        return self._connections.liveness
+        return self._connections.control
 
     async def receive(self, limit: int) -> Sequence[Message]:
         """Wait up to 2 s for at least one command and take up to ``limit``."""
