@@ -210,10 +210,14 @@ class Armed:
     Attributes:
         rule: What will happen.
         fired: How often it has happened.
+        seen: Bytes of the last request or reply that it happened to, so far.
+        saw_end: Whether these are all of its bytes.
     """
 
     rule: Rule
     fired: int = 0
+    seen: int = 0
+    saw_end: bool = False
 
     @property
     def is_spent(self) -> bool:
@@ -243,6 +247,9 @@ class RuleBook:
             chosen.fired += 1
             self._bound[place] = chosen
         bound = self._bound.get(place)
+        if bound is not None:
+            bound.seen = piece.offset + len(piece.data)
+            bound.saw_end = piece.ends
         if piece.ends:
             self._bound.pop(place, None)
         return ([piece.data] if bound is None else bound.rule.apply(piece)), chosen

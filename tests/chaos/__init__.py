@@ -1,0 +1,1 @@
+"""The campaign: every fault in every mode, and the ledger of what came of it."""

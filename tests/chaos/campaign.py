@@ -1,0 +1,169 @@
+"""Play rows of the table, and judge them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+
+from bls_agent.testing.chaos import Footprint, Tally, Violation, check_invariants
+from tests.chaos import (
+    host_faults,
+    link_faults,
+    process_faults,
+    server_faults,
+)
+from tests.chaos.modes import MODES, Damage, Mode
+from tests.chaos.stage import Stage
+from tests.chaos.table import FAULTS, Fault
+
+__all__ = ["FAMILIES", "Row", "play_all", "rows_of"]
+
+# Whoever adds rows: a module of faults, and its name here.
+FAMILIES = [server_faults, link_faults, process_faults, host_faults]
+
+ROW_LIMIT = 240.0  # seconds
+MEMORY_LIMIT = 64 * 1024 * 1024
+
+
+@dataclass
+class Row:
+    """What came of one fault in one mode."""
+
+    fault: Fault
+    mode: Mode
+    seed: int
+    sent: int = 0
+    handled: int = 0
+    lost: int = 0
+    may_lose: int = 0
+    repeated: int = 0
+    may_repeat: int = 0
+    recovery: float | None = None
+    seconds: float = 0.0
+    damage: Damage = field(default_factory=Damage)
+    violations: list[Violation] = field(default_factory=list[Violation])
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether every promise was kept."""
+        return not self.violations
+
+    @property
+    def name(self) -> str:
+        """The fault and the mode."""
+        return f"{self.fault.id}/{self.mode.name}"
+
+
+def rows_of(
+    faults: Iterable[str], modes: Iterable[str], *, seed: int, short: bool
+) -> list[Row]:
+    """Make the rows of some faults and modes, each with a seed of its own."""
+    ordered = sorted(faults, key=lambda name: (number_of(name), name))
+    return [
+        Row(
+            FAULTS[name],
+            MODES[mode],
+            random.Random(f"{seed} {name} {mode}").getrandbits(32),
+        )
+        for name in ordered
+        for mode in modes
+        if mode in (FAULTS[name].modes or MODES)
+        and (FAULTS[name].in_short or not short)
+    ]
+
+
+def number_of(name: str) -> int:
+    """The catalogue's number: 3 of ``F3-blpop``."""
+    return int(name.partition("-")[0].removeprefix("F"))
+
+
+async def play_all(
+    rows: Sequence[Row],
+    *,
+    short: bool,
+    at_once: int,
+    tell_row: Callable[[Row], None] = lambda _: None,
+) -> list[str]:
+    """Play rows, several at once except those that block the loop.
+
+    Args:
+        rows: What to play; their figures are filled in.
+        short: The short form.
+        at_once: How many at the same time.
+        tell_row: Called with each row that has ended.
+
+    Returns:
+        What came to the host besides: exceptions that nobody caught, and leaks.
+    """
+    errors: list[str] = []
+
+    def tell(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        errors.append(f"{context.get('message')}: {context.get('exception')!r}")
+
+    asyncio.get_running_loop().set_exception_handler(tell)
+    limiter = anyio.Semaphore(at_once)
+
+    async def play_one(row: Row) -> None:
+        async with limiter:
+            await play(row, short=short)
+        tell_row(row)
+
+    before = Footprint.take()
+    async with anyio.create_task_group() as tasks:
+        for row in rows:
+            if not row.fault.alone:
+                tasks.start_soon(play_one, row)
+    for row in rows:
+        if row.fault.alone:
+            await play_one(row)
+    errors += await find_leaks(before)
+    return errors
+
+
+async def find_leaks(before: Footprint) -> list[str]:
+    """Say what is left behind when all has had time to end."""
+    after = before
+    for _ in range(100):
+        await anyio.sleep(0.02)
+        after = Footprint.take()
+        if after.descriptors <= before.descriptors and after.tasks <= before.tasks:
+            break
+    return [
+        f"{getattr(after, name) - getattr(before, name)} {name} left behind"
+        for name in ("descriptors", "tasks")
+        if getattr(after, name) > getattr(before, name)
+    ]
+
+
+async def play(row: Row, *, short: bool) -> None:
+    """Play one row: do the fault, check the invariants, fill in the figures."""
+    began = time.monotonic()
+    try:
+        async with Stage.opened(row.mode, row.seed, short=short) as stage:
+            with anyio.fail_after(ROW_LIMIT):
+                await row.fault.play(stage)
+            judge(row, stage)
+    except Exception:
+        text = "".join(traceback.format_exc().splitlines(keepends=True)[-12:])
+        row.violations.append(Violation("row", f"did not end: {text}"))
+    row.seconds = time.monotonic() - began
+
+
+def judge(row: Row, stage: Stage) -> None:
+    """Check the invariants and fill in the figures."""
+    promise = row.mode.promise(stage.damage)
+    row.damage = stage.damage
+    row.violations += check_invariants(stage.history, promise)
+    tally = Tally.of(stage.history)
+    row.sent, row.handled = len(tally.sent), len(tally.handled)
+    row.lost, row.may_lose = len(tally.lost), promise.lost
+    row.repeated, row.may_repeat = sum(tally.repeated.values()), promise.repeated
+    seconds = [r.seconds for r in stage.history.evidence.recoveries]
+    row.recovery = max((s for s in seconds if s is not None), default=None)

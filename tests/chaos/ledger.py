@@ -1,0 +1,108 @@
+"""The ledger: what each mode lost and repeated under each fault, as Markdown."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from bls_agent.testing.chaos import HurtableServer
+from tests.chaos.campaign import Row
+
+__all__ = ["write_ledger"]
+
+ROOT = Path(__file__).parents[2]
+
+HEAD = """# Ledger
+
+What each mode lost and repeated under each fault, and how long it took to be well again. Written by
+`make chaos`; nothing in it is edited by hand. [chaos.md](chaos.md) says what is measured and which
+invariants are checked in every row, [promises.md](promises.md) what is promised.
+"""
+
+LEGEND = """*Sent*: commands that the server said it has. *Handled*: those that were started.
+*Lost*: sent, never started, and not in the server. *Repeated*: starts beyond the first one.
+In both, behind the stroke: what the mode's promise allows under the damage of this row.
+*Recovery*: the longest time from the end of a fault until the next command started, in seconds.
+Where the server itself forgot what it had answered, losses and repeats are its own: they are in brackets.
+"""
+
+MODE_TEXTS = {
+    "blocking": "`blocking` (BLPOP), `concurrency=1`, `prefetch=1`",
+    "prefetch": "`blocking` with `concurrency=2`, `prefetch=8`",
+    "compat": "`compat` (LRANGE, handle, cut)",
+    "reliable": "`reliable` (BLMOVE), `concurrency=2`",
+}
+
+
+def write_ledger(
+    rows: Sequence[Row], errors: Sequence[str], seed: int, seconds: float
+) -> str:
+    """Write the whole document."""
+    broken = [row for row in rows if not row.is_kept]
+    verdict = "every promise was kept" if not broken else f"**{len(broken)} broken**"
+    lines = [
+        HEAD,
+        f"{len(rows)} rows in {seconds / 60:.1f} minutes, {verdict}; seed {seed}.",
+        f"Run on {describe_run()}.",
+        "",
+        LEGEND,
+    ]
+    for mode in dict.fromkeys(row.mode.name for row in rows):
+        lines += [f"## {MODE_TEXTS.get(mode, mode)}", "", *table(rows, mode), ""]
+    if broken or errors:
+        lines += ["## Broken", ""]
+        for row in broken:
+            lines += [f"* **{row.name}**, seed {row.seed}"]
+            lines += [f"  * {' '.join(str(v).split())}" for v in row.violations]
+        lines += [f"* The host: {error}" for error in errors]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def table(rows: Sequence[Row], mode: str) -> list[str]:
+    """The rows of one mode."""
+    lines = [
+        "| | fault | sent | handled | lost | repeated | recovery | |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for row in rows:
+        if row.mode.name == mode:
+            recovery = "" if row.recovery is None else f"{row.recovery:.2f}"
+            lost = figure(row, row.lost, row.may_lose)
+            repeated = figure(row, row.repeated, row.may_repeat)
+            verdict = "kept" if row.is_kept else "**broken**"
+            lines.append(
+                f"| {row.fault.id} | {row.fault.title} | {row.sent} | {row.handled} "
+                f"| {lost} | {repeated} | {recovery} | {verdict} |"
+            )
+    return lines
+
+
+def figure(row: Row, number: int, limit: int) -> str:
+    return f"({number})" if row.damage.server_forgets else f"{number} / {limit}"
+
+
+def describe_run() -> str:
+    """Commit and versions."""
+    with HurtableServer() as server:
+        info = server.ask("INFO", "server")
+    assert isinstance(info, bytes)
+    fields = dict(
+        line.split(":", 1) for line in info.decode().splitlines() if ":" in line
+    )
+    name = fields.get("server_name", "redis")
+    number = fields.get(f"{name}_version", fields["redis_version"])
+    return (
+        f"commit {commit()}, {name.capitalize()} {number}, "
+        f"Python {platform.python_version()}, redis-py {version('redis')}, "
+        f"hiredis {version('hiredis')}, {platform.system()} {platform.machine()}"
+    )
+
+
+def commit() -> str:
+    """The commit that is played, marked if files differ from it."""
+    words = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"

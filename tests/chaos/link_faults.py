@@ -1,0 +1,204 @@
+"""Faults of the link: cut anywhere, half-open, slow, in slices, lossy."""
+
+from __future__ import annotations
+
+import time
+
+import anyio
+
+from bls_agent.testing.chaos import (
+    Cut,
+    Delay,
+    Direction,
+    Hold,
+    Late,
+    Lose,
+    Rate,
+    Refuse,
+    Slices,
+    Swallow,
+)
+from tests.chaos.stage import Stage
+from tests.chaos.table import fault
+
+NOTICED = 10.0  # seconds within which a half-open link is noticed
+LONGEST = 600  # bytes of what is cut, at most
+BLOCKING, PREFETCH, COMPAT, RELIABLE = "blocking", "prefetch", "compat", "reliable"
+
+
+# Command → modes that send it.
+SWEPT: dict[str, tuple[str, ...]] = {
+    "SET": (),
+    "RPUSH": (),
+    "LTRIM": (),
+    "BLPOP": (BLOCKING, PREFETCH),
+    "LPOP": (PREFETCH,),
+    "BLMOVE": (RELIABLE,),
+    "EVALSHA": (COMPAT, RELIABLE),
+    "LRANGE": (COMPAT,),
+}
+ENDANGERING = {"BLPOP", "LPOP", "BLMOVE", "EVALSHA", "LRANGE"}
+
+
+async def sweep(
+    stage: Stage, command: str, direction: Direction = Direction.REPLIES
+) -> None:
+    """Cut at each byte of the next replies (or requests) of one command, from 0 on.
+
+    The short form takes some of the bytes, by the row's seed.
+    """
+    short = sorted({0, 1, *stage.rng.sample(range(2, 40), 2)})
+    endangers = command in ENDANGERING
+    async with stage.load(reconnect_max=0.2, status_interval=0.1):
+        for at in stage.pick(short, range(LONGEST)):
+            armed = stage.proxy.arm(Cut(direction=direction, command=command, at=at))
+            if not await stage.wait(lambda armed=armed: bool(armed.fired), 8):  # type: ignore[misc]
+                stage.proxy.disarm(armed)
+                stage.complain(f"no {command} was sent")
+                return
+            stage.healed_at = time.monotonic()
+            stage.damage.links += endangers
+            await stage.recovered(f"{command} cut at {at}")
+            if armed.saw_end and at >= armed.seen:
+                return
+
+
+def add_sweeps() -> None:
+    """One row for each command whose reply is cut."""
+    for command, modes in SWEPT.items():
+
+        async def play(stage: Stage, command: str = command) -> None:
+            await sweep(stage, command)
+
+        name = f"cut at every byte of the reply of {command}"
+        fault(f"F3-{command.lower()}", name, modes=modes)(play)
+
+
+add_sweeps()
+
+
+@fault("F3-blpop-sent", "cut at every byte of the request BLPOP", modes=(BLOCKING,))
+async def cut_blpop_request(stage: Stage) -> None:
+    await sweep(stage, "BLPOP", Direction.REQUESTS)
+
+
+@fault("F3-rpush-sent", "cut at every byte of the request RPUSH", modes=(BLOCKING,))
+async def cut_rpush_request(stage: Stage) -> None:
+    await sweep(stage, "RPUSH", Direction.REQUESTS)
+
+
+@fault("F3-all", "every connection cut at random moments")
+async def cut_all(stage: Stage) -> None:
+    async with stage.load():
+        for number in range(stage.pick(4, 100)):
+            await anyio.sleep(stage.rng.uniform(0, 0.2))
+            stage.proxy.break_all(reset=number % 2 == 0)
+            stage.damage.links += 1
+            stage.healed_at = time.monotonic()
+        await stage.recovered("cuts")
+
+
+@fault("F4", "half-open in both directions")
+async def half_open(stage: Stage) -> None:
+    await silence(stage, None)
+
+
+@fault("F5-requests", "one-way: requests vanish", in_short=False)
+async def requests_vanish(stage: Stage) -> None:
+    await silence(stage, Direction.REQUESTS)
+
+
+@fault("F5-replies", "one-way: replies vanish", in_short=False)
+async def replies_vanish(stage: Stage) -> None:
+    await silence(stage, Direction.REPLIES)
+
+
+async def silence(stage: Stage, direction: Direction | None) -> None:
+    """Connections that are there become deaf; new ones are well at once."""
+    stage.damage.recovery = NOTICED
+    async with stage.load(redis_timeout=stage.pick(0.5, 5.0)):
+        for _ in range(stage.pick(1, 4)):
+            await stage.busy()
+            async with stage.proxy.during(Swallow(direction=direction)):
+                await anyio.sleep(stage.pick(0.1, 0.5))
+            stage.healed_at = time.monotonic()
+            stage.damage.links += 1
+            await stage.recovered("a half-open link")
+
+
+@fault("F5-heals", "a partition that heals: all comes later")
+async def held(stage: Stage) -> None:
+    async with stage.load():
+        for seconds in stage.pick([0.5], [1, 2.5, 5, 10]):
+            await stage.busy()
+            async with stage.proxy.during(Hold()):
+                await anyio.sleep(seconds)
+            stage.healed_at = time.monotonic()
+            await stage.recovered("a partition")
+
+
+@fault("F5-refuse", "nobody listens, connections cut")
+async def refused(stage: Stage) -> None:
+    async with stage.load():
+        for seconds in stage.pick([0.3], [1, 5, 20]):
+            await stage.busy()
+            async with stage.proxy.during(Refuse()):
+                stage.proxy.break_all()
+                stage.damage.links += 1
+                await anyio.sleep(seconds)
+            stage.healed_at = time.monotonic()
+            await stage.recovered("refused connections")
+
+
+@fault("F6-delay", "slow: 50, 500 and 1,500 ms each way")
+async def delayed(stage: Stage) -> None:
+    stage.damage.recovery = NOTICED
+    async with stage.load(status_ttl=30):
+        for seconds in stage.pick([0.05, 0.2], [0.05, 0.5, 1.5]):
+            async with stage.proxy.during(Delay(seconds)):
+                await anyio.sleep(stage.pick(0.6, 10))
+            stage.healed_at = time.monotonic()
+            await stage.recovered(f"a delay of {seconds} s")
+    if stage.proxy.accepted > 3:  # a slow link is no broken one
+        stage.complain(f"{stage.proxy.accepted} connections were made")
+
+
+@fault("F6-rate", "narrow: 20 KB/s")
+async def narrow(stage: Stage) -> None:
+    stage.damage.recovery = NOTICED
+    async with stage.load():
+        async with stage.proxy.during(Rate(20_000)):
+            await anyio.sleep(stage.pick(0.5, 10))
+        stage.healed_at = time.monotonic()
+        await stage.recovered("a narrow link")
+
+
+@fault("F6-slices", "one byte at a time")
+async def sliced(stage: Stage) -> None:
+    async with stage.load():
+        async with stage.proxy.during(Slices()):
+            await stage.busy(stage.pick(5, 100))
+        stage.healed_at = time.monotonic()
+        await stage.recovered("slices")
+
+
+@fault("F6-late", "one reply in ten is 1.5 s late", in_short=False)
+async def late(stage: Stage) -> None:
+    async with stage.load():
+        armed = stage.proxy.arm(Late(seconds=1.5, chance=0.1, times=None))
+        await anyio.sleep(20)
+        stage.proxy.disarm(armed)
+        stage.healed_at = time.monotonic()
+        await stage.recovered("late replies")
+
+
+@fault("F4-lost", "one reply of RPUSH in three is swallowed")
+async def lost_answers(stage: Stage) -> None:
+    stage.damage.recovery = NOTICED
+    async with stage.load(redis_timeout=0.3):
+        lose = Lose(command="RPUSH", chance=1 / 3, times=stage.pick(2, 20))
+        armed = stage.proxy.arm(lose)
+        await stage.wait(lambda: armed.is_spent, 30)
+        stage.healed_at = time.monotonic()
+        stage.damage.links += armed.fired
+        await stage.recovered("lost answers")

@@ -1,0 +1,102 @@
+"""The ways to receive, one row each: settings, and what is promised under damage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bls_agent.settings import rules
+from bls_agent.testing.chaos import Promise
+
+__all__ = ["MODES", "Damage", "Mode"]
+
+
+@dataclass
+class Damage:
+    """What was done to a row's agent, as far as a promise depends on it.
+
+    Attributes:
+        links: Times that a connection, or the server behind it, died with a reply
+            that may have been on its way.
+        killed: Processes killed by SIGKILL.
+        server_forgets: Whether the server lost what it had answered.
+        recovery: Seconds until all has to be well after a fault.
+        vanished: Seconds for which the status may be missing.
+        lies: Seconds for which the status may be wrong.
+    """
+
+    links: int = 0
+    killed: int = 0
+    server_forgets: bool = False
+    recovery: float = 3.0
+    vanished: float = 3.0
+    lies: float = 60.0
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One row of each fault: how the agent receives."""
+
+    name: str
+    options: dict[str, Any]
+    base: Callable[[Damage, int, int], Promise] = field(repr=False)
+    concurrency: int = 1
+    prefetch: int = 1
+    after_death: dict[str, Any] = field(default_factory=dict)
+
+    def promise(self, damage: Damage) -> Promise:
+        """Say what may have happened under this damage."""
+        return replace(
+            self.base(damage, self.concurrency, self.prefetch),
+            recovery=damage.recovery,
+            vanished=damage.vanished,
+            status_ttl=damage.lies,
+            server_forgets=damage.server_forgets,
+        )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The agent's keywords."""
+        numbers = {"concurrency": self.concurrency, "prefetch": self.prefetch}
+        return {**self.options, **numbers}
+
+
+def blocking(damage: Damage, concurrency: int, prefetch: int) -> Promise:
+    return Promise.blocking(
+        swallowed=damage.links,
+        killed=damage.killed,
+        prefetch=prefetch,
+        concurrency=concurrency,
+    )
+
+
+def compat(damage: Damage, concurrency: int, prefetch: int) -> Promise:
+    return Promise.compat(deaths=damage.links + damage.killed)
+
+
+def reliable(damage: Damage, concurrency: int, prefetch: int) -> Promise:
+    return Promise.reliable(
+        deaths=damage.links + damage.killed, concurrency=concurrency
+    )
+
+
+ALL_MODES = [
+    Mode("blocking", {"mode": "blocking"}, blocking),
+    Mode("prefetch", {"mode": "blocking"}, blocking, concurrency=2, prefetch=8),
+    Mode("compat", {"mode": "compat"}, compat),
+    Mode(
+        "reliable",
+        {"mode": "reliable"},
+        reliable,
+        concurrency=2,
+        after_death={"lease_ttl": 2},
+    ),
+]
+
+# Those that this version of the package has.
+MODES = {
+    mode.name: mode
+    for mode in ALL_MODES
+    if mode.options["mode"] in rules()["mode"].choices
+}

@@ -1,0 +1,181 @@
+"""Faults of the server: killed, absent, frozen, refusing, forgetting."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import anyio
+import anyio.to_thread
+
+from bls_agent import Status
+from bls_agent.keys import PROJECT_STATUS
+from tests.chaos.stage import Stage
+from tests.chaos.table import fault
+
+
+@fault("F1", "SIGKILL of the server, restart with its log (AOF)")
+async def kill(stage: Stage) -> None:
+    async with stage.load():
+        for seconds in stage.pick([0.2], [0.2, 0.2, 0.2, 1, 1, 1, 1, 1, 10]):
+            await stage.busy(stage.rng.randrange(3, 30))
+            async with stage.hurt(stage.server.killed()):
+                await anyio.sleep(seconds)
+            stage.damage.links += 1
+            await stage.recovered("kill")
+
+
+@fault("F1-forgets", "SIGKILL of a server that keeps nothing")
+async def kill_and_forget(stage: Stage) -> None:
+    stage.damage.server_forgets = True
+    async with stage.load():
+        for _ in range(stage.pick(1, 5)):
+            await stage.busy()
+            stage.damage.links += 1
+            async with stage.hurt(emptied(stage)):
+                await anyio.sleep(0.2)
+            await stage.recovered("kill without a log")
+
+
+@contextmanager
+def emptied(stage: Stage) -> Generator[None]:
+    """Killed, and its log thrown away."""
+    stage.server.kill()
+    shutil.rmtree(stage.server.folder / "appendonlydir", ignore_errors=True)
+    (stage.server.folder / "appendonly.aof").unlink(missing_ok=True)  # Redis 6
+    try:
+        yield
+    finally:
+        stage.server.restart()
+
+
+@fault("F2", "Redis absent when the host starts")
+async def absent(stage: Stage) -> None:
+    stage.agent = agent = stage.make_agent()
+    async with stage.sampling():
+        async with stage.hurt(stage.server.killed()):
+            begin = time.monotonic()
+            await agent.__aenter__()
+            if time.monotonic() - begin > 1.0:
+                stage.complain("opening waited for Redis")
+            await anyio.sleep(stage.pick(0.3, 5))
+        await stage.push()
+        await stage.recovered("absence at the start")
+        await agent.ready(5)
+        stage.sampler.expect(Status.ONLINE)
+        await stage.push()
+        await stage.drain()
+        stage.sampler.expect()
+    await agent.aclose()
+    stage.count_logs(agent, final=True)
+    await stage.take_stock()
+
+
+@fault("F7", "SIGSTOP of the server")
+async def frozen(stage: Stage) -> None:
+    async with stage.load():
+        for seconds in stage.pick([0.5], [0.5, 2, 4, 7, 20]):
+            await stage.busy()
+            async with stage.hurt(stage.server.frozen()):
+                await anyio.sleep(seconds)
+            await stage.recovered(f"{seconds} s frozen")
+
+
+@fault("F7-pause", "CLIENT PAUSE")
+async def paused(stage: Stage) -> None:
+    async with stage.load():
+        for seconds in stage.pick([0.5], [1, 4]):
+            await stage.busy()
+            async with stage.hurt(stage.server.paused(seconds)):
+                pass
+            await stage.recovered("a pause")
+
+
+@fault("F8", "-OOM (maxmemory)")
+async def full(stage: Stage) -> None:
+    async with stage.load(status_interval=0.3, status_ttl=2):
+        for _ in range(stage.pick(1, 3)):
+            await stage.busy()
+            async with stage.hurt(stage.server.full()):
+                await anyio.sleep(stage.pick(0.5, 5))  # longer than the TTL
+            await stage.recovered("OOM")
+
+
+@fault("F9", "demotion while a read waits (UNBLOCKED, READONLY)")
+async def demoted(stage: Stage) -> None:
+    async with stage.load():
+        for _ in range(stage.pick(1, 5)):
+            await stage.busy()
+            async with stage.hurt(stage.server.demoted()):
+                await anyio.sleep(stage.pick(0.3, 3))
+            await stage.recovered("demotion")
+
+
+@fault("F10", "-LOADING (a server that reads its data)")
+async def loading(stage: Stage) -> None:
+    async with stage.load():
+        for seconds in stage.pick([0.3], [1, 5]):
+            await stage.busy()
+            async with stage.hurt(stage.server.loading(seconds=20)):
+                await anyio.sleep(seconds)
+            stage.damage.links += 1
+            await stage.recovered("loading")
+
+
+@fault("F11", "-MISCONF (snapshots fail)")
+async def without_disk(stage: Stage) -> None:
+    async with stage.load():
+        for _ in range(stage.pick(1, 3)):
+            await stage.busy()
+            async with stage.hurt(stage.server.without_disk()):
+                await anyio.sleep(stage.pick(0.3, 5))
+            await stage.recovered("MISCONF")
+
+
+@fault("F12", "-NOREPLICAS")
+async def without_replicas(stage: Stage) -> None:
+    async with stage.load():
+        for _ in range(stage.pick(1, 3)):
+            await stage.busy()
+            async with stage.hurt(stage.server.without_replicas()):
+                await anyio.sleep(stage.pick(0.3, 5))
+            await stage.recovered("NOREPLICAS")
+
+
+@fault("F12-maxclients", "connections cut while maxclients is reached")
+async def crowded(stage: Stage) -> None:
+    async with stage.load():
+        for _ in range(stage.pick(1, 3)):
+            await stage.busy()
+            async with stage.hurt(stage.server.crowded()):
+                stage.proxy.break_all()
+                stage.damage.links += 1
+                await anyio.sleep(stage.pick(0.3, 5))
+            await stage.recovered("maxclients")
+
+
+@fault("F12-kill", "CLIENT KILL of every connection, again and again")
+async def killed_connections(stage: Stage) -> None:
+    async with stage.load():
+        for _ in range(stage.pick(2, 50)):
+            await stage.busy(stage.rng.randrange(1, 10))
+            stage.server.disconnect_clients()
+            stage.healed_at = time.monotonic()
+            stage.damage.links += 1
+            await stage.recovered("CLIENT KILL")
+
+
+@fault("F24", "FLUSHALL; the status deleted, then renamed")
+async def flushed(stage: Stage) -> None:
+    stage.damage.server_forgets = True
+    key = PROJECT_STATUS.build(project=stage.project)
+    stage.damage.vanished = 1.0
+    async with stage.load(status_interval=0.3, status_ttl=2):
+        for words in (("FLUSHALL",), ("DEL", key), ("RENAME", key, "elsewhere")):
+            await stage.busy()
+            stage.server.ask(*words)
+            stage.healed_at = time.monotonic()
+            await stage.recovered(words[0])
+            await anyio.sleep(stage.pick(0.4, 2))

@@ -1,0 +1,272 @@
+"""Where one row plays: a server to hurt, a bad link, an agent under load, witnesses."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import orjson
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from bls_agent import ProjectAgent, Status
+from bls_agent.keys import CONTROL, DEAD_LETTERS, INFLIGHT, PROJECT_CONSOLE
+from bls_agent.names import place_beside
+from bls_agent.testing.chaos import (
+    FaultProxy,
+    History,
+    HurtableServer,
+    LogCount,
+    Recovery,
+    StatusSampler,
+    Step,
+)
+from tests.chaos.modes import Damage, Mode
+
+__all__ = ["Stage"]
+
+PUSH_PAUSE = 0.02  # seconds between two commands of the producer
+HANDLER_TIME = 0.002  # seconds, at most, that a handler takes
+RECOVERY_LIMIT = 60.0  # after that it is "never"
+DRAIN_LIMIT = 20.0
+
+
+def client_of(url: str) -> Redis:
+    """A client that never repeats anything by itself."""
+    return Redis.from_url(
+        url, protocol=2, socket_timeout=2, retry=Retry(NoBackoff(), 0)
+    )
+
+
+@dataclass
+class Stage:
+    """All that a fault's function needs for one row.
+
+    Attributes:
+        mode: How the agent receives.
+        seed: For all chance in this row.
+        short: Whether this is the short form.
+        damage: What the fault did; the promise depends on it.
+        history: What happened.
+    """
+
+    mode: Mode
+    seed: int
+    short: bool
+    server: HurtableServer
+    proxy: FaultProxy
+    redis: Redis
+    damage: Damage = field(default_factory=Damage)
+    history: History = field(default_factory=History)
+    healed_at: float = 0.0
+    agent: ProjectAgent = field(init=False)
+    sampler: StatusSampler = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.project = f"混沌系统_{self.mode.name}"
+        self.control = CONTROL.build(project=self.project)
+        self._pushed = 0
+        self._producing = True
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(
+        cls, mode: Mode, seed: int, *, short: bool
+    ) -> AsyncGenerator[Stage]:
+        """Start server, proxy and client."""
+        server = HurtableServer(append_only=True)
+        await anyio.to_thread.run_sync(server.start)
+        try:
+            async with (
+                FaultProxy(server.url, seed=seed) as proxy,
+                client_of(server.url) as redis,
+            ):
+                yield cls(mode, seed, short, server, proxy, redis)
+        finally:
+            await anyio.to_thread.run_sync(server.stop)
+
+    def pick(self, short: Any, long: Any) -> Any:
+        """Choose a number: for the suite, or for the campaign."""
+        return short if self.short else long
+
+    # -- the agent and its load
+
+    def make_agent(self, url: str | None = None, **options: Any) -> ProjectAgent:
+        """Make an agent of this row's mode, with a handler, watched by the history."""
+        settings: dict[str, Any] = {
+            **self.mode.settings,
+            "log_list_limit": 1_000_000,
+            "shutdown_timeout": 5.0,
+            **options,
+        }
+        agent = ProjectAgent(self.project, redis=url or self.proxy.url, **settings)
+        self.history.attach(agent)
+
+        @agent.command
+        async def mark(number: int) -> int:
+            await anyio.sleep(self.rng.uniform(0, HANDLER_TIME))
+            return number
+
+        return agent
+
+    @asynccontextmanager
+    async def load(
+        self, *, agent: ProjectAgent | None = None, **options: Any
+    ) -> AsyncGenerator[ProjectAgent]:
+        """Run an agent while commands and records keep coming; then tidy up and look.
+
+        What is lost, repeated or left is in the history afterwards.
+        """
+        self.agent = agent or self.make_agent(**options)
+        async with self.sampling(), anyio.create_task_group() as tasks:
+            async with self.agent:
+                await self.agent.ready(10)
+                self.sampler.expect(Status.ONLINE)
+                tasks.start_soon(self.produce, self.agent)
+                yield self.agent
+                self._producing = False
+                await self.drain()
+                self.sampler.expect()
+            tasks.cancel_scope.cancel()
+        self.count_logs(self.agent, final=True)
+        await self.take_stock()
+
+    @asynccontextmanager
+    async def sampling(self) -> AsyncGenerator[None]:
+        """Look at the status from outside meanwhile."""
+        statuses = self.history.evidence.statuses
+        self.sampler = StatusSampler(self.server.port, self.project, statuses)
+        with self.sampler:
+            yield
+
+    async def produce(self, agent: ProjectAgent | None = None) -> None:
+        """Push commands, and let the agent log, until told to stop."""
+        while self._producing:
+            await self.push()
+            if agent is not None:
+                self.history.log(agent)
+                self.count_logs(agent)
+            await anyio.sleep(PUSH_PAUSE)
+
+    async def push(self, command: str = "mark", **args: Any) -> str:
+        """Push one command straight to the server; write down what came of it."""
+        self._pushed += 1
+        number = f"cmd-{self._pushed:06}"
+        body = {
+            "id": number,
+            "timestamp": "2026-01-12T12:35:00.000Z",
+            "source": "BLS Project Console",
+            "command": command,
+            "args": args or {"number": self._pushed},
+        }
+        self.history.note(Step.MAYBE_PUSHED, number)  # it may start before we know
+        with anyio.CancelScope(shield=True), suppress(RedisError, OSError):
+            await self.redis.rpush(self.control, orjson.dumps(body))
+            self.history.note(Step.PUSHED, number)
+        return number
+
+    def count_logs(self, agent: ProjectAgent, *, final: bool = False) -> None:
+        """Keep the counters of a log; all of them are looked at."""
+        evidence = self.history.evidence
+        stats = agent.stats()
+        if final:
+            evidence.final_log_counts.append(LogCount.of(stats))
+        elif len(evidence.log_counts) < 10_000:
+            evidence.log_counts.append(LogCount.of(stats))
+        if stats.faults:
+            self.complain(f"{stats.faults} faults of the agent itself")
+
+    def complain(self, error: str) -> None:
+        """Write down, once, what the host must never see."""
+        errors = self.history.evidence.host_errors
+        if error not in errors:
+            errors.append(error)
+
+    # -- faults
+
+    @asynccontextmanager
+    async def hurt(
+        self, *injuries: AbstractContextManager[None]
+    ) -> AsyncGenerator[None]:
+        """Hurt the server while the block runs; in a thread, because that blocks."""
+        for injury in injuries:
+            await anyio.to_thread.run_sync(injury.__enter__)
+        try:
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                for injury in injuries:
+                    await anyio.to_thread.run_sync(injury.__exit__, None, None, None)
+            self.healed_at = time.monotonic()
+
+    async def busy(self, commands: int = 5) -> None:
+        """Wait until some more commands were started."""
+        wanted = len(self.history.events(Step.STARTED)) + commands
+        await self.wait(lambda: len(self.history.events(Step.STARTED)) >= wanted, 30)
+
+    async def recovered(self, fault: str) -> None:
+        """Write down how long it took until the next command ran."""
+
+        def started() -> list[float]:
+            events = self.history.events(Step.STARTED)
+            return [event.at for event in events if event.at > self.healed_at]
+
+        seconds = None
+        if await self.wait(lambda: bool(started()), RECOVERY_LIMIT):
+            seconds = started()[0] - self.healed_at
+        self.history.evidence.recoveries.append(Recovery(fault, seconds))
+
+    async def wait(self, condition: Callable[[], bool], limit: float) -> bool:
+        """Wait for something; tell whether it came."""
+        with anyio.move_on_after(limit):
+            while not condition():
+                await anyio.sleep(0.005)
+            return True
+        return False
+
+    # -- the end
+
+    async def drain(self, limit: float = DRAIN_LIMIT) -> None:
+        """Let the agent run what is left and write its log."""
+
+        async def is_empty() -> bool:
+            with suppress(RedisError, OSError):
+                lists = [self.control, *await self.inflight_lists()]
+                return not any([await self.redis.llen(name) for name in lists])
+            return False
+
+        with anyio.move_on_after(limit):
+            while not await is_empty() or self.agent.stats().commands_running:
+                await anyio.sleep(0.02)
+            await self.agent.flush(10)
+
+    async def inflight_lists(self) -> list[str]:
+        """The private lists of mode ``reliable``."""
+        pattern = INFLIGHT.pattern(place=place_beside(self.control))
+        return [key.decode() async for key in self.redis.scan_iter(pattern, count=100)]
+
+    async def take_stock(self) -> None:
+        """Write down what is in the server still, and what the console list tells."""
+        dead = DEAD_LETTERS.build(place=place_beside(self.control))
+        for name in (self.control, dead, *await self.inflight_lists()):
+            for value in await self.redis.lrange(name, 0, -1):
+                number = command_id(value)
+                self.history.note(Step.WAITING, number, detail=name)
+        console = PROJECT_CONSOLE.build(project=self.project)
+        self.history.find_records(await self.redis.lrange(console, 0, -1))
+
+
+def command_id(value: bytes | str) -> str:
+    """The id of a command, or its bytes where it has none."""
+    with suppress(orjson.JSONDecodeError, KeyError, TypeError):
+        return str(orjson.loads(value)["id"])
+    return repr(value)

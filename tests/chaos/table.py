@@ -1,0 +1,55 @@
+"""The table of all faults; each module of faults adds its own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from tests.chaos.stage import Stage
+
+__all__ = ["FAULTS", "Fault", "Play", "fault"]
+
+Play: TypeAlias = Callable[[Stage], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: what it is called, what it does, for whom.
+
+    Attributes:
+        id: As ``F4-replies``: the catalogue's number, and which variant of it.
+        title: For the ledger.
+        play: Does it.
+        modes: Names of the modes it concerns; empty for all.
+        alone: Whether it blocks the event loop, and with it everybody else's row.
+        in_short: Whether it is in the short form, too.
+    """
+
+    id: str
+    title: str
+    play: Play = field(repr=False)
+    modes: tuple[str, ...] = ()
+    alone: bool = False
+    in_short: bool = True
+
+
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(
+    name: str,
+    title: str,
+    *,
+    modes: tuple[str, ...] = (),
+    alone: bool = False,
+    in_short: bool = True,
+) -> Callable[[Play], Play]:
+    """Add a row to the table."""
+
+    def add(play: Play) -> Play:
+        assert name not in FAULTS
+        FAULTS[name] = Fault(name, title, play, modes, alone, in_short)
+        return play
+
+    return add
