@@ -167,8 +167,8 @@ class ReceiverMachine(RuleBasedStateMachine):
         self.pending, self.running = [], []
         self.begin()
 
-    @rule()
-    def close(self) -> None:
+    @rule(cut=st.sampled_from(["", "before", "after"]))
+    def close(self, cut: str) -> None:
         """The agent stops as the dispatcher has it, and is opened again."""
         while self.running:
             message = self.running.pop()
@@ -177,6 +177,9 @@ class ReceiverMachine(RuleBasedStateMachine):
         self._cancel_asking()
         LOOP.run(_with_patience(self.receiver.stop()))
         self.pending += self.receiver.leftovers()
+        liveness: Any = self.connections.liveness
+        liveness.cut_next = cut
+        self.cuts += bool(cut)
         given_back = LOOP.run(self.receiver.give_back(self.pending))
         values = [message.payload for message in self.pending]
         if given_back is None:
