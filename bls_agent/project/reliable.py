@@ -194,7 +194,14 @@ class ReliableReceiver:
         """Hold what has come, and decide how each is to end."""
         for payload, own, delivery, seen in self._taker.taken:
             verdict = self._judge(own, delivery, seen=seen)
-            message = Message(payload, delivery, self.mode, verdict, self._may_start)
+            message = Message(
+                payload,
+                delivery,
+                self.mode,
+                verdict,
+                claim=self._may_start,
+                on_overdue=self._note_end,
+            )
             ack_id = "" if verdict is OutcomeKind.DUPLICATE else own
             self.holdings.take(message, id=own, ack_id=ack_id)
             self._taken.append(message)
@@ -223,6 +230,12 @@ class ReliableReceiver:
             return False
         held.stage = Stage.STARTED
         return True
+
+    def _note_end(self, message: Message) -> None:
+        """Its outcome is final; the next flush acknowledges it."""
+        held = self.holdings.find(message)
+        if held is not None:
+            held.stage = Stage.ENDED
 
     async def settle(self, message: Message) -> None:
         """Acknowledge; returns when that is through, or when it must be left for later.
