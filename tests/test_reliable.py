@@ -19,7 +19,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from bls_agent import CommandContext, ProjectAgent
+from bls_agent import CommandContext, ProjectAgent, RedisRefusedError
 from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
 from bls_agent.endpoint import Endpoint
@@ -64,7 +64,11 @@ def ignore(_: object) -> None:
 
 
 def make_receiver(
-    server: DevServer, instance: str, *, connections: Connections | None = None
+    server: DevServer,
+    instance: str,
+    *,
+    connections: Connections | None = None,
+    lease_ttl: float = 1.0,
 ) -> tuple[Connections, ReliableReceiver]:
     """A receiver alone, to be stopped at any moment as a process may be."""
     connections = connections or Connections(
@@ -75,7 +79,7 @@ def make_receiver(
         CONTROL,
         lambda *_: None,
         instance=instance,
-        lease_ttl=1.0,
+        lease_ttl=lease_ttl,
         window=600.0,
         on_redelivery="run",
         size_limit=1_000_000,
@@ -466,6 +470,102 @@ async def test_a_late_ack_takes_nothing_away(
         await receiver.close()
         await connections.aclose()
     assert not await admin.exists(DELIVERIES)
+
+
+@pytest.mark.parametrize("fails_at_first", [False, True])
+async def test_a_swallowed_reply(
+    own_server: DevServer, admin: Redis, fails_at_first: bool
+) -> None:
+    """What a dying link has swallowed is found in the list: it was never started."""
+    url = await url_with_rights(admin, own_server, "+@all", "~*")
+    connections = Connections(Endpoint.of(url), "x", timeout=2, reconnect_max=0.1)
+    _, receiver = make_receiver(own_server, "a", connections=connections)
+    await admin.rpush(CONTROL, command_bytes(0))
+    first = (await receiver.receive(1))[0]
+    request = ("BLMOVE", CONTROL, inflight("a"), "LEFT", "RIGHT", 2)
+    await connections.blocking.post([request])
+    await admin.rpush(CONTROL, command_bytes(1))
+    await eventually(lambda: _has_length(admin, inflight("a"), 2))
+    await connections.blocking.drop()
+    if fails_at_first:
+        await execute(admin, "ACL", "SETUSER", "agent", "-lrange")
+        with pytest.raises(RedisRefusedError):
+            await receiver.receive(1)
+        await execute(admin, "ACL", "SETUSER", "agent", "+lrange")
+    second = (await receiver.receive(1))[0]
+    assert (second.payload, second.delivery) == (command_bytes(1), 1)
+    assert len(receiver.holdings) == 2
+    assert first.claim(first)
+    await receiver.close()
+    await connections.aclose()
+    assert await admin.lrange(CONTROL, 0, -1) == [command_bytes(0), command_bytes(1)]
+
+
+async def test_a_doubtful_ack_spares_its_twin(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """An ack whose answer was lost is not said twice over another with the same bytes."""
+    twin = b'{"command":"mark"}'
+    await admin.rpush(CONTROL, twin, twin)
+    connections, receiver = make_receiver(own_server, "a", lease_ttl=15)
+    first, second = await receiver.receive(2)
+    assert first.claim(first)
+    assert second.claim(second)
+    own_server.freeze()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(receiver.settle, first)
+        await eventually(lambda: bool(connections.liveness.lost))
+        own_server.thaw()
+    assert await admin.lrange(inflight("a"), 0, -1) == [twin]
+    assert len(receiver.holdings) == 1
+    await receiver.settle(second)
+    assert await drained(admin)
+    await receiver.close()
+    await connections.aclose()
+
+
+async def test_a_name_that_is_in_use(own_server: DevServer, admin: Redis) -> None:
+    """Two of one name: neither waits, neither touches what the other one has."""
+    await admin.rpush(CONTROL, command_bytes(0), command_bytes(1))
+    pairs = [make_receiver(own_server, "a") for _ in range(2)]
+    messages = [(await receiver.receive(1))[0] for _, receiver in pairs]
+    assert [message.payload for message in messages] == [
+        command_bytes(0),
+        command_bytes(1),
+    ]
+    keys = {receiver.epochs.inflight for _, receiver in pairs}
+    assert len(keys) == 2
+    for (connections, receiver), message in zip(pairs, messages, strict=True):
+        assert message.claim(message)
+        await receiver.settle(message)
+        await receiver.close()
+        await connections.aclose()
+    assert await drained(admin)
+    assert not await admin.exists(LISTS)
+
+
+async def test_losing_the_name_to_another_one(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """Its lease lost to another of the same name: what was not started is theirs now."""
+    await admin.rpush(CONTROL, command_bytes(0), command_bytes(1))
+    connections, receiver = make_receiver(own_server, "a")
+    started, waiting = await receiver.receive(2)
+    assert started.claim(started)
+    await admin.delete(owner("a"))
+    others, other = make_receiver(own_server, "a")
+    theirs = await other.receive(2)
+    assert [message.delivery for message in theirs] == [2, 2]
+    receiver.epochs.suspect()
+    assert not waiting.claim(waiting)
+    await receiver.epochs.keep()
+    assert receiver.epochs.inflight != other.epochs.inflight
+    await receiver.settle(started)
+    assert await admin.llen(inflight("a")) == 2
+    for one, wires in ((receiver, connections), (other, others)):
+        await one.close()
+        await wires.aclose()
+    assert await admin.lrange(CONTROL, 0, -1) == [command_bytes(0), command_bytes(1)]
 
 
 async def test_stop_gives_back_without_counting(

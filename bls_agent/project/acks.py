@@ -140,6 +140,6 @@ class Acks:
         try:
             await self.flush()
         except (RedisUnavailableError, WrongTypeError) as error:
-            logger.info("commands that ended are not acknowledged yet: %s", error)
+            logger.debug("commands that ended are not acknowledged yet: %s", error)
             return False
         return not self._holdings.of(Stage.ENDED)

@@ -36,6 +36,10 @@ def _granted(_: Message) -> bool:
     return True
 
 
+def _ignore(_: Message) -> None:
+    pass
+
+
 Say = Callable[[str, dict[str, object]], None]
 
 
@@ -49,6 +53,7 @@ class Message:
         mode: How it was taken.
         verdict: How it ends without being started, if that is known already.
         claim: Asked when it is to be run; if false, it is somebody else's by now.
+        on_overdue: Told when its outcome is reported although its handler goes on.
     """
 
     payload: bytes
@@ -56,6 +61,7 @@ class Message:
     mode: str = "blocking"
     verdict: OutcomeKind | None = None
     claim: Callable[[Message], bool] = _granted
+    on_overdue: Callable[[Message], None] = _ignore
 
 
 class Receiver(Protocol):

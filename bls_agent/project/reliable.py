@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 import anyio
 
-from bls_agent.backoff import jittered
+from bls_agent.backoff import Backoff, jittered
 from bls_agent.connection import Connections
 from bls_agent.endpoint import Argument
 from bls_agent.errors import RedisRefusedError, RedisUnavailableError, WrongTypeError
@@ -37,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 LOOKS_PER_TTL: Final = 3
 AWAY_GRACE: Final = 0.5  # seconds that the end waits for a Redis that is away
-ACK_PAUSE: Final = 0.2  # seconds between two tries of an ack, at most
+FIRST_PAUSE: Final = 0.25  # seconds before the second try, at most
 _NEEDED: Final = ("unknown_command", "no_permission", "refused", "unsupported")
 
 
@@ -96,7 +95,7 @@ class ReliableReceiver:
             self.places,
             instance,
             lease_ttl,
-            on_renamed=self.holdings.lose_all,
+            on_renamed=self._lose_all,
         )
         self.reclaimer = Reclaimer(self.places, lease_ttl, self._report_dead)
         self._acks = Acks(
@@ -116,8 +115,10 @@ class ReliableReceiver:
         )
         self._taken: deque[Message] = deque()
         self._compare_at = float("inf")  # when our list has to be looked at
+        self._unsure_until = float("-inf")
         self._opened = False
-        self._stopping = False
+        self._stopped = anyio.Event()
+        self._said: set[str] = set()
         self._told = False
 
     @property
@@ -127,7 +128,7 @@ class ReliableReceiver:
 
     async def receive(self, limit: int) -> Sequence[Message]:
         """Wait up to 2 s for at least one command and take up to ``limit``."""
-        if not self._taken and not self._stopping:
+        if not self._taken and not self._stopped.is_set():
             try:
                 await self._receive(limit)
             except (RedisUnavailableError, WrongTypeError) as error:
@@ -180,21 +181,36 @@ class ReliableReceiver:
 
     async def _compare(self) -> None:
         """Find in our list what a dying link has swallowed, or nobody has told us of."""
-        sure = await self._connections.forget_lost(self._wire, kill=True)
-        losses, inflight = self.epochs.losses, self.epochs.inflight
+        self._compare_at = float("-inf")  # until it has succeeded
+        if not await self._connections.forget_lost(self._wire, kill=True):
+            # It may still bring something, until its block ends.
+            self._unsure_until = anyio.current_time() + BLOCK + 1.0
+        began, losses = anyio.current_time(), self.epochs.losses
         standing = self.holdings.standing()
-        found = await self.control.call("LRANGE", inflight, 0, -1)
+        found = await self.control.call("LRANGE", self.epochs.inflight, 0, -1)
         self._taker.arrived = self.holdings.compare(found, standing)
         self.epochs.compared = losses == self.epochs.losses
-        # A read that could not be killed may still bring something, until its block ends.
-        later = anyio.current_time() + BLOCK + 1.0
-        self._compare_at = float("inf") if sure else later
+        sure = began >= self._unsure_until
+        self._compare_at = float("inf") if sure else self._unsure_until
+
+    def _lose_all(self) -> None:
+        """What we had stands in a list that somebody else owns now."""
+        self.holdings.lose_all()
+        self._taker.taken.clear()
+        self._taker.arrived.clear()
 
     def _keep_taken(self) -> None:
         """Hold what has come, and decide how each is to end."""
         for payload, own, delivery, seen in self._taker.taken:
             verdict = self._judge(own, delivery, seen=seen)
-            message = Message(payload, delivery, self.mode, verdict, self._may_start)
+            message = Message(
+                payload,
+                delivery,
+                self.mode,
+                verdict,
+                claim=self._may_start,
+                on_overdue=self._note_end,
+            )
             ack_id = "" if verdict is OutcomeKind.DUPLICATE else own
             self.holdings.take(message, id=own, ack_id=ack_id)
             self._taken.append(message)
@@ -224,6 +240,12 @@ class ReliableReceiver:
         held.stage = Stage.STARTED
         return True
 
+    def _note_end(self, message: Message) -> None:
+        """Its outcome is final; the next flush acknowledges it."""
+        held = self.holdings.find(message)
+        if held is not None:
+            held.stage = Stage.ENDED
+
     async def settle(self, message: Message) -> None:
         """Acknowledge; returns when that is through, or when it must be left for later.
 
@@ -234,10 +256,12 @@ class ReliableReceiver:
         if held is None or held.stage is not Stage.STARTED:
             return
         held.stage = Stage.ENDED
+        backoff = Backoff(base=FIRST_PAUSE)
         while not await self._acks.try_flush() and message in self.holdings:
-            if self._stopping or not self.epochs.valid:
+            if self._stopped.is_set() or not self.epochs.valid:
                 return
-            await anyio.sleep(ACK_PAUSE * random.uniform(0.1, 1.0))  # noqa: S311 - jitter
+            with anyio.move_on_after(backoff.failed()):
+                await self._stopped.wait()
 
     async def give_back(self, messages: Sequence[Message]) -> bool:
         """Put commands back to the head of the control list, their delivery uncounted.
@@ -251,18 +275,19 @@ class ReliableReceiver:
 
     async def stop(self) -> None:
         """Release the parked read with CLIENT UNBLOCK, or wait for the end of its block."""
-        self._stopping = True
+        self._stopped.set()
         await self._taker.stop()
         if self._taker.arrived:
             await self._hand_back(is_final=False)
 
     async def close(self) -> None:
         """Put back what did not end, strike off the list and give back the lease."""
-        self._stopping = True
+        self._stopped.set()
         with anyio.move_on_after(None if self.control.connected else AWAY_GRACE):
             await self.epochs.close()
             await self._acks.try_flush()
-            await self._hand_back(is_final=True)
+            if self.epochs.lease.token:
+                await self._hand_back(is_final=True)
 
     async def _hand_back(self, *, is_final: bool) -> None:
         """Put everything back that is neither running nor ended, nor known at all."""
@@ -297,18 +322,26 @@ class ReliableReceiver:
 
     async def run(self) -> None:
         """Keep the lease, and look after the lists of the dead, until cancelled."""
-        rng = random.Random()  # noqa: S311 - jitter
+        backoff = Backoff(base=FIRST_PAUSE, cap=min(2.0, self._ttl / LOOKS_PER_TTL))
         while not self.epochs.closed:
-            pause = self._ttl / LOOKS_PER_TTL
+            pause = jittered(self._ttl / LOOKS_PER_TTL, backoff.rng)
             try:
                 if self._opened:
-                    await self.epochs.keep()
-                    await self._acks.flush()
-                    await self.reclaimer.look(self.control, but=self.epochs.inflight)
-            except (RedisUnavailableError, WrongTypeError) as error:
-                logger.debug("the lease or the lists of the dead: %s", error)
-                pause = min(pause, ACK_PAUSE)
-            await anyio.sleep(jittered(pause, rng))
+                    await self._look_after()
+                backoff.succeeded()
+            except (RedisRefusedError, WrongTypeError) as error:
+                if str(error) not in self._said:
+                    self._said.add(str(error))
+                    logger.warning("the dead are not looked after: %s", error)
+            except RedisUnavailableError as error:
+                logger.debug("the lease is not renewed: %s", error)
+                pause = backoff.failed()
+            await anyio.sleep(pause)
+
+    async def _look_after(self) -> None:
+        await self.epochs.keep()
+        await self._acks.flush()
+        await self.reclaimer.look(self.control, but=self.epochs.inflight)
 
     def _report_dead(self, payload: bytes) -> None:
         dead = Message(payload, MAX_DELIVERIES, self.mode, OutcomeKind.DEAD_LETTERED)

@@ -141,6 +141,7 @@ class CommandRunner:
                 "the handler of %r ignores its cancellation", command.command
             )
             self.on_overdue(_timed_out(command, timeout, time.monotonic() - began))
+            message.on_overdue(message)
 
         token = CURRENT_COMMAND.set(command.id)
         try:

@@ -15,7 +15,7 @@
 -- refused because a key has another type comes before the first write; LREM is the first
 -- one, because it is allowed when memory is out, and the rest is then allowed behind it.
 local counted = redis.call('HLEN', KEYS[2]) > 0
-redis.call('ZCARD', KEYS[3])
+local ids = redis.call('ZCARD', KEYS[3])
 local removed = 0
 if ARGV[1] ~= '' then
   if redis.call('GET', KEYS[4]) ~= ARGV[1] then
@@ -32,7 +32,9 @@ if ARGV[3] ~= '' and ARGV[4] ~= '0' then
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
   redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('%.0f', now - ARGV[4]))
   redis.call('ZADD', KEYS[3], string.format('%.0f', now), ARGV[3])
-  redis.call('ZREMRANGEBYRANK', KEYS[3], 0, -1 - ARGV[5])
+  if ids >= tonumber(ARGV[5]) then
+    redis.call('ZREMRANGEBYRANK', KEYS[3], 0, -1 - ARGV[5])
+  end
   redis.call('PEXPIRE', KEYS[3], ARGV[4])
 end
 return removed
