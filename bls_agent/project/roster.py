@@ -35,7 +35,7 @@ _WORST_FIRST: Final = tuple(
     status.value for status in sorted(Status, key=lambda s: s.severity, reverse=True)
 )
 PAUSE: Final = 0.02  # seconds between two looks for outcomes
-SIGHTINGS: Final = 2  # in a row: the first may be this process's own former life
+MANY: Final = 8
 
 
 class Roster:
@@ -55,6 +55,7 @@ class Roster:
         self._token = secrets.token_hex(4)
         self._say = say
         self._twins = 0
+        self._told = False
 
     async def speak(self, wire: Wire, status: Status, ttl: int) -> bool:
         """Say how this instance is; the status key gets the worst of all.
@@ -70,7 +71,9 @@ class Roster:
         Raises:
             RedisUnavailableError: Not said, or perhaps; saying it again is harmless.
         """
-        words = (self._instance, self._token, status.value, ttl * 1000)
+        # Who leaves takes only its own word along, and of a twin's nobody knows.
+        token = "-" if self._is_shared and not ttl else self._token
+        words = (self._instance, token, status.value, ttl * 1000)
         keys = [self._status_key, self._key]
         try:
             twin = await SPEAK.run(wire, keys, [*words, *_WORST_FIRST])
@@ -87,13 +90,19 @@ class Roster:
         return True
 
     def _note_twin(self, *, found: bool) -> None:
-        self._twins = self._twins + 1 if found else 0
-        if self._twins == SIGHTINGS:
+        """Count other processes of our name up fast and down slowly."""
+        self._twins = min(self._twins + 2, MANY) if found else max(self._twins - 1, 0)
+        if self._is_shared and not self._told:
+            self._told = True
             self._say(
                 f"two processes are called {self._instance!r}: give each an instance "
                 "of its own",
                 {"instance": self._instance},
             )
+
+    @property
+    def _is_shared(self) -> bool:
+        return self._twins > 2  # noqa: PLR2004 - one may be this one's own former life
 
 
 def _key_of(project: str) -> str:
