@@ -19,7 +19,7 @@ from bls_agent.endpoint import Endpoint
 from bls_agent.engines import Routes
 from bls_agent.names import slot_of
 from bls_agent.wire import Lost, Wire
-from tests.engines import LOOPBACK, NODE_TIMEOUT, SLOTS, ClusterTopology, ask
+from tests.engines import LOOPBACK, NODE_TIMEOUT, ClusterTopology, ask
 from tests.harness import eventually
 from tests.load import MODES, Load, check_end, under_load
 
@@ -40,13 +40,9 @@ def keys_of(project: str) -> list[str]:
 
 def project_on(topology: ClusterTopology, node: DevServer, project: str) -> str:
     """Give a name whose control list lies on a node."""
-    owners = {slot: topology.owner(slot) for slot in range(0, SLOTS, SLOTS // 48)}
-    step = SLOTS // 48
-    for number in range(10_000):
-        name = f"{project}-{number}"
-        if owners[slot_of(f"{name}_控制") // step * step] is node:
-            return name
-    raise AssertionError
+    served = topology.slots_of(node)
+    names = (f"{project}-{number}" for number in range(10_000))
+    return next(n for n in names if any(slot_of(f"{n}_控制") in r for r in served))
 
 
 # --- what is read
