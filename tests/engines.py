@@ -403,6 +403,11 @@ class ClusterTopology:
                 return node
         return None
 
+    def master_with_replica(self) -> DevServer:
+        """Give a node that another one can take over from."""
+        masters = (n for n in self.nodes if ask(n.port, "ROLE")[0] == b"master")
+        return next(node for node in masters if self.replica_of(node) is not None)
+
     def other_master(self, node: DevServer) -> DevServer:
         """Give a master that is not this node."""
         return next(
