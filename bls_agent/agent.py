@@ -64,9 +64,10 @@ class ProjectAgent(Registration):
 
     Args:
         project: The project's name: the reader's key. UTF-8 in form NFC.
-        redis: URL (``redis://``, ``rediss://``, ``unix://``) or a client of redis-py,
-            from which address and credentials are taken. Default: ``BLS_REDIS_URL``,
-            else ``redis://127.0.0.1:6379/0``.
+        redis: URL (``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``,
+            ``redis+cluster://``) or a client of redis-py, from which address and
+            credentials are taken. Default: ``BLS_REDIS_URL``, else
+            ``redis://127.0.0.1:6379/0``.
         settings: Takes the place of the environment.
         validate: ``"pydantic"`` lets pydantic check all arguments of commands.
         options: Any field of :class:`~bls_agent.Settings`; beats ``settings`` and the

@@ -115,7 +115,7 @@ class Link:
         self._life = 0
         self._established = False
         self._address_there = ""
-        self.owed = 0
+        self.owed: int = 0
         self._packed: tuple[Sequence[Request], list[bytes]] = ((), [])
         self._ends = False  # what is owed is still read, and nothing more is sent
         self.generation = 0

@@ -29,15 +29,25 @@ NODE_TIMEOUT = 1.0  # seconds until the nodes of a cluster hold one for down
 
 
 def free_ports(count: int) -> list[int]:
-    """Find ports that nobody listens on, low enough for a cluster's second port."""
+    """Find ports that nobody listens on, nor on a cluster's second one.
+
+    None of them is one that the system gives to outgoing connections.
+    """
     found: list[int] = []
     while len(found) < count:
-        port = 20_000 + secrets.randbelow(25_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((LOOPBACK, port))
-            if port not in found:
-                found.append(port)
+        port = 10_000 + secrets.randbelow(10_000)
+        if port not in found and _is_free(port) and _is_free(port + 10_000):
+            found.append(port)
     return found
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True
 
 
 def ask(port: int, *words: object) -> Any:
@@ -353,6 +363,15 @@ class ClusterTopology:
         message = f"nobody serves slot {slot}"
         raise RuntimeError(message)
 
+    def slots_of(self, node: DevServer) -> list[range]:
+        """Give the slots that a node serves."""
+        found = ask(self.nodes[-1].port, "CLUSTER", "SLOTS")
+        return [
+            range(first, last + 1)
+            for first, last, master, *_ in found
+            if master[1] == node.port
+        ]
+
     async def switched(self, slot: int, before: DevServer) -> DevServer:
         """Wait until the living nodes agree that another one serves the slot."""
 
@@ -383,6 +402,11 @@ class ClusterTopology:
             if role[0] == b"slave" and role[2] == master.port:
                 return node
         return None
+
+    def master_with_replica(self) -> DevServer:
+        """Give a node that another one can take over from."""
+        masters = (n for n in self.nodes if ask(n.port, "ROLE")[0] == b"master")
+        return next(node for node in masters if self.replica_of(node) is not None)
 
     def other_master(self, node: DevServer) -> DevServer:
         """Give a master that is not this node."""
