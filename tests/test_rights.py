@@ -270,10 +270,10 @@ def opens(right: Right, key: str, project: str) -> bool:
     """A pattern of the row fits the key."""
     if right.key is None:
         return False
-    group = isinstance(right.key, KeyGroup)
-    patterns = (
-        right.key.patterns(project) if group else [right.key.pattern(project=project)]
-    )
+    if isinstance(right.key, KeyGroup):
+        patterns = right.key.patterns(project)
+    else:
+        patterns = [right.key.pattern(project=project)]
     return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
