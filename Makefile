@@ -12,13 +12,14 @@ PEERS := arq taskiq faststream
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench chaos clean
 
 help:
 	@echo 'make demo    see an agent and a console at work, on a server of its own'
 	@echo 'make test    run the tests             (ARGS="-k heartbeat" goes to pytest)'
 	@echo 'make lint    ruff, mypy and pyright'
 	@echo 'make bench   figures beside a bare loop and others (ARGS="--quick" for a look)'
+	@echo 'make chaos   every fault in every mode, and docs/ledger.md (15 minutes at most)'
 	@echo 'make clean   remove .venv and what the tools left behind'
 	@echo
 	@echo 'PYTHON=/path/to/python3 chooses the interpreter of a new .venv (3.11 or newer).'
@@ -38,6 +39,9 @@ lint: $(VENV)/.lint
 
 bench: $(VENV)/.bench
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+chaos: $(VENV)/.test
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis \

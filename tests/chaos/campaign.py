@@ -20,6 +20,7 @@ from tests.chaos import (
     server_faults,
 )
 from tests.chaos.modes import MODES, Damage, Mode
+from tests.chaos.nursery import Nursery
 from tests.chaos.stage import Stage
 from tests.chaos.table import FAULTS, Fault
 
@@ -112,17 +113,18 @@ async def play_all(
 
     async def play_one(row: Row) -> None:
         async with limiter:
-            await play(row, short=short)
+            await play(row, nursery, short=short)
         tell_row(row)
 
     before = Footprint.take()
-    async with anyio.create_task_group() as tasks:
+    async with Nursery() as nursery:
+        async with anyio.create_task_group() as tasks:
+            for row in rows:
+                if not row.fault.alone:
+                    tasks.start_soon(play_one, row)
         for row in rows:
-            if not row.fault.alone:
-                tasks.start_soon(play_one, row)
-    for row in rows:
-        if row.fault.alone:
-            await play_one(row)
+            if row.fault.alone:
+                await play_one(row)
     errors += await find_leaks(before)
     return errors
 
@@ -142,11 +144,11 @@ async def find_leaks(before: Footprint) -> list[str]:
     ]
 
 
-async def play(row: Row, *, short: bool) -> None:
+async def play(row: Row, nursery: Nursery, *, short: bool) -> None:
     """Play one row: do the fault, check the invariants, fill in the figures."""
     began = time.monotonic()
     try:
-        async with Stage.opened(row.mode, row.seed, short=short) as stage:
+        async with Stage.opened(row.mode, row.seed, nursery, short=short) as stage:
             with anyio.fail_after(ROW_LIMIT):
                 await row.fault.play(stage)
             judge(row, stage)

@@ -99,6 +99,8 @@ async def hostile_handlers(stage: Stage) -> None:
 
         @agent.command
         def hostile_thread(kind: str) -> Any:
+            if kind == "hang":
+                return time.sleep(0.4)  # it keeps its slot until it returns
             return anyio.run(act_up, kind)
 
         kinds = ["raise", "exit", "base", "recurse", "memory", "object", "huge", "hang"]

@@ -1,7 +1,7 @@
-"""Processes to be killed: one that has imported everything, and forks an agent at will.
+"""Processes to be killed: one that has imported everything, and forks agents at will.
 
-It reads words, one per line: ``go SEED`` forks an agent and prints its process id,
-``wait`` waits for it and prints its exit code. Its end is the end of its input.
+As a program it reads lines of JSON: ``{"go": …}`` forks an agent, ``{"poll": pid}``
+tells whether it has ended; each is answered by one number. It ends with its input.
 """
 
 from __future__ import annotations
@@ -9,19 +9,70 @@ from __future__ import annotations
 import os
 import random
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import anyio
 import orjson
+from anyio.streams.buffered import BufferedByteReceiveStream
 
 from bls_agent import ProjectAgent
 from bls_agent.testing.chaos import History
 
+__all__ = ["Nursery"]
 
-def live(options: dict[str, Any], seed: int) -> None:
+RUNNING = 1_000  # no exit code
+ROOT = Path(__file__).parents[2]
+
+
+class Nursery:
+    """The other end; the process is started when the first agent is wanted."""
+
+    def __init__(self) -> None:
+        self._lock = anyio.Lock()
+        self._exits = AsyncExitStack()
+        self._said: BufferedByteReceiveStream | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with anyio.CancelScope(shield=True):
+            await self._exits.aclose()
+
+    async def go(self, **options: Any) -> int:
+        """Fork an agent; give its process id."""
+        return await self._ask({"go": options})
+
+    async def wait(self, pid: int) -> int:
+        """Wait for its end; give its exit code, or the signal's number below 0."""
+        with anyio.fail_after(30):
+            while (code := await self._ask({"poll": pid})) == RUNNING:
+                await anyio.sleep(0.005)
+        return code
+
+    async def _ask(self, words: object) -> int:
+        async with self._lock:
+            said = self._said or await self._start()
+            assert self._process.stdin is not None
+            await self._process.stdin.send(orjson.dumps(words) + b"\n")
+            return int(await said.receive_until(b"\n", 100))
+
+    async def _start(self) -> BufferedByteReceiveStream:
+        words = [sys.executable, "-m", "tests.chaos.nursery"]
+        opened = await anyio.open_process(words, stderr=None, cwd=ROOT)
+        self._process = await self._exits.enter_async_context(opened)
+        assert opened.stdin is not None
+        assert opened.stdout is not None
+        self._exits.push_async_callback(opened.stdin.aclose)
+        self._said = BufferedByteReceiveStream(opened.stdout)
+        return self._said
+
+
+def live(options: dict[str, Any]) -> None:
     """Be an agent until the process ends."""
-    rng = random.Random(seed)
+    rng = random.Random(options["seed"])
     history = History(Path(options["history"]))
     agent = ProjectAgent(
         options["project"], redis=options["url"], **options["settings"]
@@ -43,23 +94,27 @@ def live(options: dict[str, Any], seed: int) -> None:
     anyio.run(agent.run)
 
 
+def fork_agent(options: dict[str, Any]) -> int:
+    """Fork, and never come back in the child."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        live(options)
+    except BaseException:
+        os._exit(1)
+    os._exit(0)
+
+
 def main() -> None:
-    options = orjson.loads(sys.argv[1])
-    child = 0
     for line in sys.stdin:
-        match line.split():
-            case ["go", seed]:
-                sys.stdout.flush()
-                child = os.fork()
-                if not child:
-                    try:
-                        live(options, int(seed))
-                    finally:
-                        os._exit(1 if sys.exc_info()[0] else 0)
-                print(child, flush=True)
-            case _:
-                _, status = os.waitpid(child, 0)
-                print(os.waitstatus_to_exitcode(status), flush=True)
+        words = orjson.loads(line)
+        if "go" in words:
+            print(fork_agent(words["go"]), flush=True)
+        else:
+            ended, status = os.waitpid(words["poll"], os.WNOHANG)
+            code = os.waitstatus_to_exitcode(status) if ended else RUNNING
+            print(code, flush=True)
 
 
 if __name__ == "__main__":

@@ -95,11 +95,12 @@ async def paused(stage: Stage) -> None:
 
 @fault("F8", "-OOM (maxmemory)")
 async def full(stage: Stage) -> None:
-    async with stage.load(status_interval=0.3, status_ttl=2):
+    stage.damage.vanished = 0  # EXPIRE keeps it alive
+    async with stage.load(status_interval=0.2, status_ttl=1):
         for _ in range(stage.pick(1, 3)):
             await stage.busy()
             async with stage.hurt(stage.server.full()):
-                await anyio.sleep(stage.pick(0.5, 5))  # longer than the TTL
+                await anyio.sleep(stage.pick(1.3, 5))  # longer than the TTL
             await stage.recovered("OOM")
 
 

@@ -30,6 +30,7 @@ from bls_agent.testing.chaos import (
     Step,
 )
 from tests.chaos.modes import Damage, Mode
+from tests.chaos.nursery import Nursery
 
 __all__ = ["Stage"]
 
@@ -64,6 +65,7 @@ class Stage:
     server: HurtableServer
     proxy: FaultProxy
     redis: Redis
+    nursery: Nursery
     damage: Damage = field(default_factory=Damage)
     history: History = field(default_factory=History)
     healed_at: float = 0.0
@@ -76,11 +78,12 @@ class Stage:
         self.control = CONTROL.build(project=self.project)
         self._pushed = 0
         self._producing = True
+        self._produced = anyio.Event()
 
     @classmethod
     @asynccontextmanager
     async def opened(
-        cls, mode: Mode, seed: int, *, short: bool
+        cls, mode: Mode, seed: int, nursery: Nursery, *, short: bool
     ) -> AsyncGenerator[Stage]:
         """Start server, proxy and client."""
         server = HurtableServer(append_only=True)
@@ -90,7 +93,7 @@ class Stage:
                 FaultProxy(server.url, seed=seed) as proxy,
                 client_of(server.url) as redis,
             ):
-                yield cls(mode, seed, short, server, proxy, redis)
+                yield cls(mode, seed, short, server, proxy, redis, nursery)
         finally:
             await anyio.to_thread.run_sync(server.stop)
 
@@ -134,6 +137,7 @@ class Stage:
                 tasks.start_soon(self.produce, self.agent)
                 yield self.agent
                 self._producing = False
+                await self._produced.wait()
                 await self.drain()
                 self.sampler.expect()
             tasks.cancel_scope.cancel()
@@ -156,6 +160,7 @@ class Stage:
                 self.history.log(agent)
                 self.count_logs(agent)
             await anyio.sleep(PUSH_PAUSE)
+        self._produced.set()
 
     async def push(self, command: str = "mark", **args: Any) -> str:
         """Push one command straight to the server; write down what came of it."""

@@ -110,6 +110,8 @@ def test_a_server_that_forgets_is_to_blame_itself() -> None:
     history = history_of(pushed="a b", started="a a")
     assert broken(history) == {"C1", "C3"}
     assert not broken(history, Promise(server_forgets=True))
+    more = history_of(pushed="a b c", started="a")
+    assert not broken(more, Promise(lost=1, server_forgets=True))
 
 
 @pytest.mark.parametrize(
@@ -159,6 +161,14 @@ def test_c5_a_lie_that_lasts() -> None:
         (violation,) = check_invariants(history, promise)
         assert violation.invariant == "C5"
         assert violation.text.startswith(f"{shown or 'nothing'} shown for")
+
+
+def test_c5_missing_once() -> None:
+    """Where it may not be missing at all, one look is enough."""
+    history = History()
+    history.evidence.statuses += samples_of("在线", None, "在线")
+    assert not broken(history)
+    assert broken(history, Promise(vanished=0)) == {"C5"}
 
 
 def test_c5_nobody_was_told() -> None:

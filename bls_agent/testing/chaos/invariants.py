@@ -29,7 +29,7 @@ class Promise:
         recovery: Seconds from the end of a fault until all is well.
         status_ttl: Seconds for which a status may be wrong.
         vanished: Seconds for which the status of a living agent may be missing while
-            Redis answers.
+            Redis answers; 0 for not even once.
         memory: Bytes by which the process may grow.
         server_forgets: Whether the server may have lost what it had answered: it then
             hands out again, and misses, what nobody is to blame for.
@@ -171,7 +171,8 @@ def _check_losses(history: History, promise: Promise) -> Iterator[str]:
     known = tally.sent | history.count(Step.MAYBE_PUSHED).keys()
     if strangers := (tally.handled | tally.waiting) - known:
         yield f"started or waiting, and never pushed: {_some(strangers)}"
-    if promise.lost and len(tally.lost) > promise.lost:
+    few = promise.lost and not promise.server_forgets
+    if few and len(tally.lost) > promise.lost:
         yield f"{_lost(tally)}, at most {promise.lost} may be"
 
 
@@ -222,7 +223,7 @@ def _check_status(history: History, promise: Promise) -> Iterator[str]:
             break
     for lie, seconds in _lies(samples):
         limit = promise.vanished if lie.shown is None else promise.status_ttl
-        if seconds > limit:
+        if seconds > limit or not limit:
             yield (
                 f"{lie.shown or 'nothing'} shown for {seconds:.1f} s, at most "
                 f"{limit:g} s; true is {_values(lie)}"
