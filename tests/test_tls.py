@@ -90,10 +90,10 @@ def secured(tmp_path: Path) -> Iterator[Secured]:
         "--tls-key-file", f"{tmp_path}/server.key",
     ]  # fmt: skip
     server = DevServer(binary=BINARY, options=options)
-    found = Secured(server, tmp_path, authority, port)
-    found.certify()
+    place = Secured(server, tmp_path, authority, port)
+    place.certify()
     with server:
-        yield found
+        yield place
 
 
 @pytest.fixture

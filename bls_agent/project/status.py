@@ -252,8 +252,8 @@ class StatusReporter:
         except RedisUnavailableError as error:
             if error.kind == "wrong_type":
                 raise WrongTypeError(self._key, "string") from error
-            if error.kind != "out_of_memory" or ttl is None:
-                raise
+            if error.kind != "out_of_memory" or ttl is None or self._ended:
+                raise  # a TTL must not be put on the last word
             if self._written is not status:
                 raise  # EXPIRE would keep a status alive that is not true
             await self._connections.liveness.call("EXPIRE", self._key, ttl)
@@ -273,6 +273,8 @@ class StatusReporter:
                 await self._look_at_type()
             else:
                 return
+        if ttl and self._ended:
+            return  # this refresh would follow the last word
         await call("SET", self._key, status.value, *expiry)
         self._guard = False
 
