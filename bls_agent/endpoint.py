@@ -249,6 +249,9 @@ def _endpoint_of_options(
             raise ConfigurationError("redis", shown, _unknown_option(name, options))
         if name in _FILES and value and not Path(str(value)).exists():
             raise ConfigurationError("redis", shown, f"{name} names no file: {value}")
+    if strict and scheme == "rediss":  # the default of redis-py 5 trusts any host
+        verifies = str(kept.get("ssl_cert_reqs", "required")).lower() != "none"
+        kept.setdefault("ssl_check_hostname", verifies)
     fixed = _fixed_options(known, tcp=scheme != "unix")
     try:
         kind(**kept, **fixed)

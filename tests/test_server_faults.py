@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Any
 
 import anyio
 import pytest
@@ -18,7 +19,11 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from bls_agent import Console, ProjectAgent, RedisUnavailableError, Status
+from bls_agent.backoff import Backoff
+from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
+from bls_agent.endpoint import Argument, Endpoint
+from bls_agent.project.status import StatusBoard, StatusCounts, StatusReporter
 from tests.harness import (
     PASSWORD,
     History,
@@ -103,7 +108,7 @@ async def snapshot(scene: Scene, outcome: str) -> None:
 
     async def is_over() -> bool:
         found = await scene.admin.info("persistence")
-        return found["rdb_last_bgsave_status"] == outcome
+        return bool(found["rdb_last_bgsave_status"] == outcome)
 
     await eventually(is_over)
 
@@ -378,6 +383,39 @@ async def test_out_of_memory_with_commands_under_way(
     assert await admin.ttl(f"{project}_项目状态") == -1
 
 
+@pytest.mark.parametrize("refusal", ["out_of_memory", "no_permission"])
+async def test_a_refresh_of_two_steps_does_not_follow_the_last_word(
+    own_server: DevServer, admin: Redis, project: str, refusal: str
+) -> None:
+    """The end comes between SET and EXPIRE, or between the guarded SET and the plain."""
+    connections = Connections(
+        Endpoint.of(own_server.url), "test", timeout=2, reconnect_max=1
+    )
+    reporter = StatusReporter(
+        connections, StatusBoard(), key=f"{project}_项目状态", interval=1, ttl=3,
+        backoff=Backoff(), counts=StatusCounts(),
+    )  # fmt: skip
+    await reporter.write(Status.OFFLINE, ttl=3)
+    send = connections.liveness.call
+    interrupted = False
+
+    async def call(*request: Argument) -> object:
+        nonlocal interrupted
+        if request[0] == "SET" and not interrupted:
+            interrupted = True
+            await reporter.end(Status.OFFLINE)
+            raise RedisUnavailableError(refusal, "refused")
+        return await send(*request)
+
+    connections.liveness.call = call  # type: ignore[method-assign]
+    with suppress(RedisUnavailableError):
+        await reporter.write(Status.OFFLINE, ttl=3)
+    await connections.aclose()
+    assert interrupted
+    assert await status_of(admin, project) == "离线"
+    assert await admin.ttl(f"{project}_项目状态") == -1
+
+
 @asynccontextmanager
 async def watching(admin: Redis, project: str) -> AsyncIterator[set[str | None]]:
     """Look at the status every few milliseconds while the block runs."""
@@ -398,7 +436,7 @@ async def test_loading(project: str, caplog: pytest.LogCaptureFixture) -> None:
     """A server that still reads its file: said once, few tries, then all is well."""
     with DevServer(append_only=True) as server:
         async with Redis.from_url(server.url, protocol=2) as admin:
-            pipeline = admin.pipeline(transaction=False)
+            pipeline: Any = admin.pipeline(transaction=False)
             for number in range(6_000):
                 pipeline.set(f"filler:{number}", "x")
             await pipeline.execute()

@@ -63,9 +63,11 @@ class Secured:
         words = "&".join(filter(None, (trusted, query)))
         return f"rediss://agent:{PASSWORD}@{host}:{self.port}/0?{words}"
 
-    def certify(self, host: str = "127.0.0.1", **validity: dt.datetime) -> None:
+    def certify(
+        self, host: str = "127.0.0.1", not_after: dt.datetime | None = None
+    ) -> None:
         """Put a fresh certificate of the server in place."""
-        self.write("server", self.authority.issue_cert(host, **validity))
+        self.write("server", self.authority.issue_cert(host, not_after=not_after))
 
     def write(self, name: str, issued: trustme.LeafCert) -> None:
         issued.private_key_pem.write_to_path(self.folder / f"{name}.key")
@@ -90,10 +92,10 @@ def secured(tmp_path: Path) -> Iterator[Secured]:
         "--tls-key-file", f"{tmp_path}/server.key",
     ]  # fmt: skip
     server = DevServer(binary=BINARY, options=options)
-    found = Secured(server, tmp_path, authority, port)
-    found.certify()
+    place = Secured(server, tmp_path, authority, port)
+    place.certify()
     with server:
-        yield found
+        yield place
 
 
 @pytest.fixture
@@ -138,7 +140,7 @@ async def test_client_certificates(
 
 
 def expired(secured: Secured) -> None:
-    secured.certify(not_before=LONG_AGO, not_after=LONG_AGO + dt.timedelta(1))
+    secured.certify(not_after=LONG_AGO)
 
 
 def wrong_host(secured: Secured) -> None:
@@ -232,6 +234,26 @@ async def fail_and_heal(
     everything = caplog.text + repr(caught.value) + repr(caught.value.__cause__)
     assert PASSWORD not in everything
     assert url not in everything
+
+
+@pytest.mark.parametrize(
+    ("spoil", "option"),
+    [(wrong_host, "ssl_check_hostname=false"), (self_signed, "ssl_cert_reqs=none")],
+)
+async def test_what_is_not_verified_on_request(
+    secured: Secured,
+    admin: Redis,
+    project: str,
+    spoil: Callable[[Secured], None],
+    option: str,
+) -> None:
+    """What does not fit is accepted where the URL says so, and only there."""
+    spoil(secured)
+    await secured.reload(admin)
+    with pytest.raises(RedisUnavailableError) as caught:
+        await Console(secured.url()).status(project)
+    assert caught.value.kind == "tls"
+    await works(secured.url(option), admin, project)
 
 
 async def test_a_certificate_rotated_live(
