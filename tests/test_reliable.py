@@ -109,6 +109,12 @@ async def drained(redis: Redis) -> bool:
     return not [k for k in await redis.keys("*:inflight:*") if b"owner" not in k]
 
 
+async def parked(redis: Redis) -> bool:
+    """An agent waits at the server."""
+    clients = await redis.client_list()
+    return any(one["cmd"] == "blmove" and "b" in one["flags"] for one in clients)
+
+
 async def _has_length(redis: Redis, key: str, length: int) -> bool:
     return await redis.llen(key) == length
 
@@ -352,6 +358,7 @@ async def test_duplicates(
         await agent.ready(5)
         if not at_once:
             for number, message in enumerate(messages, 1):
+                await eventually(lambda: parked(admin))
                 await admin.rpush(CONTROL, message)
                 await eventually(partial(_has_ended, agent, number))
         await eventually(lambda: _ended(agent) == 3)
@@ -404,6 +411,28 @@ async def test_outside_of_the_window(
         await eventually(lambda: _absent(admin, SEEN))
         await admin.rpush(CONTROL, command_bytes(1))
         await eventually(lambda: history.handled == [1, 1])
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["taken", "parked"])
+async def test_the_window_is_of_each_id(
+    own_server: DevServer, admin: Redis, at_once: bool
+) -> None:
+    """An id that is over does not count, although others keep the key alive."""
+    now = (await admin.time())[0] * 1_000
+    await admin.zadd(SEEN, {"cmd-1": now - 601_000, "cmd-2": now - 500_000})
+    agent = make_agent(own_server, prefetch=2)
+    history = History()
+    history.attach(agent)
+    if at_once:
+        await admin.rpush(CONTROL, command_bytes(1), command_bytes(2))
+    async with agent:
+        await agent.ready(5)
+        for number in (1, 2) if not at_once else ():
+            await eventually(lambda: parked(admin))
+            await admin.rpush(CONTROL, command_bytes(number))
+            await eventually(partial(_has_ended, agent, number))
+        await eventually(lambda: _ended(agent) == 2)
+    assert history.handled == [1]
 
 
 async def _absent(redis: Redis, key: str) -> bool:
@@ -507,21 +536,42 @@ async def test_a_doubtful_ack_spares_its_twin(
     """An ack whose answer was lost is not said twice over another with the same bytes."""
     twin = b'{"command":"mark"}'
     await admin.rpush(CONTROL, twin, twin)
-    connections, receiver = make_receiver(own_server, "a", lease_ttl=15)
+    connections, receiver = make_receiver(own_server, "a")
     first, second = await receiver.receive(2)
     assert first.claim(first)
     assert second.claim(second)
-    own_server.freeze()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(receiver.settle, first)
-        await eventually(lambda: bool(connections.liveness.lost))
-        own_server.thaw()
+    await admin.lrem(
+        inflight("a"), 1, twin.decode()
+    )  # as the ack did whose answer is lost
+    receiver._acks._in_doubt = [first]
+    await receiver.settle(first)
     assert await admin.lrange(inflight("a"), 0, -1) == [twin]
     assert len(receiver.holdings) == 1
     await receiver.settle(second)
     assert await drained(admin)
     await receiver.close()
     await connections.aclose()
+
+
+async def test_an_ack_of_an_earlier_turn(own_server: DevServer, admin: Redis) -> None:
+    """Reclaimed, given back and taken here once more: the first ack is not the second's."""
+    await admin.rpush(CONTROL, command_bytes(1))
+    connections, receiver = make_receiver(own_server, "a")
+    others, other = make_receiver(own_server, "b")
+    first = (await receiver.receive(1))[0]
+    assert first.claim(first)
+    await admin.delete(owner("a"))
+    assert (await other.receive(1))[0].delivery == 2
+    await other.close()
+    assert not await receiver.receive(1)  # it is told that its lease is over
+    second = (await receiver.receive(1))[0]
+    assert (second.payload, second.delivery) == (first.payload, 2)
+    await receiver.settle(first)
+    assert await admin.lrange(inflight("a"), 0, -1) == [first.payload]
+    assert await admin.zscore(SEEN, "cmd-1")
+    await receiver.close()
+    for wires in (connections, others):
+        await wires.aclose()
 
 
 async def test_a_name_that_is_in_use(own_server: DevServer, admin: Redis) -> None:
@@ -556,7 +606,8 @@ async def test_losing_the_name_to_another_one(
     others, other = make_receiver(own_server, "a")
     theirs = await other.receive(2)
     assert [message.delivery for message in theirs] == [2, 2]
-    receiver.epochs.suspect()
+    await receiver.settle(started)  # it does not know yet, and is told so
+    assert await admin.llen(inflight("a")) == 2
     assert not waiting.claim(waiting)
     await receiver.epochs.keep()
     assert receiver.epochs.inflight != other.epochs.inflight
@@ -571,23 +622,30 @@ async def test_losing_the_name_to_another_one(
 async def test_stop_gives_back_without_counting(
     own_server: DevServer, admin: Redis
 ) -> None:
-    """What was taken and not started goes back in order, as if never taken."""
+    """What was not started goes back in order while the handler still has its time."""
     agent = make_agent(own_server, prefetch=8)
-    started = anyio.Event()
+    started, done = anyio.Event(), anyio.Event()
 
     @agent.command
     async def hold() -> None:
         started.set()
-        await anyio.sleep(0.1)
+        await done.wait()
 
     history = History()
     await admin.rpush(CONTROL, b'{"command":"hold"}')
     for _ in range(10):
         await history.push(admin, PROJECT)
-    async with agent:
+
+    async def all_wait() -> bool:
+        return await history.waiting(admin, PROJECT) == list(range(10))
+
+    async with agent, anyio.create_task_group() as tasks:
         await started.wait()
         assert len(await history.waiting(admin, PROJECT)) == 3
-    assert await history.waiting(admin, PROJECT) == list(range(10))
+        tasks.start_soon(agent.aclose)
+        await eventually(all_wait)
+        done.set()
+    assert await all_wait()
     assert not await admin.exists(DELIVERIES, LISTS, inflight("a"), owner("a"))
 
 

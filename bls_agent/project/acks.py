@@ -87,12 +87,14 @@ class Acks:
             epochs.lease.owner_key,
         ]
         runs = [self._arguments(message) for message in messages]
+        self._in_doubt = messages  # also if this is cancelled
         try:
             replies = await ACK.run_each(self._wire(), keys, runs)
         except RedisUnavailableError as error:
-            if error.ambiguous:
-                self._in_doubt = messages
+            if not error.ambiguous:
+                self._in_doubt = []
             raise
+        self._in_doubt = []
         await self._hear(messages, replies)
 
     def _arguments(self, message: Message) -> list[Argument]:

@@ -109,7 +109,7 @@ class Holdings:
             What stands there and was never seen, in its order.
         """
         expected: dict[bytes, list[Message]] = {}
-        for message in standing:
+        for message in sorted(standing, key=self._is_leaving):
             expected.setdefault(message.payload, []).append(message)
         counts = Counter(found := list(found))
         for payload, messages in expected.items():
@@ -124,6 +124,11 @@ class Holdings:
             else:
                 unseen.append(payload)
         return unseen
+
+    def _is_leaving(self, message: Message) -> bool:
+        """Of twins the one that has ended is the first to be missing."""
+        held = self._held.get(message)
+        return held is None or held.stage is Stage.ENDED
 
     def lose_all(self) -> None:
         """Everything stands in a list that is not ours any more."""
