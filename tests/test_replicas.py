@@ -18,12 +18,14 @@ from redis.asyncio import Redis
 
 from bls_agent import Console, Level, LogEntry, NoOutcomeError, ProjectAgent, Status
 from bls_agent.devserver import DevServer
+from bls_agent.project.receiver import BESIDE, Message
 from bls_agent.project.roster import RollCall, list_living
 from tests.harness import (
     History,
     command_bytes,
     cut_connections,
     eventually,
+    execute,
     records,
     status_of,
     url_with_rights,
@@ -398,6 +400,103 @@ async def test_copies_wait_while_no_handler_is_free(
         await eventually(lambda: 6 in order)
     assert order == [0, 1, 2, 3, 4, 5, 6]  # the one that came twice ran once
     assert most == [1]
+
+
+async def test_a_copy_is_nothing_to_trim(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """In compatibility mode a copy settles nothing: the control list is left alone."""
+    inbox = INBOX.format(project=project, instance="甲")
+    agent = replica(project, redis_url, "甲", mode="compat")
+    history = History()
+    history.attach(agent)
+    await redis.rpush(inbox, command_bytes(100))
+    async with agent:
+        await eventually(lambda: history.handled == [100])
+        for _ in range(3):
+            await history.push(redis, project)
+        await eventually(lambda: history.handled == [100, 0, 1, 2])
+        assert await agent.flush(5)
+    assert not await _tells(redis, project, "somebody else trimmed")
+    assert await redis.llen(f"{project}_控制") == 0
+
+
+async def test_a_copy_waits_for_a_slot_and_is_reported_at_the_stop(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """One whose slot was taken meanwhile waits; at the stop it is reported cancelled."""
+    agent = replica(project, redis_url, "甲")
+    free = anyio.Event()
+    history = History()
+    history.attach(agent)
+
+    @agent.command
+    async def hold(number: int) -> None:
+        await free.wait()
+        raise KeyError(number)
+
+    async with agent:
+        session = agent._session
+        assert session is not None
+        await redis.rpush(f"{project}_控制", command_bytes(0, "hold"))
+        await eventually(lambda: agent.stats().commands_running == 1)
+        session.dispatcher.run_beside(Message(command_bytes(1), mode=BESIDE))
+        await anyio.sleep(0.1)  # it would have begun by now
+        assert history.handled == []
+        free.set()
+        await eventually(lambda: history.handled == [1])
+        free = anyio.Event()
+        await redis.rpush(f"{project}_控制", command_bytes(2, "hold"))
+        await eventually(lambda: agent.stats().commands_running == 1)
+        session.dispatcher.run_beside(Message(command_bytes(3), mode=BESIDE))
+        session.stop(Status.OFFLINE)
+        await eventually(lambda: session.dispatcher.stopping)
+        free.set()
+    assert history.handled == [1]
+    ended = {
+        record["metadata"]["commandId"]: record["metadata"]["outcome"]
+        for record in await records(redis, project)
+        if "outcome" in record["metadata"]
+    }
+    assert ended == {
+        "cmd-0": "failed",
+        "cmd-1": "succeeded",
+        "cmd-2": "failed",
+        "cmd-3": "cancelled",
+    }
+
+
+RIGHTS = """
+-@all +ping +hello +select +time +client|id +client|setname +client|unblock +client|kill
+(+set +expire +pttl %RW~{p}_项目状态)
+(+rpush +ltrim +lrange %RW~{p}_项目控制台)
+(+blpop +lpop +lpush +lrange %RW~{p}_控制)
+(+evalsha +eval +hgetall +hset +hdel +type +set +pexpireat +expire ~{p}_项目状态 ~bls_agent:{{{p}_项目状态}}:*)
+(+rpush +ltrim +expire +lpop ~bls_agent:{{{p}_控制}}:broadcast:*)
+"""
+
+
+async def test_the_documented_rights_are_enough(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """Two replicas with exactly the rights of docs/replicas.md: nothing is refused."""
+    rules = RIGHTS.format(p=project).replace("\n(", "|(").replace("\n", " ").split("|(")
+    selectors = [f"({rule.strip()}" for rule in rules[1:]]
+    root = RIGHTS.strip().splitlines()[0].split()
+    url = await url_with_rights(admin, own_server, *root, *selectors)
+    histories = [History(), History()]
+    async with AsyncExitStack() as stack:
+        for name, history in zip("甲乙", histories, strict=True):
+            agent = replica(project, url, name)
+            history.attach(agent)
+            await stack.enter_async_context(agent)
+            await agent.ready(5)
+        message = orjson.loads(command_bytes(1)) | {"broadcast": True}
+        await admin.rpush(f"{project}_控制", orjson.dumps(message))
+        await eventually(lambda: [h.handled for h in histories] == [[1], [1]])
+    assert await status_of(admin, project) == "离线"
+    refused = await execute(admin, "ACL", "LOG")
+    assert [entry for entry in refused if b"client|list" not in entry] == []
 
 
 async def _lives_longer(redis: Redis, key: str, seconds: int) -> bool:

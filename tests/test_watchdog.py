@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,6 +72,36 @@ def make_agent(project: str, url: str, **options: Any) -> ProjectAgent:
     return ProjectAgent(project, redis=url, **{**short, **options})
 
 
+async def stall_an_agent(
+    agent: ProjectAgent,
+    url: str,
+    redis: Redis,
+    *,
+    seconds: float,
+    stand_still: Callable[[float], None] = time.sleep,
+) -> None:
+    """Let a handler hold the loop and see 在线, 故障, 在线 and nothing else from outside."""
+
+    @agent.command
+    async def hang() -> None:
+        stand_still(seconds)
+
+    async with agent:
+        await agent.ready(5)
+        with sampled(url, agent.project) as seen:
+            await eventually(lambda: seen == ["在线"])
+            await redis.rpush(f"{agent.project}_控制", '{"command": "hang"}')
+            await eventually(lambda: agent.stats().outcomes != {}, seconds + 10)
+            await eventually(lambda: seen[-1] == "在线", 2)
+            assert seen == ["在线", "故障", "在线"]
+        stats = agent.stats()
+        assert stats.loop_stalls == 1
+        assert seconds - 0.6 < stats.loop_stalled_seconds < seconds + 2
+        assert "event loop" not in stats.status_sources
+        assert await agent.flush(5)
+    assert await status_of(redis, agent.project) == "离线"
+
+
 @pytest.mark.parametrize("stand_still", [time.sleep, spin], ids=["sleep", "spin"])
 async def test_a_stalled_loop_is_a_fault_while_it_lasts(
     redis_url: str,
@@ -78,27 +110,9 @@ async def test_a_stalled_loop_is_a_fault_while_it_lasts(
     stand_still: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Through three TTLs: 在线, 故障, 在线; said once, with the place and the length."""
+    """Through three TTLs; said once, with the place and the length."""
     agent = make_agent(project, redis_url)
-
-    @agent.command
-    async def hang() -> None:
-        stand_still(3.0)
-
-    async with agent:
-        await agent.ready(5)
-        with sampled(redis_url, project) as seen:
-            await eventually(lambda: seen == ["在线"])
-            await redis.rpush(f"{project}_控制", '{"command": "hang"}')
-            await eventually(lambda: agent.stats().outcomes != {})
-            await eventually(lambda: seen[-1] == "在线", 2)
-            assert seen == ["在线", "故障", "在线"]
-        stats = agent.stats()
-        assert stats.loop_stalls == 1
-        assert 2.5 < stats.loop_stalled_seconds < 4.5
-        assert "event loop" not in stats.status_sources
-        assert await agent.flush(5)
-    assert await status_of(redis, project) == "离线"
+    await stall_an_agent(agent, redis_url, redis, seconds=3, stand_still=stand_still)
     told = [r for r in await records(redis, project) if "stood still" in r["message"]]
     assert [r["level"] for r in told] == ["error"]
     assert told[0]["metadata"]["durationMs"] > 2_500
@@ -233,6 +247,98 @@ async def test_a_word_in_flight_does_not_land_after_the_stall(
         while anyio.current_time() < until:
             assert await status_of(admin, project) == "在线"
             await anyio.sleep(0.02)
+
+
+class Holding:
+    """Stands before Redis and holds back what the first watchdog's connection writes."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._listening.getsockname()[1]}/0"
+        self.holds = threading.Event()
+        self.released = threading.Event()
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    def _start(self, target: Any, *arguments: socket.socket) -> None:
+        thread = threading.Thread(target=target, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                server = socket.create_connection(("127.0.0.1", self._port))
+                self._sockets += [client, server]
+                self._start(self._copy, client, server)
+                self._start(self._copy, server, client)
+
+    def _copy(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65_536):
+                if "故障".encode() in data and not self.holds.is_set():
+                    self.holds.set()
+                    self.released.wait(20)
+                sink.sendall(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Take nobody any more, and let go of what is held."""
+        self.released.set()
+        for opened in [self._listening, *self._sockets]:
+            with contextlib.suppress(OSError):
+                opened.shutdown(socket.SHUT_RDWR)
+            opened.close()
+        for thread in self._threads:
+            thread.join()
+
+
+async def test_a_late_word_is_killed_before_it_can_lie(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """A 故障 that the network holds back until the loop has written 在线 never lands."""
+    network = Holding(own_server.port)
+    agent = make_agent(project, network.url, status_ttl=60, status_interval=20)
+    try:
+        async with agent:
+            await agent.ready(5)
+            time.sleep(0.8)
+            assert network.holds.is_set()
+            assert agent.stats().status_source == "event loop"
+            await eventually(lambda: agent.stats().status_source == "host")
+            await eventually(lambda: _shows(admin, project, "在线"))
+            network.released.set()
+            until = anyio.current_time() + 0.5
+            while anyio.current_time() < until:
+                assert await status_of(admin, project) == "在线"
+                await anyio.sleep(0.01)
+    finally:
+        network.close()
+
+
+async def test_no_word_of_the_loop_counts_while_one_is_in_flight(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """Until the connection is killed the board says 故障: nothing flickers."""
+    network = Holding(own_server.port)
+    agent = make_agent(project, network.url, status_ttl=60, status_interval=20)
+    try:
+        async with agent:
+            await agent.ready(5)
+            time.sleep(0.8)
+            own_server.freeze()  # the kill waits for its answer
+            agent.set_status(Status.ERROR)
+            await anyio.sleep(0.3)
+            assert agent.stats().status_source == "event loop"
+            own_server.thaw()
+            await eventually(lambda: agent.stats().status_source == "host")
+            await eventually(lambda: _shows(admin, project, "报错"))
+    finally:
+        network.close()
 
 
 async def test_redis_frozen_through_stall_and_stop(
