@@ -77,17 +77,7 @@ class Session:
         register(self)
         self.opened = anyio.Event()
         self.closed = anyio.Event()
-        self.connections = Connections(
-            endpoint,
-            f"bls-agent:{parts.instance}",
-            timeout=settings.redis_timeout,
-            reconnect_max=settings.reconnect_max,
-            keys={
-                "control": CONTROL.build(project=parts.project),
-                "data": PROJECT_CONSOLE.build(project=parts.project),
-                "liveness": PROJECT_STATUS.build(project=parts.project),
-            },
-        )
+        self.connections = self._make_connections(endpoint)
         self.sink = self._make_sink()
         self.status = StatusReporter(
             self.connections,
@@ -121,6 +111,20 @@ class Session:
 
     def _backoff(self) -> Backoff:
         return Backoff(base=0.25, cap=self._settings.reconnect_max)
+
+    def _make_connections(self, endpoint: Endpoint) -> Connections:
+        project = self._parts.project
+        return Connections(
+            endpoint,
+            f"bls-agent:{self._parts.instance}",
+            timeout=self._settings.redis_timeout,
+            reconnect_max=self._settings.reconnect_max,
+            keys={
+                "control": CONTROL.build(project=project),
+                "data": PROJECT_CONSOLE.build(project=project),
+                "liveness": PROJECT_STATUS.build(project=project),
+            },
+        )
 
     def _make_sink(self) -> LogSink:
         return LogSink(
