@@ -7,7 +7,7 @@ A redirection (MOVED, ASK) goes before the map, once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple, TypeAlias, cast
+from typing import Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import anyio
@@ -15,13 +15,12 @@ import anyio
 from bls_agent.endpoint import Endpoint, Reply, Request, Topology
 from bls_agent.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.names import slot_of
-from bls_agent.route import Place
+from bls_agent.route import Node, Place
 from bls_agent.wire import Wire
 
 __all__ = [
     "ClusterMap",
     "KeyRoute",
-    "Node",
     "SlotRange",
     "read_redirection",
     "read_slots",
@@ -29,8 +28,6 @@ __all__ = [
 
 NODE_TIMEOUT: Final = 1.0  # seconds until the next node is asked for the map
 FRESH: Final = 1.0  # seconds during which all wires believe one map
-
-Node: TypeAlias = tuple[str, int]
 
 
 class SlotRange(NamedTuple):

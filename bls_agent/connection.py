@@ -14,8 +14,9 @@ from bls_agent.engines import Routes
 from bls_agent.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.faults import port_was_closed
 from bls_agent.gate import Gate
+from bls_agent.link import Lost
 from bls_agent.route import Route
-from bls_agent.wire import Lost, Wire
+from bls_agent.wire import Wire
 
 __all__ = ["Connections"]
 

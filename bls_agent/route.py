@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from bls_agent.endpoint import Endpoint, Reply, Request
 from bls_agent.errors import RedisRefusedError, RedisUnavailableError
 
-__all__ = ["Direct", "Place", "Route"]
+__all__ = ["Direct", "Node", "Place", "Route"]
+
+Node: TypeAlias = tuple[str, int]  # host and port
 
 
 class Place(NamedTuple):

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 from bls_agent.endpoint import Endpoint, Reply, Request, Topology
 from bls_agent.errors import RedisRefusedError, RedisUnavailableError
-from bls_agent.route import Place
+from bls_agent.route import Node, Place
 from bls_agent.wire import Wire
 
 __all__ = ["SentinelRoute"]
 
 SENTINEL_TIMEOUT: Final = 0.5  # seconds until the next sentinel is asked
-
-Address: TypeAlias = tuple[str, int]
 
 
 class SentinelRoute:
@@ -53,7 +51,7 @@ class SentinelRoute:
                 return Place(self._topology.node(*master))
         raise self._nobody_knows(failures, answered)
 
-    async def _ask(self, sentinel: Endpoint) -> Address | None:
+    async def _ask(self, sentinel: Endpoint) -> Node | None:
         """Ask one sentinel; one that fails is asked last from now on."""
         wire = Wire(
             sentinel,
@@ -114,7 +112,7 @@ class SentinelRoute:
 
     async def look(self) -> Endpoint | None:
         """Ask all sentinels, and believe most of those that were named."""
-        voices: Counter[Address] = Counter()
+        voices: Counter[Node] = Counter()
         for sentinel in self._topology.seeds:
             try:
                 if master := await self._ask(sentinel):

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from bls_agent.errors import ConfigurationError
 from bls_agent.redaction import mask_url
 
-__all__ = ["Kind", "SeveralHosts", "take_apart"]
+__all__ = ["Kind", "SeveralHosts", "address_of", "take_apart"]
 
 Kind: TypeAlias = Literal["sentinel", "cluster"]
 

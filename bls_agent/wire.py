@@ -19,10 +19,10 @@ import anyio
 from bls_agent.endpoint import Argument, Reply, Request, pack
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.faults import ends_connection, is_error_reply, redirects, translate
-from bls_agent.link import Link, Lost
+from bls_agent.link import Link
 from bls_agent.transport import leaves_at_once
 
-__all__ = ["Lost", "Wire"]
+__all__ = ["Wire"]
 
 REDIRECTS: Final = 3  # that one request follows before its caller is told
 ASKING: Final = ("ASKING",)

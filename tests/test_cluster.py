@@ -18,8 +18,9 @@ from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
 from bls_agent.endpoint import Endpoint
 from bls_agent.faults import classify
+from bls_agent.link import Lost
 from bls_agent.names import slot_of
-from bls_agent.wire import Lost, Wire
+from bls_agent.wire import Wire
 from tests.engines import LOOPBACK, NODE_TIMEOUT, ClusterTopology, ask
 from tests.harness import eventually
 from tests.load import MODES, Load, check_end, under_load

@@ -19,11 +19,10 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from bls_agent import Console, ProjectAgent, RedisUnavailableError, Status
-from bls_agent.backoff import Backoff
 from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
 from bls_agent.endpoint import Argument, Endpoint
-from bls_agent.project.status import StatusBoard, StatusCounts, StatusReporter
+from bls_agent.project.status_writer import StatusWriter
 from tests.harness import (
     PASSWORD,
     History,
@@ -391,25 +390,32 @@ async def test_a_refresh_of_two_steps_does_not_follow_the_last_word(
     connections = Connections(
         Endpoint.of(own_server.url), "test", timeout=2, reconnect_max=1
     )
-    reporter = StatusReporter(
-        connections, StatusBoard(), key=f"{project}_项目状态", interval=1, ttl=3,
-        backoff=Backoff(), counts=StatusCounts(),
-    )  # fmt: skip
-    await reporter.write(Status.OFFLINE, ttl=3)
+    writer = StatusWriter(connections, f"{project}_项目状态", ttl=3)
+    await writer.write(Status.OFFLINE)
     send = connections.liveness.call
     interrupted = False
+    ended = anyio.Event()
 
-    async def call(*request: Argument) -> object:
-        nonlocal interrupted
-        if request[0] == "SET" and not interrupted:
-            interrupted = True
-            await reporter.end(Status.OFFLINE)
-            raise RedisUnavailableError(refusal, "refused")
-        return await send(*request)
+    async def end() -> None:
+        await writer.write_last(Status.OFFLINE)
+        ended.set()
 
-    connections.liveness.call = call  # type: ignore[method-assign]
-    with suppress(RedisUnavailableError):
-        await reporter.write(Status.OFFLINE, ttl=3)
+    async with anyio.create_task_group() as tasks:
+
+        async def call(*request: Argument) -> object:
+            nonlocal interrupted
+            if request[0] == "SET" and not interrupted:
+                interrupted = True
+                tasks.start_soon(end)
+                with anyio.move_on_after(0.3):  # it has to wait for this refresh
+                    await ended.wait()
+                raise RedisUnavailableError(refusal, "refused")
+            return await send(*request)
+
+        connections.liveness.call = call  # type: ignore[method-assign]
+        with suppress(RedisUnavailableError):
+            await writer.write(Status.OFFLINE)
+    await writer.write(Status.ONLINE)  # late, and therefore nothing
     await connections.aclose()
     assert interrupted
     assert await status_of(admin, project) == "离线"

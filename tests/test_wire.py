@@ -17,7 +17,8 @@ from bls_agent import Console, ProjectAgent, RedisRefusedError, RedisUnavailable
 from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
 from bls_agent.endpoint import Endpoint
-from bls_agent.wire import Lost, Wire
+from bls_agent.link import Lost
+from bls_agent.wire import Wire
 from tests.harness import (
     PASSWORD,
     History,

@@ -6,11 +6,12 @@ stands still.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from copy import copy
 from typing import Final
+
+import anyio
 
 from bls_agent.connection import Connections
 from bls_agent.endpoint import Request
@@ -24,8 +25,6 @@ from bls_agent.project.rivals import Glance, Rivals
 from bls_agent.project.roster import Roster
 
 __all__ = ["StatusWriter"]
-
-logger = logging.getLogger(__name__)
 
 # SET … GET: before Redis 6.2, or without the right to read the key.
 _UNGUARDED: Final = ("unsupported", "no_permission")
@@ -68,6 +67,8 @@ class StatusWriter:
         self._on_rival = on_rival
         self._guard = True  # SET … GET is known here
         self._can_ask_ttl = True
+        self._turn = anyio.Lock()
+        self._ended = False
         self.rivals = Rivals()
         self.written: Status | None = None
 
@@ -76,16 +77,22 @@ class StatusWriter:
         other = copy(self)
         other._connections = connections  # noqa: SLF001 - its own kind
         other._on_rival = None  # noqa: SLF001 - as above
+        other._turn = anyio.Lock()  # noqa: SLF001 - as above; in another loop
         other.rivals = Rivals()
         return other
 
     async def write(self, status: Status) -> None:
-        """Write a status that expires after ``ttl`` seconds.
+        """Write a status that expires after ``ttl`` seconds; not behind the last word.
 
         Raises:
             RedisUnavailableError: Not written, or perhaps; writing again is harmless.
             WrongTypeError: The key holds another type; it was left alone.
         """
+        async with self._turn:
+            if not self._ended:
+                await self._write(status)
+
+    async def _write(self, status: Status) -> None:
         try:
             if self._roster is None or not await self._speak(status, self._ttl):
                 await self._set(status)
@@ -105,6 +112,11 @@ class StatusWriter:
             RedisUnavailableError: Not written, or perhaps; try again.
             WrongTypeError: The key holds another type; it was left alone.
         """
+        self._ended = True
+        async with self._turn:  # one that is under way has several requests, perhaps
+            await self._write_last(last_word)
+
+    async def _write_last(self, last_word: Status) -> None:
         live = self._connections.liveness
         while True:
             # A refresh that was lost on the way must not arrive after the last word.
@@ -187,7 +199,6 @@ class StatusWriter:
         try:
             found = await self._connections.liveness.call("TYPE", self._key)
         except RedisRefusedError:
-            logger.warning("key %s is written without a look at its type", self._key)
-            return
+            return  # without the right to look; it was said
         if found not in (b"string", b"none"):
             raise WrongTypeError(self._key, "string")

@@ -133,7 +133,9 @@ async def cancel_outside(url: str, rounds: int, seed: int) -> int:
     rng = random.Random(seed)
     project = f"取消_{secrets.token_hex(4)}"
     history = History()
-    agent = ProjectAgent(project, redis=url, mode="blocking", prefetch=rng.choice([1, 8]))
+    agent = ProjectAgent(
+        project, redis=url, mode="blocking", prefetch=rng.choice([1, 8])
+    )
     history.attach(agent)
     async with Redis.from_url(url, protocol=2) as redis:
         await redis.ping()

@@ -17,7 +17,7 @@ from bls_agent.connection import Connections
 from bls_agent.endpoint import Argument, Request
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.gate import Gate
-from bls_agent.wire import Lost
+from bls_agent.link import Lost
 
 __all__ = ["ListServer", "ModelConnections", "ModelWire"]
 
