@@ -17,6 +17,7 @@ import anyio
 from tests.chaos.campaign import Row, play_all, rows_of
 from tests.chaos.ledger import write_ledger
 from tests.chaos.modes import MODES
+from tests.chaos.soaks import SOAKS, Soak, SoakResult, play_soak
 from tests.chaos.table import FAULTS
 
 LEDGER = Path(__file__).parents[2] / "docs" / "ledger.md"
@@ -31,6 +32,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="play the same again")
     parser.add_argument("--short", action="store_true", help="as in the test-suite")
     parser.add_argument("--at-once", type=int, default=8, help="rows at the same time")
+    parser.add_argument(
+        "--keep", type=Path, help="a folder for the histories of broken rows"
+    )
     parser.add_argument(
         "--ledger", type=Path, help=f"default: {LEDGER.name} if everything is played"
     )
@@ -51,22 +55,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     errors = anyio.run(play_rows, rows, options)
     for error in errors:
         print(f"the host: {error}")
-    seconds = time.monotonic() - began
     complete = not options.faults and not options.modes and not options.short
+    soaks = [play_and_tell(soak) for soak in SOAKS] if complete else []
+    seconds = time.monotonic() - began
     if path := options.ledger or (LEDGER if complete else None):
-        path.write_text(write_ledger(rows, errors, seed, seconds), "utf-8")
+        path.write_text(write_ledger(rows, soaks, errors, seed, seconds), "utf-8")
     broken = sum(not row.is_kept for row in rows)
-    print(f"{len(rows)} rows, {broken} broken, {seconds:.0f} s")
+    broken += sum(not soak.is_kept for soak in soaks)
+    print(f"{len(rows)} rows and {len(soaks)} soaks, {broken} broken, {seconds:.0f} s")
     return bool(broken or errors)
 
 
 async def play_rows(rows: Sequence[Row], options: argparse.Namespace) -> list[str]:
     def tell(row: Row) -> None:
         print(describe(row), flush=True)
+        if options.keep and row.violations:
+            options.keep.mkdir(parents=True, exist_ok=True)
+            path = options.keep / f"{row.name.replace('/', '-')}-{row.seed}.txt"
+            path.write_text("\n".join(map(str, row.events)), "utf-8")
 
     return await play_all(
         rows, short=options.short, at_once=options.at_once, tell_row=tell
     )
+
+
+def play_and_tell(soak: Soak) -> SoakResult:
+    result = play_soak(soak)
+    verdict = "ok    " if result.is_kept else "BROKEN"
+    print(f"{verdict} {soak.title}, {soak.number}: {result.said}", flush=True)
+    return result
 
 
 def describe(row: Row) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 
-from bls_agent.testing.chaos import Footprint, Tally, Violation, check_invariants
+from bls_agent.testing.chaos import Event, Footprint, Tally, Violation, check_invariants
 from tests.chaos import (
     host_faults,
     link_faults,
@@ -30,7 +30,7 @@ __all__ = ["FAMILIES", "Row", "play_all", "rows_of"]
 FAMILIES = [server_faults, link_faults, process_faults, host_faults]
 
 ROW_LIMIT = 240.0  # seconds
-MEMORY_LIMIT = 64 * 1024 * 1024
+MEMORY_LIMIT = 256 * 1024 * 1024  # of all rows together, histories and all
 
 
 @dataclass
@@ -50,6 +50,7 @@ class Row:
     seconds: float = 0.0
     damage: Damage = field(default_factory=Damage)
     violations: list[Violation] = field(default_factory=list[Violation])
+    events: list[Event] = field(default_factory=list[Event], repr=False)
 
     @property
     def is_kept(self) -> bool:
@@ -137,7 +138,9 @@ async def find_leaks(before: Footprint) -> list[str]:
         after = Footprint.take()
         if after.descriptors <= before.descriptors and after.tasks <= before.tasks:
             break
-    return [
+    grown = after.memory - before.memory
+    errors = [f"grown by {grown / 1e6:.0f} MB"] * (grown > MEMORY_LIMIT)
+    return errors + [
         f"{getattr(after, name) - getattr(before, name)} {name} left behind"
         for name in ("descriptors", "tasks")
         if getattr(after, name) > getattr(before, name)
@@ -163,6 +166,8 @@ def judge(row: Row, stage: Stage) -> None:
     promise = row.mode.promise(stage.damage)
     row.damage = stage.damage
     row.violations += check_invariants(stage.history, promise)
+    if row.violations:
+        row.events = stage.history.events()
     tally = Tally.of(stage.history)
     row.sent, row.handled = len(tally.sent), len(tally.handled)
     row.lost, row.may_lose = len(tally.lost), promise.lost

@@ -56,21 +56,48 @@ async def stalled_loop(stage: Stage) -> None:
             await stage.recovered(f"a stall of {seconds} s")
 
 
+@fault(
+    "F20-watchdog",
+    "the event loop stands still for longer than stall_after and the TTL",
+    alone=True,
+    needs="stall_after",
+)
+async def watched_stall(stage: Stage) -> None:
+    stage.damage.vanished = 0
+    seconds = stage.pick(1.5, 6)
+    times: dict[str, Any] = {"stall_after": 0.3, "status_interval": 0.2, "status_ttl": 1}
+    async with stage.load(url=stage.server.url, **times) as agent:
+
+        @agent.command
+        async def stall() -> None:
+            time.sleep(seconds)
+
+        stage.sampler.expect(Status.ONLINE, Status.FAULT)
+        await stage.busy()
+        await stage.push("stall")
+        await anyio.sleep(seconds / 2)
+        stage.healed_at = time.monotonic()
+        await stage.recovered("a stall")
+    shown = {sample.shown for sample in stage.history.evidence.statuses}
+    if Status.FAULT not in shown:
+        stage.complain("nobody was told of the stall")
+
+
 @fault("F21", "threads that log while the agent closes and opens again")
 async def flood_at_the_end(stage: Stage) -> None:
-    stage.agent = agent = stage.make_agent(log_buffer=2_000)
+    stage.agent = agent = stage.make_agent(log_buffer=2_000, log_list_limit=20_000)
     over = threading.Event()
 
     def flood() -> None:
         while not over.is_set():
-            for number in range(50):
+            for number in range(20):
                 agent.log.debug("flood", number=number)
-            time.sleep(0.001)
+            time.sleep(0.005)
 
     threads = [threading.Thread(target=flood, daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
-    for _ in range(stage.pick(3, 60)):
+    for _ in range(stage.pick(3, 30)):
         async with agent:
             await agent.ready(10)
             await stage.push()
@@ -150,3 +177,23 @@ async def two_agents(stage: Stage) -> None:
             stage.count_logs(other, final=True)
         stage.healed_at = time.monotonic()
         await stage.recovered("the end of the other one")
+
+
+@fault(
+    "F23-replicas",
+    "replicas that come and go while one lives",
+    modes=("blocking", "prefetch", "reliable"),
+    needs="replicas",
+)
+async def replicas(stage: Stage) -> None:
+    async with stage.load(replicas=True):
+        for _ in range(stage.pick(2, 30)):
+            other = stage.make_agent(
+                instance=f"other-{stage.rng.random()}", replicas=True
+            )
+            async with other:
+                await other.ready(10)
+                await stage.busy(4)
+            stage.count_logs(other, final=True)
+        stage.healed_at = time.monotonic()
+        await stage.recovered("the end of a replica")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bls_agent.testing.chaos import HurtableServer
 from tests.chaos.campaign import Row
+from tests.chaos.soaks import SoakResult
 
 __all__ = ["write_ledger"]
 
@@ -23,6 +24,7 @@ invariants are checked in every row, [promises.md](promises.md) what is promised
 """
 
 LEGEND = """*Sent*: commands that the server said it has. *Handled*: those that were started.
+A command whose sender got no answer is not counted as sent, and may be handled.
 *Lost*: sent, never started, and not in the server. *Repeated*: starts beyond the first one.
 In both, behind the stroke: what the mode's promise allows under the damage of this row.
 *Recovery*: the longest time from the end of a fault until the next command started, in seconds.
@@ -38,20 +40,27 @@ MODE_TEXTS = {
 
 
 def write_ledger(
-    rows: Sequence[Row], errors: Sequence[str], seed: int, seconds: float
+    rows: Sequence[Row],
+    soaks: Sequence[SoakResult],
+    errors: Sequence[str],
+    seed: int,
+    seconds: float,
 ) -> str:
     """Write the whole document."""
     broken = [row for row in rows if not row.is_kept]
-    verdict = "every promise was kept" if not broken else f"**{len(broken)} broken**"
+    number = len(broken) + sum(not soak.is_kept for soak in soaks) + len(errors)
+    verdict = f"**{number} broken**" if number else "every promise was kept"
     lines = [
         HEAD,
-        f"{len(rows)} rows in {seconds / 60:.1f} minutes, {verdict}; seed {seed}.",
+        f"{len(rows)} rows and {len(soaks)} long runs in {seconds / 60:.1f} minutes, {verdict}; seed {seed}.",
         f"Run on {describe_run()}.",
         "",
         LEGEND,
     ]
     for mode in dict.fromkeys(row.mode.name for row in rows):
         lines += [f"## {MODE_TEXTS.get(mode, mode)}", "", *table(rows, mode), ""]
+    if soaks:
+        lines += ["## Long runs", "", *table_of_soaks(soaks), ""]
     if broken or errors:
         lines += ["## Broken", ""]
         for row in broken:
@@ -77,6 +86,21 @@ def table(rows: Sequence[Row], mode: str) -> list[str]:
                 f"| {row.fault.id} | {row.fault.title} | {row.sent} | {row.handled} "
                 f"| {lost} | {repeated} | {recovery} | {verdict} |"
             )
+    return lines
+
+
+def table_of_soaks(soaks: Sequence[SoakResult]) -> list[str]:
+    """The runs that are no rows."""
+    lines = [
+        "| run | number | what it said | seconds | |",
+        "| --- | ---: | --- | ---: | --- |",
+    ]
+    for each in soaks:
+        verdict = "kept" if each.is_kept else "**broken**"
+        lines.append(
+            f"| {each.soak.title} | {each.soak.number:,} | {each.said} "
+            f"| {each.seconds:.0f} | {verdict} |"
+        )
     return lines
 
 

@@ -20,6 +20,8 @@ class Damage:
         links: Times that a connection, or the server behind it, died with a reply
             that may have been on its way.
         killed: Processes killed by SIGKILL.
+        forced: Ends that cancelled what ran: it stays in the list and runs again, where
+            the mode has a list to keep it in.
         server_forgets: Whether the server lost what it had answered.
         recovery: Seconds until all has to be well after a fault.
         vanished: Seconds for which the status may be missing.
@@ -28,6 +30,7 @@ class Damage:
 
     links: int = 0
     killed: int = 0
+    forced: int = 0
     server_forgets: bool = False
     recovery: float = 3.0
     vanished: float = 3.0
@@ -72,12 +75,12 @@ def blocking(damage: Damage, concurrency: int, prefetch: int) -> Promise:
 
 
 def compat(damage: Damage, concurrency: int, prefetch: int) -> Promise:
-    return Promise.compat(deaths=damage.links + damage.killed)
+    return Promise.compat(deaths=damage.links + damage.killed + damage.forced)
 
 
 def reliable(damage: Damage, concurrency: int, prefetch: int) -> Promise:
     return Promise.reliable(
-        deaths=damage.links + damage.killed, concurrency=concurrency
+        deaths=damage.links + damage.killed + damage.forced, concurrency=concurrency
     )
 
 

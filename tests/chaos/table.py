@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from bls_agent.settings import rules
 from tests.chaos.stage import Stage
 
 __all__ = ["FAULTS", "Fault", "Play", "fault"]
@@ -44,11 +45,14 @@ def fault(
     modes: tuple[str, ...] = (),
     alone: bool = False,
     in_short: bool = True,
+    needs: str | None = None,
 ) -> Callable[[Play], Play]:
-    """Add a row to the table."""
+    """Add a row to the table, if this version of the package has the setting it needs."""
 
     def add(play: Play) -> Play:
         assert name not in FAULTS
+        if needs is not None and needs not in rules():
+            return play
         FAULTS[name] = Fault(name, title, play, modes, alone, in_short)
         return play
 

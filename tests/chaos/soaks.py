@@ -1,0 +1,73 @@
+"""Long runs that are no rows: programs of ``tests/soak``, each with its number.
+
+Each is run as a process of its own, one after the other; it ends with exit code 0 if all
+is well, and the last line that it prints goes into the ledger.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+__all__ = ["SOAKS", "Soak", "SoakResult", "play_soak"]
+
+ROOT = Path(__file__).parents[2]
+SOAK_LIMIT = 300.0  # seconds
+
+
+@dataclass(frozen=True)
+class Soak:
+    """One long run.
+
+    Attributes:
+        module: What is run with ``python -m``.
+        title: For the ledger.
+        number: How many rounds, moments, records.
+    """
+
+    module: str
+    title: str
+    number: int
+
+
+@dataclass(frozen=True)
+class SoakResult:
+    """What came of it."""
+
+    soak: Soak
+    said: str
+    is_kept: bool
+    seconds: float
+
+
+ALL_SOAKS = [
+    Soak("tests.soak.cancellation", "F18: cancellations from outside", 10_000),
+    Soak("tests.soak.rounds", "starts and stops", 1_000),
+    Soak("tests.soak.signals", "F17: SIGTERM around the pop", 100),
+    Soak("tests.soak.flood", "F21: closes in a flood of records", 50),
+    Soak("tests.soak.burst", "records in one burst from 8 threads", 1_000_000),
+]
+
+SOAKS = [
+    soak for soak in ALL_SOAKS if find_spec("tests.soak") and find_spec(soak.module)
+]
+
+
+def play_soak(soak: Soak) -> SoakResult:
+    """Run it to its end."""
+    began = time.monotonic()
+    words = [sys.executable, "-m", soak.module, str(soak.number)]
+    try:
+        done = subprocess.run(
+            words, cwd=ROOT, capture_output=True, text=True, timeout=SOAK_LIMIT,
+            check=False,
+        )  # fmt: skip
+        lines = (done.stdout if not done.returncode else done.stderr).splitlines()
+        said, is_kept = (lines or [""])[-1], not done.returncode
+    except subprocess.TimeoutExpired:
+        said, is_kept = f"did not end within {SOAK_LIMIT:g} s", False
+    return SoakResult(soak, said, is_kept, time.monotonic() - began)
