@@ -8,7 +8,6 @@ never awaited, in the host's name. So the coroutine is made in the task's first 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
-from types import TracebackType
 from typing import Any
 
 from anyio.abc import TaskGroup
@@ -47,16 +46,10 @@ class _Unbegun(Coroutine[Any, Any, None]):
     def send(self, value: Any, /) -> Any:
         return self._begin().send(value)
 
-    def throw(
-        self,
-        kind: Any,
-        value: BaseException | object = None,
-        trace: TracebackType | None = None,
-        /,
-    ) -> Any:
+    def throw(self, *error: Any) -> Any:
         if self._begun is None:
-            raise kind if value is None else value
-        return self._begun.throw(kind if value is None else value)
+            raise error[-1] if isinstance(error[-1], BaseException) else error[0]
+        return self._begun.throw(*error)
 
     def close(self) -> None:
         if self._begun is not None:

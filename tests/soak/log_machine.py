@@ -233,8 +233,10 @@ class LogMachine(RuleBasedStateMachine):
         assert firsts == sorted(firsts)
         stats = self.delivery.buffer.stats()
         in_flight = len(self.delivery.buffer._in_flight)
-        assert stats.delivered <= len(counts) <= stats.delivered + in_flight + (
-            stats.dropped.get("fault", 0)
+        assert (
+            stats.delivered
+            <= len(counts)
+            <= stats.delivered + in_flight + (stats.dropped.get("fault", 0))
         )
 
     def teardown(self) -> None:

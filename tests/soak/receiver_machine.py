@@ -268,7 +268,9 @@ class CompatMachine(ReceiverMachine):
 
     def make(self, connections: ModelConnections) -> Receiver:
         """Make a receiver that polls."""
-        return CompatReceiver(connections, "key", lambda text, _: self.said.append(text))
+        return CompatReceiver(
+            connections, "key", lambda text, _: self.said.append(text)
+        )
 
     @invariant()
     def nothing_is_lost(self) -> None:
@@ -281,7 +283,9 @@ class CompatMachine(ReceiverMachine):
         firsts = list(dict.fromkeys(self.started))
         assert firsts == self.pushed[: len(firsts)]
         assert len(self.server.list) == len(set(self.server.list))
-        assert self.server.list == self.pushed[len(self.pushed) - len(self.server.list) :]
+        assert (
+            self.server.list == self.pushed[len(self.pushed) - len(self.server.list) :]
+        )
 
     @invariant()
     def repeats_are_few(self) -> None:

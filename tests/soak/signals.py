@@ -87,7 +87,9 @@ async def sweep(url: str, moments: int, last: float = 0.002) -> int:
         last: Seconds from the push to the latest of them.
     """
     kinds = [
-        (number, times) for times in (1, 2) for number in (signal.SIGTERM, signal.SIGINT)
+        (number, times)
+        for times in (1, 2)
+        for number in (signal.SIGTERM, signal.SIGINT)
     ]
     async with Redis.from_url(url, protocol=2) as redis:
         for moment in range(moments):
