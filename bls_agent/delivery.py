@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
 import anyio
@@ -202,19 +203,20 @@ class Delivery(Generic[T]):
             raise
         self.buffer.done(batch.items)
 
+    def _look_ahead(self, sink: Sink[T], under_way: int) -> None:
+        """Make the next batch while the server is at this one, if it will be full."""
+        roomy = self.buffer.max_items >= 4 * BATCH_ITEMS  # else too much is fixed
+        waiting = len(self.buffer) - under_way
+        if roomy and self._next is None and waiting > BATCH_ITEMS:
+            self._next = self._take()
+            if self._next is not None:
+                with suppress(Exception):  # a fault is told when its turn has come
+                    self._next.prepared = sink.prepare(self._next.items)
+
     async def _write(
         self, sink: Sink[T], backoff: Backoff, batch: Sequence[T], count: int
     ) -> None:
-        def look_ahead() -> None:
-            """Make the next batch while the server is at this one, if it will be full."""
-            roomy = self.buffer.max_items >= 4 * BATCH_ITEMS  # else too much is fixed
-            waiting = len(self.buffer) - count
-            if roomy and self._next is None and waiting > BATCH_ITEMS:
-                self._next = self._take()
-                if self._next is not None:
-                    with suppress(Exception):  # a fault is told when its turn has come
-                        self._next.prepared = sink.prepare(self._next.items)
-
+        look_ahead = partial(self._look_ahead, sink, count)
         while True:
             try:
                 if self._ambiguous and await self._has_landed(sink, batch):

@@ -1,14 +1,13 @@
 """Starting a task that may be cancelled before its first step.
 
-anyio makes the coroutine at once and wraps it. A task that somebody cancels before it
-has begun never gets to what is wrapped, and Python complains of a coroutine that was
-never awaited, in the host's name. So the coroutine is made in the task's first step.
+From 4.14 on anyio wraps the coroutine that it makes at once. A task that somebody
+cancels before it has begun never gets to what is wrapped, and Python complains of a
+coroutine that was never awaited, in the host's name. So it is made in the first step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
-from types import TracebackType
 from typing import Any
 
 from anyio.abc import TaskGroup
@@ -21,7 +20,10 @@ def start_soon(
 ) -> None:
     """Start a task in a group; what was never begun leaves nothing to complain of."""
     name = getattr(function, "__qualname__", repr(function))
-    group.start_soon(_Unbegun, function, args, name=name)
+    if hasattr(group, "create_task"):
+        group.start_soon(_Unbegun, function, args, name=name)
+    else:  # before anyio 4.14, which asks a task's own coroutine how far it is
+        group.start_soon(function, *args, name=name)
 
 
 class _Unbegun(Coroutine[Any, Any, None]):
@@ -47,16 +49,10 @@ class _Unbegun(Coroutine[Any, Any, None]):
     def send(self, value: Any, /) -> Any:
         return self._begin().send(value)
 
-    def throw(
-        self,
-        kind: Any,
-        value: BaseException | object = None,
-        trace: TracebackType | None = None,
-        /,
-    ) -> Any:
+    def throw(self, *error: Any) -> Any:
         if self._begun is None:
-            raise kind if value is None else value
-        return self._begun.throw(kind if value is None else value)
+            raise error[-1] if isinstance(error[-1], BaseException) else error[0]
+        return self._begun.throw(*error)
 
     def close(self) -> None:
         if self._begun is not None:

@@ -24,7 +24,7 @@ class Stranger(BaseException):
     """No Exception, so most nets have a hole for it."""
 
 
-class Unspeakable(Exception):
+class UnspeakableError(Exception):
     """Cannot be told."""
 
     def __str__(self) -> str:
@@ -99,15 +99,20 @@ async def fails_in_a_group() -> None:
         await anyio.sleep_forever()
 
 
-def gives_a_generator() -> Iterator[int]:
-    return iter(range(3))
+def numbers() -> Iterator[int]:
+    yield 1
 
 
-async def gives_an_async_generator() -> AsyncIterator[int]:
-    async def numbers() -> AsyncIterator[int]:
-        yield 1
+async def later_numbers() -> AsyncIterator[int]:
+    yield 1
 
+
+def gives_a_generator() -> object:
     return numbers()
+
+
+async def gives_an_async_generator() -> object:
+    return later_numbers()
 
 
 def gives_a_coroutine() -> Any:
@@ -132,7 +137,7 @@ async def gives_a_well() -> list[Any]:
 
 
 async def gives_the_unspeakable() -> object:
-    return {"ok": 1, "what": Unspeakable()}
+    return {"ok": 1, "what": UnspeakableError()}
 
 
 async def gives_much() -> str:
@@ -150,8 +155,8 @@ HANDLERS: dict[str, tuple[Callable[[], Any], str]] = {
     "cancelled, plain": (raising(asyncio.CancelledError()), "failed"),
     "cancelled": (raising_in_loop(asyncio.CancelledError()), "failed"),
     "interrupt, plain": (raising(KeyboardInterrupt()), "failed"),
-    "unspeakable": (raising_in_loop(Unspeakable()), "failed"),
-    "unspeakable, plain": (raising(Unspeakable()), "failed"),
+    "unspeakable": (raising_in_loop(UnspeakableError()), "failed"),
+    "unspeakable, plain": (raising(UnspeakableError()), "failed"),
     "group": (fails_in_a_group, "failed"),
     "recursion": (dives, "failed"),
     "recursion, plain": (dive, "failed"),
@@ -163,8 +168,8 @@ HANDLERS: dict[str, tuple[Callable[[], Any], str]] = {
     "closes its task": (closes_its_task, "failed"),
     "takes back its cancellation": (takes_back_its_cancellation, "timed_out"),
     "takes back what nobody did": (takes_back_what_nobody_did, "succeeded"),
-    "generator": (lambda: gives_a_generator(), "succeeded"),
-    "async generator": (lambda: gives_an_async_generator(), "succeeded"),
+    "generator": (gives_a_generator, "succeeded"),
+    "async generator": (gives_an_async_generator, "succeeded"),
     "coroutine": (gives_a_coroutine, "succeeded"),
     "circle": (gives_a_circle, "succeeded"),
     "well": (gives_a_well, "succeeded"),

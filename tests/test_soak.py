@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.soak import log_machine, receiver_machine
+from bls_agent.settings import Mode
+from tests.soak import agent_machine, log_machine, receiver_machine
 from tests.soak.burst import THREADS, burst
 from tests.soak.cancellation import cancel_outside
 from tests.soak.flood import TIMEOUT, flood_while_closing
@@ -25,6 +26,14 @@ def test_every_history_of_receiving_keeps_the_promises(
 ) -> None:
     """At most once and nothing lost but what a link swallowed; or nothing lost at all."""
     receiver_machine.run(machine, 60)
+
+
+@pytest.mark.parametrize("mode", ["blocking", "compat"])
+def test_every_history_of_an_agent_keeps_the_promises(
+    redis_url: str, mode: Mode
+) -> None:
+    """The same of whole agents on a real server."""
+    agent_machine.run(redis_url, mode, 8)
 
 
 async def test_outside_cancellations_in_every_way(redis_url: str) -> None:

@@ -65,6 +65,12 @@ async def flood_while_closing(url: str, rounds: int) -> float:
         for thread in threads:
             thread.join()
     assert not errors
+    await _check(agent, url, project)
+    return longest
+
+
+async def _check(agent: ProjectAgent, url: str, project: str) -> None:
+    """Hold what stands in the list against the account."""
     async with agent:
         assert await agent.flush(10)
     stats = agent.stats()
@@ -77,7 +83,6 @@ async def flood_while_closing(url: str, rounds: int) -> float:
     chatter_count = sum(b"chatter" in one for one in found)
     assert chatter_count == stats.logs_delivered
     assert not stats.logs_maybe_repeated
-    return longest
 
 
 if __name__ == "__main__":

@@ -100,25 +100,26 @@ class ListServer:
         """Execute one request that does not wait."""
         match list(request):
             case ["BLPOP", *_]:
-                return [b"key", self._pop()]
+                reply: Any = [b"key", self._pop()]
             case ["LPOP", _, count]:
-                return [self._pop() for _ in range(min(int(count), len(self.list)))]
+                reply = [self._pop() for _ in range(min(int(count), len(self.list)))]
             case ["LPUSH", _, *values]:
                 for value in values:
                     self.list.insert(0, bytes(value))  # type: ignore[arg-type]
+                reply = len(self.list)
                 self._serve()
-                return len(self.list)
             case ["LRANGE", _, 0, last]:
-                return self.list[: int(last) + 1]
+                reply = self.list[: int(last) + 1]
             case ["EVALSHA" | "EVAL", _, 1, _, value]:
-                found = self.list[:1] == [value]
-                self.list[: int(found)] = []
-                return int(found)
+                reply = int(self.list[:1] == [value])
+                self.list[:reply] = []
             case ["PING"]:
-                return b"PONG"
+                reply = b"PONG"
             case ["CLIENT", word, *rest]:
-                return self._manage(str(word), rest)
-        raise AssertionError(request)
+                reply = self._manage(str(word), rest)
+            case _:
+                raise AssertionError(request)
+        return reply
 
     def _manage(self, word: str, rest: Sequence[Argument]) -> Any:
         link = self.links.get(int(rest[-1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import secrets
 import sys
+from pathlib import Path
 
 import anyio
 from redis.asyncio import Redis
@@ -19,7 +20,7 @@ __all__ = ["start_and_stop"]
 
 def resident() -> int:
     """Give the memory of this process in KiB."""
-    with open("/proc/self/status") as lines:
+    with Path("/proc/self/status").open() as lines:
         return next(int(one.split()[1]) for one in lines if one.startswith("VmRSS"))
 
 

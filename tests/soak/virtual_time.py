@@ -12,7 +12,7 @@ __all__ = ["VirtualLoop"]
 T = TypeVar("T")
 
 
-class _Impatient(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
+class _Impatient(selectors.DefaultSelector):
     """Never waits; says how long it should have."""
 
     waited = 0.0
