@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import anyio
@@ -15,7 +17,7 @@ from bls_agent.project.epochs import Epochs
 from bls_agent.project.holdings import Holdings, Stage
 from bls_agent.project.places import Places, find_wrong_type
 from bls_agent.project.receiver import Message
-from bls_agent.project.taking import NOT_OURS
+from bls_agent.project.taking import NOT_OURS, Taker
 from bls_agent.scripts import ACK
 from bls_agent.wire import Wire
 
@@ -78,18 +80,36 @@ class Acks:
             if messages:
                 await self._say(messages)
 
+    async def say_ahead(self, message: Message, taker: Taker, limit: int) -> None:
+        """Say it in front of the next take, in one trip, if the blocking wire is free.
+
+        What goes wrong leaves it as it is: still to be said.
+        """
+        if self._in_doubt or self._lock.locked() or not taker.is_free:
+            return
+        async with self._lock:
+            request = ACK.request(self._keys(), self._arguments(message))
+            self._in_doubt = [message]
+            with suppress(RedisUnavailableError):
+                await taker.tell(request, partial(self._hear_ahead, message), limit)
+
+    def _hear_ahead(self, message: Message, reply: Reply) -> None:
+        self._in_doubt = []
+        if reply == NOT_OURS:
+            self._epochs.suspect()
+        else:
+            self._holdings.drop(message)
+
+    def _keys(self) -> list[str]:
+        places, epochs = self._places, self._epochs
+        seen = places.seen
+        return [epochs.inflight, places.deliveries, seen, epochs.lease.owner_key]
+
     async def _say(self, messages: list[Message]) -> None:
-        epochs, places = self._epochs, self._places
-        keys = [
-            epochs.inflight,
-            places.deliveries,
-            places.seen,
-            epochs.lease.owner_key,
-        ]
         runs = [self._arguments(message) for message in messages]
         self._in_doubt = messages  # also if this is cancelled
         try:
-            replies = await ACK.run_each(self._wire(), keys, runs)
+            replies = await ACK.run_each(self._wire(), self._keys(), runs)
         except RedisUnavailableError as error:
             if not error.ambiguous:
                 self._in_doubt = []
@@ -128,7 +148,8 @@ class Acks:
         It does no harm to say it twice, unless another command with the same bytes
         stands in the list: that one would be taken out.
         """
-        await self._connections.forget_lost(self._wire(), kill=True)
+        for wire in (self._wire(), self._connections.blocking):
+            await self._connections.forget_lost(wire, kill=True)
         doubtful = [m for m in self._in_doubt if m in self._holdings]
         if any(self._holdings.count(m.payload) > 1 for m in doubtful):
             found = await self._wire().call("LRANGE", self._epochs.inflight, 0, -1)

@@ -29,6 +29,7 @@ class Holding:
         id: The id that its sender gave, or ``""``.
         ack_id: The id that counts as seen when it ends, or ``""``.
         stage: How far it has come.
+        started_at: When it was started, on the clock of the event loop.
         gone: It does not stand in our list any more: somebody has reclaimed it.
     """
 
@@ -36,6 +37,7 @@ class Holding:
     id: str
     ack_id: str
     stage: Stage = Stage.TAKEN
+    started_at: float = 0.0
     gone: bool = False
 
 

@@ -35,6 +35,7 @@ __all__ = ["ReliableReceiver"]
 logger = logging.getLogger(__name__)
 
 LOOKS_PER_TTL: Final = 3
+QUICK: Final = 0.5  # seconds: handlers for which the length of a trip matters
 AWAY_GRACE: Final = 0.5  # seconds that the end waits for a Redis that is away
 FIRST_PAUSE: Final = 0.25  # seconds before the second try, at most
 _NEEDED: Final = ("unknown_command", "no_permission", "refused", "unsupported")
@@ -116,6 +117,8 @@ class ReliableReceiver:
         self._taken: deque[Message] = deque()
         self._compare_at = float("inf")  # when our list has to be looked at
         self._unsure_until = float("-inf")
+        self._generation = -1  # of the connection since which our list is known
+        self._limit = 1
         self._opened = False
         self._stopped = anyio.Event()
         self._said: set[str] = set()
@@ -129,6 +132,7 @@ class ReliableReceiver:
     async def receive(self, limit: int) -> Sequence[Message]:
         """Wait up to 2 s for at least one command and take up to ``limit``."""
         if not self._taken and not self._stopped.is_set():
+            self._taker.asking = True
             try:
                 await self._receive(limit)
             except (RedisUnavailableError, WrongTypeError) as error:
@@ -137,6 +141,8 @@ class ReliableReceiver:
                     raise told from error
             else:
                 self._told = False
+            finally:
+                self._taker.asking = False
         return self.leftovers()
 
     def leftovers(self) -> list[Message]:
@@ -147,6 +153,7 @@ class ReliableReceiver:
         return messages
 
     async def _receive(self, limit: int) -> None:
+        self._limit = limit
         await self._taker.hear()
         await self._prepare()
         if not self._has_something():
@@ -175,7 +182,9 @@ class ReliableReceiver:
     def _must_compare(self) -> bool:
         if self._wire.owed:
             return False
-        if self._wire.lost or not self.epochs.compared:
+        if self._wire.lost or self._generation != self._wire.generation:
+            return True
+        if not self.epochs.compared:
             return True
         return anyio.current_time() >= self._compare_at
 
@@ -185,6 +194,8 @@ class ReliableReceiver:
         if not await self._connections.forget_lost(self._wire, kill=True):
             # It may still bring something, until its block ends.
             self._unsure_until = anyio.current_time() + BLOCK + 1.0
+        await self._wire.open()
+        self._generation = self._wire.generation
         began, losses = anyio.current_time(), self.epochs.losses
         standing = self.holdings.standing()
         found = await self.control.call("LRANGE", self.epochs.inflight, 0, -1)
@@ -237,7 +248,7 @@ class ReliableReceiver:
             self.holdings.drop(message)
             self._compare_at = anyio.current_time()
             return False
-        held.stage = Stage.STARTED
+        held.stage, held.started_at = Stage.STARTED, anyio.current_time()
         return True
 
     def _note_end(self, message: Message) -> None:
@@ -256,8 +267,13 @@ class ReliableReceiver:
         if held is None or held.stage is not Stage.STARTED:
             return
         held.stage = Stage.ENDED
+        if (
+            anyio.current_time() - held.started_at < QUICK
+        ):  # else a trip more is nothing
+            limit = 0 if self.holdings.of(Stage.TAKEN) else self._limit
+            await self._acks.say_ahead(message, self._taker, limit)
         backoff = Backoff(base=FIRST_PAUSE)
-        while not await self._acks.try_flush() and message in self.holdings:
+        while message in self.holdings and not await self._acks.try_flush():
             if self._stopped.is_set() or not self.epochs.valid:
                 return
             with anyio.move_on_after(backoff.failed()):
@@ -277,6 +293,7 @@ class ReliableReceiver:
         """Release the parked read with CLIENT UNBLOCK, or wait for the end of its block."""
         self._stopped.set()
         await self._taker.stop()
+        self._keep_taken()
         if self._taker.arrived:
             await self._hand_back(is_final=False)
 

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple, cast
 
+import anyio
+
 from bls_agent.connection import Connections
 from bls_agent.endpoint import Argument, Reply, Request
 from bls_agent.errors import RedisUnavailableError
@@ -44,6 +46,7 @@ class Taker:
     Attributes:
         taken: What is to be handed out.
         arrived: What stands in our list and has to be looked up first.
+        asking: The wire is in use, or will be at once.
         stopping: Nothing is asked for any more.
     """
 
@@ -75,18 +78,51 @@ class Taker:
         self._known: dict[Script, int] = {}  # … to the connection of this number
         self.taken: list[Taken] = []
         self.arrived: list[bytes] = []
+        self.asking = False
         self.stopping = False
+        self._telling = anyio.Lock(fast_acquire=True)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether something may be told on the blocking wire without waiting."""
+        wire = self._wire
+        in_use = wire.owed or wire.lost or self.asking or self._telling.locked()
+        return wire.connected and not in_use and not self.stopping
+
+    async def tell(
+        self, request: Request, hear: Callable[[Reply], None], limit: int
+    ) -> None:
+        """Tell something, and take the next commands in the same trip.
+
+        Args:
+            request: What is told.
+            hear: Called with the answer.
+            limit: How many commands to take; nothing if there are some already.
+
+        Raises:
+            RedisUnavailableError: It may not have been heard.
+        """
+        requests, hears = [request], [hear]
+        if limit and self._known.get(TAKE) == self._wire.generation:
+            requests.append(TAKE.request(*self._words_to_take(limit)))
+            hears.append(self._hear_taken)
+        async with self._telling:
+            await self._send(requests, hears)
 
     async def hear(self) -> None:
         """Read what an interrupted call has left behind."""
-        await self._parked.wait(self._collect)
+        async with self._telling:
+            await self._parked.wait(self._collect)
 
     async def take(self, limit: int) -> None:
         """Take up to so many commands, if there are some."""
+        keys, told = self._words_to_take(limit)
+        await self._run(TAKE, keys, told, self._hear_taken)
+
+    def _words_to_take(self, limit: int) -> tuple[list[str], list[Argument]]:
         places, lease = self._places, self._epochs.lease
         keys = [places.control, lease.key, places.deliveries, places.seen]
-        told: list[Argument] = [limit, self._window_ms, lease.token]
-        await self._run(TAKE, [*keys, lease.owner_key], told, self._hear_taken)
+        return [*keys, lease.owner_key], [limit, self._window_ms, lease.token]
 
     async def park(self) -> None:
         """Wait up to 2 s for one command."""
@@ -108,7 +144,8 @@ class Taker:
     async def stop(self) -> None:
         """Release the parked read, and ask for nothing any more."""
         self.stopping = True
-        await self._parked.release(self._collect)
+        async with self._telling:
+            await self._parked.release(self._collect)
 
     async def _run(
         self,
@@ -127,17 +164,21 @@ class Taker:
         self._known[script] = self._wire.generation
 
     async def _post(self, request: Request, hear: Callable[[Reply], None]) -> None:
-        if self.stopping:
-            return
-        await self._wire.post([request])
-        self._expected.clear()
-        self._expected.append((self._epochs.inflight, hear))
+        if not self.stopping:
+            await self._send([request], [hear])
+
+    async def _send(
+        self, requests: list[Request], hears: list[Callable[[Reply], None]]
+    ) -> None:
+        await self._wire.post(requests)
+        inflight = self._epochs.inflight
+        self._expected = deque((inflight, hear) for hear in hears)
         await self._parked.wait(self._collect)
 
     async def _collect(self) -> None:
         """Read one owed reply and keep what it brings before anything is awaited."""
+        inflight, hear = self._expected[-self._wire.owed]
         reply = await self._wire.collect()
-        inflight, hear = self._expected.popleft()
         if inflight == self._epochs.inflight:  # else it brings what others have by now
             hear(reply)
 
