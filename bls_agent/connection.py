@@ -22,7 +22,7 @@ __all__ = ["Connections"]
 
 logger = logging.getLogger(__name__)
 
-BESIDE_TIMEOUT: Final = 1.0  # seconds for a word to a server that may be gone
+BESIDE_TIMEOUT: Final = 0.5  # seconds for a word to a server that may be gone
 
 
 class Connections:

@@ -53,6 +53,13 @@ _FAULTS: Final = (
     ("MovedError", "", Fault("moved", permanent=False, drop=True)),
     ("AskError", "", Fault("ask", permanent=False, drop=True)),
     ("ClusterCrossSlotError", "", Fault("cross_slot", permanent=True, drop=False)),
+    # redis-py 5 has no classes for what clusters say: the text tells.
+    ("ResponseError", "MASTERDOWN", Fault("master_down", permanent=False, drop=True)),
+    ("ResponseError", "CLUSTERDOWN", Fault("cluster_down", permanent=False, drop=True)),
+    ("ResponseError", "TRYAGAIN", Fault("try_again", permanent=False, drop=False)),
+    ("ResponseError", "MOVED ", Fault("moved", permanent=False, drop=True)),
+    ("ResponseError", "ASK ", Fault("ask", permanent=False, drop=True)),
+    ("ResponseError", "CROSSSLOT", Fault("cross_slot", permanent=True, drop=False)),
     ("OutOfMemoryError", "", Fault("out_of_memory", permanent=False, drop=False)),
     ("NoScriptError", "", Fault("no_script", permanent=False, drop=False)),
     ("ResponseError", "WRONGTYPE", Fault("wrong_type", permanent=True, drop=False)),

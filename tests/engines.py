@@ -24,8 +24,8 @@ from bls_agent.devserver import DevServer, _Watchdog, find_server_binary
 
 LOOPBACK = "127.0.0.1"
 SLOTS = 16_384
-DOWN_AFTER = 0.7  # seconds until a sentinel holds a silent server for down
-NODE_TIMEOUT = 1.0  # seconds until the nodes of a cluster hold one for down
+DOWN_AFTER = 1.0  # seconds until a sentinel holds a silent server for down
+NODE_TIMEOUT = 1.5  # seconds until the nodes of a cluster hold one for down
 
 
 def free_ports(count: int) -> list[int]:
@@ -53,7 +53,7 @@ def _is_free(port: int) -> bool:
 def ask(port: int, *words: object) -> Any:
     """Send one request to a node, over a connection of its own."""
     with Redis(LOOPBACK, port, protocol=2, socket_timeout=5) as client:
-        bare: Any = client.connection_pool.get_connection()
+        bare: Any = client.connection_pool.make_connection()
         try:
             bare.send_command(*words)
             return bare.read_response()
@@ -114,9 +114,9 @@ class OneSentinel(SentinelProcess):
 
     service = "main"
 
-    def __init__(self, master: DevServer) -> None:
+    def __init__(self, master: DevServer, lines: Sequence[str]) -> None:
         watch = f"sentinel monitor {self.service} {LOOPBACK} {master.port} 1"
-        super().__init__(free_ports(1)[0], [f"bind {LOOPBACK}", watch])
+        super().__init__(free_ports(1)[0], [f"bind {LOOPBACK}", watch, *lines])
 
     @property
     def url(self) -> str:
@@ -157,12 +157,16 @@ class SentinelTopology:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def alone(cls, master: DevServer) -> AsyncIterator[OneSentinel]:
-        """Give one sentinel that watches a server, which it cannot replace."""
-        sentinel = OneSentinel(master)
+    async def alone(cls, master: DevServer, *lines: str) -> AsyncIterator[OneSentinel]:
+        """Give one sentinel that watches a server, which it cannot replace.
+
+        Args:
+            master: The server.
+            lines: More of the sentinel's configuration.
+        """
+        sentinel = OneSentinel(master, lines)
         try:
             sentinel.start()
-            await until(lambda: ask(sentinel.port, "PING") == b"PONG")
             yield sentinel
         finally:
             sentinel.stop()

@@ -17,7 +17,7 @@ from tests.harness import eventually
 
 MODES: tuple[Mode, ...] = ("blocking", "compat", "auto")
 PAUSE = 0.02  # seconds between two commands, and between two records
-WINDOW = 0.3  # seconds in which what a server answered may not be copied yet
+WINDOW = 0.5  # seconds in which what a server answered may not be copied yet
 
 
 @dataclass
@@ -184,7 +184,7 @@ async def under_load(
     subjects = [
         Subject(mode, ProjectAgent(name, redis=url, mode=mode)) for mode, name in names
     ]
-    async with Console(url, timeout=2) as console, anyio.create_task_group() as tasks:
+    async with Console(url, timeout=1) as console, anyio.create_task_group() as tasks:
         load = Load(subjects, console)
         for subject in subjects:
             subject.attach()
@@ -209,7 +209,7 @@ async def check_end(load: Load, faults: Sequence[float]) -> None:
         assert await load.console.status(subject.project) is Status.ONLINE
         began = time.monotonic()
         await subject.agent.aclose()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 12  # shutdown_timeout + 2
         assert await load.console.status(subject.project) is Status.OFFLINE
         subject.check(faults, await load.records(subject))
-    assert load.lag < 1.0
+    assert load.lag < 3.0

@@ -71,7 +71,6 @@ async def test_an_agent_and_a_console_find_the_master(
         async with Console(where) as console:
             assert await console.status(name) is Status.OFFLINE
     await client.aclose()
-    await sentinels.aclose()
 
 
 async def test_failover_by_command(
@@ -191,6 +190,25 @@ async def test_sentinels_name_a_master_that_is_away_or_none(project: str) -> Non
             with pytest.raises(RedisUnavailableError) as caught:
                 await wire.open()
             assert caught.value.connecting
+
+
+async def test_sentinels_with_a_password(project: str) -> None:
+    """Server and sentinel each get their own; a wrong one is refused, and not shown."""
+    with DevServer(options=("--requirepass", "geheim-1")) as master:
+        auth = ("requirepass geheim-2", "sentinel auth-pass main geheim-1")
+        async with SentinelTopology.alone(master, *auth) as alone:
+            host, _, service = alone.url.partition("://")[2].partition("/")
+            url = f"redis+sentinel://:geheim-1@{host}/{service}"
+            agent = ProjectAgent(project, redis=f"{url}?sentinel_password=geheim-2")
+            async with agent:
+                await agent.ready(5)
+            with pytest.raises(RedisRefusedError, match="Authentication") as caught:
+                await Console(url).status(project)
+            assert caught.value.kind == "no_sentinel"
+            wrong = f"{url}?sentinel_password=geheim-3"
+            with pytest.raises(RedisRefusedError) as caught:
+                await Console(wrong).status(project)
+            assert "geheim" not in str(caught.value)
 
 
 @pytest.mark.parametrize("mode", MODES)
