@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from bls_agent import ProjectAgent
 from bls_agent.devserver import DevServer
-from bls_agent.project.blocking import BLOCK
+from bls_agent.project.parked_read import BLOCK
 from tests.harness import (
     PASSWORD,
     History,

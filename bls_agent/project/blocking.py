@@ -5,27 +5,22 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Final, cast
 
-import anyio
-
 from bls_agent.connection import Connections
-from bls_agent.endpoint import CONNECT_TIMEOUT, Argument
+from bls_agent.endpoint import Argument
 from bls_agent.errors import (
     RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
+from bls_agent.project.parked_read import BLOCK, ParkedRead
 from bls_agent.project.receiver import Message
 
 __all__ = ["BlockingReceiver"]
 
 logger = logging.getLogger(__name__)
 
-BLOCK: Final = 2  # seconds a read is parked at the server; Redis 5 wants an integer
-MARGIN: Final = 1.0  # seconds a reply may be late before we ask what is wrong
-PATIENCE: Final = 1.5  # seconds a PING may take before another connection is asked
 GIVE_BACK_TRIES: Final = 3
 
 
@@ -46,6 +41,7 @@ class BlockingReceiver:
         self._connections = connections
         self._key = key
         self._wire = connections.blocking
+        self._parked = ParkedRead(connections)
         self._taken: deque[Message] = deque()
         self._stopping = False
         self._can_prefetch = True
@@ -78,30 +74,7 @@ class BlockingReceiver:
             requests = self._requests_for(limit)
             await self._wire.post(requests)
             self._posted = len(requests)
-        await self._await_owed()
-
-    async def _await_owed(self) -> None:
-        """Wait for what is owed, and find out why where it is late.
-
-        Overdue is not dead. A stalled server will still answer, and has perhaps taken
-        an element for us: keep waiting. A server that answers but owes us has lost the
-        link: UNBLOCK, one more grace, then give the connection up, whatever it says.
-        """
-        link = self._connections.gate.connect_time  # a slow one is not a dead one
-        deadline = BLOCK + MARGIN + link
-        released = False
-        while self._wire.owed:
-            with anyio.move_on_after(deadline) as scope:
-                await self._collect_all()
-            if not scope.cancelled_caught:
-                continue
-            deadline = BLOCK + MARGIN
-            if await self._server_answers():
-                if released:
-                    await self._give_up()
-                await self._release()
-                released = True
-                deadline = MARGIN + link
+        await self._parked.wait(self._collect_all)
 
     async def _collect_all(self) -> None:
         """Read what is owed; a refusal is raised at the end: the rest may hold commands."""
@@ -141,39 +114,6 @@ class BlockingReceiver:
         payloads = values[1:] if is_first else values
         self._taken.extend(Message(payload) for payload in payloads)
 
-    async def _server_answers(self) -> bool:
-        """Ask whether the server lives; any answer will do, a refusal, too.
-
-        The same cut may have made this connection deaf as well, so one that gives no
-        answer in time is replaced once.
-        """
-        live = self._connections.liveness
-        patience = PATIENCE + 2 * self._connections.gate.connect_time
-        for wait in (patience, CONNECT_TIMEOUT):
-            with anyio.move_on_after(wait):
-                try:
-                    await live.call("PING")
-                except RedisUnavailableError as error:
-                    if error.connecting or error.ambiguous:
-                        continue
-                return True
-        return False
-
-    async def _release(self) -> None:
-        number = self._wire.client_id
-        if number is not None:
-            with suppress(RedisUnavailableError):
-                await self._connections.liveness.call("CLIENT", "UNBLOCK", number)
-
-    async def _give_up(self) -> None:
-        await self._wire.drop()
-        raise RedisUnavailableError(
-            "deaf",
-            "the waiting connection gave no answer",
-            address=self._wire.address,
-            ambiguous=True,
-        )
-
     async def settle(self, message: Message) -> None:
         """Nothing to do: BLPOP has removed the command already."""
 
@@ -208,23 +148,10 @@ class BlockingReceiver:
     async def stop(self) -> None:
         """Release the parked read with CLIENT UNBLOCK, or wait for the end of its block."""
         self._stopping = True
-        while self._wire.owed:
-            if not await self._unblock():
-                break
+        await self._parked.release(self._collect)
 
-    async def _unblock(self) -> bool:
-        """Release and read owed replies; False when the connection is gone."""
-        wait = BLOCK + MARGIN  # where it cannot be released the block ends by itself
-        with suppress(RedisUnavailableError):
-            if self._wire.client_id is not None:
-                await self._connections.liveness.call(
-                    "CLIENT", "UNBLOCK", self._wire.client_id
-                )
-                wait = 0.05
-        try:
-            with anyio.move_on_after(wait):
-                while self._wire.owed:
-                    await self._collect()
-        except (RedisUnavailableError, WrongTypeError):
-            return bool(self._wire.owed)
-        return True
+    async def run(self) -> None:
+        """Nothing to keep up."""
+
+    async def close(self) -> None:
+        """Nothing is left to end."""
