@@ -9,24 +9,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final, Literal, TypeAlias, get_args
 
 from bls_agent.errors import ConfigurationError
 from bls_agent.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS, KeyTemplate
-from bls_agent.names import check_name
+from bls_agent.names import check_name, escape_glob, place_beside
 
 __all__ = ["RIGHTS", "Mode", "Right", "acl_line", "acl_rules", "find_right"]
 
-Mode: TypeAlias = Literal["blocking", "compat"]
+Mode: TypeAlias = Literal["blocking", "compat", "reliable"]
 
-_BOTH: Final[frozenset[Mode]] = frozenset(get_args(Mode))
+OWN: Final = "bls_agent:"  # what our own keys begin with
+
+_ALL: Final[frozenset[Mode]] = frozenset(get_args(Mode))
+_AUTO: Final[frozenset[Mode]] = frozenset({"blocking", "compat"})
 _BLOCKING: Final[frozenset[Mode]] = frozenset({"blocking"})
 _COMPAT: Final[frozenset[Mode]] = frozenset({"compat"})
+_RELIABLE: Final[frozenset[Mode]] = frozenset({"reliable"})
 
 _UNGUARDED: Final = "the status is written without a guard for a key of another type"
 _TWO_STEPS: Final = "a handled command is cut by LREM of its bytes, not by its place"
 _NO_STATUS: Final = "the status is not written"
+_NO_RELIABLE: Final = "no command is received in mode reliable"
 _NO_RECORDS: Final = "no record is written"
+
+# In mode reliable, on the control list and on the keys beside it that are ours; most of
+# them inside of scripts, where the server asks for the same rights.
+_BOOKKEEPING: Final = (
+    "blmove", "lmove", "eval", "evalsha", "lrange", "llen", "lrem", "lpush", "rpush",
+    "rpop", "ltrim", "set", "get", "del", "exists", "expire", "pexpire", "sadd", "srem",
+    "scard", "srandmember", "hget", "hset", "hdel", "hlen", "zadd", "zscore", "zcard",
+    "zremrangebyscore", "zremrangebyrank",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,20 +75,21 @@ class Right:
 
 # fmt: off
 RIGHTS: Final = (
-    Right("select", None, _BOTH, "only database 0 can be used", essential=True),
-    Right("ping", None, _BOTH, "its refusal counts as an answer: nothing is weaker"),
-    Right("client|setname", None, _BOTH, "CLIENT LIST does not tell whose connections they are"),
-    Right("client|id", None, _BOTH, "as without CLIENT UNBLOCK and CLIENT KILL"),
-    Right("client|unblock", None, _BLOCKING, "an idle agent needs up to 2 s to stop"),
-    Right("client|kill", None, _BOTH, "what a cut left in doubt is written again and counted as logs_maybe_repeated"),
-    Right("client|list", None, _BOTH, "a lost connection is killed by id and address, which a proxy may have translated", extra=True),
-    Right("set", PROJECT_STATUS, _BOTH, _NO_STATUS, essential=True),
-    Right("set", PROJECT_STATUS, _BOTH, _UNGUARDED, option="GET"),
-    Right("type", PROJECT_STATUS, _BOTH, _UNGUARDED, extra=True),
-    Right("expire", PROJECT_STATUS, _BOTH, "the status expires while Redis is out of memory"),
-    Right("rpush", PROJECT_CONSOLE, _BOTH, _NO_RECORDS, essential=True),
-    Right("ltrim", PROJECT_CONSOLE, _BOTH, "the console list is not capped"),
-    Right("lrange", PROJECT_CONSOLE, _BOTH, "what a cut left in doubt is written again without a look"),
+    Right("select", None, _ALL, "only database 0 can be used", essential=True),
+    Right("ping", None, _ALL, "its refusal counts as an answer: nothing is weaker"),
+    Right("client|setname", None, _ALL, "CLIENT LIST does not tell whose connections they are"),
+    Right("client|id", None, _ALL, "as without CLIENT UNBLOCK and CLIENT KILL"),
+    Right("time", None, _RELIABLE, _NO_RELIABLE, essential=True),
+    Right("client|unblock", None, _BLOCKING | _RELIABLE, "an idle agent needs up to 2 s to stop"),
+    Right("client|kill", None, _ALL, "what a cut left in doubt is written again and counted as logs_maybe_repeated"),
+    Right("client|list", None, _ALL, "a lost connection is killed by id and address, which a proxy may have translated", extra=True),
+    Right("set", PROJECT_STATUS, _ALL, _NO_STATUS, essential=True),
+    Right("set", PROJECT_STATUS, _ALL, _UNGUARDED, option="GET"),
+    Right("type", PROJECT_STATUS, _ALL, _UNGUARDED, extra=True),
+    Right("expire", PROJECT_STATUS, _ALL, "the status expires while Redis is out of memory"),
+    Right("rpush", PROJECT_CONSOLE, _ALL, _NO_RECORDS, essential=True),
+    Right("ltrim", PROJECT_CONSOLE, _ALL, "the console list is not capped"),
+    Right("lrange", PROJECT_CONSOLE, _ALL, "what a cut left in doubt is written again without a look"),
     Right("blpop", CONTROL, _BLOCKING, "no command is received in mode blocking", essential=True),
     Right("lpop", CONTROL, _BLOCKING, "no prefetch: commands are taken one by one"),
     Right("lpush", CONTROL, _BLOCKING, "at the stop, what was taken and not started is run, or reported as cancelled"),
@@ -84,6 +100,7 @@ RIGHTS: Final = (
     Right("lindex", CONTROL, _COMPAT, _TWO_STEPS),
     Right("ltrim", CONTROL, _COMPAT, _TWO_STEPS),
     Right("lrem", CONTROL, _COMPAT, "where scripts are refused, too, a command is cut without looking"),
+    *(Right(command, CONTROL, _RELIABLE, _NO_RELIABLE, essential=True) for command in _BOOKKEEPING),
 )
 # fmt: on
 
@@ -100,11 +117,12 @@ def find_right(request: Sequence[object], *, by_key: bool = True) -> Right | Non
     if name == "client":
         name = f"client|{key.lower()}"
     elif name.startswith("eval"):
-        key = words[3]  # behind the script and the number of keys
+        key = words[3] if words[2] == "1" else OWN  # scripts of ours have more keys
     option = "GET" if by_key and request[-1] == "GET" else ""
     for right in RIGHTS:
         named = right.command == name and right.option == option
-        if named and (not right.key or right.key.match(key)):
+        is_there = right.modes == _RELIABLE if key.startswith(OWN) else not right.key
+        if named and (is_there or (right.key and right.key.match(key))):
             return right
     return None
 
@@ -143,19 +161,24 @@ def acl_rules(
         raise ConfigurationError(
             "project", project, "an ACL pattern holds no blanks", "Use '_' instead."
         )
-    modes = _BOTH if mode == "auto" else frozenset({mode})
+    modes = _AUTO if mode == "auto" else frozenset({mode})
     rights = [row for row in RIGHTS if row.modes & modes]
     keyless = _commands(row for row in rights if row.key is None and not row.extra)
     rules = ["-@all", *keyless]
+    patterns = {
+        key: [f"~{key.pattern(project=project)}"]
+        for key in (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL)
+    }
+    if "reliable" in modes:
+        beside = escape_glob(place_beside(CONTROL.build(project=project)))
+        patterns[CONTROL] += [f"~{OWN}{beside}:*", f"~{OWN}{OWN}{beside}:*"]
     if not selectors:
         needed = [row for row in rights if row.key]  # TYPE, too: before 6.2 it is used
-        patterns = dict.fromkeys(
-            f"~{row.key.pattern(project=project)}" for row in needed if row.key
-        )
-        return [*rules, *_commands(needed), *patterns]
+        return [*rules, *_commands(needed), *chain.from_iterable(patterns.values())]
     for key in (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL):
         commands = _commands(row for row in rights if row.key is key and not row.extra)
-        rules.append(f"({' '.join(commands)} %RW~{key.pattern(project=project)})")
+        words = [*commands, *(f"%RW{pattern}" for pattern in patterns[key])]
+        rules.append(f"({' '.join(words)})")
     return rules
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any, cast, get_args
 
 import anyio
 import pytest
@@ -15,6 +16,7 @@ from bls_agent.devserver import DevServer
 from bls_agent.endpoint import Endpoint
 from bls_agent.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.rights import RIGHTS, Mode, Right, acl_line, acl_rules, find_right
+from bls_agent.settings import rules
 from bls_agent.wire import Wire
 from tests.harness import (
     PASSWORD,
@@ -30,7 +32,7 @@ from tests.harness import (
 
 DOCUMENT = Path(__file__).parents[1] / "docs/rights.md"
 OPEN_TO_ALL = {"auth", "hello", "quit", "reset"}  # the server asks for no right
-MODES: tuple[Mode, ...] = ("blocking", "compat")
+MODES = [mode for mode in get_args(Mode) if mode in rules()["mode"].choices]
 
 
 def row_of(right: Right) -> str:
@@ -140,7 +142,7 @@ async def test_the_rights_of_the_table_are_enough(
     """With exactly these rights everything works and nothing is refused."""
     name = f"{project}*"
     url = await url_of_user(admin, own_server, "agent", acl_rules(name, mode))
-    agent = ProjectAgent(name, redis=url, prefetch=4, mode=mode)
+    agent = ProjectAgent(name, redis=url, prefetch=4, mode=cast("Any", mode))
     history = History()
     history.attach(agent)
     await use_everything(agent, admin, name, history)
@@ -258,7 +260,7 @@ async def test_each_right_missing_in_turn(
     async def live(name: str, right: Right) -> None:
         rules = without(name, mode, right)
         url = await url_of_user(admin, own_server, name, rules)
-        agent = ProjectAgent(name, redis=url, mode=mode, prefetch=4)
+        agent = ProjectAgent(name, redis=url, mode=cast("Any", mode), prefetch=4)
         results[name] = History()
         results[name].attach(agent)
         await use_everything(agent, admin, name, results[name])
