@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -230,13 +231,15 @@ def without(project: str, mode: Mode, right: Right) -> list[str]:
     rules = acl_rules(project, mode)
     if right.key is None:
         return [rule for rule in rules if rule != f"+{right.command}"]
-    suffix = f"~{right.key.pattern(project=project)})"
+    pattern = f"~{right.key.pattern(project=project)}"
+    at = next(
+        n for n, r in enumerate(rules) if re.search(re.escape(pattern) + "[ )]", r)
+    )
     if right.option:
-        return [r.replace("%RW", "%W") if r.endswith(suffix) else r for r in rules]
-    word = f"+{right.command} "
-    return [
-        f"({r[1:].replace(word, '', 1)}" if r.endswith(suffix) else r for r in rules
-    ]
+        rules[at] = rules[at].replace("%RW", "%W")
+    else:
+        rules[at] = "(" + rules[at][1:].replace(f"+{right.command} ", "", 1)
+    return rules
 
 
 # What the tour of use_everything() needs for certain, so that its lack must be said.
