@@ -489,3 +489,18 @@ async def test_a_command_that_is_longer_than_the_server_takes(
         assert PAYLOAD not in str(caught.value)
         await console.send(project, "fill")
     assert await admin.llen(f"{project}_控制") == 1
+
+
+async def test_a_command_that_the_server_does_not_know(
+    project: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Redis quotes the arguments in its answer; no log of the host shows them."""
+    with DevServer(options=("--rename-command", "RPUSH", "")) as server:
+        agent = ProjectAgent(project, redis=server.url)
+        async with agent:
+            await agent.ready(5)
+            agent.log.info("here", text=PAYLOAD)
+            await eventually(lambda: "(unknown_command)" in caplog.text)
+    assert PAYLOAD not in caplog.text
+    assert "with args" not in caplog.text
+    assert len(caplog.records) == 1
