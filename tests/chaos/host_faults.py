@@ -65,7 +65,11 @@ async def stalled_loop(stage: Stage) -> None:
 async def watched_stall(stage: Stage) -> None:
     stage.damage.vanished = 0
     seconds = stage.pick(1.5, 6)
-    times: dict[str, Any] = {"stall_after": 0.3, "status_interval": 0.2, "status_ttl": 1}
+    times: dict[str, Any] = {
+        "stall_after": 0.3,
+        "status_interval": 0.2,
+        "status_ttl": 1,
+    }
     async with stage.load(url=stage.server.url, **times) as agent:
 
         @agent.command
