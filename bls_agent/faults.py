@@ -117,6 +117,9 @@ def translate(
             connecting=connecting,
         )
     fault = classify(error)
+    if fault.kind == "not_redis" and not connecting:
+        # A moment ago it was Redis. Whether it still is, the next connection tells.
+        fault = Fault("garbled", permanent=False, drop=True)
     reason = str(error).split(ECHO, 1)[0] or type(error).__name__
     kind = RedisRefusedError if fault.permanent else RedisUnavailableError
     return kind(

@@ -31,7 +31,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--mode", action="append", choices=[*MODES], dest="modes")
     parser.add_argument("--seed", type=int, help="play the same again")
     parser.add_argument("--short", action="store_true", help="as in the test-suite")
-    parser.add_argument("--at-once", type=int, default=8, help="rows at the same time")
+    parser.add_argument("--at-once", type=int, default=6, help="rows at the same time")
     parser.add_argument(
         "--keep", type=Path, help="a folder for the histories of broken rows"
     )

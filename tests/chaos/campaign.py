@@ -16,6 +16,7 @@ from bls_agent.testing.chaos import Event, Footprint, Tally, Violation, check_in
 from tests.chaos import (
     host_faults,
     link_faults,
+    mixed_faults,
     process_faults,
     server_faults,
 )
@@ -27,7 +28,7 @@ from tests.chaos.table import FAULTS, Fault
 __all__ = ["FAMILIES", "Row", "play_all", "rows_of"]
 
 # Whoever adds rows: a module of faults, and its name here.
-FAMILIES = [server_faults, link_faults, process_faults, host_faults]
+FAMILIES = [server_faults, link_faults, process_faults, host_faults, mixed_faults]
 
 ROW_LIMIT = 240.0  # seconds
 MEMORY_LIMIT = 256 * 1024 * 1024  # of all rows together, histories and all

@@ -26,15 +26,15 @@ async def clock_jumps(stage: Stage) -> None:
         return real() + offset
 
     with mock.patch("time.time", clock):
-        stage.agent = stage.make_agent(status_interval=0.2, status_ttl=1)
-    stage.damage.vanished = 0.5
+        stage.agent = stage.make_agent(status_interval=0.2, status_ttl=2)
+    stage.damage.vanished = stage.pick(2.0, 0.5)
     async with stage.load(agent=stage.agent):
-        for jump in stage.pick(JUMPS[:2], JUMPS * 3):
+        for jump in stage.pick(JUMPS[:2], JUMPS * 2):
             await stage.busy()
             offset += jump
             stage.healed_at = time.monotonic()
             await stage.recovered(f"a jump of {jump} s")
-            await anyio.sleep(stage.pick(0.2, 1.5))
+            await anyio.sleep(stage.pick(1, 2.5))
 
 
 @fault("F20", "the event loop stands still", alone=True)
@@ -73,12 +73,12 @@ async def watched_stall(stage: Stage) -> None:
     async with stage.load(url=stage.server.url, **times) as agent:
 
         @agent.command
-        async def stall() -> None:
+        async def stall(seconds: float) -> None:
             time.sleep(seconds)
 
         stage.sampler.expect(Status.ONLINE, Status.FAULT)
         await stage.busy()
-        await stage.push("stall")
+        await stage.push("stall", seconds=seconds)
         await anyio.sleep(seconds / 2)
         stage.healed_at = time.monotonic()
         await stage.recovered("a stall")

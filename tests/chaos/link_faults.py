@@ -48,7 +48,7 @@ async def sweep(
     The short form takes some of the bytes, by the row's seed.
     """
     short = sorted({0, 1, *stage.rng.sample(range(2, 40), 2)})
-    endangers = command in ENDANGERING
+    endangers, reply = command in ENDANGERING, direction is Direction.REPLIES
     async with stage.load(reconnect_max=0.2, status_interval=0.1):
         for at in stage.pick(short, range(LONGEST)):
             armed = stage.proxy.arm(Cut(direction=direction, command=command, at=at))
@@ -57,9 +57,11 @@ async def sweep(
                 stage.complain(f"no {command} was sent")
                 return
             stage.healed_at = time.monotonic()
-            stage.damage.links += endangers
+            whole = armed.saw_end and at >= armed.seen  # all of it got through
+            # A request in part is none, and nobody executes it.
+            stage.damage.links += endangers and (reply or whole)
             await stage.recovered(f"{command} cut at {at}")
-            if armed.saw_end and at >= armed.seen:
+            if whole:
                 return
 
 
@@ -115,7 +117,7 @@ async def replies_vanish(stage: Stage) -> None:
 
 async def silence(stage: Stage, direction: Direction | None) -> None:
     """Connections that are there become deaf; new ones are well at once."""
-    stage.damage.recovery = NOTICED
+    stage.damage.recovery = stage.pick(20, NOTICED)
     async with stage.load(redis_timeout=stage.pick(0.5, 5.0)):
         for _ in range(stage.pick(1, 4)):
             await stage.busy()
@@ -152,7 +154,7 @@ async def refused(stage: Stage) -> None:
 
 @fault("F6-delay", "slow: 50, 500 and 1,500 ms each way")
 async def delayed(stage: Stage) -> None:
-    stage.damage.recovery = NOTICED
+    stage.damage.recovery = stage.pick(20, NOTICED)
     async with stage.load(status_ttl=30):
         for seconds in stage.pick([0.05, 0.2], [0.05, 0.5, 1.5]):
             async with stage.proxy.during(Delay(seconds)):
@@ -165,7 +167,7 @@ async def delayed(stage: Stage) -> None:
 
 @fault("F6-rate", "narrow: 20 KB/s")
 async def narrow(stage: Stage) -> None:
-    stage.damage.recovery = NOTICED
+    stage.damage.recovery = stage.pick(20, NOTICED)
     async with stage.load():
         async with stage.proxy.during(Rate(20_000)):
             await anyio.sleep(stage.pick(0.5, 10))
@@ -194,7 +196,7 @@ async def late(stage: Stage) -> None:
 
 @fault("F4-lost", "one reply of RPUSH in three is swallowed")
 async def lost_answers(stage: Stage) -> None:
-    stage.damage.recovery = NOTICED
+    stage.damage.recovery = stage.pick(20, NOTICED)
     async with stage.load(redis_timeout=0.3):
         lose = Lose(command="RPUSH", chance=1 / 3, times=stage.pick(2, 20))
         armed = stage.proxy.arm(lose)

@@ -85,7 +85,7 @@ def live(options: dict[str, Any]) -> None:
         return number
 
     @agent.command
-    async def fork() -> None:
+    async def fork(number: int) -> None:
         if not os.fork():
             agent.log.info("a child says nothing")
             os._exit(0)

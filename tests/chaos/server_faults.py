@@ -96,11 +96,11 @@ async def paused(stage: Stage) -> None:
 @fault("F8", "-OOM (maxmemory)")
 async def full(stage: Stage) -> None:
     stage.damage.vanished = 0  # EXPIRE keeps it alive
-    async with stage.load(status_interval=0.2, status_ttl=1):
+    async with stage.load(status_interval=0.3, status_ttl=2):
         for _ in range(stage.pick(1, 3)):
             await stage.busy()
             async with stage.hurt(stage.server.full()):
-                await anyio.sleep(stage.pick(1.3, 5))  # longer than the TTL
+                await anyio.sleep(stage.pick(2.3, 5))  # longer than the TTL
             await stage.recovered("OOM")
 
 
@@ -172,7 +172,7 @@ async def killed_connections(stage: Stage) -> None:
 async def flushed(stage: Stage) -> None:
     stage.damage.server_forgets = True
     key = PROJECT_STATUS.build(project=stage.project)
-    stage.damage.vanished = 1.0
+    stage.damage.vanished = stage.pick(5.0, 1.0)
     async with stage.load(status_interval=0.3, status_ttl=2):
         for words in (("FLUSHALL",), ("DEL", key), ("RENAME", key, "elsewhere")):
             await stage.busy()

@@ -81,6 +81,7 @@ def test_threads_write_into_one_history() -> None:
     for thread in threads:
         thread.join()
     assert len(history) == 2_000
+    assert history.total(Step.STARTED) == 2_000
     mine = [event.id for event in history if event.who == "2"]
     assert mine == [str(number) for number in range(500)]
 
@@ -107,6 +108,20 @@ def test_a_killed_process_leaves_its_history(tmp_path: Path) -> None:
     # The same clock in all processes: the child began before we wrote our own line.
     assert [event.step for event in mine] == [Step.STARTED, Step.PUSHED]
     assert [event.who for event in mine] == ["child", ""]
+    assert mine.total(Step.STARTED) == theirs.total(Step.STARTED) == 1
+
+
+def test_events_since_a_moment() -> None:
+    """Those from then on, in order."""
+    history = History()
+    for number in range(3):
+        history.note(Step.PUSHED, str(number))
+        history.note(Step.STARTED, str(number))
+    _, middle, _ = history.events(Step.PUSHED)
+    found = history.events(Step.PUSHED, since=middle.at)
+    assert [event.id for event in found] == ["1", "2"]
+    assert history.total(Step.PUSHED) == 3
+    assert history.total(Step.ENDED) == 0
 
 
 def test_a_closed_history_goes_on_in_memory(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import threading
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self
 
@@ -88,6 +90,7 @@ class History:
     def __init__(self, path: Path | None = None) -> None:
         self.evidence = Evidence()
         self._events: list[Event] = []
+        self._totals: Counter[Step] = Counter()
         self._lock = threading.Lock()
         self._file = -1
         if path is not None:
@@ -97,15 +100,16 @@ class History:
     @classmethod
     def load(cls, *paths: Path) -> Self:
         """Read what other processes wrote down; a line that was cut off is left out."""
-        history = cls()
+        events: list[Event] = []
         for path in paths:
             for line in path.read_bytes().split(b"\n"):
                 if line.endswith(b"}"):
                     fields: dict[str, Any] = decode_object(line)
                     fields["step"] = Step(fields["step"])
-                    event = Event(**fields)
-                    history._events.append(event)
-        history._events.sort(key=lambda event: event.at)
+                    events.append(Event(**fields))
+        history = cls()
+        history._events = sorted(events, key=lambda event: event.at)
+        history._totals.update(event.step for event in events)
         return history
 
     def __len__(self) -> int:
@@ -115,21 +119,32 @@ class History:
         """Give the events so far, in order."""
         return iter(self.events())
 
-    def events(self, *steps: Step) -> list[Event]:
-        """Give the events so far, of these kinds or of all."""
+    def events(self, *steps: Step, since: float = -math.inf) -> list[Event]:
+        """Give the events so far, of these kinds or of all.
+
+        Args:
+            steps: The kinds.
+            since: Only those from this moment on; looking there often costs little.
+        """
         with self._lock:
-            events = list(self._events)
-        return [event for event in events if not steps or event.step in steps]
+            recent = takewhile(lambda event: event.at >= since, reversed(self._events))
+            found = [event for event in recent if not steps or event.step in steps]
+        return found[::-1]
 
     def count(self, *steps: Step) -> Counter[str]:
         """Count the events of these kinds for each element."""
         return Counter(event.id for event in self.events(*steps))
 
+    def total(self, step: Step) -> int:
+        """Count the events of one kind; may be asked as often as you like."""
+        return self._totals[step]
+
     def note(self, step: Step, id: str, who: str = "", detail: str = "") -> None:  # noqa: A002 - the contract's name
         """Write down that something happened, now; from any thread."""
-        event = Event(step, id, who, time.monotonic(), detail)
         with self._lock:
+            event = Event(step, id, who, time.monotonic(), detail)
             self._events.append(event)
+            self._totals[step] += 1
         if self._file >= 0:
             os.write(self._file, encode(asdict(event)) + b"\n")  # one line, one write
 
@@ -138,6 +153,7 @@ class History:
         theirs = other.events()
         with self._lock:
             self._events = sorted([*self._events, *theirs], key=lambda e: e.at)
+            self._totals.update(event.step for event in theirs)
 
     def close(self) -> None:
         """Close the file, if there is one; what is noted later stays in memory."""
