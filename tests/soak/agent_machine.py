@@ -140,7 +140,7 @@ class AgentMachine(RuleBasedStateMachine):
         twice = sum(counts.values()) - len(counts)
         stats = self.agent.stats()
         assert stats.logs_accepted == stats.logs_delivered + stats.logs_queued
-        if self.mode == "blocking":
+        if self.mode in ("blocking", "auto"):
             found = self.do(records(self.redis, self.project))
             told = [r["metadata"] for r in found if "commandId" in r["metadata"]]
             cancelled = [one for one in told if one["outcome"] == "cancelled"]
