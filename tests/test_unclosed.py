@@ -181,9 +181,16 @@ print("exits", flush=True)
 async def test_its_descriptors_end_with_it(redis_url: str, project: str) -> None:
     """However often a loop is closed under it, no socket stays behind."""
     code = """
+async def connect():
+    agent.log.info("so that each of them is needed")
+    while not all(agent.stats().connections.values()):
+        await asyncio.sleep(0.005)
+
 def count():
     for _ in range(3):
-        open_by_hand().close()
+        loop = open_by_hand()
+        loop.run_until_complete(connect())
+        loop.close()
         asyncio.run(agent.aclose())
         gc.collect()
     return len(os.listdir("/proc/self/fd"))

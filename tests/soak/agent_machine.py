@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from hypothesis import HealthCheck, Phase, settings, strategies as st
 from hypothesis.stateful import (
@@ -140,7 +140,7 @@ class AgentMachine(RuleBasedStateMachine):
         twice = sum(counts.values()) - len(counts)
         stats = self.agent.stats()
         assert stats.logs_accepted == stats.logs_delivered + stats.logs_queued
-        if self.mode == "blocking":
+        if self.mode in ("blocking", "auto"):
             found = self.do(records(self.redis, self.project))
             told = [r["metadata"] for r in found if "commandId" in r["metadata"]]
             cancelled = [one for one in told if one["outcome"] == "cancelled"]
@@ -183,8 +183,7 @@ def run(server: str, way: Mode, examples: int) -> None:
 
 if __name__ == "__main__":
     number = int(sys.argv[1]) if len(sys.argv) > 1 else 300
-    chosen: tuple[Mode, ...] = ("blocking", "compat", "auto")
     with DevServer() as real:
-        for mode in chosen:
+        for mode in get_args(Mode):
             run(real.url, mode, number)
             print(f"{mode}: {number} histories", flush=True)

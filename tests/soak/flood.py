@@ -24,7 +24,7 @@ async def flood_while_closing(url: str, rounds: int) -> float:
     """Close an agent so many times in a flood of records; give the longest close.
 
     Whatever was put is in the list, was dropped and counted, or still waits; nothing
-    stands there twice.
+    stands there twice uncounted.
 
     Args:
         url: Where Redis is.
@@ -77,12 +77,13 @@ async def _check(agent: ProjectAgent, url: str, project: str) -> None:
     async with Redis.from_url(url, protocol=2) as redis:
         found = await redis.lrange(f"{project}_项目控制台", 0, -1)
         await redis.delete(f"{project}_项目控制台", f"{project}_项目状态")
-    ids = [orjson.loads(one)["metadata"]["agent"] for one in found]
-    numbers = [int(one.partition("#")[2]) for one in ids]
+    records = {orjson.loads(one)["metadata"]["agent"]: one for one in found}
+    numbers = [int(one.partition("#")[2]) for one in records]
     assert numbers == list(range(1, len(numbers) + 1))
-    chatter_count = sum(b"chatter" in one for one in found)
-    assert chatter_count == stats.logs_delivered
-    assert not stats.logs_maybe_repeated
+    # A batch that a close has cancelled on its way may come twice, and is counted.
+    assert len(found) - len(records) <= stats.logs_maybe_repeated
+    chatter = sum(b"chatter" in one for one in records.values())
+    assert chatter == stats.logs_delivered
 
 
 if __name__ == "__main__":
