@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -276,6 +277,30 @@ async def test_skip(own_server: DevServer, admin: Redis) -> None:
     assert found["metadata"]["command"] == "mark"
     assert found["level"] == "error"
     assert not history.handled
+
+
+async def test_a_slot_that_does_not_become_free(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """Behind a function that ignores its time nothing is kept from the other agents."""
+    stuck, other = make_agent(own_server, command_timeout=0.1), History()
+    done = threading.Event()
+
+    @stuck.command
+    def mark(number: int) -> None:
+        if number:
+            done.wait(20)
+
+    await admin.rpush(CONTROL, *map(command_bytes, range(4)))
+    async with stuck:
+        await eventually(lambda: stuck.stats().outcomes.get("timed_out") == 1)
+        await eventually(lambda: _has_length(admin, inflight("a"), 0))
+        agent = make_agent(own_server, instance="b")
+        other.attach(agent)
+        async with agent:
+            await eventually(lambda: other.handled == [2, 3])
+            await eventually(lambda: drained(admin))
+        done.set()
 
 
 async def test_three_deliveries_then_a_dead_letter(
