@@ -575,6 +575,29 @@ async def test_a_doubtful_ack_spares_its_twin(
     await connections.aclose()
 
 
+async def test_a_link_that_dies_with_an_ack(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """The ack ran, its answer was swallowed: its twin is not taken out in its place."""
+    twin = b'{"command":"mark"}'
+    await admin.rpush(CONTROL, command_bytes(0), twin, twin)
+    connections, receiver = make_receiver(own_server, "a", lease_ttl=15)
+    before, first, second = await receiver.receive(3)
+    assert all(message.claim(message) for message in (before, first, second))
+    await receiver.settle(before)  # from now on the server knows the script
+    own_server.freeze()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(receiver.settle, first)
+        await eventually(lambda: connections.blocking.owed > 0)
+        await connections.blocking.drop()
+        own_server.thaw()
+    assert await admin.lrange(inflight("a"), 0, -1) == [twin]
+    await receiver.settle(second)
+    assert await drained(admin)
+    await receiver.close()
+    await connections.aclose()
+
+
 async def test_an_ack_of_an_earlier_turn(own_server: DevServer, admin: Redis) -> None:
     """Reclaimed, given back and taken here once more: the first ack is not the second's."""
     await admin.rpush(CONTROL, command_bytes(1))
