@@ -9,7 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -157,7 +157,8 @@ async def child(
         try:
             yield process, wait_for
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):
+                process.kill()
 
 
 async def test_keys_while_a_command_runs(own_server: DevServer, admin: Redis) -> None:
