@@ -6,9 +6,10 @@ import os
 import random
 import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -157,7 +158,8 @@ async def child(
         try:
             yield process, wait_for
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):
+                process.kill()
 
 
 async def test_keys_while_a_command_runs(own_server: DevServer, admin: Redis) -> None:
@@ -277,6 +279,30 @@ async def test_skip(own_server: DevServer, admin: Redis) -> None:
     assert found["metadata"]["command"] == "mark"
     assert found["level"] == "error"
     assert not history.handled
+
+
+async def test_a_slot_that_does_not_become_free(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """Behind a function that ignores its time nothing is kept from the other agents."""
+    stuck, other = make_agent(own_server, command_timeout=0.1), History()
+    done = threading.Event()
+
+    @stuck.command
+    def mark(number: int) -> None:
+        if number:
+            done.wait(20)
+
+    await admin.rpush(CONTROL, *map(command_bytes, range(4)))
+    async with stuck:
+        await eventually(lambda: stuck.stats().outcomes.get("timed_out") == 1)
+        await eventually(lambda: _has_length(admin, inflight("a"), 0))
+        agent = make_agent(own_server, instance="b")
+        other.attach(agent)
+        async with agent:
+            await eventually(lambda: other.handled == [2, 3])
+            await eventually(lambda: drained(admin))
+        done.set()
 
 
 async def test_three_deliveries_then_a_dead_letter(
@@ -547,6 +573,29 @@ async def test_a_doubtful_ack_spares_its_twin(
     await receiver.settle(first)
     assert await admin.lrange(inflight("a"), 0, -1) == [twin]
     assert len(receiver.holdings) == 1
+    await receiver.settle(second)
+    assert await drained(admin)
+    await receiver.close()
+    await connections.aclose()
+
+
+async def test_a_link_that_dies_with_an_ack(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """The ack ran, its answer was swallowed: its twin is not taken out in its place."""
+    twin = b'{"command":"mark"}'
+    await admin.rpush(CONTROL, command_bytes(0), twin, twin)
+    connections, receiver = make_receiver(own_server, "a", lease_ttl=15)
+    before, first, second = await receiver.receive(3)
+    assert all(message.claim(message) for message in (before, first, second))
+    await receiver.settle(before)  # from now on the server knows the script
+    own_server.freeze()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(receiver.settle, first)
+        await eventually(lambda: connections.blocking.owed > 0)
+        await connections.blocking.drop()
+        own_server.thaw()
+    assert await admin.lrange(inflight("a"), 0, -1) == [twin]
     await receiver.settle(second)
     assert await drained(admin)
     await receiver.close()

@@ -63,6 +63,7 @@ class Acks:
         self._window_ms = int(window * 1000)
         self._lock = anyio.Lock(fast_acquire=True)
         self._in_doubt: list[Message] = []
+        self._is_loaded = False  # whether the server should know the script
 
     async def flush(self) -> None:
         """Say all that is to be said.
@@ -85,7 +86,9 @@ class Acks:
 
         What goes wrong leaves it as it is: still to be said.
         """
-        if self._in_doubt or self._lock.locked() or not taker.is_free:
+        if not self._is_loaded or self._in_doubt or self._lock.locked():
+            return
+        if not taker.is_free:
             return
         async with self._lock:
             request = ACK.request(self._keys(), self._arguments(message))
@@ -136,6 +139,7 @@ class Acks:
             elif reply == NOT_OURS:
                 self._epochs.suspect()
             else:
+                self._is_loaded = True
                 self._holdings.drop(message)
         if refusal is not None:
             wire, types = self._wire(), self._places.types(self._epochs.inflight)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from bls_agent.errors import (
     ConfigurationError,
+    RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
@@ -21,7 +23,9 @@ from bls_agent.keys import (
 from bls_agent.names import place_beside, shares_slot
 from bls_agent.wire import Wire
 
-__all__ = ["Places", "find_wrong_type"]
+__all__ = ["Places", "explain_refusal", "find_wrong_type"]
+
+_NEEDED: Final = ("unknown_command", "no_permission", "refused", "unsupported")
 
 
 @dataclass(frozen=True)
@@ -110,3 +114,17 @@ async def find_wrong_type(
         if isinstance(reply, bytes) and reply.decode() not in (expected, "none"):
             return WrongTypeError(key, expected)
     return None
+
+
+def explain_refusal(error: RedisUnavailableError) -> RedisRefusedError | None:
+    """Say what reliable receiving needs, if that is what Redis has refused."""
+    if not isinstance(error, RedisRefusedError) or error.connecting:
+        return None
+    if error.kind not in _NEEDED:
+        return None
+    return RedisRefusedError(
+        error.kind,
+        f"{error.reason}; mode 'reliable' needs BLMOVE and scripts (Redis 6.2 or "
+        "newer, and the rights): use mode='blocking' or mode='compat' instead",
+        address=error.address,
+    )

@@ -18,7 +18,7 @@ from bls_agent.project.epochs import Epochs
 from bls_agent.project.holdings import Holdings, Stage
 from bls_agent.project.messages import OutcomeKind
 from bls_agent.project.parked_read import BLOCK
-from bls_agent.project.places import Places, find_wrong_type
+from bls_agent.project.places import Places, explain_refusal, find_wrong_type
 from bls_agent.project.receiver import Message, Say
 from bls_agent.project.reclaiming import (
     DEAD_LETTER_LIMIT,
@@ -38,7 +38,6 @@ LOOKS_PER_TTL: Final = 3
 QUICK: Final = 0.5  # seconds: handlers for which the length of a trip matters
 AWAY_GRACE: Final = 0.5  # seconds that the end waits for a Redis that is away
 FIRST_PAUSE: Final = 0.25  # seconds before the second try, at most
-_NEEDED: Final = ("unknown_command", "no_permission", "refused", "unsupported")
 
 
 class ReliableReceiver:
@@ -306,11 +305,17 @@ class ReliableReceiver:
             if self.epochs.lease.token:
                 await self._hand_back(is_final=True)
 
-    async def _hand_back(self, *, is_final: bool) -> None:
-        """Put everything back that is neither running nor ended, nor known at all."""
+    async def _hand_back(self, *, is_final: bool, waiting: bool = False) -> None:
+        """Put everything back that is not to stay.
+
+        Args:
+            is_final: What is running goes back, too, and the list is given up.
+            waiting: What waits in this process is to stay.
+        """
         lease, places, holdings = self.epochs.lease, self.places, self.holdings
         started = holdings.payloads(Stage.STARTED)
-        stay = holdings.payloads(Stage.ENDED) + ([] if is_final else started)
+        stay = holdings.payloads(Stage.ENDED, *([Stage.TAKEN] if waiting else []))
+        stay += [] if is_final else started
         keys = [places.control, lease.key, lease.owner_key, places.deliveries]
         told: list[Argument] = [
             lease.token or "?",
@@ -356,9 +361,20 @@ class ReliableReceiver:
             await anyio.sleep(pause)
 
     async def _look_after(self) -> None:
+        await self._return_unasked()
         await self.epochs.keep()
         await self._acks.flush()
         await self.reclaimer.look(self.control, but=self.epochs.inflight)
+
+    async def _return_unasked(self) -> None:
+        """Put back what was taken for a slot that did not become free after all."""
+        async with self._taker.telling:
+            if not self._taker.asking:
+                await self._taker.drain()
+            if self._taker.asking or not self._taker.taken:
+                return
+            self._taker.taken.clear()
+            await self._hand_back(is_final=False, waiting=True)
 
     def _report_dead(self, payload: bytes) -> None:
         dead = Message(payload, MAX_DELIVERIES, self.mode, OutcomeKind.DEAD_LETTERED)
@@ -373,8 +389,7 @@ class ReliableReceiver:
         types = self.places.types(self.epochs.inflight)
         if (wrong := await find_wrong_type(self.control, error, types)) is not None:
             return wrong
-        refused = isinstance(error, RedisRefusedError) and error.kind in _NEEDED
-        if not refused or error.connecting:
+        if (needed := explain_refusal(error)) is None:
             return error
         if not self._told:
             self._told = True
@@ -382,9 +397,4 @@ class ReliableReceiver:
                 "mode 'reliable' does not work here: use mode='blocking' or 'compat'",
                 {"mode": self.mode, "reason": error.kind},
             )
-        return RedisRefusedError(
-            error.kind,
-            f"{error.reason}; mode 'reliable' needs BLMOVE and scripts (Redis 6.2 or "
-            "newer, and the rights): use mode='blocking' or mode='compat' instead",
-            address=error.address,
-        )
+        return needed

@@ -48,6 +48,7 @@ class Taker:
         arrived: What stands in our list and has to be looked up first.
         asking: The wire is in use, or will be at once.
         stopping: Nothing is asked for any more.
+        telling: Held while something is told, or nothing is to be taken.
     """
 
     def __init__(
@@ -80,13 +81,13 @@ class Taker:
         self.arrived: list[bytes] = []
         self.asking = False
         self.stopping = False
-        self._telling = anyio.Lock(fast_acquire=True)
+        self.telling = anyio.Lock(fast_acquire=True)
 
     @property
     def is_free(self) -> bool:
         """Whether something may be told on the blocking wire without waiting."""
         wire = self._wire
-        in_use = wire.owed or wire.lost or self.asking or self._telling.locked()
+        in_use = wire.owed or wire.lost or self.asking or self.telling.locked()
         return wire.connected and not in_use and not self.stopping
 
     async def tell(
@@ -106,13 +107,17 @@ class Taker:
         if limit and self._known.get(TAKE) == self._wire.generation:
             requests.append(TAKE.request(*self._words_to_take(limit)))
             hears.append(self._hear_taken)
-        async with self._telling:
+        async with self.telling:
             await self._send(requests, hears)
 
     async def hear(self) -> None:
         """Read what an interrupted call has left behind."""
-        async with self._telling:
-            await self._parked.wait(self._collect)
+        async with self.telling:
+            await self.drain()
+
+    async def drain(self) -> None:
+        """Read all that is owed; for whoever holds :attr:`telling`."""
+        await self._parked.wait(self._collect)
 
     async def take(self, limit: int) -> None:
         """Take up to so many commands, if there are some."""
@@ -144,7 +149,7 @@ class Taker:
     async def stop(self) -> None:
         """Release the parked read, and ask for nothing any more."""
         self.stopping = True
-        async with self._telling:
+        async with self.telling:
             await self._parked.release(self._collect)
 
     async def _run(

@@ -52,6 +52,16 @@ def test_what_was_acknowledged_meanwhile_is_not_new() -> None:
     assert len(holdings) == 1
 
 
+def test_of_twins_the_one_that_has_ended_is_missing_first() -> None:
+    """Its ack may have been heard; the one that runs stands there still."""
+    holdings, messages = holding(b"a", b"a")
+    ended = holdings.find(messages[0])
+    assert ended is not None
+    ended.stage = Stage.ENDED
+    assert holdings.compare([b"a"], messages) == []
+    assert gone(holdings, messages) == [True, False]
+
+
 def test_an_id_in_work_counts_as_long_as_it_stands_in_our_list() -> None:
     """A reclaimed command does not make a duplicate of the one that comes again."""
     holdings, messages = holding(b"a")
