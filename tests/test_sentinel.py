@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import anyio
@@ -190,6 +191,26 @@ async def test_sentinels_name_a_master_that_is_away_or_none(project: str) -> Non
             with pytest.raises(RedisUnavailableError) as caught:
                 await wire.open()
             assert caught.value.connecting
+
+
+async def test_one_sentinel_that_disagrees_moves_nobody() -> None:
+    """An open connection is left only if most sentinels, of all, name another master."""
+    async with AsyncExitStack() as stack:
+        old, new = (stack.enter_context(DevServer()) for _ in range(2))
+        alone = SentinelTopology.alone
+        named = [await stack.enter_async_context(alone(old)) for _ in range(3)]
+        hosts = ",".join(f"{LOOPBACK}:{sentinel.port}" for sentinel in named)
+        route = Routes(Endpoint.of(f"redis+sentinel://{hosts}/main")).to("")
+        named[0].point_to(new)
+        found = await route.look()
+        assert found is not None
+        assert found.address == old.url
+        named[1].kill()
+        assert await route.look() is None
+        named[2].point_to(new)
+        found = await route.look()
+        assert found is not None
+        assert found.address == new.url
 
 
 async def test_sentinels_with_a_password(project: str) -> None:
