@@ -180,7 +180,7 @@ class Connections:
         found: dict[Route, Endpoint | None] = {}
         wrong: list[Wire] = []
         for wire in self.all:
-            if wire.server is None or wire.asking:
+            if not wire.engaged or wire.asking:
                 continue  # closed, or a guest where its slot is on its way to
             if wire.route not in found:
                 found[wire.route] = await wire.route.look()

@@ -131,6 +131,11 @@ class Link:
         raw = self._raw
         return raw is not None and raw.is_connected and not peer_has_closed(raw)
 
+    @property
+    def engaged(self) -> bool:
+        """Whether the connection is open or being opened."""
+        return self._raw is not None
+
     def is_at(self, server: Endpoint) -> bool:
         """Tell whether the connection is open and leads to this very server."""
         here = self.server

@@ -24,8 +24,8 @@ from bls_agent.devserver import DevServer, _Watchdog, find_server_binary
 
 LOOPBACK = "127.0.0.1"
 SLOTS = 16_384
-DOWN_AFTER = 1.0  # seconds until a sentinel holds a silent server for down
-NODE_TIMEOUT = 1.5  # seconds until the nodes of a cluster hold one for down
+DOWN_AFTER = 0.8  # seconds until a sentinel holds a silent server for down
+NODE_TIMEOUT = 1.2  # seconds until the nodes of a cluster hold one for down
 
 
 def free_ports(count: int) -> list[int]:

@@ -133,7 +133,7 @@ async def test_an_agent_and_a_console_on_three_nodes(
             assert {name: found[name] for name in names} == dict.fromkeys(names)
             agent = ProjectAgent(names[0], redis=where)
             async with agent:
-                await agent.ready(5)
+                await agent.ready(10)
                 assert (await console.call(names[0], "ping")).succeeded
                 assert await console.status(names[0]) is Status.ONLINE
                 assert (await console.projects())[names[0]] is Status.ONLINE
@@ -168,7 +168,7 @@ async def test_a_server_taken_for_a_cluster(project: str) -> None:
 async def test_slots_move_under_load(topology: ClusterTopology, project: str) -> None:
     """Before, while and after the slots of all keys move: nothing lost, nothing twice."""
     async with under_load(topology.url, project) as load:
-        await load.alive(time.monotonic(), 5)
+        await load.alive(time.monotonic(), 10)
         moves = [
             (slot_of(key), topology.other_master(topology.owner(slot_of(key))))
             for subject in load.subjects
@@ -205,13 +205,45 @@ async def test_a_waiting_read_follows_its_slot(
     home = topology.owner(slot)
     guest = topology.other_master(home)
     async with agent, Console(topology.url) as console:
-        await agent.ready(5)
+        await agent.ready(10)
         await eventually(lambda: agent.stats().connections["blocking"])
         for number, target in enumerate((guest, home)):
             await to_thread.run_sync(topology.migrate, slot, target)
             await console.send(project, "mark", {"number": number})
             await eventually(lambda n=number: n in done, OUTAGE)  # type: ignore[misc]
         assert done == [0, 1]
+
+
+async def test_the_rights_of_the_docs_are_enough(
+    topology: ClusterTopology, project: str
+) -> None:
+    """With those of docs/protocol.md and docs/engines.md nothing is ever refused."""
+    control, status, console_list = keys_of(project)
+    rules = (
+        *("reset", "on", ">geheim", "-@all", "+ping", "+select", "+client|id"),
+        *("+client|setname", "+client|unblock", "+client|kill", "+client|list"),
+        *("+cluster|slots", "+asking", f"(+set +expire %RW~{status})"),
+        f"(+rpush +ltrim +lrange %RW~{console_list})",
+        f"(+blpop +lpop +lpush +lrange %RW~{control})",
+    )
+    for node in topology.nodes:
+        ask(node.port, "ACL", "SETUSER", "agent", *rules)
+        ask(node.port, "ACL", "LOG", "RESET")
+    url = topology.url.replace("://", "://agent:geheim@")
+    slot = slot_of(control)
+    source = topology.owner(slot)
+    target = topology.other_master(source)
+    async with (
+        ProjectAgent(project, redis=url, prefetch=2) as agent,
+        Console(topology.url) as console,
+    ):
+        await agent.ready(10)
+        await to_thread.run_sync(topology.begin_migration, slot, target)
+        assert (await console.call(project, "ping")).succeeded
+        await to_thread.run_sync(topology.move_keys, slot, source, target)
+        await to_thread.run_sync(topology.end_migration, slot, target)
+        assert (await console.call(project, "ping")).succeeded
+    assert [ask(node.port, "ACL", "LOG") for node in topology.nodes] == [[]] * 4
 
 
 async def test_a_slot_that_nobody_serves(
@@ -222,7 +254,7 @@ async def test_a_slot_that_nobody_serves(
     owner = topology.owner(slot)
     agent = ProjectAgent(project, redis=topology.url)
     async with agent:
-        await agent.ready(5)
+        await agent.ready(10)
         agent.log.info("vorher")
         assert await agent.flush(5)
         ask(owner.port, "CLUSTER", "DELSLOTS", slot)
@@ -291,7 +323,7 @@ async def test_a_node_fails(
     names = [project_on(topology, victim, f"{project}-{mode}-") for mode in MODES]
     slot = slot_of(f"{names[0]}_控制")
     async with under_load(topology.url, project, also=names) as load:
-        await load.alive(time.monotonic(), 5)
+        await load.alive(time.monotonic(), 10)
         failed = time.monotonic()
         if how == "killed":
             await to_thread.run_sync(victim.kill)
@@ -303,7 +335,7 @@ async def test_a_node_fails(
             record_outages(load, failed, record_property)
         finally:
             await to_thread.run_sync(victim.restart if how == "killed" else victim.thaw)
-        await load.alive(time.monotonic(), 5)
+        await load.alive(time.monotonic(), 10)
         await check_end(load, [failed])
 
 
