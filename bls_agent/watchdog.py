@@ -266,6 +266,7 @@ class _Watchdog:
         return [
             (watch, beat)
             for beat in self._list_beats()
+            if beat.stillness.seconds > beat.period  # else nobody has to be asked
             for watch in beat.watches.copy().values()
             if not watch.speaking
             and beat.stands(min(watch.ward.stall_after, watch.ward.speak_after))
