@@ -38,6 +38,7 @@ WIRES = [
     "wakeup",
     "delivery",
     "lease",
+    "pulse",
     "watchdog",
 ]
 CONTRACTS = ["project", "runs", "workers", "assets", "crawl"]

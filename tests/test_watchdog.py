@@ -22,8 +22,10 @@ from redis import Redis as BlockingRedis
 from redis.asyncio import Redis
 
 from bls_agent import ConfigurationError, ProjectAgent, Status
+from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
-from bls_agent.watchdog import Stillness
+from bls_agent.project.stalls import StallVoice
+from bls_agent.pulse import Stillness
 from tests.harness import eventually, execute, records, status_of, url_with_rights
 
 
@@ -404,8 +406,8 @@ async def test_another_type_is_left_alone_in_a_stall(
     key = f"{project}_项目状态"
     async with make_agent(project, redis_url) as agent:
         await agent.ready(5)
-        async with redis.pipeline(transaction=True) as at_once:
-            await at_once.delete(key).rpush(key, "somebody's data").execute()
+        await redis.rpush(f"{project}_控制台", "somebody's data")
+        await redis.rename(f"{project}_控制台", key)
         time.sleep(1.0)
         assert await redis.lrange(key, 0, -1) == [b"somebody's data"]
 
@@ -573,6 +575,35 @@ async def test_a_fork_in_the_middle_of_a_stall(
     assert parent == {"child": 0, "stalls": 1, "status": "在线"}
     assert await status_of(redis, project) == "离线"
     await redis.delete(f"{project}_child_项目状态", f"{project}_child_项目控制台")
+
+
+async def test_a_fault_of_ours_harms_nobody_else(
+    redis_url: str, redis: Redis, project: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who cannot speak is said once and not looked after any more; the others are."""
+
+    class Broken(StallVoice):
+        async def speak(self, connections: Connections) -> None:
+            raise RuntimeError(connections)
+
+    async with (
+        make_agent(project, redis_url) as agent,
+        make_agent(f"{project}_坏", redis_url) as other,
+    ):
+        await agent.ready(5)
+        await other.ready(5)
+        assert other._session is not None
+        assert other._session.watch is not None
+        broken = other._session.watch.ward
+        broken.__class__ = Broken
+        for _ in range(2):
+            time.sleep(0.8)
+            await eventually(lambda: _shows(redis, project, "在线"))
+        assert agent.stats().loop_stalls == 2
+        said = [r for r in caplog.records if "cannot be spoken for" in r.getMessage()]
+        assert len(said) == 1
+    assert await status_of(redis, f"{project}_坏") == "离线"
+    await redis.delete(f"{project}_坏_项目状态", f"{project}_坏_项目控制台")
 
 
 def test_wrong_values_are_refused() -> None:
