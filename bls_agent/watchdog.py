@@ -5,7 +5,7 @@ loop has one beat, a timer that counts, however many agents live in it. Only whi
 loop stands still the thread opens connections, of its own, and runs a small event loop
 in which those speak who cannot speak in theirs.
 
-What decides is apart from the thread: :class:`Stillness`.
+What decides is apart from the thread: see ``pulse.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
@@ -24,16 +23,16 @@ from bls_agent.connection import Connections
 from bls_agent.endpoint import Endpoint
 from bls_agent.errors import BlsError, RedisUnavailableError
 from bls_agent.forking import register
+from bls_agent.pulse import Beat
+from bls_agent.redaction import redact_traceback
 
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see Watch.begin
 
-__all__ = ["Stillness", "Ward", "Watch"]
+__all__ = ["Ward", "Watch"]
 
 logger = logging.getLogger(__name__)
 
-SHORTEST: Final = 0.02  # seconds between two beats, and two looks
-LONGEST: Final = 1.0
 QUICK: Final = 0.02  # seconds between two looks at a loop that stands still
 FRAMES: Final = 5  # that are told of the place where it stands
 RETRY: Final = 0.5  # seconds after a word that could not be written
@@ -84,71 +83,6 @@ class Ward(Protocol):
         ...
 
 
-@dataclass
-class Stillness:
-    """How long a loop has stood still, for one who looks again and again.
-
-    Time that the looker itself did not live through is not counted: after a suspend or
-    a debugger both have stood still, and the loop gets its time to move.
-
-    Attributes:
-        seen: The count of the loop's beat at the last look.
-        seconds: How long it has been so.
-    """
-
-    seen: int = -1
-    seconds: float = 0.0
-
-    def look(self, count: int, elapsed: float, asked: float, longest: float) -> None:
-        """Look once more.
-
-        Args:
-            count: The beat's count now.
-            elapsed: Seconds since the last look.
-            asked: Seconds that were to pass between the two.
-            longest: Seconds beyond that which may pass on a busy machine.
-        """
-        if count != self.seen:
-            self.seen, self.seconds = count, 0.0
-        else:
-            self.seconds += min(elapsed, asked + longest)
-
-
-class _Beat:
-    """The pulse of one event loop: counts as long as the loop moves."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self.count = 0
-        self.at = time.monotonic()
-        self.thread = 0
-        self.period = LONGEST
-        self.watches: dict[int, Watch] = {}
-        self.stillness = Stillness()
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, watch: Watch) -> None:
-        """Beat for one more; in the loop's thread."""
-        shortest = min(watch.ward.stall_after, watch.ward.speak_after) / 10
-        self.period = min(self.period, max(SHORTEST, shortest))
-        self.watches[id(watch)] = watch
-        if self._timer is not None:
-            self._timer.cancel()
-        self._tick()
-
-    def _tick(self) -> None:
-        self.count += 1
-        self.at = time.monotonic()
-        self.thread = threading.get_ident()
-        self._timer = None
-        if self.watches:
-            self._timer = self.loop.call_later(self.period, self._tick)
-
-    def stands(self, seconds: float) -> bool:
-        """Tell whether the loop has been late for so long, its own pace allowed for."""
-        return self.stillness.seconds >= seconds + self.period
-
-
 class Watch:
     """Looks after the loop of one ward, from :meth:`begin` to :meth:`end`.
 
@@ -163,7 +97,7 @@ class Watch:
         self.ward = ward
         self.closed = True
         self.speaking = False
-        self._beat: _Beat | None = None
+        self._beat: Beat[Watch] | None = None
 
     def begin(self) -> None:
         """Look after the running event loop from now on."""
@@ -198,7 +132,7 @@ class _Watchdog:
 
     def forget_parent(self) -> None:
         """Have no thread and nobody to look after, as a forked child has."""
-        self._beats: dict[int, weakref.ref[_Beat]] = {}
+        self._beats: dict[int, weakref.ref[Beat[Watch]]] = {}
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -206,13 +140,15 @@ class _Watchdog:
         self._lines: dict[object, Connections] = {}
         self._speakers = 0
 
-    def add(self, watch: Watch, loop: asyncio.AbstractEventLoop) -> _Beat:
+    def add(self, watch: Watch, loop: asyncio.AbstractEventLoop) -> Beat[Watch]:
         """Look after one more; in its loop's thread."""
         register(self)
         with self._lock:
             beats = [reference() for reference in self._beats.copy().values()]
-            beat = next((b for b in beats if b and b.loop is loop), None) or _Beat(loop)
-            beat.add(watch)
+            beat = next((b for b in beats if b and b.loop is loop), None) or Beat[
+                Watch
+            ](loop)
+            beat.add(watch, min(watch.ward.stall_after, watch.ward.speak_after))
             self._beats[id(beat)] = weakref.ref(beat)
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -235,9 +171,11 @@ class _Watchdog:
                 self._look(asked)
                 if self._due():
                     anyio.run(self._speak)
-        except BaseException:
+        except BaseException as error:  # noqa: BLE001 - a thread's last word
+            self._thread = None  # the next agent that opens has a new one
             if not sys.is_finalizing():
-                logger.exception("the watchdog failed: stalls are not noticed any more")
+                text = "the watchdog failed\n%s"
+                logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
 
     def _has_work(self) -> bool:
         with self._lock:
@@ -249,12 +187,12 @@ class _Watchdog:
                 self._thread = None
             return bool(self._beats)
 
-    def _list_beats(self) -> list[_Beat]:
+    def _list_beats(self) -> list[Beat[Watch]]:
         beats = [reference() for reference in self._beats.copy().values()]
         return [beat for beat in beats if beat and not beat.loop.is_closed()]
 
     def _pause(self) -> float:
-        return min((beat.period for beat in self._list_beats()), default=SHORTEST)
+        return min((beat.period for beat in self._list_beats()), default=QUICK)
 
     def _look(self, asked: float) -> None:
         now = time.monotonic()
@@ -262,10 +200,11 @@ class _Watchdog:
         for beat in self._list_beats():
             beat.stillness.look(beat.count, elapsed, asked, 5 * beat.period)
 
-    def _due(self) -> list[tuple[Watch, _Beat]]:
+    def _due(self) -> list[tuple[Watch, Beat[Watch]]]:
         return [
             (watch, beat)
             for beat in self._list_beats()
+            if beat.stillness.seconds > beat.period  # else nobody has to be asked
             for watch in beat.watches.copy().values()
             if not watch.speaking
             and beat.stands(min(watch.ward.stall_after, watch.ward.speak_after))
@@ -294,9 +233,15 @@ class _Watchdog:
                     await line.aclose()
             self._lines = {}
 
-    async def _speak_for(self, watch: Watch, beat: _Beat, line: Connections) -> None:
+    async def _speak_for(
+        self, watch: Watch, beat: Beat[Watch], line: Connections
+    ) -> None:
         try:
             await _Stall(watch, beat, line).run()
+        except Exception as error:  # noqa: BLE001 - ours: the others go on
+            watch.drop()
+            text = "a stalled agent cannot be spoken for any more\n%s"
+            logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
         finally:
             watch.speaking = False
             self._speakers -= 1
@@ -316,7 +261,7 @@ class _Watchdog:
 class _Stall:
     """One time that a loop stands still, from the first word for it to its return."""
 
-    def __init__(self, watch: Watch, beat: _Beat, line: Connections) -> None:
+    def __init__(self, watch: Watch, beat: Beat[Watch], line: Connections) -> None:
         self._watch = watch
         self._ward = watch.ward
         self._beat = beat

@@ -50,6 +50,7 @@ WIRES = [
     "starting",
     "delivery",
     "lease",
+    "pulse",
     "watchdog",
 ]
 CONTRACTS = ["project", "runs", "workers", "assets", "crawl"]

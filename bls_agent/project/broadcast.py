@@ -36,6 +36,7 @@ LOOK_AGAIN: Final = 30.0  # seconds, where looking is refused
 LIVES: Final = 300  # seconds that an inbox lives when nobody looks at it
 LIMIT: Final = 1_000  # commands in an inbox
 TRIES: Final = 3
+PATIENCE: Final = 5.0  # seconds that passing on may hold up a command
 RECENT: Final = 100  # commands that are recognised if they come twice
 
 
@@ -73,21 +74,30 @@ class FanOut:
         fields.pop("broadcast", None)
         # Equal in all tries of this one, and in no other broadcast.
         fields |= {"id": command.id, "passedOn": secrets.token_hex(4)}
+        reason = f"not within {PATIENCE:g} s"
+        # Shielded: a stop in the middle would reach some of them and not the others.
+        with anyio.move_on_after(PATIENCE, shield=True):
+            reason = await self._try_to_push(encode_strictly("command", fields))
+        if reason:
+            self._say(
+                "a broadcast has not reached every instance",
+                {"commandId": command.id, "reason": reason},
+            )
+
+    async def _try_to_push(self, payload: bytes) -> str:
+        """Push, again after a lost connection; say why it failed, or nothing."""
         failure: BlsError | None = None
         for _ in range(TRIES):
             try:
-                failure = await self._push(encode_strictly("command", fields))
-            except (RedisUnavailableError, WrongTypeError) as error:
+                failure = await self._push(payload)
+            except WrongTypeError as error:
                 failure = error
-                if not isinstance(error, RedisUnavailableError) or not error.ambiguous:
-                    break
-            else:
-                break
-        if failure is not None:
-            self._say(
-                "a broadcast has not reached every instance",
-                {"commandId": command.id, "reason": str(failure)},
-            )
+            except RedisUnavailableError as error:
+                failure = error
+                if error.ambiguous:
+                    continue
+            break
+        return "" if failure is None else str(failure)
 
     async def _push(self, payload: bytes) -> BlsError | None:
         living = await read_roster(self._roster_wire, self._project)

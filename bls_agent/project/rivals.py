@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 __all__ = ["Glance", "Rivals"]
 
-SLACK: Final = 0.25  # seconds by which two clocks may have drifted since the last write
+SLACK: Final = 0.1  # seconds by which two clocks may have drifted since the last write
 SIGHTINGS: Final = 2  # in a row; one may be a server whose clock was set back
 
 

@@ -92,8 +92,7 @@ class CommandRunner:
         except DecodeError as error:
             return _discarded(error, message)
         if command.broadcast and self.pass_on is not None:
-            with anyio.CancelScope(shield=True):  # half of them would be nobody's wish
-                await self.pass_on(message, command)
+            await self.pass_on(message, command)
         return await self._run_command(command, message)
 
     def give_up(self, message: Message, *, interrupted: bool = False) -> Outcome:
