@@ -13,14 +13,14 @@ from itertools import chain
 from typing import Final, Literal, TypeAlias, get_args
 
 from bls_agent.errors import ConfigurationError
-from bls_agent.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS, KeyTemplate
+from bls_agent.keys import CONTROL, OWNER, PROJECT_CONSOLE, PROJECT_STATUS, KeyTemplate
 from bls_agent.names import check_name, escape_glob, place_beside
 
 __all__ = ["RIGHTS", "Mode", "Right", "acl_line", "acl_rules", "find_right"]
 
 Mode: TypeAlias = Literal["blocking", "compat", "reliable"]
 
-OWN: Final = "bls_agent:"  # what our own keys begin with
+OWN: Final = OWNER.template.partition("{")[0]  # what our own keys begin with
 
 _ALL: Final[frozenset[Mode]] = frozenset(get_args(Mode))
 _AUTO: Final[frozenset[Mode]] = frozenset({"blocking", "compat"})
