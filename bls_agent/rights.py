@@ -86,6 +86,7 @@ RIGHTS: Final = (
     Right("set", PROJECT_STATUS, _ALL, _NO_STATUS, essential=True),
     Right("set", PROJECT_STATUS, _ALL, _UNGUARDED, option="GET"),
     Right("type", PROJECT_STATUS, _ALL, _UNGUARDED, extra=True),
+    Right("pttl", PROJECT_STATUS, _ALL, "somebody else who refreshes the same status is not noticed"),
     Right("expire", PROJECT_STATUS, _ALL, "the status expires while Redis is out of memory"),
     Right("rpush", PROJECT_CONSOLE, _ALL, _NO_RECORDS, essential=True),
     Right("ltrim", PROJECT_CONSOLE, _ALL, "the console list is not capped"),
