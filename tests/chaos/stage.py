@@ -126,6 +126,7 @@ class Stage:
             await anyio.sleep(self.rng.uniform(0, HANDLER_TIME))
             return number
 
+        agent.command("fork")(mark)  # left behind by one that forked
         return agent
 
     @asynccontextmanager
