@@ -34,6 +34,7 @@ from bls_agent.project.status import StatusBoard
 from bls_agent.redaction import Redactor
 from bls_agent.session import Session, last_word
 from bls_agent.settings import Options, Settings, check_options
+from bls_agent.starting import start_soon
 from bls_agent.stats import AgentStats, collect_stats
 from bls_agent.supervisor import (
     call_beside,
@@ -63,9 +64,10 @@ class ProjectAgent(Registration):
 
     Args:
         project: The project's name: the reader's key. UTF-8 in form NFC.
-        redis: URL (``redis://``, ``rediss://``, ``unix://``) or a client of redis-py,
-            from which address and credentials are taken. Default: ``BLS_REDIS_URL``,
-            else ``redis://127.0.0.1:6379/0``.
+        redis: URL (``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``,
+            ``redis+cluster://``) or a client of redis-py, from which address and
+            credentials are taken. Default: ``BLS_REDIS_URL``, else
+            ``redis://127.0.0.1:6379/0``.
         settings: Takes the place of the environment.
         validate: ``"pydantic"`` lets pydantic check all arguments of commands.
         options: Any field of :class:`~bls_agent.Settings`; beats ``settings`` and the
@@ -272,9 +274,9 @@ class ProjectAgent(Registration):
         async with self:
             session = self._opened_session()
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._announce_ready, session, task_status)
+                start_soon(tasks, self._announce_ready, session, task_status)
                 if handle_signals and can_handle_signals():
-                    tasks.start_soon(obey_signals, session)
+                    start_soon(tasks, obey_signals, session)
                 await session.closed.wait()
                 tasks.cancel_scope.cancel()
 

@@ -33,12 +33,18 @@ class Backoff:
     rng: random.Random = field(default_factory=random.Random)
     failures: int = 0
 
-    def failed(self, *, permanent: bool = False) -> float:
-        """Note a failure and say how many seconds to wait."""
+    def failed(self, *, permanent: bool = False, longest: bool = False) -> float:
+        """Note a failure and say how many seconds to wait.
+
+        Args:
+            permanent: Trying again soon does not help.
+            longest: Wait the whole 60 seconds of a permanent fault.
+        """
         ceiling = min(self.cap, self.base * 2 ** min(self.failures, 30))
         self.failures += 1
         if permanent:
-            return self.rng.uniform(*PERMANENT_DELAY)
+            shortest, most = PERMANENT_DELAY
+            return most if longest else self.rng.uniform(shortest, most)
         return self.rng.uniform(0.0, ceiling)
 
     def succeeded(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Final, Self
@@ -25,6 +25,7 @@ from bls_agent.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
+from bls_agent.keyed_wires import KeyedWires
 from bls_agent.keys import (
     CONTROL,
     PROJECT_CONSOLE,
@@ -34,13 +35,11 @@ from bls_agent.keys import (
 from bls_agent.names import check_name
 from bls_agent.project.following import Follower
 from bls_agent.project.messages import Command, LogEntry, Outcome, Status
+from bls_agent.project.roster import RollCall, read_roster
 from bls_agent.settings import Settings, check_seconds
-from bls_agent.wire import Wire
 
 __all__ = ["Console"]
 
-SCAN_COUNT: Final = 1_000
-MGET_KEYS: Final = 500
 WINDOW: Final = (
     64  # records a follower looks at first; four times as many while too few
 )
@@ -72,11 +71,11 @@ class Console:
         return f"<Console {self._endpoint.address if self._endpoint else 'unopened'}>"
 
     @cached_property
-    def _wire(self) -> Wire:
+    def _wires(self) -> KeyedWires:
         if self._endpoint is None:
             settings = Settings.from_env(os.environ)
             self._endpoint = Endpoint.of(settings.redis_url)
-        return Wire(self._endpoint, "bls-console", timeout=self._timeout)
+        return KeyedWires(self._endpoint, "bls-console", timeout=self._timeout)
 
     async def __aenter__(self) -> Self:
         """Open nothing: the first request does."""
@@ -93,8 +92,8 @@ class Console:
 
     async def aclose(self) -> None:
         """Close the connection; the next request opens it again."""
-        if "_wire" in self.__dict__:
-            await self._wire.aclose()
+        if "_wires" in self.__dict__:
+            await self._wires.aclose()
 
     async def send(
         self,
@@ -103,6 +102,7 @@ class Console:
         args: Mapping[str, Any] | None = None,
         *,
         id: str | None = None,  # noqa: A002 - the contract's name
+        broadcast: bool = False,
     ) -> Command:
         """Put a command into a project's control list (contract 002, section 3.1).
 
@@ -111,6 +111,7 @@ class Console:
             command: The command's name.
             args: Its arguments.
             id: Its id; made up if absent.
+            broadcast: Every replica is to run it (agents with ``replicas=True``).
 
         Returns:
             The command as it was sent.
@@ -122,7 +123,9 @@ class Console:
         """
         key = CONTROL.build(project=project)
         _check_request(command, args)
-        message = Command.create(command, args, now=self._clock(), id=id)
+        message = Command.create(
+            command, args, now=self._clock(), id=id, broadcast=broadcast
+        )
         encode_strictly("command", command)
         encode_strictly("args", message.args)
         await self._call(CONTROL, "RPUSH", key, message.encode())
@@ -135,8 +138,11 @@ class Console:
         args: Mapping[str, Any] | None = None,
         *,
         timeout: float = 10.0,
+        broadcast: bool = False,
     ) -> Outcome:
         """Send a command and wait for the record that says how it ended.
+
+        Of a broadcast, the first one.
 
         Raises:
             ConfigurationError: As :meth:`send`, or ``timeout`` is no time; not sent.
@@ -145,18 +151,64 @@ class Console:
             RedisUnavailableError: As :meth:`send`; once it is sent, an outage is
                 waited out.
         """
+        roll = RollCall()
+        await self._collect(project, command, args, roll, timeout, broadcast=broadcast)
+        return next(iter(roll.outcomes.values()))
+
+    async def call_all(
+        self,
+        project: str,
+        command: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        timeout: float = 10.0,
+    ) -> dict[str, Outcome]:
+        """Send a broadcast and wait until every living instance has said how it ended.
+
+        Returns:
+            Instance → its outcome. Who is missing has not answered in time.
+
+        Raises:
+            NoOutcomeError, RedisUnavailableError: As :meth:`call`.
+        """
+        roll = RollCall(frozenset(await self.instances(project)))
+        await self._collect(project, command, args, roll, timeout, broadcast=True)
+        return dict(sorted(roll.outcomes.items()))
+
+    async def _collect(
+        self,
+        project: str,
+        command: str,
+        args: Mapping[str, Any] | None,
+        roll: RollCall,
+        timeout: float,
+        *,
+        broadcast: bool,
+    ) -> None:
+        """Send a command and note its outcomes until all of them are there."""
         check_seconds("timeout", timeout)
         follower = Follower()
         follower.start(*await self._tail(project, WINDOW))
-        message = await self.send(project, command, args)
-        with anyio.move_on_after(timeout):
-            while True:
-                for entry in await self._look_patiently(project, follower):
-                    outcome = entry.outcome
-                    if outcome is not None and outcome.command_id == message.id:
-                        return outcome
-                await anyio.sleep(0.02)
-        raise NoOutcomeError(command, message.id, timeout)
+        message = await self.send(project, command, args, broadcast=broadcast)
+        roll.command_id = message.id
+        await roll.collect(lambda: self._look(project, follower), timeout)
+        if not roll.outcomes:
+            raise NoOutcomeError(command, message.id, timeout)
+
+    async def instances(self, project: str) -> dict[str, Status]:
+        """Read which replicas of a project live, and what each says of itself.
+
+        Returns:
+            Instance → its status; empty without agents with ``replicas=True``.
+
+        Raises:
+            WrongTypeError: The key of the roster is no hash.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        check_name("project", project)
+        key = PROJECT_STATUS.locate(project=project)
+        async with self._wires.to(key) as wire:
+            return await read_roster(wire, project)
 
     async def status(self, project: str) -> Status | None:
         """Read a project's status.
@@ -184,13 +236,14 @@ class Console:
         """
         names: set[str] = set()
         for template in (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL):
-            async for key in self._scan(template.pattern()):
+            async for key in self._wires.scan(template.pattern()):
                 parsed = template.parse(key)
                 if parsed is not None:
                     names.add(parsed["project"])
         found = sorted(names)
-        statuses = await self._statuses(found)
-        return dict(zip(found, statuses, strict=True))
+        keys = [PROJECT_STATUS.locate(project=name) for name in found]
+        values = await self._wires.get_many(keys)
+        return dict(zip(found, map(_status_or_none, values), strict=True))
 
     async def logs(self, project: str, limit: int = 200) -> list[LogEntry]:
         """Read the newest records, newest last.
@@ -245,14 +298,6 @@ class Console:
                 yield entry
             await anyio.sleep(interval)
 
-    async def _look_patiently(self, project: str, follower: Follower) -> list[LogEntry]:
-        try:
-            return await self._look(project, follower)
-        except RedisRefusedError:
-            raise
-        except RedisUnavailableError:
-            return []  # the command is sent: its outcome may still come
-
     async def _look(self, project: str, follower: Follower) -> list[LogEntry]:
         """Read windows of the tail until the follower finds its place again."""
         size = WINDOW
@@ -267,46 +312,23 @@ class Console:
         key = PROJECT_CONSOLE.locate(project=project)
         encoded = key.encode("utf-8", "surrogateescape")
         requests = [("LRANGE", encoded, -size, -1), ("LLEN", encoded)]
-        try:
-            replies = await self._wire.call_many(requests)
-        except RedisUnavailableError as error:
-            if not error.ambiguous:
-                raise
-            replies = await self._wire.call_many(requests)  # reading changes nothing
+        async with self._wires.to(key) as wire:
+            try:
+                replies = await wire.call_many(requests)
+            except RedisUnavailableError as error:
+                if not error.ambiguous:
+                    raise
+                replies = await wire.call_many(requests)  # reading changes nothing
         for reply in replies:
             if isinstance(reply, RedisUnavailableError):
                 raise _as_wrong_type(reply, PROJECT_CONSOLE, key)
         return replies[0], replies[1]
 
-    async def _scan(self, pattern: str) -> AsyncIterator[bytes]:
-        cursor = b"0"
-        while True:
-            cursor, keys = await self._wire.read(
-                "SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT
-            )
-            for key in keys:
-                yield key
-            if cursor == b"0":
-                return
-
-    async def _statuses(self, projects: Sequence[str]) -> list[Status | None]:
-        """Read many statuses; MGET gives nothing for a key of another type."""
-        found: list[Status | None] = []
-        keys = [
-            PROJECT_STATUS.locate(project=name).encode("utf-8", "surrogateescape")
-            for name in projects
-        ]
-        for begin in range(0, len(keys), MGET_KEYS):
-            values = await self._wire.read("MGET", *keys[begin : begin + MGET_KEYS])
-            found.extend(_status_or_none(value) for value in values)
-        return found
-
     async def _read(
         self, template: KeyTemplate, name: str, key: str, *rest: int
     ) -> Reply:
-        encoded = key.encode("utf-8", "surrogateescape")
         try:
-            return await self._wire.read(name, encoded, *rest)
+            return await self._wires.read(key, name, *rest)
         except RedisUnavailableError as error:
             raise _as_wrong_type(error, template, key) from error
 
@@ -314,7 +336,7 @@ class Console:
         self, template: KeyTemplate, name: str, key: str, value: bytes
     ) -> Reply:
         try:
-            return await self._wire.call(name, key, value)
+            return await self._wires.call(key, name, value)
         except RedisUnavailableError as error:
             raise _as_wrong_type(error, template, key) from error
 

@@ -8,8 +8,10 @@ have to be given up when Redis is away is decided by the buffer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from functools import partial
+from typing import Final, Generic, Protocol, TypeVar
 
 import anyio
 
@@ -23,6 +25,9 @@ __all__ = ["Delivery", "Flushed", "Sink"]
 BATCH_ITEMS: Final = 500
 BATCH_BYTES: Final = 512 * 1024
 PACE: Final = 0.005  # seconds from one write to the next, unless a batch is full
+FAULTS: Final = (
+    3  # of ours, with one batch, until it is given up: others wait behind it
+)
 
 T = TypeVar("T", bound=Sized)
 
@@ -74,11 +79,19 @@ class Flushed:
         return self.complete
 
 
-class _Batch(NamedTuple, Generic[T]):
-    """What is taken out of the buffer at once, and what becomes of it on the wire."""
+@dataclass(eq=False)
+class _Batch(Generic[T]):
+    """What is taken out of the buffer at once, and what becomes of it on the wire.
+
+    Attributes:
+        items: As they were put.
+        prepared: What is written; ``None`` while the sink has not made it.
+        faults: Failures of ours, no failure of Redis, that it has met.
+    """
 
     items: Sequence[T]
-    prepared: Sequence[T]
+    prepared: Sequence[T] | None = None
+    faults: int = 0
 
 
 class Delivery(Generic[T]):
@@ -127,15 +140,13 @@ class Delivery(Generic[T]):
             while True:
                 if self._batch is None:
                     await self._gather()
-                    self._batch = self._next or self._make_batch(sink)
-                    self._next = None
+                    self._batch, self._next = self._next or self._take(), None
                     if self._batch is None:
                         await self._wakeup.wait()
                         continue
                     self._ambiguous = self._carried = False
                     self._paced_until = anyio.current_time() + PACE
-                await self._write(sink, backoff, self._batch)
-                self.buffer.done(self._batch.items)
+                await self._settle(sink, backoff, self._batch)
                 self._batch = None
                 self._announce()
         finally:
@@ -169,25 +180,50 @@ class Delivery(Generic[T]):
         if pause > 0 and 0 < len(self.buffer) < BATCH_ITEMS:
             await anyio.sleep(pause)
 
-    def _make_batch(self, sink: Sink[T]) -> _Batch[T] | None:
+    def _take(self) -> _Batch[T] | None:
         items = self.buffer.take(BATCH_ITEMS, BATCH_BYTES)
-        return _Batch(items, sink.prepare(items)) if items else None
+        return _Batch(items) if items else None
 
-    async def _write(self, sink: Sink[T], backoff: Backoff, batch: _Batch[T]) -> None:
-        def look_ahead() -> None:
-            """Make the next batch while the server is at this one, if it will be full."""
-            roomy = self.buffer.max_items >= 4 * BATCH_ITEMS  # else too much is fixed
-            waiting = len(self.buffer) - len(batch.items)
-            if roomy and self._next is None and waiting > BATCH_ITEMS:
-                self._next = self._make_batch(sink)
+    async def _settle(self, sink: Sink[T], backoff: Backoff, batch: _Batch[T]) -> None:
+        """Bring a batch to its end, and count it.
 
+        A fault of ours is raised, and the next run tries once more. What meets one again
+        and again is given up when its turn has come: it must not stop the log.
+        """
+        try:
+            if batch.prepared is None:
+                batch.prepared = sink.prepare(batch.items)
+            await self._write(sink, backoff, batch.prepared, len(batch.items))
+        except Exception:
+            batch.faults += 1
+            if batch.faults == FAULTS:
+                self._batch = None
+                self.buffer.give_up(batch.items, "fault")
+                self._announce()
+            raise
+        self.buffer.done(batch.items)
+
+    def _look_ahead(self, sink: Sink[T], under_way: int) -> None:
+        """Make the next batch while the server is at this one, if it will be full."""
+        roomy = self.buffer.max_items >= 4 * BATCH_ITEMS  # else too much is fixed
+        waiting = len(self.buffer) - under_way
+        if roomy and self._next is None and waiting > BATCH_ITEMS:
+            self._next = self._take()
+            if self._next is not None:
+                with suppress(Exception):  # a fault is told when its turn has come
+                    self._next.prepared = sink.prepare(self._next.items)
+
+    async def _write(
+        self, sink: Sink[T], backoff: Backoff, batch: Sequence[T], count: int
+    ) -> None:
+        look_ahead = partial(self._look_ahead, sink, count)
         while True:
             try:
-                if self._ambiguous and await self._has_landed(sink, batch.prepared):
+                if self._ambiguous and await self._has_landed(sink, batch):
                     return
                 # Until the answer is there, a cancelled write may have been executed.
                 self._ambiguous = True
-                await sink.write(batch.prepared, look_ahead)
+                await sink.write(batch, look_ahead)
             except RedisUnavailableError as error:
                 self._ambiguous = error.ambiguous
                 permanent = isinstance(error, RedisRefusedError)

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 from bls_agent.errors import ConfigurationError
 from bls_agent.redaction import mask_url, redact
+from bls_agent.urls import Kind, SeveralHosts, address_of, take_apart
 
 __all__ = [
     "CONNECT_TIMEOUT",
@@ -33,6 +34,7 @@ __all__ = [
     "RawConnection",
     "Reply",
     "Request",
+    "Topology",
     "pack",
 ]
 
@@ -72,6 +74,14 @@ _CREDENTIALS: Final = frozenset({"username", "password", "credential_provider"})
 _FILES: Final = frozenset(
     {"ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"}
 )
+_SENTINEL_CREDENTIALS: Final = {
+    "sentinel_username": "username",
+    "sentinel_password": "password",
+}
+_SCHEMES: Final = (
+    "the URL begins with redis://, rediss:// or unix://, or with redis+sentinel://, "
+    "redis+cluster:// or the same with rediss"
+)
 _OVERRULED: Final = frozenset(
     {
         "client_name", "decode_responses", "encoding", "encoding_errors",
@@ -83,21 +93,49 @@ _OVERRULED: Final = frozenset(
 
 
 @dataclass(frozen=True, repr=False)
+class Topology:
+    """Several servers behind one address, and whom to ask which of them it is.
+
+    Attributes:
+        kind: Sentinel or cluster.
+        seeds: The sentinels, or some nodes of the cluster.
+        node: Gives one server of these by host and port; same credentials, same TLS.
+        service: The name under which sentinels know the master.
+    """
+
+    kind: Kind
+    seeds: tuple[Endpoint, ...]
+    node: Callable[[str, int], Endpoint]
+    service: str = ""
+
+
+@dataclass(frozen=True, repr=False)
 class Endpoint:
     """Where Redis is and how a new connection to it is made.
 
     Attributes:
         address: For messages: no credentials.
-        make: Makes a connection that is not open yet.
+        make: Makes a connection that is not open yet; of a topology, to the first
+            server that was named (which one is right tells ``engines.py``).
         notes: What had to be decided otherwise than asked for; said once.
+        topology: The servers behind it; ``None`` for one server.
+        likeness: Equal for endpoints with the same address and credentials; 0 if nobody
+            knows.
     """
 
     address: str
     make: Callable[[], RawConnection]
     notes: tuple[str, ...] = ()
+    topology: Topology | None = None
+    likeness: int = 0
 
     def __repr__(self) -> str:
         return f"Endpoint({self.address!r})"
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether keys lie on different servers: only keys of one slot go together."""
+        return self.topology is not None and self.topology.kind == "cluster"
 
     @classmethod
     def of(cls, redis: object) -> Endpoint:
@@ -114,25 +152,78 @@ class Endpoint:
 
 
 def _endpoint_of_url(url: str) -> Endpoint:
-    from redis.asyncio.connection import parse_url
-
+    if several := take_apart(url):
+        return _endpoint_of_several(several, mask_url(url))
     shown = mask_url(url)
     scheme = url.split("://", 1)[0]
     if scheme not in ("redis", "rediss", "unix"):
-        raise ConfigurationError(
-            "redis", shown, "the URL begins with redis://, rediss:// or unix://"
-        )
-    try:
-        options = dict(cast("Mapping[str, Any]", parse_url(url)))
-        path = urlsplit(url).path.strip("/")
-    except ValueError:
-        rule = "a URL like redis://user:password@host:6379/0"
-        raise ConfigurationError("redis", shown, rule) from None
+        raise ConfigurationError("redis", shown, _SCHEMES)
+    options = _parse(url, shown)
+    path = urlsplit(url).path.strip("/")
     if scheme != "unix" and path and not path.isdecimal():
         raise ConfigurationError("redis", shown, "the database is a number, as in /0")
     if scheme == "unix" and not options.get("path"):
         raise ConfigurationError("redis", shown, "unix:// needs the socket's path")
     return _endpoint_of_options(options, scheme, shown, strict=True)
+
+
+def _parse(url: str, shown: str) -> dict[str, Any]:
+    from redis.asyncio.connection import parse_url
+
+    try:
+        return dict(cast("Mapping[str, Any]", parse_url(url)))
+    except ValueError:
+        rule = "a URL like redis://user:password@host:6379/0"
+        raise ConfigurationError("redis", shown, rule) from None
+
+
+def _endpoint_of_several(url: SeveralHosts, shown: str) -> Endpoint:
+    """Understand options by redis-py's rules, as of a URL of one server."""
+    one = f"{url.base}://{url.login}host/{url.database}{url.query}"
+    options = _parse(one, shown)
+    asking = {name: options.pop(name, None) for name in _SENTINEL_CREDENTIALS}
+    if url.kind == "cluster":
+        if any(asking.values()):
+            raise ConfigurationError("redis", shown, "a cluster has no sentinels")
+        return _spread(url.kind, options, url.base, url.hosts, shown)
+    node = _node_maker(options, url.base, shown, strict=True)
+    login = {_SENTINEL_CREDENTIALS[name]: word for name, word in asking.items() if word}
+    rest = {
+        name: value
+        for name, value in options.items()
+        if name not in _CREDENTIALS | {"db"}
+    }
+    ask = _node_maker(rest | login, url.base, shown, strict=True)
+    first = node(*url.hosts[0])
+    seeds = tuple(ask(*host) for host in url.hosts)
+    topology = Topology(url.kind, seeds, node, url.service)
+    return Endpoint(url.address, first.make, first.notes, topology)
+
+
+def _spread(
+    kind: Kind,
+    options: Mapping[str, Any],
+    scheme: str,
+    hosts: tuple[tuple[str, int], ...],
+    shown: str,
+    *,
+    strict: bool = True,
+) -> Endpoint:
+    """Make the endpoint of a cluster from some of its nodes."""
+    node = _node_maker(options, scheme, shown, strict=strict)
+    seeds = tuple(node(*host) for host in hosts)
+    address = address_of(kind, scheme, hosts, "", 0)
+    return Endpoint(address, seeds[0].make, seeds[0].notes, Topology(kind, seeds, node))
+
+
+def _node_maker(
+    options: Mapping[str, Any], scheme: str, shown: str, *, strict: bool
+) -> Callable[[str, int], Endpoint]:
+    def node(host: str, port: int) -> Endpoint:
+        place = {**options, "host": host, "port": port}
+        return _endpoint_of_options(place, scheme, shown, strict=strict)
+
+    return node
 
 
 def _endpoint_of_options(
@@ -158,6 +249,9 @@ def _endpoint_of_options(
             raise ConfigurationError("redis", shown, _unknown_option(name, options))
         if name in _FILES and value and not Path(str(value)).exists():
             raise ConfigurationError("redis", shown, f"{name} names no file: {value}")
+    if strict and scheme == "rediss":  # the default of redis-py 5 trusts any host
+        verifies = str(kept.get("ssl_cert_reqs", "required")).lower() != "none"
+        kept.setdefault("ssl_check_hostname", verifies)
     fixed = _fixed_options(known, tcp=scheme != "unix")
     try:
         kind(**kept, **fixed)
@@ -168,6 +262,7 @@ def _endpoint_of_options(
         _address_of(kept, scheme),
         cast("Callable[[], RawConnection]", lambda: kind(**kept, **fixed)),
         notes if strict else (),
+        likeness=hash((scheme, repr(sorted(kept.items())))),
     )
 
 
@@ -188,13 +283,16 @@ def _address_of(options: Mapping[str, Any], scheme: str) -> str:
 
 
 def _endpoint_of_client(client: object) -> Endpoint:
+    nodes: Any = getattr(client, "nodes_manager", None)
+    if nodes is not None:
+        return _endpoint_of_cluster_client(nodes, type(client).__name__)
     pool: Any = getattr(client, "connection_pool", None)
     options: Mapping[str, Any] | None = getattr(pool, "connection_kwargs", None)
     if pool is None or options is None:
         raise ConfigurationError(
             "redis",
             type(client).__name__,
-            "a URL, or a client of redis-py for one server",
+            "a URL, or a client of redis-py",
         )
     kind: type = pool.connection_class
     scheme = {
@@ -206,10 +304,46 @@ def _endpoint_of_client(client: object) -> Endpoint:
         return _endpoint_of_options(
             options, scheme, type(client).__name__, strict=False
         )
+    if hasattr(pool, "sentinel_manager") and kind.__module__.startswith("redis."):
+        return _endpoint_of_sentinel_client(pool, kind)
     if not inspect.iscoroutinefunction(getattr(kind, "connect", None)):
         rule = "a client whose connections we can build, or one of redis.asyncio"
         raise ConfigurationError("redis", kind.__name__, rule)
     return _endpoint_of_foreign_pool(pool, kind)
+
+
+def _endpoint_of_sentinel_client(pool: Any, kind: type) -> Endpoint:
+    """Ask the same sentinels for the same master, over connections of our own."""
+    shown = f"Sentinel({pool.service_name!r})"
+    if not pool.is_master:
+        rule = "a client for the master, as of master_for(): replicas cannot be written"
+        raise ConfigurationError("redis", shown, rule)
+    scheme = "rediss" if "SSL" in kind.__name__ else "redis"
+    options = dict(pool.connection_kwargs)
+    seeds = tuple(_endpoint_of_client(s) for s in pool.sentinel_manager.sentinels)
+    node = _node_maker(options, scheme, shown, strict=False)
+    known = [
+        s.connection_pool.connection_kwargs for s in pool.sentinel_manager.sentinels
+    ]
+    hosts = tuple((str(k["host"]), int(k["port"])) for k in known)
+    if not hosts:
+        raise ConfigurationError("redis", shown, "it needs at least one sentinel")
+    address = address_of(
+        "sentinel", scheme, hosts, pool.service_name, options.get("db")
+    )
+    topology = Topology("sentinel", seeds, node, pool.service_name)
+    return Endpoint(address, node(*hosts[0]).make, topology=topology)
+
+
+def _endpoint_of_cluster_client(nodes: Any, shown: str) -> Endpoint:
+    """Begin with the nodes that the client began with, or has found since."""
+    options: Mapping[str, Any] = nodes.connection_kwargs
+    kind = getattr(options.get("connection_class"), "__name__", "")
+    scheme = "rediss" if options.get("ssl") or "SSL" in kind else "redis"
+    hosts = tuple((n.host, int(n.port)) for n in nodes.startup_nodes.values())
+    if not hosts:
+        raise ConfigurationError("redis", shown, "it needs at least one node")
+    return _spread("cluster", options, scheme, hosts, shown, strict=False)
 
 
 def _endpoint_of_foreign_pool(pool: Any, kind: type) -> Endpoint:

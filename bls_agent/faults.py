@@ -15,6 +15,7 @@ __all__ = [
     "is_error_reply",
     "port_was_closed",
     "quotes_arguments",
+    "redirects",
     "translate",
 ]
 
@@ -49,8 +50,16 @@ _FAULTS: Final = (
     ("MasterDownError", "", Fault("master_down", permanent=False, drop=True)),
     ("ClusterDownError", "", Fault("cluster_down", permanent=False, drop=True)),
     ("TryAgainError", "", Fault("try_again", permanent=False, drop=False)),
-    ("MovedError", "", Fault("moved", permanent=True, drop=False)),
-    ("AskError", "", Fault("moved", permanent=True, drop=False)),
+    ("MovedError", "", Fault("moved", permanent=False, drop=True)),
+    ("AskError", "", Fault("ask", permanent=False, drop=True)),
+    ("ClusterCrossSlotError", "", Fault("cross_slot", permanent=True, drop=False)),
+    # redis-py 5 has no classes for what clusters say: the text tells.
+    ("ResponseError", "MASTERDOWN", Fault("master_down", permanent=False, drop=True)),
+    ("ResponseError", "CLUSTERDOWN", Fault("cluster_down", permanent=False, drop=True)),
+    ("ResponseError", "TRYAGAIN", Fault("try_again", permanent=False, drop=False)),
+    ("ResponseError", "MOVED ", Fault("moved", permanent=False, drop=True)),
+    ("ResponseError", "ASK ", Fault("ask", permanent=False, drop=True)),
+    ("ResponseError", "CROSSSLOT", Fault("cross_slot", permanent=True, drop=False)),
     ("OutOfMemoryError", "", Fault("out_of_memory", permanent=False, drop=False)),
     ("NoScriptError", "", Fault("no_script", permanent=False, drop=False)),
     ("ResponseError", "WRONGTYPE", Fault("wrong_type", permanent=True, drop=False)),
@@ -61,8 +70,8 @@ _FAULTS: Final = (
     ("ResponseError", "NOAUTH", Fault("auth", permanent=True, drop=True)),
     ("ResponseError", "NOPERM", Fault("no_permission", permanent=True, drop=False)),
     ("ResponseError", "OOM", Fault("out_of_memory", permanent=False, drop=False)),
-    ("ResponseError", "CROSSSLOT", Fault("moved", permanent=True, drop=False)),
     ("ResponseError", "unknown", Fault("unknown_command", permanent=True, drop=False)),
+    ("ResponseError", "Protocol error", Fault("protocol", permanent=True, drop=True)),
     ("ResponseError", "wrong number", Fault("unsupported", permanent=True, drop=False)),
     ("ResponseError", "syntax", Fault("unsupported", permanent=True, drop=False)),
     ("ResponseError", "", Fault("refused", permanent=True, drop=False)),
@@ -73,11 +82,21 @@ _FAULTS: Final = (
 )
 
 
+# What OpenSSL says where trying again does not help; redis-py hides it in its own error.
+_TLS: Final = (
+    "certificate_verify_failed",
+    "wrong_version_number",  # no TLS there
+    "record layer failure",  # the same, in newer versions
+    "_alert_",  # the other side refuses: our certificate, our version, our ciphers
+    "unsupported_protocol",
+)
+
+
 def classify(error: BaseException) -> Fault:
     """Find the class of a foreign error by the table of this module."""
     names = {base.__name__ for base in type(error).__mro__}
     text = str(error).removeprefix("ERR ").lower()
-    if "certificate_verify_failed" in text:
+    if any(word in text for word in _TLS):
         return Fault("tls", permanent=True, drop=True)
     for name, start, fault in _FAULTS:
         if name in names and text.startswith(start.lower()):
@@ -129,6 +148,11 @@ def port_was_closed(error: BaseException | None) -> bool:
 def is_error_reply(error: Exception) -> bool:
     """Tell an error that the server sent from a failure of the connection."""
     return classify(error).kind not in ("connection", "timeout", "tls", "not_redis")
+
+
+def redirects(reply: Reply) -> bool:
+    """Tell a reply that names another node; what it answers was not executed."""
+    return isinstance(reply, RedisUnavailableError) and reply.kind in ("moved", "ask")
 
 
 def ends_connection(reply: Reply) -> bool:

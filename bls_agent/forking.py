@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
-__all__ = ["Heir", "count_forks", "hang_up", "keep", "register", "sever"]
+__all__ = ["Heir", "count_forks", "cut_off", "hang_up", "keep", "register", "sever"]
 
 logger = logging.getLogger(__name__)
 
@@ -125,3 +125,17 @@ def hang_up(descriptor: int) -> None:
         return
     with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
         copy.shutdown(socket.SHUT_RDWR)
+
+
+def cut_off(shown: object) -> None:
+    """End a connection whose transport lives in a loop that was closed.
+
+    The socket is taken away from the transport, which then has no number to close.
+
+    Args:
+        shown: What the transport shows as its socket.
+    """
+    real: object = getattr(shown, "_sock", None)  # asyncio's; uvloop has closed its own
+    if isinstance(real, socket.socket) and real.fileno() >= 0:
+        hang_up(real.fileno())
+        socket.close(real.detach())

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Final
 
 import anyio
 
 from bls_agent.backoff import Backoff
+from bls_agent.complaints import Complaints
 from bls_agent.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.faults import port_was_closed
 
 __all__ = ["Gate"]
 
 logger = logging.getLogger(__name__)
-
-REMIND_EVERY: Final = 60.0  # seconds between two warnings that Redis is still away
 
 
 class Gate:
@@ -25,13 +24,17 @@ class Gate:
     All wires of an agent share one gate: while Redis is away there is one try per
     backoff delay, not one per wire, and when it is back the first success opens the
     way for all. Says in the host's log that Redis is away: at once, then once a minute.
+    A password is tried at most once a minute.
 
     Attributes:
         failures: Tries that failed.
         last_error: What the last failure said.
         on_connected: Called after each success.
-        server_life: Grows when a port was found closed: what listens there afterwards
-            is another process, and connection ids of the former one mean nothing.
+        connect_time: Seconds that the last success took: some round trips.
+        complaints: What the host's log is told about Redis.
+        lives: By address; grows when a port was found closed: what listens there
+            afterwards is another process, and connection ids of the former one mean
+            nothing.
     """
 
     def __init__(self, backoff: Backoff) -> None:
@@ -40,9 +43,11 @@ class Gate:
         self._lock = anyio.Lock()
         self._retry_at = 0.0
         self._away_since: float | None = None
-        self._said_at = 0.0
+        self._told = False
+        self.complaints = Complaints()
+        self.connect_time = 0.0
         self.failures = 0
-        self.server_life = 0
+        self.lives: Counter[str] = Counter()
         self.last_error = "nothing went wrong so far"
         self.on_connected: Callable[[], None] = _nothing
 
@@ -56,26 +61,27 @@ class Gate:
             if (delay := self._retry_at - anyio.current_time()) > 0:
                 await anyio.sleep(delay)
             try:
+                began = anyio.current_time()
                 await connect()
             except RedisUnavailableError as error:
                 self._failed(error)
                 raise
+            self.connect_time = anyio.current_time() - began
             self._succeeded()
 
     def _failed(self, error: RedisUnavailableError) -> None:
         now = anyio.current_time()
         permanent = isinstance(error, RedisRefusedError)
-        self._retry_at = now + self._backoff.failed(permanent=permanent)
+        self._retry_at = now + self._backoff.failed(
+            permanent=permanent, longest=error.kind == "auth"
+        )
         self.failures += 1
         self.last_error = str(error)
         if port_was_closed(error):
-            self.server_life += 1
+            self.lives[error.address] += 1
         if self._away_since is None:
             self._away_since = now
-        elif now - self._said_at < REMIND_EVERY:
-            return
-        self._said_at = now
-        logger.warning("%s; trying again until it is back", error)
+        self._told |= self.complaints.say("Redis cannot be reached", error)
 
     def _succeeded(self) -> None:
         self._retry_at = 0.0
@@ -83,8 +89,10 @@ class Gate:
         self.on_connected()
         if self._away_since is not None:
             away = anyio.current_time() - self._away_since
-            logger.info("Redis is back after %.1f s", away)
+            if self._told:
+                logger.info("Redis is back after %.1f s", away)
             self._away_since = None
+            self._told = False
 
 
 def _nothing() -> None:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from binascii import crc_hqx
 from collections.abc import Callable
 from typing import Final
 
 from bls_agent.errors import ConfigurationError
 
-__all__ = ["check_name", "escape_glob", "hash_tag", "place_beside", "shares_slot"]
+__all__ = [
+    "check_name",
+    "escape_glob",
+    "hash_tag",
+    "place_beside",
+    "shares_slot",
+    "slot_of",
+]
 
 MAX_NAME_BYTES: Final = 512
+SLOTS: Final = 16_384  # of a cluster
 
 
 def check_name(field: str, value: str) -> str:
@@ -103,3 +112,8 @@ def place_beside(key: str) -> str:
 def shares_slot(key: str) -> bool:
     """Tell whether keys beside this one lie in its slot: not behind a stray ``}``."""
     return hash_tag(place_beside(key)) == hash_tag(key)
+
+
+def slot_of(key: str) -> int:
+    """Give the slot of a cluster in which a key lies: CRC16 (XMODEM) of its hash tag."""
+    return crc_hqx(hash_tag(key).encode("utf-8", "surrogateescape"), 0) % SLOTS

@@ -15,6 +15,7 @@ from bls_agent.project.health import HealthChecks
 from bls_agent.project.logs import LogStream
 from bls_agent.project.messages import OutcomeKind
 from bls_agent.project.router import Router
+from bls_agent.project.stalls import StallCounts
 from bls_agent.project.status import StatusBoard, StatusCounts
 from bls_agent.project.threads import HandlerThreads
 
@@ -38,6 +39,7 @@ class Parts:
         numbers: The next log record's number.
         outcomes: How commands ended.
         status_counts: How often the status was written.
+        stall_counts: How often and how long the event loop stood still.
     """
 
     project: str
@@ -51,6 +53,7 @@ class Parts:
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     outcomes: Counter[OutcomeKind] = field(default_factory=Counter[OutcomeKind])
     status_counts: StatusCounts = field(default_factory=StatusCounts)
+    stall_counts: StallCounts = field(default_factory=StallCounts)
     forked: bool = False
 
     def __post_init__(self) -> None:
@@ -70,6 +73,7 @@ class Parts:
         self.numbers = itertools.count(1)
         self.outcomes = Counter()
         self.status_counts = StatusCounts()
+        self.stall_counts = StallCounts()
         self.board.forget_sources()
         self.stream.forget_parent()
 

@@ -18,24 +18,28 @@ import anyio.lowlevel
 from anyio.abc import TaskStatus
 
 from bls_agent.backoff import Backoff
-from bls_agent.connection import Connections
 from bls_agent.endpoint import Endpoint
 from bls_agent.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.forking import keep, register
-from bls_agent.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
+from bls_agent.keys import CONTROL, PROJECT_CONSOLE
 from bls_agent.parts import Parts
+from bls_agent.patrol import Patrol
 from bls_agent.project.auto import AutoReceiver
 from bls_agent.project.blocking import BlockingReceiver
+from bls_agent.project.broadcast import Inbox
 from bls_agent.project.compat import CompatReceiver
 from bls_agent.project.dispatcher import Dispatcher
 from bls_agent.project.health_monitor import HealthMonitor
 from bls_agent.project.logs import LogSink
 from bls_agent.project.messages import Level, Status
-from bls_agent.project.receiver import Receiver
+from bls_agent.project.receiver import Message, Receiver
+from bls_agent.project.reliable import ReliableReceiver
 from bls_agent.project.runner import CommandRunner
 from bls_agent.project.status import StatusReporter
 from bls_agent.redaction import redact_traceback
 from bls_agent.settings import Settings
+from bls_agent.starting import start_soon
+from bls_agent.voices import connect, make_inbox, make_watch, make_writer
 
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see supervisor.py
@@ -76,22 +80,18 @@ class Session:
         register(self)
         self.opened = anyio.Event()
         self.closed = anyio.Event()
-        self.connections = Connections(
-            endpoint,
-            f"bls-agent:{parts.instance}",
-            timeout=settings.redis_timeout,
-            reconnect_max=settings.reconnect_max,
-        )
+        self.connections = connect(endpoint, parts, settings)
         self.sink = self._make_sink()
+        writer = make_writer(self.connections, parts, settings, self._say)
         self.status = StatusReporter(
-            self.connections,
+            writer,
             parts.board,
-            key=PROJECT_STATUS.build(project=parts.project),
             interval=settings.status_interval,
-            ttl=settings.status_ttl,
             backoff=self._backoff(),
+            complaints=self.connections.complaints,
             counts=parts.status_counts,
         )
+        self.watch = make_watch(endpoint, parts, settings, writer, self.status.changed)
         self.health = HealthMonitor(
             parts.checks,
             parts.board,
@@ -102,16 +102,23 @@ class Session:
         # What a server forgot while it was away comes back with the first connection.
         self.connections.gate.on_connected = self.status.changed
         self.receiver = self._make_receiver()
+        runner = self._make_runner()
         self.dispatcher = Dispatcher(
             self.receiver,
-            self._make_runner(),
+            runner,
             parts.stream,
             parts.threads,
             concurrency=settings.concurrency,
             prefetch=settings.prefetch,
             backoff=self._backoff(),
+            complaints=self.connections.complaints,
             outcomes=parts.outcomes,
         )
+        self.inbox: Inbox | None = None
+        if settings.replicas:
+            self.inbox = make_inbox(
+                self.connections, parts, self.dispatcher, runner, self._say
+            )
 
     def _backoff(self) -> Backoff:
         return Backoff(base=0.25, cap=self._settings.reconnect_max)
@@ -146,6 +153,21 @@ class Session:
                 return compat
             case "auto":
                 return AutoReceiver(self.connections, blocking, compat, self._say)
+            case "reliable":
+                return ReliableReceiver(
+                    self.connections,
+                    key,
+                    self._say,
+                    instance=self._parts.instance,
+                    lease_ttl=self._settings.lease_ttl,
+                    window=self._settings.dedup_window,
+                    on_redelivery=self._settings.on_redelivery,
+                    size_limit=self._settings.command_size_limit,
+                    report=self._report_unstarted,
+                )
+
+    def _report_unstarted(self, message: Message) -> None:
+        self.dispatcher.report_unstarted(message)
 
     def _say(self, text: str, metadata: dict[str, object]) -> None:
         """Tell the operator and the host what works less well than it could."""
@@ -194,13 +216,19 @@ class Session:
         it: :attr:`closed` is set before.
         """
         window = self._settings.error_window
+        if self.watch is not None:
+            self.watch.begin()
         self._parts.stream.on_error = self.status.open_error_window(window)
         try:
             async with anyio.create_task_group() as loops:
-                loops.start_soon(self._keep_running, self._ship)
-                loops.start_soon(self._keep_running, self.status.run)
-                loops.start_soon(self._keep_running, self.health.run)
-                loops.start_soon(self.dispatcher.run)
+                start_soon(loops, self._keep_running, self._ship)
+                start_soon(loops, self._keep_running, self.status.run)
+                start_soon(loops, self._keep_running, self.health.run)
+                start_soon(loops, self._keep_running, Patrol(self.connections).run)
+                start_soon(loops, self._keep_running, self.receiver.run)
+                if self.inbox is not None:
+                    start_soon(loops, self._keep_running, self.inbox.run)
+                start_soon(loops, self.dispatcher.run)
                 self.opened.set()
                 try:
                     await self.stop_requested.wait()
@@ -232,6 +260,8 @@ class Session:
         self.is_over()
 
     def _let_go_of_host(self) -> None:
+        if self.watch is not None:
+            self.watch.drop()
         self._parts.stream.on_error = None
         self._parts.board.forget_sources()
         self.health.close()
@@ -325,6 +355,9 @@ class Session:
 
     async def _write_last_word(self) -> None:
         """Write 离线 or 故障 without a TTL; one more try over a new connection."""
+        if self.watch is not None:
+            with anyio.move_on_after(AWAY_GRACE):
+                await self.watch.end()
         with anyio.move_on_after(AWAY_GRACE if self._away() else None):
             for _ in range(2):
                 try:

@@ -18,6 +18,7 @@ from bls_agent.redaction.names import squeeze
 
 __all__ = [
     "Mode",
+    "OnRedelivery",
     "Options",
     "Rule",
     "Settings",
@@ -26,7 +27,8 @@ __all__ = [
     "rules",
 ]
 
-Mode: TypeAlias = Literal["auto", "blocking", "compat"]
+Mode: TypeAlias = Literal["auto", "blocking", "compat", "reliable"]
+OnRedelivery: TypeAlias = Literal["run", "skip"]
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -139,7 +141,8 @@ def _setting(default: Any, meaning: str, kind: type = float, **limits: Any) -> A
 _HUGE: Final = 10**300
 _WHERE: Final = "where Redis is"
 _SECONDS: Final[dict[str, Any]] = {"unit": "seconds", "maximum": 86_400.0}
-_MODES: Final = ("auto", "blocking", "compat")
+_MODES: Final = ("auto", "blocking", "compat", "reliable")
+_REDELIVERIES: Final = ("run", "skip")
 _LEVELS: Final = ("debug", "info", "warn", "error")
 
 
@@ -154,6 +157,8 @@ class Options(TypedDict, total=False):
     command_size_limit: int
     status_interval: float
     status_ttl: int
+    stall_after: float | None
+    replicas: bool
     log_level: str
     log_list_limit: int
     log_buffer: int
@@ -165,6 +170,9 @@ class Options(TypedDict, total=False):
     record_ids: bool
     builtins: bool
     redact_keys: Sequence[str]
+    on_redelivery: OnRedelivery
+    dedup_window: float
+    lease_ttl: float
 
 
 # fmt: off
@@ -186,6 +194,8 @@ class Settings:
     command_size_limit: int = _setting(MIB, "longest command that is read", int, unit="bytes", minimum=256, maximum=512 * MIB)
     status_interval: float = _setting(10.0, "time between two refreshes of the status", minimum=0.05, **_SECONDS)
     status_ttl: int = _setting(60, "time after which a silent status vanishes", int, unit="seconds", minimum=1, maximum=86_400)
+    stall_after: float | None = _setting(5.0, "time after which an event loop that stands still is a fault; none for never", minimum=0.1, optional=True, **_SECONDS)
+    replicas: bool = _setting(False, "whether several processes share this project's name", bool)  # noqa: FBT003 - the default
     log_level: str = _setting("debug", "lowest level that is shipped", str, choices=_LEVELS)
     log_list_limit: int = _setting(10_000, "records kept in the console list", int, unit="records", minimum=1, maximum=10_000_000)
     log_buffer: int = _setting(10_000, "records that wait in this process", int, unit="records", minimum=1, maximum=10_000_000)
@@ -197,6 +207,9 @@ class Settings:
     record_ids: bool = _setting(True, "put metadata.agent on every record", bool)  # noqa: FBT003 - the default
     builtins: bool = _setting(True, "answer ping, help, stats and set_log_level", bool)  # noqa: FBT003 - the default
     redact_keys: Sequence[str] = _setting((), "more names of keys whose values never leave the process; one with - in front is exempt", tuple)
+    on_redelivery: OnRedelivery = _setting("run", "what becomes of a command that was handed out before", str, choices=_REDELIVERIES)
+    dedup_window: float = _setting(600.0, "time in which a command with the same id is not run again; 0 for never", minimum=0.0, **_SECONDS)
+    lease_ttl: float = _setting(15.0, "time after which a silent process loses what it had taken", minimum=0.5, maximum=3_600.0, unit="seconds")
 # fmt: on
 
     def __post_init__(self) -> None:

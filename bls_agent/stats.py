@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from bls_agent.parts import Parts
 from bls_agent.project.messages import Status
+from bls_agent.project.reliable import ReliableReceiver
 from bls_agent.session import Session
 
 __all__ = ["AgentStats", "collect_stats"]
@@ -24,13 +25,17 @@ class AgentStats:
         open: Whether the agent is open.
         status: The status that is shown, or will be.
         status_source: Which source says so: ``host``, ``health check <name>``,
-            ``error window``; the first of several.
+            ``error window``, ``event loop``; the first of several.
         status_sources: Source → what it says.
-        mode: How commands come now: ``blocking``, ``compat``, or ``closed``.
+        mode: How commands come now: ``blocking``, ``compat``, ``reliable``,
+            or ``closed``.
         connections: Wire → whether it is connected.
         reconnect_failures: Tries to reach Redis that failed.
         commands_running: Handlers that run now.
         commands_stuck: Handlers that go on after their time was over.
+        commands_held: Taken and not acknowledged (mode ``reliable``).
+        commands_reclaimed: Taken back from dead processes (mode ``reliable``).
+        lease_losses: Times when others may have taken over what was held.
         outcomes: How many commands ended in which way.
         logs_accepted: Records ever put.
         logs_delivered: Records written.
@@ -43,6 +48,8 @@ class AgentStats:
         status_writes: Times the status was written.
         status_failures: Times it could not be written.
         status_refused: Values given to ``set_status`` that were no status.
+        loop_stalls: Times the event loop stood still longer than ``stall_after``.
+        loop_stalled_seconds: How long it did, the longest of those that are over.
         faults: Failures of the agent itself; each is in the host's log.
     """
 
@@ -57,6 +64,9 @@ class AgentStats:
     reconnect_failures: int
     commands_running: int
     commands_stuck: int
+    commands_held: int
+    commands_reclaimed: int
+    lease_losses: int
     outcomes: dict[str, int]
     logs_accepted: int
     logs_delivered: int
@@ -69,6 +79,8 @@ class AgentStats:
     status_writes: int
     status_failures: int
     status_refused: int
+    loop_stalls: int
+    loop_stalled_seconds: float
     faults: int
 
 
@@ -79,6 +91,8 @@ def collect_stats(parts: Parts, session: Session | None) -> AgentStats:
     delivery = parts.stream.delivery
     logs = delivery.buffer.stats()
     wires = session.connections.all if session else ()
+    receiver = session.receiver if session else None
+    reliable = receiver if isinstance(receiver, ReliableReceiver) else None
     now = time.monotonic()
     source, status = parts.board.speaker(now)
     sources = parts.board.list_sources(now)
@@ -94,6 +108,9 @@ def collect_stats(parts: Parts, session: Session | None) -> AgentStats:
         reconnect_failures=session.connections.gate.failures if session else 0,
         commands_running=session.dispatcher.running if session else 0,
         commands_stuck=session.dispatcher.stuck if session else parts.threads.stuck,
+        commands_held=len(reliable.holdings) if reliable else 0,
+        commands_reclaimed=reliable.reclaimer.reclaimed if reliable else 0,
+        lease_losses=reliable.epochs.losses if reliable else 0,
         outcomes={kind.value: count for kind, count in dict(parts.outcomes).items()},
         logs_accepted=logs.accepted,
         logs_delivered=logs.delivered,
@@ -106,5 +123,7 @@ def collect_stats(parts: Parts, session: Session | None) -> AgentStats:
         status_writes=parts.status_counts.writes,
         status_failures=parts.status_counts.failures,
         status_refused=parts.board.refused,
+        loop_stalls=parts.stall_counts.stalls,
+        loop_stalled_seconds=parts.stall_counts.longest,
         faults=session.faults if session else 0,
     )

@@ -130,6 +130,7 @@ class SyncConsole:
         args: Mapping[str, Any] | None = None,
         *,
         id: str | None = None,  # noqa: A002 - the contract's name
+        broadcast: bool = False,
     ) -> Command:
         """Put a command into a project's control list (contract 002, section 3.1).
 
@@ -138,6 +139,7 @@ class SyncConsole:
             command: The command's name.
             args: Its arguments.
             id: Its id; made up if absent.
+            broadcast: Every replica is to run it (agents with ``replicas=True``).
 
         Returns:
             The command as it was sent.
@@ -147,7 +149,9 @@ class SyncConsole:
             RedisUnavailableError: Not sent; or perhaps, if ``error.ambiguous``.
             WrongTypeError: The project's control key is no list.
         """
-        return self._call(Console.send, project, command, args, id=id)
+        return self._call(
+            Console.send, project, command, args, id=id, broadcast=broadcast
+        )
 
     def call(
         self,
@@ -156,8 +160,11 @@ class SyncConsole:
         args: Mapping[str, Any] | None = None,
         *,
         timeout: float = 10.0,
+        broadcast: bool = False,
     ) -> Outcome:
         """Send a command and wait for the record that says how it ended.
+
+        Of a broadcast, the first one.
 
         Raises:
             NoOutcomeError: No such record within ``timeout`` seconds; the command may
@@ -165,7 +172,44 @@ class SyncConsole:
             RedisUnavailableError: As :meth:`send`; once it is sent, an outage is
                 waited out.
         """
-        return self._call(Console.call, project, command, args, timeout=timeout)
+        return self._call(
+            Console.call,
+            project,
+            command,
+            args,
+            timeout=timeout,
+            broadcast=broadcast,
+        )
+
+    def call_all(
+        self,
+        project: str,
+        command: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        timeout: float = 10.0,
+    ) -> dict[str, Outcome]:
+        """Send a broadcast and wait until every living instance has said how it ended.
+
+        Returns:
+            Instance → its outcome. Who is missing has not answered in time.
+
+        Raises:
+            NoOutcomeError, RedisUnavailableError: As :meth:`call`.
+        """
+        return self._call(Console.call_all, project, command, args, timeout=timeout)
+
+    def instances(self, project: str) -> dict[str, Status]:
+        """Read which replicas of a project live, and what each says of itself.
+
+        Returns:
+            Instance → its status; empty without agents with ``replicas=True``.
+
+        Raises:
+            WrongTypeError: The key of the roster is no hash.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        return self._call(Console.instances, project)
 
     def status(self, project: str) -> Status | None:
         """Read a project's status.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -10,13 +13,29 @@ from typing import Any, cast
 
 import anyio
 import orjson
+import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from bls_agent import ProjectAgent
-from bls_agent.devserver import DevServer
+from bls_agent.devserver import DevServer, find_server_binary
 
 PASSWORD = "geheim-密码-geheim"
+
+
+def server_version() -> tuple[int, ...]:
+    """Version of the server that the tests start; Valkey's are above Redis's 7.2."""
+    said = subprocess.run(
+        [find_server_binary(os.environ), "--version"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    found = re.search(r"v=([\d.]+)", said)
+    return tuple(int(part) for part in found[1].split(".")) if found else ()
+
+
+needs_selectors = pytest.mark.skipif(
+    server_version() < (7,), reason="ACLs with selectors, and %W~, came with Redis 7"
+)
 
 
 async def eventually(

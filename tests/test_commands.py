@@ -594,32 +594,43 @@ async def test_a_handler_that_ignores_its_cancellation(
         assert agent.stats().outcomes == {"timed_out": 1, "succeeded": 1}
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["idle", "and before it began"])
 async def test_a_worker_that_dies_while_no_slot_is_free_is_replaced(
-    project: str, redis_url: str, console: Console
+    project: str, redis_url: str, console: Console, again: bool
 ) -> None:
-    """A plain handler is late and keeps the slot; the idle worker is cancelled."""
-    agent = ProjectAgent(project, redis=redis_url)
-    workers: list[asyncio.Task[Any]] = []
+    """A late plain handler keeps the slot while somebody cancels every worker.
+
+    No worker can be called before its thread is free. The one that is called then may
+    be cancelled, too, before its first step, in which it cannot catch that.
+    """
+    agent = ProjectAgent(project, redis=redis_url, command_timeout=0.2)
     released = threading.Event()
 
-    @agent.middleware
-    async def note(context: CommandContext, call_next: CallNext) -> Any:
-        task = asyncio.current_task()
-        assert task is not None
-        workers.append(task)
-        return await call_next(context)
-
-    @agent.command(timeout=0.05)
+    @agent.command
     def late() -> None:
         released.wait(10.0)
+
+    def cancel_workers() -> int:
+        found = [t for t in asyncio.all_tasks() if "Dispatcher._work" in t.get_name()]
+        return sum(task.cancel() for task in found)
 
     async with agent:
         try:
             outcome = await console.call(project, "late", timeout=5.0)
             assert outcome.kind is OutcomeKind.TIMED_OUT
+            assert cancel_workers() == 1
             await anyio.wait_all_tasks_blocked()
-            workers[-1].cancel()
-            await anyio.wait_all_tasks_blocked()
+            assert cancel_workers() == 0
+            threads = agent._parts.threads
+            call_worker = threads.on_freed
+
+            def call_and_cancel() -> None:
+                threads.on_freed = call_worker
+                call_worker()
+                assert cancel_workers() == 1
+
+            if again:
+                threads.on_freed = call_and_cancel
         finally:
             released.set()
         assert (await console.call(project, "ping")).succeeded

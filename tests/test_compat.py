@@ -7,7 +7,10 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import Console, ProjectAgent
+from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
+from bls_agent.endpoint import Endpoint
+from bls_agent.project.compat import CompatReceiver
 from bls_agent.settings import Mode
 from tests.harness import (
     History,
@@ -244,3 +247,40 @@ async def test_same_bytes_in_every_mode(
     del record["timestamp"]
     assert record.pop("metadata").pop("durationMs") > 0
     assert record == {"level": "info", "message": "command 'mark' succeeded"}
+
+
+async def test_a_cut_that_is_cancelled_half_way_is_in_doubt(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """The server has cut already when we are cancelled: nobody else is accused of it."""
+    endpoint = Endpoint.of(redis_url)
+    connections = Connections(endpoint, "n", timeout=5.0, reconnect_max=2.0)
+    said: list[str] = []
+    receiver = CompatReceiver(
+        connections, f"{project}_控制", lambda text, _: said.append(text)
+    )
+    cut = receiver._cut
+    was_cut = anyio.Event()
+
+    async def cut_and_hang(payload: bytes) -> bool:
+        await cut(payload)
+        was_cut.set()
+        await anyio.sleep_forever()
+        return True
+
+    history = History()
+    await history.push(redis, project)
+    await history.push(redis, project)
+    try:
+        (message,) = await receiver.receive(1)
+        receiver._cut = cut_and_hang
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(receiver.settle, message)
+            await was_cut.wait()
+            tasks.cancel_scope.cancel()
+        receiver._cut = cut
+        await receiver.finish()
+        assert said == []
+        assert await history.waiting(redis, project) == [1]
+    finally:
+        await connections.aclose()

@@ -9,10 +9,12 @@ from itertools import chain
 
 import anyio
 import anyio.lowlevel
+import pytest
 
 from bls_agent.backoff import Backoff
 from bls_agent.buffer import BoundedBuffer
-from bls_agent.delivery import BATCH_ITEMS, Delivery
+from bls_agent.delivery import BATCH_ITEMS, FAULTS, Delivery
+from tests.harness import eventually
 
 
 @dataclass(frozen=True)
@@ -137,3 +139,59 @@ async def test_a_flush_waits_for_what_was_made_ahead() -> None:
         released.set()
         assert await delivery.flush(5.0)
         assert notebook.numbers() == list(range(3 * BATCH_ITEMS))
+
+
+@dataclass
+class Faulty(Notebook):
+    """A sink with a fault of ours: it cannot cope with some of the numbers."""
+
+    fails_at: str = "prepare"
+    hard: frozenset[int] = frozenset({1, 1_200})
+
+    def prepare(self, items: Sequence[Item]) -> Sequence[Item]:
+        if self.fails_at == "prepare":
+            self._check(items)
+        return super().prepare(items)
+
+    async def write(self, batch: Sequence[Item], meanwhile: Callable[[], None]) -> None:
+        if self.fails_at == "write":
+            self._check(batch)
+        await super().write(batch, meanwhile)
+
+    def _check(self, items: Sequence[Item]) -> None:
+        if not self.hard.isdisjoint(item.number for item in items):
+            raise LookupError
+
+
+@pytest.mark.parametrize("fails_at", ["prepare", "write"])
+async def test_a_fault_of_ours_costs_its_own_batch_only(fails_at: str) -> None:
+    """What cannot be written is tried again, then counted as dropped; the rest arrives."""
+    buffer: BoundedBuffer[Item] = BoundedBuffer(100_000, 100_000_000, 1)
+    delivery, sink = Delivery(buffer), Faulty(fails_at=fails_at)
+    for number in range(2_400):
+        delivery.put(Item(number))
+    faults = 0
+
+    async def keep_running() -> None:
+        nonlocal faults
+        while True:
+            try:
+                await delivery.run(sink, Backoff())
+            except LookupError:
+                faults += 1
+                stats = buffer.stats()
+                settled = stats.delivered + sum(stats.dropped.values())
+                assert settled + len(buffer) == stats.accepted
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(keep_running)
+        await eventually(lambda: buffer.settled_to(2_400))
+        delivery.put(Item(9_999))
+        await eventually(lambda: buffer.settled_to(2_401))
+        tasks.cancel_scope.cancel()
+    assert faults == 2 * FAULTS
+    stats = buffer.stats()
+    assert stats.dropped == {"fault": 2 * BATCH_ITEMS}
+    assert stats.queued == 0
+    expected = [n for n in range(2_400) if n // BATCH_ITEMS not in (0, 2)]
+    assert sink.numbers() == [*expected, 9_999]

@@ -85,7 +85,9 @@ pieces = st.text(st.sampled_from("ab1:/@?#[]%\\ &.订\t\n"), max_size=6)
 
 @settings(deadline=None)
 @given(
-    st.sampled_from(["redis://", "rediss://", "unix://", "redis:/"]),
+    st.sampled_from(
+        ["redis://", "rediss://", "unix://", "redis:/", "redis+cluster://"]
+    ),
     pieces,
     pieces,
     pieces,
@@ -305,10 +307,6 @@ FOREIGN: dict[str, tuple[Callable[[], object], str]] = {
         ),
         "OwnConnection",
     ),
-    "Sentinel": (
-        lambda: sentinel.master_for("orders", socket_timeout=1),
-        "SentinelManagedConnection",
-    ),
 }
 
 
@@ -326,6 +324,123 @@ def test_a_client_that_cannot_be_rebuilt_is_used_as_it_is(
     assert connection.health_check_interval == 0
 
 
+# --- several servers
+
+SEVERAL: dict[str, tuple[object, str, list[str]]] = {
+    "sentinels": (
+        f"redis+sentinel://u:{SECRET}@a:1,[::1]:2,c/订单/3",
+        "redis+sentinel://a:1,[::1]:2,c:26379/订单/3",
+        ["redis://a:1/0", "redis://[::1]:2/0", "redis://c:26379/0"],
+    ),
+    "one sentinel, quoted name, TLS": (
+        f"rediss+sentinel://:{SECRET}@a/main%2F1",
+        "rediss+sentinel://a:26379/main/1/0",
+        ["rediss://a:26379/0"],
+    ),
+    "cluster": (
+        f"redis+cluster://:{SECRET}@a,b:7001",
+        "redis+cluster://a:6379,b:7001",
+        ["redis://a:6379/0", "redis://b:7001/0"],
+    ),
+    "cluster, TLS, database 0": (
+        f"rediss+cluster://u:{SECRET}@a:1/0?ssl_cert_reqs=none&ssl_check_hostname=no",
+        "rediss+cluster://a:1",
+        ["rediss://a:1/0"],
+    ),
+    "client of a Sentinel": (
+        sentinel.master_for("orders", db=3, password=SECRET, socket_timeout=1),
+        "redis+sentinel://127.0.0.1:1/orders/3",
+        ["redis://127.0.0.1:1/0"],
+    ),
+    "client of a cluster": (
+        RedisCluster("127.0.0.1", 1, password=SECRET, decode_responses=True),
+        "redis+cluster://127.0.0.1:1",
+        ["redis://127.0.0.1:1/0"],
+    ),
+    "client of a cluster, TLS": (
+        RedisCluster("127.0.0.1", 1, password=SECRET, ssl=True),
+        "rediss+cluster://127.0.0.1:1",
+        ["rediss://127.0.0.1:1/0"],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("target", "address", "seeds"), SEVERAL.values(), ids=list(SEVERAL)
+)
+def test_several_servers_are_one_endpoint(
+    target: object, address: str, seeds: list[str]
+) -> None:
+    """Whom to ask, and connections of ours to whoever is named, with the same login."""
+    endpoint = Endpoint.of(target)
+    assert endpoint.address == address
+    assert endpoint.notes == ()
+    topology = endpoint.topology
+    assert topology is not None
+    assert [seed.address for seed in topology.seeds] == seeds
+    assert endpoint.is_cluster is (topology.kind == "cluster")
+    connection = cast("Any", topology.node("10.0.0.1", 7).make())
+    check_decisions(connection)
+    assert (connection.host, connection.port) == ("10.0.0.1", 7)
+    assert connection.password == SECRET
+    assert SECRET not in repr(topology) + repr(endpoint)
+
+
+@pytest.mark.parametrize(
+    ("target", "login"),
+    [
+        (f"redis+sentinel://u:{SECRET}@a/m", (None, None)),
+        (
+            f"redis+sentinel://a/m?sentinel_username=s&sentinel_password={SECRET}",
+            ("s", SECRET),
+        ),
+        (f"redis+cluster://u:{SECRET}@a", ("u", SECRET)),
+    ],
+    ids=["not those of the server", "their own", "nodes"],
+)
+def test_sentinels_have_credentials_of_their_own(
+    target: str, login: tuple[str | None, str | None]
+) -> None:
+    """User and password of the URL go to Redis, not to the sentinels."""
+    topology = Endpoint.of(target).topology
+    assert topology is not None
+    seed = cast("Any", topology.seeds[0].make())
+    assert (seed.username, seed.password) == login
+
+
+REFUSED_SEVERAL = {
+    "no hosts": ("redis+sentinel:///m", "at least one host"),
+    "no hosts, cluster": (f"redis+cluster://u:{SECRET}@", "at least one host"),
+    "an empty host": ("redis+cluster://a,,b", "hosts are written host:port"),
+    "a word for a port": ("redis+cluster://a:b", "hosts are written host:port"),
+    "a large port": ("redis+cluster://a:65536", "a port is between"),
+    "no service": ("redis+sentinel://a:1", "needs the master's name"),
+    "no service, slash": ("redis+sentinel://a:1/", "needs the master's name"),
+    "a word for a database": ("redis+sentinel://a/m/x", "the database is a number"),
+    "a database of a cluster": ("redis+cluster://a/1", "no database but 0"),
+    "sentinels of a cluster": (
+        f"redis+cluster://a?sentinel_password={SECRET}",
+        "a cluster has no sentinels",
+    ),
+    "a slash in the password": (f"redis+cluster://u:1/{SECRET}@a", "are written %2F"),
+    "a bracket in the password": (f"redis+cluster://u:[{SECRET}@a", "are written %2F"),
+    "a question mark in it": (f"redis+cluster://u:1?{SECRET}=x@a", "a ? in a password"),
+    "an unknown option": ("redis+sentinel://a/m?colour=red", "'colour' is not"),
+    "another engine": ("redis+proxy://a", "begins with redis://"),
+}
+
+
+@pytest.mark.parametrize(
+    ("url", "rule"), REFUSED_SEVERAL.values(), ids=list(REFUSED_SEVERAL)
+)
+def test_a_url_of_several_servers_that_makes_no_sense(url: str, rule: str) -> None:
+    """The error names the rule, and hides the password."""
+    with pytest.raises(ConfigurationError, match=r"^redis: ") as caught:
+        Endpoint.of(url)
+    assert rule in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
 def test_an_endpoint_is_an_endpoint() -> None:
     """What was understood once is used again as it is."""
     endpoint = Endpoint.of("redis://h")
@@ -337,7 +452,7 @@ NO_CLIENTS: dict[str, Callable[[], object]] = {
     "bytes": lambda: b"redis://h",
     "a pool": ConnectionPool,
     "anything": object,
-    "a cluster": lambda: RedisCluster("127.0.0.1", 1),
+    "replicas of a Sentinel": lambda: sentinel.slave_for("orders"),
     "a blocking client's own connections": lambda: redis.Redis(
         connection_pool=redis.ConnectionPool(redis.sentinel.SentinelManagedConnection)
     ),

@@ -255,3 +255,24 @@ async def test_follow_console_without_an_agent(redis_url: str, project: str) -> 
         assert "status None" in shown
         assert "no outcome of 'ping'" in shown
         assert await _end(example, signal.SIGINT) == (0, b"")
+
+
+@pytest.mark.usefixtures("redis")  # it removes the keys
+async def test_reliable_worker(redis_url: str, project: str, console: Console) -> None:
+    """What a killed worker had is run by the other one, and an id only once."""
+    name = "reliable_worker.py"
+    async with _started(name, redis_url, project, "first") as first:
+        await console.send(project, "ship", {"order": 7, "seconds": 2.0}, id="order-7")
+        await _read_until(first, "order 7, delivery 1\n")
+        first.kill()
+    async with _started(name, redis_url, project, "second") as second:
+        await _until_online(console, project)
+        await _read_until(second, "order 7, delivery 2\n")
+        outcome = await console.call(project, "ship", {"order": 8})
+        assert outcome.result == "shipped"
+        await console.send(project, "ship", {"order": 7}, id="order-7")
+        with anyio.fail_after(PATIENCE):
+            async for entry in console.follow_logs(project, last=20, interval=0.02):
+                if entry.outcome and entry.outcome.kind is OutcomeKind.DUPLICATE:
+                    break
+        await _assert_ends(second, console, project)

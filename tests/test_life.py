@@ -434,3 +434,23 @@ async def test_flush_does_not_take_later_drops_for_its_own(project: str) -> None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(flood)
             assert not await agent.flush(0.3)
+
+
+@pytest.mark.parametrize("cycles", range(8))
+async def test_everything_cancelled_while_it_opens(
+    redis_url: str, project: str, cycles: int
+) -> None:
+    """Also in the very cycle in which its loops begin: nobody complains, it is closed."""
+    agent = ProjectAgent(project, redis=redis_url)
+    mine = asyncio.all_tasks()
+    opening = asyncio.create_task(agent.__aenter__())
+    for _ in range(cycles):
+        await asyncio.sleep(0)
+    for task in asyncio.all_tasks() - mine:
+        task.cancel()
+    await asyncio.wait([opening])
+    await agent.aclose()
+    gc.collect()
+    await eventually(lambda: asyncio.all_tasks() == mine)
+    async with agent:
+        await agent.ready(5)

@@ -122,7 +122,8 @@ async def test_frozen_for_ten_seconds(own_server: DevServer, project: str) -> No
         costs.sort()
         assert costs[int(len(costs) * 0.999)] <= 0.001
         used = await redis.info("commandstats")
-        assert used["cmdstat_client|list"]["calls"] >= 1, "is the old one gone?"
+        looked = used.get("cmdstat_client|list") or used["cmdstat_client"]  # Redis 6
+        assert looked["calls"] >= 1, "is the old one gone?"
         assert agent.stats().logs_maybe_repeated == 0
     await _closed(own_server, project, "离线")
 

@@ -3,13 +3,362 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from fnmatch import fnmatchcase
+from pathlib import Path
 
 import anyio
+import pytest
 from redis.asyncio import Redis
 
-from bls_agent import ProjectAgent, Status
+from bls_agent import ConfigurationError, ProjectAgent, Status, rights
 from bls_agent.devserver import DevServer
-from tests.harness import History, eventually, records, status_of, url_with_rights
+from bls_agent.endpoint import Endpoint
+from bls_agent.keys import (
+    BROADCAST,
+    CONTROL,
+    DEAD_LETTERS,
+    DELIVERIES,
+    INFLIGHT,
+    INFLIGHT_LISTS,
+    INSTANCES,
+    OWNER,
+    PROJECT_CONSOLE,
+    PROJECT_STATUS,
+    SEEN,
+)
+from bls_agent.names import place_beside
+from bls_agent.rights import (
+    RIGHTS,
+    KeyGroup,
+    Mode,
+    Right,
+    acl_line,
+    acl_rules,
+    find_right,
+)
+from bls_agent.wire import Wire
+from tests.harness import (
+    PASSWORD,
+    History,
+    cut_connections,
+    eventually,
+    execute,
+    needs_selectors,
+    records,
+    status_of,
+    url_with_rights,
+)
+
+DOCUMENT = Path(__file__).parents[1] / "docs/rights.md"
+OPEN_TO_ALL = {"auth", "hello", "quit", "reset"}  # the server asks for no right
+MODES: tuple[Mode, ...] = ("blocking", "compat", "reliable")
+SETS = [*((mode, False) for mode in MODES), ("blocking", True)]
+
+
+def row_of(right: Right) -> str:
+    on = f"`{right.key.template}`" if right.key else ""
+    modes = " ".join(f"`{mode}`" for mode in sorted(right.modes))
+    modes = "`replicas`" if right.replicas else modes
+    return f"| `{right.shown}` | {on} | {modes} | {right.weaker} |"
+
+
+def test_the_document_shows_the_table() -> None:
+    """docs/rights.md has the rows of the code, in their order, and its line."""
+    text = DOCUMENT.read_text("utf-8")
+    assert [line for line in text.splitlines() if line.startswith("| `")] == [
+        row_of(right) for right in RIGHTS
+    ]
+    assert acl_line("订单系统", "blocking") in text
+
+
+def test_wildcards_are_escaped() -> None:
+    """A name is no pattern that opens other projects' keys."""
+    assert r"%RW~a\*\?_控制)" in acl_line("a*?", "compat")
+
+
+@pytest.mark.parametrize("name", ["a b", 'a"b', "a'b", "", "a\tb"])
+def test_names_that_no_line_can_hold(name: str) -> None:
+    """Blanks, quotes and what no name may hold are refused, with the rule."""
+    with pytest.raises(ConfigurationError):
+        acl_line(name)
+
+
+def test_a_name_with_quotes_as_words() -> None:
+    """As words of their own a name with quotes can be given."""
+    assert '%RW~a"b_控制)' in acl_rules('a"b', "blocking")[-1]
+
+
+@pytest.mark.parametrize(
+    ("request_", "shown"),
+    [
+        (("SET", "a_项目状态", "在线", "EX", 60, "GET"), "SET … GET"),
+        (("SET", "a_项目状态", "在线"), "SET"),
+        (("CLIENT", "UNBLOCK", 7), "CLIENT UNBLOCK"),
+        (("LTRIM", "a_控制", 1, -1), "LTRIM"),
+        (("PING",), "PING"),
+        (("LTRIM", "somebody's", 1, -1), None),
+    ],
+)
+def test_a_request_finds_its_row(
+    request_: tuple[str | int, ...], shown: str | None
+) -> None:
+    """A refused request leads to what is weaker without it."""
+    right = find_right(request_)
+    assert (right.shown if right else None) == shown
+
+
+async def url_of_user(
+    admin: Redis, server: DevServer, name: str, rules: list[str]
+) -> str:
+    await execute(admin, "ACL", "SETUSER", name, "reset", "on", f">{PASSWORD}", *rules)
+    return f"redis://{name}:{PASSWORD}@127.0.0.1:{server.port}/0"
+
+
+async def refusals(admin: Redis) -> set[str]:
+    """What the server had to refuse so far."""
+    log = await execute(admin, "ACL", "LOG")
+    pairs = (dict(zip(entry[::2], entry[1::2], strict=True)) for entry in log)
+    return {pair[b"object"].decode() for pair in pairs}
+
+
+async def is_parked(admin: Redis) -> bool:
+    return any("b" in client["flags"] for client in await admin.client_list())
+
+
+async def use_everything(
+    agent: ProjectAgent, admin: Redis, project: str, history: History
+) -> None:
+    """Status, records, commands, prefetch, a cut of all connections, give-back."""
+
+    @agent.command
+    async def hold() -> None:
+        await anyio.sleep(0.3)  # into the stop, which gives the rest back
+
+    async with agent:
+        agent.log.info("first")
+        for _ in range(4):
+            await history.push(admin, project)
+        with anyio.move_on_after(2):
+            await agent.ready(2)
+            await eventually(lambda: len(history.handled) == 4)
+            await agent.flush(2)
+        await cut_connections(admin)
+        agent.log.info("second")
+        await history.push(admin, project)
+        with anyio.move_on_after(1.5):
+            await eventually(lambda: len(history.handled) == 5)
+            await agent.flush(2)
+        items = [b'{"command":"hold"}']
+        items += [b'{"command":"ping"}'] * 3
+        await admin.rpush(f"{project}_控制", *items)
+        with anyio.move_on_after(1.5):
+            await eventually(lambda: agent.stats().commands_running == 1)
+
+
+@needs_selectors
+@pytest.mark.parametrize("replicas", [False, True])
+@pytest.mark.parametrize("mode", [*MODES, "auto"])
+async def test_the_rights_of_the_table_are_enough(
+    own_server: DevServer, admin: Redis, project: str, mode: Mode, replicas: bool
+) -> None:
+    """With exactly these rights everything works and nothing is refused."""
+    name = f"{project}*"
+    url = await url_of_user(
+        admin, own_server, "agent", acl_rules(name, mode, replicas=replicas)
+    )
+    agent = ProjectAgent(name, redis=url, prefetch=4, mode=mode, replicas=replicas)
+    history = History()
+    history.attach(agent)
+    await use_everything(agent, admin, name, history)
+    assert history.handled == history.pushed
+    assert [r["message"] for r in await records(admin, name)][:1] == ["first"]
+    assert await status_of(admin, name) == "离线"
+    assert await refusals(admin) <= {"client|list", "client"}  # as Redis 7, 6 name it
+    async with agent:
+        await agent.ready(5)
+        began = time.perf_counter()
+    assert time.perf_counter() - began < 1
+
+
+async def test_the_flat_line_is_enough(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """What Redis 6 understands gives all rights, too, and none on other projects."""
+    name = f"{project}*"
+    rules = acl_rules(name, selectors=False)
+    url = await url_of_user(admin, own_server, "agent", rules)
+    agent = ProjectAgent(name, redis=url, prefetch=4)
+    history = History()
+    history.attach(agent)
+    await use_everything(agent, admin, name, history)
+    assert history.handled == history.pushed
+    assert await refusals(admin) <= {"client|list", "client"}  # as Redis 7, 6 name it
+    async with Redis.from_url(url, protocol=2) as user:
+        for key in (f"{project}x_控制", f"{project}x_项目控制台", "something"):
+            with pytest.raises(Exception, match=r"(?i)no permissions"):
+                await user.lrange(key, 0, -1)
+
+
+TWO_KEYS = {"lmove", "blmove"}  # the other one is never right below
+
+
+@needs_selectors
+@pytest.mark.parametrize(("mode", "replicas"), SETS)
+async def test_nothing_else_is_allowed(
+    own_server: DevServer, admin: Redis, project: str, mode: Mode, replicas: bool
+) -> None:
+    """Every other command, and each command on every other key, is refused."""
+    rules = acl_rules(project, mode, replicas=replicas)
+    await url_of_user(admin, own_server, "agent", rules)
+    granted = rights_of(mode, replicas=replicas)
+    keys = keys_of(project)
+    others = [*keys_of(f"{project}x"), "别的"]
+
+    async def allows(command: str, arity: int, key: str) -> bool:
+        words = command.split("|")
+        words += [key, "1", *["1"] * 8][: max(0, abs(arity) - len(words))]
+        said = await execute(admin, "ACL", "DRYRUN", "agent", *words)
+        return said in (b"OK", "OK")
+
+    allowed: set[tuple[str, str]] = set()
+    wire = Wire(Endpoint.of(own_server.url), "test")
+    found = await arities(wire)
+    await wire.aclose()
+    for command, arity in found.items():
+        for key in [*keys, *others]:
+            if command not in OPEN_TO_ALL and await allows(command, arity, key):
+                allowed.add((command, key))
+    expected: set[tuple[str, str]] = set()
+    for right in granted:
+        for command in right.command.split():
+            # A script without keys may always be run.
+            anywhere = right.key is None or command in {"eval", "evalsha"}
+            expected |= {
+                (command, key)
+                for key in [*keys, *others]
+                if anywhere or (key in keys and opens(right, key, project))
+            }
+    expected = {pair for pair in expected if pair[0] not in TWO_KEYS}
+    assert allowed == expected
+
+
+def rights_of(mode: Mode, *, replicas: bool) -> list[Right]:
+    rows = [r for r in RIGHTS if mode in r.modes and not r.extra]
+    return [r for r in rows if replicas or not r.replicas]
+
+
+def keys_of(project: str) -> list[str]:
+    """One key of each kind that an agent of this project touches."""
+    control = CONTROL.build(project=project)
+    status = PROJECT_STATUS.build(project=project)
+    inflight = INFLIGHT.locate(place=place_beside(control), instance="web-1")
+    books = (INFLIGHT_LISTS, DELIVERIES, SEEN, DEAD_LETTERS)
+    return [
+        status,
+        PROJECT_CONSOLE.build(project=project),
+        control,
+        inflight,
+        OWNER.locate(place=place_beside(inflight)),
+        *(book.locate(place=place_beside(control)) for book in books),
+        BROADCAST.locate(place=place_beside(control), instance="web-1"),
+        INSTANCES.locate(place=place_beside(status)),
+    ]
+
+
+def opens(right: Right, key: str, project: str) -> bool:
+    """A pattern of the row fits the key."""
+    if right.key is None:
+        return False
+    if isinstance(right.key, KeyGroup):
+        patterns = right.key.patterns(project)
+    else:
+        patterns = [right.key.pattern(project=project)]
+    return any(fnmatchcase(key, pattern) for pattern in patterns)
+
+
+async def arities(wire: Wire) -> dict[str, int]:
+    """Every command and subcommand of the server, with the words it takes."""
+    found: dict[str, int] = {}
+    for entry in await wire.call("COMMAND"):
+        subcommands = entry[9] if len(entry) > 9 else []
+        for name, arity, *_ in subcommands or [entry]:
+            found[name.decode().lower()] = arity
+    return found
+
+
+def without(
+    project: str, mode: Mode, right: Right, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """The rules of the table, less one right."""
+    if right.option:
+        rules = acl_rules(project, mode)
+        suffix = f"~{PROJECT_STATUS.pattern(project=project)})"
+        return [r.replace("%RW", "%W") if r.endswith(suffix) else r for r in rules]
+    rows = [r for r in RIGHTS if (r.command, r.key) != (right.command, right.key)]
+    with monkeypatch.context() as patch:
+        patch.setattr(rights, "RIGHTS", tuple(rows))
+        return acl_rules(project, mode, replicas=right.replicas)
+
+
+# What the tour of use_everything() needs for certain, so that its lack must be said.
+TOURED = {
+    "SET", "SET … GET", "CLIENT SETNAME", "CLIENT ID", "RPUSH",
+    "BLPOP", "LPOP", "LPUSH", "EVALSHA", "EVAL",
+}  # fmt: skip
+
+
+@needs_selectors
+@pytest.mark.parametrize(("mode", "replicas"), SETS)
+async def test_each_right_missing_in_turn(
+    own_server: DevServer,
+    admin: Redis,
+    project: str,
+    mode: Mode,
+    replicas: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without one right the rest works, what is weaker is said once, nothing spins."""
+    missing = rights_of(mode, replicas=replicas)
+    missing = [r for r in missing if r.replicas == replicas]
+    names = [f"{project}_{number}" for number in range(len(missing))]
+    results: dict[str, History] = {}
+
+    async def live(name: str, right: Right) -> None:
+        rules = without(name, mode, right, monkeypatch)
+        url = await url_of_user(admin, own_server, name, rules)
+        agent = ProjectAgent(name, redis=url, mode=mode, prefetch=4, replicas=replicas)
+        results[name] = History()
+        results[name].attach(agent)
+        await use_everything(agent, admin, name, results[name])
+        assert not agent.stats().faults
+
+    began = time.perf_counter()
+    async with anyio.create_task_group() as agents:
+        for name, right in zip(names, missing, strict=True):
+            agents.start_soon(live, name, right)
+    seconds = time.perf_counter() - began
+    refused = sum(
+        s.get("rejected_calls", 0) for s in (await admin.info("commandstats")).values()
+    )
+    assert refused < 5 * max(seconds, 1.0) * len(missing)
+    said = Counter(
+        r.getMessage().partition("(no_permission): ")[2] for r in caplog.records
+    )
+    for name, right in zip(names, missing, strict=True):
+        alike = [r for r in missing if r.weaker == right.weaker]
+        # One more: who may not read the status key lacks two rows at once.
+        assert said[right.weaker] <= len(alike) + 1, right
+        if right.shown in TOURED:
+            assert said[right.weaker] > 0, right
+        if not right.weaker.startswith("no command is received"):
+            assert results[name].handled == results[name].pushed, right
+        if not (right.essential and right.key is PROJECT_STATUS):
+            assert await status_of(admin, name) == "离线", right
+        if not (right.essential and right.key is PROJECT_CONSOLE):
+            texts = [r["message"] for r in await records(admin, name)]
+            assert "first" in texts, right
 
 
 async def test_blpop_refused_and_lpop_not(project: str) -> None:
@@ -40,6 +389,7 @@ async def test_lpop_refused(own_server: DevServer, admin: Redis, project: str) -
         assert agent.stats().mode == "blocking"
 
 
+@needs_selectors
 async def test_status_without_the_right_to_read(
     own_server: DevServer, admin: Redis, project: str
 ) -> None:
@@ -99,6 +449,7 @@ async def test_client_commands_refused(
     await history.check(admin, project)
 
 
+@needs_selectors
 async def test_after_an_ambiguous_write_without_the_right_to_read(
     own_server: DevServer, admin: Redis, project: str
 ) -> None:
@@ -150,3 +501,22 @@ async def test_a_script_that_may_not_look(
     async with agent:
         await eventually(lambda: len(history.handled) == 3)
     await history.check(admin, project)
+
+
+@needs_selectors
+async def test_an_idle_stop_without_the_right_to_unblock(
+    own_server: DevServer,
+    admin: Redis,
+    project: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It takes the rest of the block, and the host is told why."""
+    url = await url_with_rights(admin, own_server, "~*", "+@all", "-client|unblock")
+    async with ProjectAgent(project, redis=url) as agent:
+        await eventually(lambda: is_parked(admin))
+        began = time.perf_counter()
+        assert not agent.stats().faults
+    assert time.perf_counter() - began < 3.5
+    (said,) = [r.getMessage() for r in caplog.records]
+    assert "CLIENT UNBLOCK" in said
+    assert PASSWORD not in said

@@ -27,6 +27,8 @@ TABLE: dict[str, tuple[object, str, object]] = {
     "command_size_limit": (1_048_576, "65536", 65_536),
     "status_interval": (10.0, "5", 5.0),
     "status_ttl": (60, "90", 90),
+    "stall_after": (5.0, "none", None),
+    "replicas": (False, "yes", True),
     "log_level": ("debug", "warn", "warn"),
     "log_list_limit": (10_000, "500", 500),
     "log_buffer": (10_000, "500", 500),
@@ -42,6 +44,9 @@ TABLE: dict[str, tuple[object, str, object]] = {
         "pin, 员工号,,-session_id",
         ("pin", "员工号", "-session_id"),
     ),
+    "on_redelivery": ("run", "skip", "skip"),
+    "dedup_window": (600.0, "0", 0.0),
+    "lease_ttl": (15.0, "30", 30.0),
 }
 SETTINGS = [setting.name for setting in dataclasses.fields(Settings)]
 every_setting = pytest.mark.parametrize("name", TABLE)
@@ -164,6 +169,7 @@ RANGES: dict[str, tuple[float, float, float]] = {
     "command_size_limit": (256, 512 * 1_048_576, 1),
     "status_ttl": (1, 86_400, 1),
     "status_interval": (0.05, 28_800.0, 0.01),
+    "stall_after": (0.1, 86_400.0, 0.05),
     "log_list_limit": (1, 10_000_000, 1),
     "log_buffer": (1, 10_000_000, 1),
     "log_buffer_bytes": (128 * 1_024, 4_096 * 1_048_576, 1),

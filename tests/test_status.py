@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from typing import Any
 
 import anyio
 import pytest
@@ -11,7 +13,14 @@ from redis.asyncio import Redis
 
 from bls_agent import ConfigurationError, Console, ProjectAgent, Settings, Status
 from bls_agent.devserver import DevServer
-from tests.harness import eventually, status_of
+from tests.harness import (
+    cut_connections,
+    eventually,
+    execute,
+    records,
+    status_of,
+    url_with_rights,
+)
 
 
 async def test_status_is_set_and_refreshed(
@@ -227,3 +236,130 @@ def test_set_status_never_raises() -> None:
     agent.set_status(Nasty())  # type: ignore[arg-type]
     agent.log.bind(self=1).info("bound to a word of ours")
     assert agent.stats().status_refused == 1
+
+
+def _say_foreign(caplog: pytest.LogCaptureFixture) -> int:
+    return sum("somebody else writes" in r.getMessage() for r in caplog.records)
+
+
+async def _foreign_records(redis: Redis, project: str) -> list[dict[str, Any]]:
+    found = await records(redis, project)
+    return [r for r in found if "somebody else writes" in r["message"]]
+
+
+@pytest.mark.parametrize(
+    ("value", "ttl"),
+    [("故障", 2), ("离线", None), ("在线", 2), ("在线", 60), ("在线", None)],
+    ids=["another value", "last word", "same value", "longer life", "for ever"],
+)
+async def test_somebody_else_who_refreshes_the_key(
+    redis_url: str,
+    redis: Redis,
+    project: str,
+    caplog: pytest.LogCaptureFixture,
+    value: str,
+    ttl: int | None,
+) -> None:
+    """A second writer is seen and said once, in both logs, with the remedy."""
+    agent = ProjectAgent(project, redis=redis_url, status_interval=0.3, status_ttl=1)
+    async with agent:
+        await agent.ready(5)
+        async with anyio.create_task_group() as tasks:
+
+            async def write() -> None:
+                while True:
+                    await redis.set(f"{project}_项目状态", value, ex=ttl)
+                    await anyio.sleep(0.05)
+
+            tasks.start_soon(write)
+            await eventually(lambda: _say_foreign(caplog) > 0, 5)
+            before = agent.stats().status_writes
+            await eventually(lambda: agent.stats().status_writes > before + 2)
+            tasks.cancel_scope.cancel()
+        assert await agent.flush(5)
+    assert _say_foreign(caplog) == 1
+    (told,) = await _foreign_records(redis, project)
+    assert told["level"] == "warn"
+    assert told["metadata"]["key"] == f"{project}_项目状态"
+    assert "replicas=True" in told["message"]
+
+
+async def test_two_agents_of_one_project_are_seen(
+    redis_url: str, project: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two agents that say the same, with the same settings, notice each other."""
+    quick = Settings(redis_url=redis_url, status_interval=0.9, status_ttl=3)
+    async with (
+        ProjectAgent(project, settings=quick) as first,
+        ProjectAgent(project, settings=quick) as second,
+    ):
+        await first.ready(5)
+        await second.ready(5)
+        await eventually(lambda: _say_foreign(caplog) > 0, 20)
+
+
+async def test_what_is_no_somebody_else(
+    own_server: DevServer,
+    admin: Redis,
+    project: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A predecessor, cuts, frozen and restarted servers, memory, stalls, own changes."""
+    key = f"{project}_项目状态"
+    await admin.set(key, "故障", ex=3600)  # a predecessor's
+    agent = ProjectAgent(
+        project,
+        redis=own_server.url,
+        status_interval=0.1,
+        status_ttl=1,
+        stall_after=0.2,
+        redis_timeout=0.3,
+    )
+    async with agent:
+        await agent.ready(5)
+    async with agent:
+        await agent.ready(5)
+        for status in (Status.ERROR, Status.FAULT, Status.ONLINE):
+            await _write(agent, status)
+        await cut_connections(admin)
+        await _writes_again(agent)
+        own_server.freeze()
+        agent.set_status(Status.ERROR)
+        await anyio.sleep(0.5)  # the write is doubtful, and no event tells so
+        own_server.thaw()
+        await _writes_again(agent)
+        await admin.config_set("maxmemory", "1")
+        await anyio.sleep(0.3)  # EXPIRE keeps it alive
+        await admin.config_set("maxmemory", "0")
+        await _writes_again(agent)
+        for _ in range(2):
+            time.sleep(0.5)
+            await _writes_again(agent)
+        await admin.delete(key)
+        await _writes_again(agent)
+        own_server.kill()
+        await anyio.sleep(0.2)  # an outage lasts
+        own_server.restart()
+        await _writes_again(agent)
+    assert _say_foreign(caplog) == 0
+
+
+async def _writes_again(agent: ProjectAgent) -> None:
+    """Wait until the status was written twice more."""
+    before = agent.stats().status_writes
+    await eventually(lambda: agent.stats().status_writes >= before + 2, 15)
+
+
+async def test_without_the_right_to_ask_for_the_ttl(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """Where PTTL is refused it is asked once and never again."""
+    url = await url_with_rights(admin, own_server, "~*", "+@all", "-pttl")
+    agent = ProjectAgent(project, redis=url, status_interval=0.1, status_ttl=1)
+    async with agent:
+        await agent.ready(5)
+        await _writes_again(agent)
+        found = await execute(admin, "ACL", "LOG")
+        assert len(found) == 1
+        assert agent.stats().status_failures == 0
+    assert await status_of(admin, project) == "离线"

@@ -30,7 +30,10 @@ from bls_agent import (
 )
 
 AWAY = "redis://127.0.0.1:1/0"
-REQUESTS = ["send", "call", "status", "projects", "logs", "follow_logs"]
+REQUESTS = [
+    *("send", "call", "call_all", "instances"),
+    *("status", "projects", "logs", "follow_logs"),
+]
 
 
 @pytest.fixture

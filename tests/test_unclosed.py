@@ -169,13 +169,37 @@ asyncio.run(agent.aclose())
 
 async def look():
     async with Console(url) as console:
-        shown = await console._wire.call("CLIENT", "LIST")
+        shown = await console._wires.pick().call("CLIENT", "LIST")
     assert f"name=bls-agent:{agent.stats().instance}:".encode() not in shown
 
 asyncio.run(look())
 print("exits", flush=True)
 """
     assert run(code, project, redis_url) == (0, "")
+
+
+async def test_its_descriptors_end_with_it(redis_url: str, project: str) -> None:
+    """However often a loop is closed under it, no socket stays behind."""
+    code = """
+async def connect():
+    agent.log.info("so that each of them is needed")
+    while not all(agent.stats().connections.values()):
+        await asyncio.sleep(0.005)
+
+def count():
+    for _ in range(3):
+        loop = open_by_hand()
+        loop.run_until_complete(connect())
+        loop.close()
+        asyncio.run(agent.aclose())
+        gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+before = count()
+assert count() == before
+print("exits", flush=True)
+"""
+    assert run(code, project, redis_url, "-W", "error") == (0, "")
 
 
 async def test_what_is_collected_late_disturbs_nobody() -> None:
@@ -229,7 +253,7 @@ async def test_collected_after_its_loop_was_closed(
 
     with pytest.warns(ResourceWarning, match=project):
         instance = await anyio.to_thread.run_sync(live)
-    shown = await console._wire.call("CLIENT", "LIST")
+    shown = await console._wires.pick().call("CLIENT", "LIST")
     assert f"name=bls-agent:{instance}:".encode() not in shown
 
 

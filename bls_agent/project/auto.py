@@ -47,7 +47,7 @@ class AutoReceiver:
 
     async def receive(self, limit: int) -> Sequence[Message]:
         """Receive in the way that works here."""
-        if self._refused_at not in (-1, self._connections.data.generation):
+        if self._refused_at not in (-1, self._connections.intake.generation):
             await self._compat.finish()
             self._active, self._refused_at = self._blocking, -1
         try:
@@ -56,9 +56,9 @@ class AutoReceiver:
             refused = error.kind in ("unknown_command", "no_permission")
             if self._active is self._compat or error.connecting or not refused:
                 raise
-            await self._connections.data.open()
+            await self._connections.intake.open()
             self._active = self._compat
-            self._refused_at = self._connections.data.generation
+            self._refused_at = self._connections.intake.generation
             self._say(
                 "BLPOP is refused here: receiving in compatibility mode",
                 {"mode": "compat", "reason": error.kind},
@@ -85,3 +85,9 @@ class AutoReceiver:
     def leftovers(self) -> list[Message]:
         """What the blocking way has taken."""
         return self._blocking.leftovers()
+
+    async def run(self) -> None:
+        """Nothing to keep up."""
+
+    async def close(self) -> None:
+        """Nothing is left to end."""

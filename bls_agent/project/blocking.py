@@ -5,10 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Final, cast
-
-import anyio
 
 from bls_agent.connection import Connections
 from bls_agent.endpoint import Argument
@@ -17,14 +14,14 @@ from bls_agent.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
+from bls_agent.faults import redirects
+from bls_agent.project.parked_read import BLOCK, ParkedRead
 from bls_agent.project.receiver import Message
 
 __all__ = ["BlockingReceiver"]
 
 logger = logging.getLogger(__name__)
 
-BLOCK: Final = 2  # seconds a read is parked at the server; Redis 5 wants an integer
-MARGIN: Final = 1.0  # seconds a reply may be late before we ask what is wrong
 GIVE_BACK_TRIES: Final = 3
 
 
@@ -45,12 +42,14 @@ class BlockingReceiver:
         self._connections = connections
         self._key = key
         self._wire = connections.blocking
+        self._parked = ParkedRead(connections)
         self._taken: deque[Message] = deque()
         self._stopping = False
         self._can_prefetch = True
         self._posted = 0
         self._more = -1
         self._requests: list[tuple[Argument, ...]] = []
+        self._followed = False
 
     async def receive(self, limit: int) -> Sequence[Message]:
         """Wait up to 2 s for at least one command and take up to ``limit``."""
@@ -77,23 +76,23 @@ class BlockingReceiver:
             requests = self._requests_for(limit)
             await self._wire.post(requests)
             self._posted = len(requests)
-        deadline = BLOCK + MARGIN
-        while self._wire.owed:
-            with anyio.move_on_after(deadline) as scope:
-                await self._collect_all()
-            if scope.cancelled_caught:
-                deadline = await self._after_silence(deadline)
+        await self._parked.wait(self._collect_all)
 
     async def _collect_all(self) -> None:
-        """Read what is owed; a refusal is raised at the end: the rest may hold commands."""
-        refused: RedisRefusedError | WrongTypeError | None = None
+        """Read what is owed; a failure is raised at the end: the rest may hold commands."""
+        failure: RedisUnavailableError | WrongTypeError | None = None
         while self._wire.owed:
             try:
                 await self._collect()
-            except (RedisRefusedError, WrongTypeError) as error:
-                refused = error
-        if refused is not None:
-            raise refused
+            except (RedisUnavailableError, WrongTypeError) as error:
+                failure = failure or error
+        if failure is not None and not self._follows(failure):
+            raise failure
+
+    def _follows(self, failure: RedisUnavailableError | WrongTypeError) -> bool:
+        """Go where a redirection points to at once, but not from one to the next."""
+        followed, self._followed = self._followed, redirects(failure)
+        return self._followed and not followed
 
     def _requests_for(self, limit: int) -> list[tuple[Argument, ...]]:
         more = limit - 1 if self._can_prefetch else 0
@@ -121,34 +120,7 @@ class BlockingReceiver:
         values = cast("list[bytes]", reply or [])
         payloads = values[1:] if is_first else values
         self._taken.extend(Message(payload) for payload in payloads)
-
-    async def _after_silence(self, deadline: float) -> float:
-        """Find out why an owed reply is late: overdue is not dead.
-
-        A stalled server will still answer, and has perhaps taken an element for us:
-        keep waiting. A server that answers a PING but owes us has lost the link:
-        UNBLOCK, one more grace, then give the connection up.
-
-        Returns:
-            Seconds to wait for the reply now.
-        """
-        live = self._connections.liveness
-        try:
-            await live.call("PING")
-            if self._wire.client_id is not None:
-                await live.call("CLIENT", "UNBLOCK", self._wire.client_id)
-        except RedisUnavailableError as error:
-            if error.connecting or error.ambiguous:
-                return BLOCK + MARGIN
-        if deadline <= MARGIN:
-            await self._wire.drop()
-            raise RedisUnavailableError(
-                "deaf",
-                "the waiting connection gave no answer",
-                address=self._wire.address,
-                ambiguous=True,
-            )
-        return MARGIN
+        self._followed = False
 
     async def settle(self, message: Message) -> None:
         """Nothing to do: BLPOP has removed the command already."""
@@ -162,7 +134,7 @@ class BlockingReceiver:
         for _ in range(GIVE_BACK_TRIES):
             try:
                 if not in_doubt or not await self._stand_at_head(payloads):
-                    await self._connections.liveness.call(
+                    await self._connections.control.call(
                         "LPUSH", self._key, *reversed(payloads)
                     )
             except RedisUnavailableError as error:
@@ -176,31 +148,18 @@ class BlockingReceiver:
 
     async def _stand_at_head(self, payloads: Sequence[bytes]) -> bool:
         """Find out whether a doubtful LPUSH has arrived, after it surely cannot any more."""
-        live = self._connections.liveness
-        await self._connections.forget_lost(live, kill=True)
-        found = await live.call("LRANGE", self._key, 0, len(payloads) - 1)
+        control = self._connections.control
+        await self._connections.forget_lost(control, kill=True)
+        found = await control.call("LRANGE", self._key, 0, len(payloads) - 1)
         return bool(found == payloads)
 
     async def stop(self) -> None:
         """Release the parked read with CLIENT UNBLOCK, or wait for the end of its block."""
         self._stopping = True
-        while self._wire.owed:
-            if not await self._unblock():
-                break
+        await self._parked.release(self._collect)
 
-    async def _unblock(self) -> bool:
-        """Release and read owed replies; False when the connection is gone."""
-        wait = BLOCK + MARGIN  # where it cannot be released the block ends by itself
-        with suppress(RedisUnavailableError):
-            if self._wire.client_id is not None:
-                await self._connections.liveness.call(
-                    "CLIENT", "UNBLOCK", self._wire.client_id
-                )
-                wait = 0.05
-        try:
-            with anyio.move_on_after(wait):
-                while self._wire.owed:
-                    await self._collect()
-        except (RedisUnavailableError, WrongTypeError):
-            return bool(self._wire.owed)
-        return True
+    async def run(self) -> None:
+        """Nothing to keep up."""
+
+    async def close(self) -> None:
+        """Nothing is left to end."""

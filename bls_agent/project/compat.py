@@ -83,7 +83,7 @@ class CompatReceiver:
         if self._handled is None:
             return
         if self._in_doubt:  # an earlier cut may still arrive, unless KILL is allowed
-            await self._connections.forget_lost(self._connections.data, kill=True)
+            await self._connections.forget_lost(self._connections.intake, kill=True)
         found = await self._cut_in_some_way(self._handled.payload)
         self._handled = None
         in_doubt, self._in_doubt = self._in_doubt, False
@@ -102,6 +102,9 @@ class CompatReceiver:
                 self._in_doubt |= error.ambiguous
                 if not self._weaken(error):
                     raise
+            except BaseException:  # cancelled half-way: the server may have done it
+                self._in_doubt = True
+                raise
 
     def _weaken(self, error: RedisUnavailableError) -> bool:
         """Take the next weaker way to cut, where this one is not allowed or known."""
@@ -121,7 +124,7 @@ class CompatReceiver:
         return True
 
     async def _cut_by_script(self, payload: bytes) -> bool:
-        wire = self._connections.data
+        wire = self._connections.intake
         return bool(await TRIM_HEAD.run(wire, [self._key], [payload]))
 
     async def _cut_by_value(self, payload: bytes) -> bool:
@@ -146,9 +149,15 @@ class CompatReceiver:
         """Nothing: what is not settled is still in the list."""
         return []
 
+    async def run(self) -> None:
+        """Nothing to keep up."""
+
+    async def close(self) -> None:
+        """Nothing is left to end."""
+
     async def _command(self, *request: Argument) -> Reply:
         try:
-            return await self._connections.data.call(*request)
+            return await self._connections.intake.call(*request)
         except RedisUnavailableError as error:
             if error.kind == "wrong_type":
                 raise WrongTypeError(self._key, "list") from error

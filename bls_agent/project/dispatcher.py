@@ -14,12 +14,14 @@ import anyio
 from anyio.abc import TaskGroup
 
 from bls_agent.backoff import Backoff
+from bls_agent.complaints import Complaints
 from bls_agent.project.logs import LogStream
 from bls_agent.project.messages import Outcome, OutcomeKind
-from bls_agent.project.receiver import Intake, Message, Receiver
+from bls_agent.project.receiver import BESIDE, Intake, Message, Receiver
 from bls_agent.project.runner import CommandRunner
 from bls_agent.project.threads import HandlerThreads
 from bls_agent.redaction import redact_traceback
+from bls_agent.starting import start_soon
 
 __all__ = ["Dispatcher"]
 
@@ -50,6 +52,7 @@ class Dispatcher:
         concurrency: int,
         prefetch: int,
         backoff: Backoff,
+        complaints: Complaints,
         outcomes: Counter[OutcomeKind],
     ) -> None:
         """Remember the parts.
@@ -62,6 +65,7 @@ class Dispatcher:
             concurrency: Commands that run at the same time.
             prefetch: Commands taken at once.
             backoff: Paces the tries while commands cannot be received.
+            complaints: Tells the host that they cannot.
             outcomes: Where ends are counted.
         """
         self._receiver = receiver
@@ -70,7 +74,7 @@ class Dispatcher:
         self._threads = threads
         self._concurrency = concurrency
         self._prefetch = prefetch
-        self._intake = Intake(receiver, backoff)
+        self._intake = Intake(receiver, backoff, complaints)
         self._pending: deque[Message] = deque()
         self._idle: deque[anyio.Event] = deque()
         self._workers = 0
@@ -80,6 +84,7 @@ class Dispatcher:
         self._handlers_scope = anyio.CancelScope()
         self._stopping = False
         self._outcomes = outcomes
+        self._beside = 0
         self.running = 0
 
     @property
@@ -104,11 +109,41 @@ class Dispatcher:
             try:
                 while not self.stopping:  # a stranger's cancellation may end the group
                     self._workers = 0
-                    async with anyio.create_task_group() as self._group:
-                        self._announce_change()
-                        await anyio.sleep_forever()
+                    try:
+                        async with anyio.create_task_group() as self._group:
+                            self._announce_change()
+                            await anyio.sleep_forever()
+                    except* KeyboardInterrupt:
+                        pass  # asyncio has raised it in the host already
             finally:
                 self._runner.close()
+
+    @property
+    def accepts(self) -> bool:
+        """Whether :meth:`run_beside` would start a message at once."""
+        return not (self.stopping or self._beside) and self._has_free_slot()
+
+    def run_beside(self, message: Message) -> None:
+        """Run a message that came by another way than the receiver's, in a free slot."""
+        if self._group is None or self._group.cancel_scope.cancel_called:
+            self._report(self._runner.give_up(message))
+            return
+        self._beside += 1
+        self._group.start_soon(self._work_beside, message)
+
+    async def _work_beside(self, message: Message) -> None:
+        started = False
+        try:
+            while not (self.stopping or self._has_free_slot()):
+                await self._change()
+            started = not self.stopping
+        finally:
+            self._beside -= 1
+            if not started:
+                self._report(self._runner.give_up(message))
+        if started:
+            self.running += 1
+            await self._run_and_free(message)
 
     async def stop(self, timeout: float) -> None:
         """End the intake, give back what was not started, let handlers finish.
@@ -129,6 +164,12 @@ class Dispatcher:
         self._handlers_scope.cancel()
         with anyio.move_on_after(CANCEL_GRACE):
             await self._all_ended()
+        with anyio.CancelScope(deadline=deadline + INTAKE_GRACE):
+            await self._receiver.close()
+
+    def report_unstarted(self, message: Message) -> None:
+        """Report a message that has ended without being taken by us."""
+        self._report(self._runner.give_up(message))
 
     async def _end_intake(self) -> None:
         while self._intake_scope is not None:
@@ -207,7 +248,7 @@ class Dispatcher:
             self._idle.popleft().set()
         elif group is not None and not group.cancel_scope.cancel_called:
             self._workers += 1
-            group.start_soon(self._work)
+            start_soon(group, self._work)
 
     async def _work(self) -> None:
         """Run one command after the other, and ask for more when it is this one's turn.
@@ -220,20 +261,24 @@ class Dispatcher:
                 message = await self._next()
                 self.running += 1
                 self._call_worker()
-                try:
-                    await self._handle(message)
-                except Exception as error:  # noqa: BLE001 - ours: the loop lives
-                    text = "a command could not be brought to its end\n%s"
-                    logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
-                finally:
-                    self.running -= 1
-                    self._announce_change()
+                await self._run_and_free(message)
         except anyio.get_cancelled_exc_class():
             if self.stopping:
                 raise
             # Somebody has cancelled just this task: another one takes its place.
         finally:
             self._workers -= 1
+            self._announce_change()
+
+    async def _run_and_free(self, message: Message) -> None:
+        """Run a message in the slot that was taken for it, and let others have it."""
+        try:
+            await self._handle(message)
+        except Exception as error:  # noqa: BLE001 - ours: the loop lives
+            text = "a command could not be brought to its end\n%s"
+            logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
+        finally:
+            self.running -= 1
             self._announce_change()
 
     async def _next(self) -> Message:
@@ -266,9 +311,15 @@ class Dispatcher:
 
     async def _handle(self, message: Message) -> None:
         """Run one message to its final outcome and settle it."""
-        outcome = await self._runner.run(message)
+        try:
+            outcome = await self._runner.run(message)
+        except KeyboardInterrupt:  # the host's: it goes on to end the loop
+            self._report(self._runner.give_up(message, interrupted=True))
+            raise
         if outcome is not None:
             self._report(outcome)
+        if message.mode == BESIDE:
+            return  # no receiver knows of it
         if outcome is None or outcome.kind is not OutcomeKind.CANCELLED:
             await self._receiver.settle(message)
 

@@ -8,7 +8,6 @@ the LTRIM that caps the list, in one round trip.
 from __future__ import annotations
 
 import itertools
-import logging
 import sys
 import threading
 import time
@@ -32,8 +31,6 @@ from bls_agent.project.records import LogRecord, id_prefix
 from bls_agent.redaction import DEFAULT, Redactor
 
 __all__ = ["CURRENT_COMMAND", "NESTED", "Log", "LogSink", "LogStream", "describe_error"]
-
-logger = logging.getLogger(__name__)
 
 # The command whose handler runs here; every log record made inside carries its id.
 CURRENT_COMMAND: Final[ContextVar[str]] = ContextVar("bls_agent_command", default="")
@@ -291,7 +288,6 @@ class LogSink:
         self._list_limit = list_limit
         self._numbers = numbers
         self._last = b""
-        self._said: set[str] = set()
 
     def prepare(self, items: Sequence[LogRecord]) -> Sequence[LogRecord]:
         """Number the records, after a record about those that had to be dropped."""
@@ -325,6 +321,7 @@ class LogSink:
         Raises:
             RedisUnavailableError: Not written, or (``ambiguous``) perhaps.
         """
+        complain = self._connections.complaints.say
         values = [record.payload for record in batch]
         pushed, trimmed = await self._connections.data.call_many(
             [
@@ -335,14 +332,13 @@ class LogSink:
         )
         if isinstance(pushed, RedisUnavailableError):
             if pushed.kind == "wrong_type":
-                self._say_once("type", "%s", WrongTypeError(self._key, "list"))
+                complain("records cannot be written", WrongTypeError(self._key, "list"))
             else:
-                self._say_once(pushed.kind, "records cannot be written: %s", pushed)
+                complain("records cannot be written", pushed)
             raise pushed
         self._last = values[-1]
-        self._said.discard("type")
         if isinstance(trimmed, RedisUnavailableError):
-            self._say_once("trim", "the console list is not capped: %s", trimmed)
+            complain("the console list is not capped", trimmed)
 
     async def landed(self, batch: Sequence[LogRecord]) -> bool | None:
         """Look for the batch in the list, after the old connection is surely gone.
@@ -367,8 +363,3 @@ class LogSink:
         # written before it, or to the beginning of a list that was never capped.
         reaches_back = self._last in tail or len(tail) < min(window, self._list_limit)
         return False if killed and reaches_back else None
-
-    def _say_once(self, topic: str, text: str, *arguments: object) -> None:
-        if topic not in self._said:
-            self._said.add(topic)
-            logger.warning(text, *arguments)

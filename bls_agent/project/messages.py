@@ -31,6 +31,7 @@ __all__ = [
     "Outcome",
     "OutcomeKind",
     "Status",
+    "find_id",
     "new_command_id",
 ]
 
@@ -283,6 +284,7 @@ class Command:
         source: Who sent it, or ``""``.
         command: Its name.
         args: Its arguments.
+        broadcast: Whether every replica is to run it (ours: no part of the contract).
     """
 
     id: str
@@ -290,6 +292,7 @@ class Command:
     source: str
     command: str
     args: JSONObject = field(default_factory=dict[str, Any], repr=False)  # secrets
+    broadcast: bool = False
 
     @classmethod
     def create(
@@ -300,6 +303,7 @@ class Command:
         now: float,
         id: str | None = None,  # noqa: A002 - the contract's name
         source: str = CONSOLE_SOURCE,
+        broadcast: bool = False,
     ) -> Command:
         """Make a command as the console does."""
         return cls(
@@ -308,6 +312,7 @@ class Command:
             source=source,
             command=command,
             args=dict(args or {}),
+            broadcast=broadcast,
         )
 
     def encode(self) -> bytes:
@@ -320,6 +325,8 @@ class Command:
         }
         if self.args:
             fields["args"] = self.args
+        if self.broadcast:
+            fields["broadcast"] = True
         return encode_strictly("command", fields)
 
     @classmethod
@@ -348,7 +355,21 @@ class Command:
             source=_text_only(fields.get("source")),
             command=name,
             args=args or {},
+            broadcast=fields.get("broadcast") is True,
         )
+
+
+def find_id(payload: bytes, *, limit: int) -> str:
+    """Read the id that the sender of a command gave, ``""`` if there is none.
+
+    Args:
+        payload: The element of the list; anything.
+        limit: Longest message in bytes that is parsed.
+    """
+    try:
+        return _usable_id(decode_object(payload, limit=limit).get("id"))
+    except DecodeError:
+        return ""
 
 
 def _usable_id(value: JSONValue) -> str:

@@ -15,17 +15,30 @@ from typing import Protocol
 import anyio
 
 from bls_agent.backoff import Backoff
+from bls_agent.complaints import Complaints
 from bls_agent.errors import (
     BlsError,
     RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
+from bls_agent.project.messages import OutcomeKind
 from bls_agent.redaction import redact_traceback
 
-__all__ = ["Intake", "Message", "Receiver", "Say"]
+__all__ = ["BESIDE", "Intake", "Message", "Receiver", "Say"]
 
 logger = logging.getLogger(__name__)
+
+BESIDE = "broadcast"  # the mode of what came by another way than the receiver
+
+
+def _granted(_: Message) -> bool:
+    return True
+
+
+def _ignore(_: Message) -> None:
+    pass
+
 
 Say = Callable[[str, dict[str, object]], None]
 
@@ -38,11 +51,17 @@ class Message:
         payload: Its bytes.
         delivery: How often it was handed out, this time included.
         mode: How it was taken.
+        verdict: How it ends without being started, if that is known already.
+        claim: Asked when it is to be run; if false, it is somebody else's by now.
+        on_overdue: Told when its outcome is reported although its handler goes on.
     """
 
     payload: bytes
     delivery: int = 1
     mode: str = "blocking"
+    verdict: OutcomeKind | None = None
+    claim: Callable[[Message], bool] = _granted
+    on_overdue: Callable[[Message], None] = _ignore
 
 
 class Receiver(Protocol):
@@ -50,7 +69,7 @@ class Receiver(Protocol):
 
     @property
     def mode(self) -> str:
-        """How commands come: ``blocking`` or ``compat``."""
+        """How commands come: ``blocking``, ``compat`` or ``reliable``."""
         ...
 
     @property
@@ -87,18 +106,28 @@ class Receiver(Protocol):
         """Give what was taken and never came out of :meth:`receive`."""
         ...
 
+    async def run(self) -> None:
+        """Keep up what receiving needs, beside it, until cancelled."""
+        ...
+
+    async def close(self) -> None:
+        """End everything; handlers have ended, or are left behind."""
+        ...
+
 
 class Intake:
     """Asks a receiver again and again, whatever happens: a failure waits and gives nothing.
 
-    What goes wrong is said in the host's log, each text once until commands come again.
+    What goes wrong is said in the host's log: each cause once, then once a minute.
     """
 
-    def __init__(self, receiver: Receiver, backoff: Backoff) -> None:
-        """Remember whom to ask and how to pace it."""
+    def __init__(
+        self, receiver: Receiver, backoff: Backoff, complaints: Complaints
+    ) -> None:
+        """Remember whom to ask, how to pace it and who tells the host."""
         self._receiver = receiver
         self._backoff = backoff
-        self._said: set[str] = set()
+        self._complaints = complaints
 
     async def receive(self, limit: int) -> Sequence[Message]:
         """Ask once; never raises."""
@@ -113,7 +142,6 @@ class Intake:
             await anyio.sleep(self._backoff.failed())
             return ()
         self._backoff.succeeded()
-        self._said.clear()
         return messages
 
     async def _after_failure(self, error: BlsError) -> None:
@@ -121,7 +149,5 @@ class Intake:
         delay = self._backoff.failed(permanent=permanent)
         if isinstance(error, RedisUnavailableError) and error.connecting:
             return  # the gate has paced it, and has said so
-        if str(error) not in self._said:
-            self._said.add(str(error))
-            logger.warning("no commands can be received: %s", error)
+        self._complaints.say("no commands can be received", error)
         await anyio.sleep(delay)

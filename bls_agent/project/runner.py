@@ -7,10 +7,11 @@ Nothing here knows where messages come from or how many run at the same time.
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -44,6 +45,7 @@ class CommandRunner:
         on_overdue: Called with the outcome of a command whose handler ignores that its
             time is over; :meth:`run` gives none then, when that handler ends at last.
         resisting: Such handlers that go on.
+        pass_on: Brings a broadcast to the other instances, before it is run here.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class CommandRunner:
         self._clock = clock
         self._deadlines = Deadlines()
         self.on_overdue: Callable[[Outcome], None] = _ignore
+        self.pass_on: Callable[[Message, Command], Awaitable[None]] | None = None
         self.resisting = 0
         self.stopping = False
 
@@ -79,24 +82,30 @@ class CommandRunner:
         self._deadlines.close()
 
     async def run(self, message: Message) -> Outcome | None:
-        """Run the handler of a message; only KeyboardInterrupt comes out."""
+        """Run the handler of a message; only the main thread's Ctrl-C comes out."""
+        if not message.claim(message):
+            return None
+        if message.verdict is not None:
+            return self.give_up(message)
         try:
             command = self._decode(message)
         except DecodeError as error:
             return _discarded(error, message)
+        if command.broadcast and self.pass_on is not None:
+            await self.pass_on(message, command)
         return await self._run_command(command, message)
 
-    def give_up(self, message: Message) -> Outcome:
-        """Give the outcome of a message that is not started any more."""
+    def give_up(self, message: Message, *, interrupted: bool = False) -> Outcome:
+        """Give the outcome of a message that is not started any more, or not ended."""
+        kind = message.verdict or OutcomeKind.CANCELLED
         try:
             command = self._decode(message)
         except DecodeError as error:
-            return _discarded(error, message)
-        reason = {
-            "type": "Stopped",
-            "message": "the agent stopped before it was started",
-        }
-        return _ended(OutcomeKind.CANCELLED, command, 0.0, error=reason)
+            if kind is not OutcomeKind.DEAD_LETTERED:
+                return _discarded(error, message)
+            command = Command(id="", timestamp="", source="", command="")
+        name, text = _INTERRUPTED if interrupted else _UNSTARTED[kind]
+        return _ended(kind, command, 0.0, error={"type": name, "message": text})
 
     def _decode(self, message: Message) -> Command:
         return Command.decode(
@@ -131,6 +140,7 @@ class CommandRunner:
                 "the handler of %r ignores its cancellation", command.command
             )
             self.on_overdue(_timed_out(command, timeout, time.monotonic() - began))
+            message.on_overdue(message)
 
         token = CURRENT_COMMAND.set(command.id)
         try:
@@ -172,8 +182,10 @@ class CommandRunner:
                 result = await self._router.dispatch(context)
             finally:
                 late = self._deadlines.end(task)
-        except KeyboardInterrupt:
-            raise
+        except KeyboardInterrupt as error:
+            if threading.current_thread() is threading.main_thread():
+                raise  # Ctrl-C: asyncio has it raised wherever the main thread is
+            end = _failure(error)
         except BaseException as error:  # noqa: BLE001 - the one place for handlers
             if isinstance(error, anyio.get_cancelled_exc_class()):
                 if late:
@@ -208,6 +220,26 @@ _CANCELLED = (
 )
 
 
+_INTERRUPTED: Final = ("KeyboardInterrupt", "interrupted while its handler ran")
+
+# Outcome of a message that is not started → type and text of its error.
+_UNSTARTED: Final = {
+    OutcomeKind.CANCELLED: ("Stopped", "the agent stopped before it was started"),
+    OutcomeKind.DUPLICATE: (
+        "Duplicate",
+        "a command with this id has ended already, or is in work",
+    ),
+    OutcomeKind.ABANDONED: (
+        "Abandoned",
+        "it was handed out before, and nobody has told how it ended",
+    ),
+    OutcomeKind.DEAD_LETTERED: (
+        "DeadLettered",
+        "it was handed out 3 times without an end, and is a dead letter now",
+    ),
+}
+
+
 def _failure(error: BaseException) -> tuple[OutcomeKind, Any, dict[str, Any]]:
     """Find the outcome for what a handler raised."""
     told: dict[str, Any] = {"type": type(error).__name__}
@@ -223,7 +255,16 @@ def _failure(error: BaseException) -> tuple[OutcomeKind, Any, dict[str, Any]]:
         case UnknownCommandError():
             return OutcomeKind.UNKNOWN, None, told | {"message": str(error)}
         case _:
-            return OutcomeKind.FAILED, None, told | describe_error(error)
+            return OutcomeKind.FAILED, None, told | _describe(error)
+
+
+def _describe(error: BaseException) -> dict[str, str]:
+    try:
+        return describe_error(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failure:  # noqa: BLE001 - a foreign __str__ that goes far
+        return {"message": f"<not available: {type(failure).__name__}>"}
 
 
 def _ended(

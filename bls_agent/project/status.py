@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import time
@@ -13,19 +12,17 @@ from typing import Final
 import anyio
 
 from bls_agent.backoff import Backoff, jittered
-from bls_agent.connection import Connections
-from bls_agent.endpoint import Argument
+from bls_agent.complaints import Complaints
 from bls_agent.errors import (
     RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
 from bls_agent.project.messages import Status
+from bls_agent.project.status_writer import StatusWriter
 from bls_agent.wakeup import Wakeup
 
 __all__ = ["ErrorWindow", "StatusBoard", "StatusCounts", "StatusReporter"]
-
-logger = logging.getLogger(__name__)
 
 
 class StatusBoard:
@@ -62,6 +59,10 @@ class StatusBoard:
             until: Monotonic seconds from which on it says 在线 again by itself.
         """
         self._said[source] = (status, until)
+
+    def withdraw(self, source: str) -> None:
+        """Forget what a source has said; from anywhere, never waits."""
+        self._said.pop(source, None)
 
     def forget_sources(self) -> None:
         """Begin afresh: only what the host has set still stands."""
@@ -131,46 +132,35 @@ class StatusCounts:
 
 
 class StatusReporter:
-    """Writes the status at once when it changes and refreshes it before it expires.
-
-    A key that holds another type is never overwritten: ``SET … GET`` fails on it
-    without writing. Under out-of-memory, where SET is refused, EXPIRE keeps a status
-    alive that is still true.
-    """
+    """Writes the status at once when it changes and refreshes it before it expires."""
 
     def __init__(
         self,
-        connections: Connections,
+        writer: StatusWriter,
         board: StatusBoard,
         *,
-        key: str,
         interval: float,
-        ttl: int,
         backoff: Backoff,
+        complaints: Complaints,
         counts: StatusCounts,
     ) -> None:
         """Remember where to and how often.
 
         Args:
-            connections: The agent's wires.
+            writer: What brings it to its key.
             board: What to write.
-            key: The status key.
             interval: Seconds between two refreshes.
-            ttl: Seconds a written status lives.
             backoff: Paces the tries after a refused write.
+            complaints: Tells the host of a write that failed.
             counts: Where writes and failures are counted.
         """
-        self._connections = connections
+        self._writer = writer
         self._board = board
-        self._key = key
         self._interval = interval
-        self._ttl = ttl
         self._backoff = backoff
+        self._complaints = complaints
         self._rng = random.Random()  # noqa: S311 - jitter, not secrets
         self._wakeup = Wakeup()
-        self._guard = True  # SET … GET is known here
-        self._written: Status | None = None
-        self._said = ""
         self._ended = False
         self._counts = counts
         self.published = anyio.Event()
@@ -185,7 +175,7 @@ class StatusReporter:
         From anywhere, never waits. Who speaks puts a word first and looks then,
         :meth:`run` writes first and looks then: one of them sees the other.
         """
-        if self._board.status(time.monotonic()) is not self._written:
+        if self._board.status(time.monotonic()) is not self._writer.written:
             self._wakeup.set()
 
     def open_error_window(self, seconds: float | None) -> Callable[[], None] | None:
@@ -197,7 +187,7 @@ class StatusReporter:
     @property
     def written(self) -> bool:
         """Whether a status of this life has been written."""
-        return self._written is not None
+        return self._writer.written is not None
 
     async def end(self, last_word: Status) -> None:
         """Stop refreshing and write the last word, which stays.
@@ -207,13 +197,8 @@ class StatusReporter:
             WrongTypeError: The key holds another type; it was left alone.
         """
         self._ended = True
-        live = self._connections.liveness
-        while True:
-            # A refresh that was lost on the way must not arrive after the last word.
-            await self._connections.forget_lost(live, kill=True)
-            await self.write(last_word, ttl=None)
-            if not live.lost:
-                return
+        await self._writer.write_last(last_word)
+        self._counts.writes += 1
 
     async def run(self) -> None:
         """Keep the status alive until cancelled."""
@@ -222,12 +207,12 @@ class StatusReporter:
             while not self._ended:
                 try:
                     status = self._board.status(time.monotonic())
-                    await self.write(status, ttl=self._ttl)
+                    await self._writer.write(status)
+                    self._counts.writes += 1
                 except (RedisUnavailableError, WrongTypeError) as error:
                     await self._after_failure(error)
                 else:
                     self._backoff.succeeded()
-                    self._said = ""
                     self.published.set()
                     await self._wait()
         finally:
@@ -236,60 +221,10 @@ class StatusReporter:
     async def _wait(self) -> None:
         """Wait until a refresh is due or the status may have changed."""
         now = time.monotonic()
-        if self._board.status(now) is not self._written:
+        if self._board.status(now) is not self._writer.written:
             return  # it has changed while it was written
         refresh = jittered(self._interval, self._rng)
         await self._wakeup.wait(min(refresh, self._board.next_change(now) - now))
-
-    async def write(self, status: Status, *, ttl: int | None) -> None:
-        """Write one status.
-
-        Args:
-            status: Which.
-            ttl: Seconds until it expires; ``None`` for the last word, which stays.
-
-        Raises:
-            RedisUnavailableError: Not written, or perhaps; writing again is harmless.
-            WrongTypeError: The key holds another type; it was left alone.
-        """
-        try:
-            await self._set(status, ttl)
-        except RedisUnavailableError as error:
-            if error.kind == "wrong_type":
-                raise WrongTypeError(self._key, "string") from error
-            if error.kind != "out_of_memory" or ttl is None:
-                raise
-            if self._written is not status:
-                raise  # EXPIRE would keep a status alive that is not true
-            await self._connections.liveness.call("EXPIRE", self._key, ttl)
-        self._written = status
-        self._counts.writes += 1
-
-    async def _set(self, status: Status, ttl: int | None) -> None:
-        expiry: tuple[Argument, ...] = ("EX", ttl) if ttl else ()
-        call = self._connections.liveness.call
-        if self._guard:
-            try:
-                await call("SET", self._key, status.value, *expiry, "GET")
-            except RedisUnavailableError as error:
-                # Before Redis 6.2, or without the right to read the key.
-                if error.kind not in ("unsupported", "no_permission"):
-                    raise
-                await self._look_at_type()
-            else:
-                return
-        await call("SET", self._key, status.value, *expiry)
-        self._guard = False
-
-    async def _look_at_type(self) -> None:
-        """Look once, where SET … GET cannot guard each write."""
-        try:
-            found = await self._connections.liveness.call("TYPE", self._key)
-        except RedisRefusedError:
-            logger.warning("key %s is written without a look at its type", self._key)
-            return
-        if found not in (b"string", b"none"):
-            raise WrongTypeError(self._key, "string")
 
     async def _after_failure(
         self, error: RedisUnavailableError | WrongTypeError
@@ -302,7 +237,5 @@ class StatusReporter:
         connecting = isinstance(error, RedisUnavailableError) and error.connecting
         if connecting:  # the gate has paced it, and has said so
             return
-        if self._said != str(error):
-            self._said = str(error)
-            logger.warning("the status cannot be written: %s", error)
+        self._complaints.say("the status cannot be written", error)
         await anyio.sleep(delay)

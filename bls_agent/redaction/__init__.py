@@ -267,6 +267,6 @@ def mask_url(url: str) -> str:
     place = re.split(r"[?#]", place, maxsplit=1)[0]
     if not at:
         return place
-    found = re.match(r"(\w+://)?(?:([\w.-]+):)?", head)
+    found = re.match(r"([\w+]+://)?(?:([\w.-]+):)?", head)
     scheme, user = (found[1] or "", found[2] or "") if found else ("", "")
     return f"{scheme}{user}{':' if user else ''}***@{place}"

@@ -7,6 +7,7 @@ the reason why it must be one step.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,18 @@ from bls_agent.endpoint import Argument, Reply
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.wire import Wire
 
-__all__ = ["TRIM_HEAD", "Script"]
+__all__ = [
+    "ACK",
+    "ADMIT",
+    "END_LEASE",
+    "HAND_BACK",
+    "RECLAIM",
+    "RENEW_LEASE",
+    "SPEAK",
+    "TAKE",
+    "TRIM_HEAD",
+    "Script",
+]
 
 
 class Script:
@@ -50,5 +62,42 @@ class Script:
                 raise
         return await wire.call("EVAL", self.text, len(keys), *keys, *arguments)
 
+    async def run_each(
+        self, wire: Wire, keys: list[str], runs: Sequence[Sequence[Argument]]
+    ) -> list[Reply]:
+        """Run the script once for each list of arguments, in one write.
 
+        Raises:
+            RedisUnavailableError: As :meth:`Wire.call_many`; error replies stand in
+                the list.
+        """
+        requests = [self.request(keys, arguments) for arguments in runs]
+        replies = await wire.call_many(requests)
+        for number, reply in enumerate(replies):
+            if isinstance(reply, RedisUnavailableError) and reply.kind == "no_script":
+                replies[number] = await self.run(wire, keys, [*runs[number]])
+        return replies
+
+    def request(
+        self, keys: list[str], arguments: Sequence[Argument], *, known: bool = True
+    ) -> tuple[Argument, ...]:
+        """Write a run of the script as a request.
+
+        Args:
+            keys: What it touches.
+            arguments: Everything else.
+            known: Whether the server knows the script; else its text goes along.
+        """
+        name, text = ("EVALSHA", self.digest) if known else ("EVAL", self.text)
+        return (name, text, len(keys), *keys, *arguments)
+
+
+ADMIT: Final = Script("admit")
+ACK: Final = Script("ack")
+END_LEASE: Final = Script("end_lease")
+HAND_BACK: Final = Script("hand_back")
+RECLAIM: Final = Script("reclaim")
+RENEW_LEASE: Final = Script("renew_lease")
+SPEAK: Final = Script("speak")
+TAKE: Final = Script("take")
 TRIM_HEAD: Final = Script("trim_head")

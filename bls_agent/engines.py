@@ -1,0 +1,41 @@
+"""One server, Sentinel or a cluster: the ways to the servers of one endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bls_agent.cluster import ClusterMap
+from bls_agent.endpoint import Endpoint
+from bls_agent.route import Direct, Route
+from bls_agent.sentinel import SentinelRoute
+
+__all__ = ["Routes"]
+
+
+class Routes:
+    """The ways to the servers of one endpoint, and what is known of them together.
+
+    Attributes:
+        endpoint: What they begin with.
+        cluster: Which node serves what; ``None`` unless it is a cluster.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        """Choose by the endpoint; nothing is asked yet."""
+        self.endpoint = endpoint
+        self.cluster: ClusterMap | None = None
+        topology = endpoint.topology
+        self._to: Callable[[str], Route]
+        if topology is None:
+            direct = Direct(endpoint)
+            self._to = lambda _: direct
+        elif topology.kind == "sentinel":
+            sentinels = SentinelRoute(endpoint.address, topology)
+            self._to = lambda _: sentinels
+        else:
+            self.cluster = ClusterMap(endpoint.address, topology)
+            self._to = self.cluster.route
+
+    def to(self, key: str) -> Route:
+        """Give the way to the server that serves a key."""
+        return self._to(key)

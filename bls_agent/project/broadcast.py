@@ -1,0 +1,174 @@
+"""A command for every replica: passed on by the one that takes it, run by each.
+
+The one that takes a broadcast from the control list pushes it into the inbox of every
+other living instance and then runs it itself. An inbox is a list beside the control
+list, looked at once a second by its owner.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from typing import Final
+
+import anyio
+
+from bls_agent.codec import decode_object, encode_strictly
+from bls_agent.connection import Connections
+from bls_agent.endpoint import Argument
+from bls_agent.errors import (
+    BlsError,
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
+from bls_agent.keys import BROADCAST, CONTROL
+from bls_agent.names import place_beside
+from bls_agent.project.dispatcher import Dispatcher
+from bls_agent.project.messages import Command
+from bls_agent.project.receiver import BESIDE, Message, Say
+from bls_agent.project.roster import read_roster
+
+__all__ = ["FanOut", "Inbox"]
+
+LOOK_EVERY: Final = 1.0  # seconds
+LOOK_AGAIN: Final = 30.0  # seconds, where looking is refused
+LIVES: Final = 300  # seconds that an inbox lives when nobody looks at it
+LIMIT: Final = 1_000  # commands in an inbox
+TRIES: Final = 3
+PATIENCE: Final = 5.0  # seconds that passing on may hold up a command
+RECENT: Final = 100  # commands that are recognised if they come twice
+
+
+def _inbox_of(project: str, instance: str) -> str:
+    place = place_beside(CONTROL.build(project=project))
+    return BROADCAST.locate(place=place, instance=instance)
+
+
+class FanOut:
+    """Passes a broadcast on to every other living instance."""
+
+    def __init__(
+        self, connections: Connections, project: str, instance: str, say: Say
+    ) -> None:
+        """Remember who passes on.
+
+        Args:
+            connections: The agent's wires.
+            project: The project's name.
+            instance: Name of this process, which needs no copy.
+            say: Tells the operator who could not be reached.
+        """
+        self._roster_wire = connections.liveness
+        self._wire = connections.control
+        self._project = project
+        self._instance = instance
+        self._say = say
+
+    async def pass_on(self, message: Message, command: Command) -> None:
+        """Push copies without the marker into the inboxes; never raises.
+
+        Tried again after a lost connection: a copy that comes twice is recognised.
+        """
+        fields = decode_object(message.payload)
+        fields.pop("broadcast", None)
+        # Equal in all tries of this one, and in no other broadcast.
+        fields |= {"id": command.id, "passedOn": secrets.token_hex(4)}
+        reason = f"not within {PATIENCE:g} s"
+        # Shielded: a stop in the middle would reach some of them and not the others.
+        with anyio.move_on_after(PATIENCE, shield=True):
+            reason = await self._try_to_push(encode_strictly("command", fields))
+        if reason:
+            self._say(
+                "a broadcast has not reached every instance",
+                {"commandId": command.id, "reason": reason},
+            )
+
+    async def _try_to_push(self, payload: bytes) -> str:
+        """Push, again after a lost connection; say why it failed, or nothing."""
+        failure: BlsError | None = None
+        for _ in range(TRIES):
+            try:
+                failure = await self._push(payload)
+            except WrongTypeError as error:
+                failure = error
+            except RedisUnavailableError as error:
+                failure = error
+                if error.ambiguous:
+                    continue
+            break
+        return "" if failure is None else str(failure)
+
+    async def _push(self, payload: bytes) -> BlsError | None:
+        living = await read_roster(self._roster_wire, self._project)
+        requests: list[tuple[Argument, ...]] = []
+        for instance in living.keys() - {self._instance}:
+            inbox = _inbox_of(self._project, instance)
+            requests += [
+                ("RPUSH", inbox, payload),
+                ("LTRIM", inbox, -LIMIT, -1),
+                ("EXPIRE", inbox, LIVES),
+            ]
+        replies = await self._wire.call_many(requests) if requests else []
+        return next((r for r in replies if isinstance(r, BlsError)), None)
+
+
+class Inbox:
+    """Takes what others have passed on to this instance, while a handler is free."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        dispatcher: Dispatcher,
+        *,
+        project: str,
+        instance: str,
+        say: Say,
+    ) -> None:
+        """Remember the parts.
+
+        Args:
+            connections: The agent's wires; the control wire is used.
+            dispatcher: Who runs what comes.
+            project: The project's name.
+            instance: Name of this process.
+            say: Tells the operator if nothing can come.
+        """
+        self._wire = connections.control
+        self._dispatcher = dispatcher
+        self._key = _inbox_of(project, instance)
+        self._say = say
+        self._refused = False
+        self._recent: deque[bytes] = deque(maxlen=RECENT)
+
+    async def run(self) -> None:
+        """Look once a second until cancelled."""
+        while True:
+            try:
+                took = await self._look()
+            except RedisRefusedError as error:
+                self._tell_refusal(error)
+                await anyio.sleep(LOOK_AGAIN)
+            except RedisUnavailableError:
+                await anyio.sleep(LOOK_EVERY)
+            else:
+                await anyio.sleep(0 if took else LOOK_EVERY)
+
+    async def _look(self) -> bool:
+        """Take one command; while nobody could run it the inbox is only kept alive."""
+        if not self._dispatcher.accepts:
+            await self._wire.call("EXPIRE", self._key, LIVES)
+            return False
+        payload = await self._wire.call("LPOP", self._key)
+        if payload is None:
+            return False
+        if payload not in self._recent:
+            self._recent.append(payload)
+            self._dispatcher.run_beside(Message(payload, mode=BESIDE))
+        return True
+
+    def _tell_refusal(self, error: RedisRefusedError) -> None:
+        if not self._refused:
+            self._refused = True
+            told: dict[str, object] = {"key": self._key, "reason": error.kind}
+            self._say("broadcasts do not reach this instance", told)

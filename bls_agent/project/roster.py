@@ -1,0 +1,204 @@
+"""Several processes of one project: who lives, and what they say together.
+
+Beside the status key lies a hash, instance → its word and until when it counts, by the
+server's clock. Every word goes through one script that writes the worst of the living
+into the status key in the same step. A killed replica just expires.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, cast
+
+import anyio
+
+from bls_agent.errors import (
+    DecodeError,
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
+from bls_agent.keys import INSTANCES, PROJECT_STATUS
+from bls_agent.names import place_beside
+from bls_agent.project.messages import LogEntry, Outcome, Status
+from bls_agent.project.receiver import Say
+from bls_agent.scripts import SPEAK
+from bls_agent.wire import Wire
+
+__all__ = ["RollCall", "Roster", "list_living", "read_roster"]
+
+# Scripts are not allowed or not known, or what the script does is not.
+_REFUSED: Final = ("no_permission", "unknown_command", "unsupported", "refused")
+_WORST_FIRST: Final = tuple(
+    status.value for status in sorted(Status, key=lambda s: s.severity, reverse=True)
+)
+PAUSE: Final = 0.02  # seconds between two looks for outcomes
+MANY: Final = 8
+
+
+class Roster:
+    """The living instances of a project, and this one among them."""
+
+    def __init__(self, project: str, instance: str, say: Say) -> None:
+        """Remember who speaks.
+
+        Args:
+            project: The project's name.
+            instance: Name of this process.
+            say: Tells the operator what works less well than it could.
+        """
+        self._status_key = PROJECT_STATUS.build(project=project)
+        self._key = _key_of(project)
+        self._instance = instance
+        self._token = secrets.token_hex(4)
+        self._say = say
+        self._twins = 0
+        self._told = False
+
+    async def speak(self, wire: Wire, status: Status, ttl: int) -> bool:
+        """Say how this instance is; the status key gets the worst of all.
+
+        Args:
+            wire: Over which connection.
+            status: How it is, or its last word.
+            ttl: Seconds its word counts; 0 if it leaves.
+
+        Returns:
+            Whether it could; false where scripts or keys are refused, which is said.
+
+        Raises:
+            RedisUnavailableError: Not said, or perhaps; saying it again is harmless.
+        """
+        # Who leaves takes only its own word along, and of a twin's nobody knows.
+        token = "-" if self._is_shared and not ttl else self._token
+        words = (self._instance, token, status.value, ttl * 1000)
+        keys = [self._status_key, self._key]
+        try:
+            twin = await SPEAK.run(wire, keys, [*words, *_WORST_FIRST])
+        except RedisUnavailableError as error:
+            if error.kind not in _REFUSED:
+                raise
+            self._say(
+                "replicas cannot speak together here: each writes the status as if "
+                "it were alone",
+                {"key": self._key, "reason": error.kind},
+            )
+            return False
+        self._note_twin(found=bool(twin))
+        return True
+
+    def _note_twin(self, *, found: bool) -> None:
+        """Count other processes of our name up fast and down slowly."""
+        self._twins = min(self._twins + 2, MANY) if found else max(self._twins - 1, 0)
+        if self._is_shared and not self._told:
+            self._told = True
+            self._say(
+                f"two processes are called {self._instance!r}: give each an instance "
+                "of its own",
+                {"instance": self._instance},
+            )
+
+    @property
+    def _is_shared(self) -> bool:
+        return self._twins > 2  # noqa: PLR2004 - one may be this one's own former life
+
+
+def _key_of(project: str) -> str:
+    place = place_beside(PROJECT_STATUS.locate(project=project))
+    return INSTANCES.locate(place=place)
+
+
+async def read_roster(wire: Wire, project: str) -> dict[str, Status]:
+    """Read the living instances of a project.
+
+    Returns:
+        Instance → its status; empty where nobody lives or there are no replicas.
+
+    Raises:
+        RedisUnavailableError: Redis cannot answer.
+        WrongTypeError: The key holds another type.
+    """
+    key = _key_of(project)
+    requests = [("HGETALL", key.encode("utf-8", "surrogateescape")), ("TIME",)]
+    try:
+        replies = await wire.call_many(requests)
+    except RedisUnavailableError as error:
+        if not error.ambiguous:
+            raise
+        replies = await wire.call_many(requests)  # reading changes nothing
+    for reply in replies:
+        if isinstance(reply, RedisUnavailableError):
+            wrong = reply.kind == "wrong_type"
+            raise WrongTypeError(key, "hash") if wrong else reply
+    seconds, micros = cast("Sequence[bytes]", replies[1])
+    return list_living(replies[0], int(seconds) * 1000 + int(micros) // 1000)
+
+
+def list_living(entries: Sequence[bytes], now: int) -> dict[str, Status]:
+    """Decide who lives.
+
+    Args:
+        entries: The hash as Redis gives it: names and values in turn.
+        now: Milliseconds of the server's clock.
+    """
+    living: dict[str, Status] = {}
+    for name, entry in zip(entries[::2], entries[1::2], strict=True):
+        parts = entry.split(b" ", 2)
+        if len(parts) == 3 and parts[1].isdigit() and int(parts[1]) > now:  # noqa: PLR2004 - token, expiry, status
+            try:
+                status = Status.decode(parts[2])
+            except DecodeError:
+                continue
+            living[name.decode("utf-8", "replace")] = status
+    return dict(sorted(living.items()))
+
+
+@dataclass
+class RollCall:
+    """Collects how a command ended, from one instance or from several.
+
+    Attributes:
+        expected: Whose outcome is waited for; empty for the first that comes.
+        command_id: Which command.
+        outcomes: Instance → its outcome.
+    """
+
+    expected: frozenset[str] = frozenset()
+    command_id: str = ""
+    outcomes: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
+
+    @property
+    def complete(self) -> bool:
+        """Whether everybody has answered."""
+        return bool(self.outcomes) and self.expected <= self.outcomes.keys()
+
+    def note(self, entries: Iterable[LogEntry]) -> None:
+        """Take the outcomes of this command out of new records; the first of each."""
+        for entry in entries:
+            outcome = entry.outcome
+            if outcome is not None and outcome.command_id == self.command_id:
+                self.outcomes.setdefault(entry.instance, outcome)
+
+    async def collect(
+        self, look: Callable[[], Awaitable[Iterable[LogEntry]]], timeout: float
+    ) -> None:
+        """Look for new records until everybody has answered or the time is over.
+
+        The command is sent: an outage is waited out, its outcomes may still come.
+
+        Raises:
+            RedisRefusedError: The records cannot be read.
+        """
+        with anyio.move_on_after(timeout):
+            while True:
+                try:
+                    self.note(await look())
+                except RedisRefusedError:
+                    raise
+                except RedisUnavailableError:
+                    pass
+                if self.complete:
+                    return
+                await anyio.sleep(PAUSE)

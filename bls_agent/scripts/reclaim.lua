@@ -1,0 +1,59 @@
+-- KEYS[1]  {project}_控制, a list: the commands of one project
+-- KEYS[2]  …:inflight:<instance>, a list: what another process had taken and not ended
+-- KEYS[3]  …:owner, a string: there as long as that process lives
+-- KEYS[4]  …:deliveries, a hash: how often a command was handed out that came back
+-- KEYS[5]  …:dead, a list: commands that were handed out too often
+-- KEYS[6]  …:inflight, a set: the names of all in-flight lists
+-- ARGV[1]  how many commands to move at most
+-- ARGV[2]  how often a command is handed out at most
+-- ARGV[3]  how many dead letters are kept
+-- ARGV[4]  seconds for which deliveries are remembered
+-- ARGV[5]  1 if an empty list is to be struck off, else 0
+--
+-- If the process is dead, its commands go back to the head of the control list, in their
+-- order, each with one more delivery noted; one that was handed out too often goes to
+-- the dead letters. Says whether the process is alive, how many were moved, and which
+-- are dead. One step, because the owner may come back at any moment, and because a
+-- command must never stand in no list. Whatever may be refused because a key has
+-- another type comes before the first write; RPOP is the first one, because it is
+-- allowed when memory is out, and the rest is then allowed behind it.
+if redis.call('EXISTS', KEYS[3]) == 1 then
+  return {1, 0, {}}
+end
+redis.call('LLEN', KEYS[1])
+redis.call('HLEN', KEYS[4])
+redis.call('LLEN', KEYS[5])
+redis.call('SCARD', KEYS[6])
+local moved, dead, noted = 0, {}, {}
+while moved < tonumber(ARGV[1]) do
+  local payload = redis.call('RPOP', KEYS[2])
+  if not payload then
+    break
+  end
+  moved = moved + 1
+  local digest = redis.sha1hex(payload)
+  local here = KEYS[2] .. '/' .. digest
+  noted[here] = noted[here] or redis.call('HGET', KEYS[4], here) or '1'
+  local delivery = tonumber(noted[here]) + 1
+  if delivery > tonumber(ARGV[2]) then
+    redis.call('RPUSH', KEYS[5], payload)
+    redis.call('HDEL', KEYS[4], digest)
+    dead[#dead + 1] = payload
+  else
+    redis.call('LPUSH', KEYS[1], payload)
+    local before = tonumber(redis.call('HGET', KEYS[4], digest)) or 1
+    redis.call('HSET', KEYS[4], digest, math.max(before, delivery))
+  end
+end
+if redis.call('LLEN', KEYS[2]) == 0 then
+  for here in pairs(noted) do
+    redis.call('HDEL', KEYS[4], here)
+  end
+end
+if moved > 0 then
+  redis.call('LTRIM', KEYS[5], -ARGV[3], -1)
+  redis.call('EXPIRE', KEYS[4], ARGV[4])
+elseif ARGV[5] == '1' then
+  redis.call('SREM', KEYS[6], KEYS[2])
+end
+return {0, moved, dead}

@@ -1,0 +1,75 @@
+-- KEYS[1]  {project}_项目状态, a string: the status of all replicas together
+-- KEYS[2]  bls_agent:{…}:instances, a hash: instance -> "<token> <expiry> <status>",
+--          the expiry in milliseconds of this server's clock
+-- ARGV[1]  the instance that speaks
+-- ARGV[2]  its token, which tells it from another process of the same name
+-- ARGV[3]  its status, or its last word
+-- ARGV[4]  milliseconds its word counts; 0 if it leaves
+-- ARGV[5]… every status, the worst first
+--
+-- Notes what one replica says, drops the dead, and writes the worst word of the living;
+-- the last one out writes its last word, which stays. One step, because two replicas
+-- that each look and then write would overwrite each other with what was true before.
+-- Gives 1 if another process speaks under the same name, else 0.
+local kind = redis.call('TYPE', KEYS[1])['ok']
+if kind ~= 'string' and kind ~= 'none' then
+  return redis.error_reply('WRONGTYPE the status key holds a ' .. kind)
+end
+
+local instance, token, status, lasts = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local rank = {}
+for place = 5, #ARGV do
+  rank[ARGV[place]] = place
+end
+
+local worst, till = nil, 0
+local function hear(word, expiry)
+  if worst == nil or rank[word] < rank[worst] then
+    worst = word
+  end
+  till = math.max(till, expiry)
+end
+
+local gone, twin = {}, 0
+local entries = redis.call('HGETALL', KEYS[2])
+for at = 1, #entries, 2 do
+  local who = entries[at]
+  local whose, expiry, word = string.match(entries[at + 1], '^(%S+) (%d+) (.+)$')
+  expiry = tonumber(expiry or 0)
+  if expiry <= now or rank[word] == nil then
+    gone[#gone + 1] = who
+  elseif who ~= instance then
+    hear(word, expiry)
+  elseif whose ~= token then
+    twin = 1
+    if lasts == 0 then
+      hear(word, expiry)
+    end
+  elseif lasts == 0 then
+    gone[#gone + 1] = who
+  end
+end
+if lasts > 0 then
+  hear(status, now + lasts)
+end
+
+local written
+if worst then
+  written = redis.pcall('SET', KEYS[1], worst, 'PX', string.format('%.0f', till - now))
+else
+  written = redis.pcall('SET', KEYS[1], status)
+end
+if type(written) == 'table' and written.err then
+  return written
+end
+for _, who in ipairs(gone) do
+  redis.call('HDEL', KEYS[2], who)
+end
+if lasts > 0 then
+  local entry = token .. ' ' .. string.format('%.0f', now + lasts) .. ' ' .. status
+  redis.call('HSET', KEYS[2], instance, entry)
+  redis.call('PEXPIREAT', KEYS[2], string.format('%.0f', till))
+end
+return twin

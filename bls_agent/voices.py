@@ -1,0 +1,112 @@
+"""What a session puts together to say how it is: alone, among replicas, and when it hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from bls_agent.connection import Connections
+from bls_agent.endpoint import Endpoint
+from bls_agent.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
+from bls_agent.parts import Parts
+from bls_agent.project.broadcast import FanOut, Inbox
+from bls_agent.project.dispatcher import Dispatcher
+from bls_agent.project.receiver import Say
+from bls_agent.project.roster import Roster
+from bls_agent.project.runner import CommandRunner
+from bls_agent.project.stalls import StallVoice
+from bls_agent.project.status_writer import StatusWriter
+from bls_agent.settings import Settings
+from bls_agent.watchdog import Watch
+
+__all__ = ["connect", "make_inbox", "make_watch", "make_writer"]
+
+
+def connect(
+    endpoint: Endpoint, parts: Parts, settings: Settings, use: str = ""
+) -> Connections:
+    """Make the connections of an agent; nothing is opened yet."""
+    return Connections(
+        endpoint,
+        f"bls-agent:{parts.instance}{use}",
+        timeout=settings.redis_timeout,
+        reconnect_max=settings.reconnect_max,
+        keys={
+            "control": CONTROL.build(project=parts.project),
+            "data": PROJECT_CONSOLE.build(project=parts.project),
+            "liveness": PROJECT_STATUS.build(project=parts.project),
+        },
+    )
+
+
+def make_writer(
+    connections: Connections, parts: Parts, settings: Settings, say: Say
+) -> StatusWriter:
+    """Make what writes the status: into a key of our own, or together with others."""
+    key = PROJECT_STATUS.build(project=parts.project)
+
+    def tell_of_rival() -> None:
+        say(
+            "somebody else writes the status of this project, too: give the processes "
+            "replicas=True, or each a project name of its own",
+            {"key": key},
+        )
+
+    roster = Roster(parts.project, parts.instance, say) if settings.replicas else None
+    on_rival = None if settings.replicas else tell_of_rival
+    return StatusWriter(
+        connections, key, ttl=settings.status_ttl, roster=roster, on_rival=on_rival
+    )
+
+
+def make_watch(
+    endpoint: Endpoint,
+    parts: Parts,
+    settings: Settings,
+    writer: StatusWriter,
+    changed: Callable[[], None],
+) -> Watch | None:
+    """Make what looks after the session's loop; ``None`` if that is switched off.
+
+    Args:
+        endpoint: Where to speak.
+        parts: Of the agent.
+        settings: As it was opened.
+        writer: The session's own.
+        changed: Has the session write its status once more.
+    """
+    if settings.stall_after is None:
+        return None
+    silent = replace(endpoint, notes=())  # they have been said
+    voice = StallVoice(
+        writer,
+        parts.board,
+        parts.stream,
+        parts.stall_counts,
+        project=parts.project,
+        endpoint=silent,
+        connect=lambda: connect(silent, parts, settings, ":watchdog"),
+        changed=changed,
+        stall_after=settings.stall_after,
+        ttl=settings.status_ttl,
+    )
+    return Watch(voice)
+
+
+def make_inbox(
+    connections: Connections,
+    parts: Parts,
+    dispatcher: Dispatcher,
+    runner: CommandRunner,
+    say: Say,
+) -> Inbox:
+    """Let broadcasts reach every replica: passed on by ours, taken by ours."""
+    fan_out = FanOut(connections, parts.project, parts.instance, say)
+    runner.pass_on = fan_out.pass_on
+    return Inbox(
+        connections,
+        dispatcher,
+        project=parts.project,
+        instance=parts.instance,
+        say=say,
+    )

@@ -1,0 +1,85 @@
+"""What a process holds, compared with what stands in its list: no Redis."""
+
+from __future__ import annotations
+
+import pytest
+
+from bls_agent.project.holdings import Holdings, Stage
+from bls_agent.project.receiver import Message
+
+
+def holding(*payloads: bytes) -> tuple[Holdings, list[Message]]:
+    """Hold messages with these bytes."""
+    holdings = Holdings()
+    messages = [Message(payload) for payload in payloads]
+    for message in messages:
+        holdings.take(message, id=message.payload.decode(), ack_id="")
+    return holdings, messages
+
+
+def gone(holdings: Holdings, messages: list[Message]) -> list[bool]:
+    found = [holdings.find(message) for message in messages]
+    return [held is not None and held.gone for held in found]
+
+
+@pytest.mark.parametrize(
+    ("held", "found", "unseen", "lost"),
+    [
+        ([], [], [], []),
+        ([b"a"], [b"a"], [], [False]),
+        ([b"a"], [], [], [True]),
+        ([], [b"a", b"b"], [b"a", b"b"], []),
+        ([b"a", b"b"], [b"b", b"c"], [b"c"], [True, False]),
+        ([b"a", b"a"], [b"a"], [], [False, True]),
+        ([b"a"], [b"a", b"a", b"a"], [b"a", b"a"], [False]),
+    ],
+)
+def test_compare(
+    held: list[bytes], found: list[bytes], unseen: list[bytes], lost: list[bool]
+) -> None:
+    """What is missing was reclaimed, what is too much was never seen; twins count."""
+    holdings, messages = holding(*held)
+    assert holdings.compare(found, messages) == unseen
+    assert gone(holdings, messages) == lost
+
+
+def test_what_was_acknowledged_meanwhile_is_not_new() -> None:
+    """A command that stood in the list when that was read, and has ended since."""
+    holdings, messages = holding(b"a", b"b")
+    standing = holdings.standing()
+    holdings.drop(messages[0])
+    assert holdings.compare([b"a", b"b"], standing) == []
+    assert len(holdings) == 1
+
+
+def test_of_twins_the_one_that_has_ended_is_missing_first() -> None:
+    """Its ack may have been heard; the one that runs stands there still."""
+    holdings, messages = holding(b"a", b"a")
+    ended = holdings.find(messages[0])
+    assert ended is not None
+    ended.stage = Stage.ENDED
+    assert holdings.compare([b"a"], messages) == []
+    assert gone(holdings, messages) == [True, False]
+
+
+def test_an_id_in_work_counts_as_long_as_it_stands_in_our_list() -> None:
+    """A reclaimed command does not make a duplicate of the one that comes again."""
+    holdings, messages = holding(b"a")
+    assert holdings.has_id("a")
+    holdings.compare([], messages)
+    assert not holdings.has_id("a")
+    assert holdings.count(b"a") == 0
+
+
+def test_stages() -> None:
+    """What goes back and what stays is chosen by how far it has come."""
+    holdings, messages = holding(b"a", b"b", b"c")
+    for message, stage in zip(messages[1:], (Stage.STARTED, Stage.ENDED), strict=True):
+        held = holdings.find(message)
+        assert held is not None
+        held.stage = stage
+    assert holdings.of(Stage.ENDED) == messages[2:]
+    assert holdings.payloads(Stage.TAKEN, Stage.STARTED) == [b"a", b"b"]
+    holdings.lose_all()
+    assert holdings.payloads(*Stage) == []
+    assert holdings.of(*Stage) == messages

@@ -1,0 +1,347 @@
+"""A Redis Cluster: three keys on three nodes, slots that move, nodes that die."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import anyio
+import pytest
+from anyio import to_thread
+from redis._parsers.base import BaseParser
+from redis.asyncio.cluster import RedisCluster
+
+from bls_agent import Console, ProjectAgent, RedisRefusedError, Status
+from bls_agent.cluster import SlotRange, read_redirection, read_slots
+from bls_agent.connection import Connections
+from bls_agent.devserver import DevServer
+from bls_agent.endpoint import Endpoint
+from bls_agent.faults import classify
+from bls_agent.link import Lost
+from bls_agent.names import slot_of
+from bls_agent.wire import Wire
+from tests.engines import LOOPBACK, NODE_TIMEOUT, ClusterTopology, ask
+from tests.harness import eventually
+from tests.load import MODES, Load, check_end, under_load
+
+OUTAGE = NODE_TIMEOUT * 2 + 5.0 + 5.0  # seconds; the last of them for a slow machine
+
+
+@pytest.fixture(scope="module")
+async def topology() -> AsyncIterator[ClusterTopology]:
+    """A cluster whose first node has a replica."""
+    async with ClusterTopology() as opened:
+        yield opened
+
+
+def keys_of(project: str) -> list[str]:
+    """The three keys of a project."""
+    return [f"{project}_{suffix}" for suffix in ("控制", "项目状态", "项目控制台")]
+
+
+def project_on(topology: ClusterTopology, node: DevServer, project: str) -> str:
+    """Give a name whose control list lies on a node."""
+    served = topology.slots_of(node)
+    names = (f"{project}-{number}" for number in range(10_000))
+    return next(n for n in names if any(slot_of(f"{n}_控制") in r for r in served))
+
+
+# --- what is read
+
+
+def test_the_map_of_slots_is_read() -> None:
+    """Ranges and nodes; a node that leaves its host open is where it was asked."""
+    reply = [
+        [0, 5, [b"10.0.0.1", 1, b"id"], [b"10.0.0.2", 2, b"id", [b"hostname", b"x"]]],
+        [6, 16383, [b"", 3, b"id"], [None, 4, b"id"], [b"?", 5, b"id"]],
+    ]
+    assert read_slots(reply, "here") == [
+        SlotRange(0, 5, (("10.0.0.1", 1), ("10.0.0.2", 2))),
+        SlotRange(6, 16383, (("here", 3), ("here", 4), ("here", 5))),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "node"),
+    [
+        ("3999 127.0.0.1:6381", ("127.0.0.1", 6381)),
+        ("3999 ::1:6381", ("::1", 6381)),
+        ("3999 :6381", ("here", 6381)),
+        ("3999 cache.example:6381", ("cache.example", 6381)),
+        ("something else", None),
+    ],
+)
+def test_a_redirection_is_read(reason: str, node: tuple[str, int] | None) -> None:
+    """Host and port, also without the host and with IPv6."""
+    assert read_redirection(reason, "here") == node
+
+
+@pytest.mark.parametrize(
+    "key", ["foo", "订单系统_控制", "{a}b", "a{}b", "{", "a}b{c}", "\udcff", "a{b}{c}"]
+)
+async def test_a_slot_is_the_servers_slot(topology: ClusterTopology, key: str) -> None:
+    """CRC16 of the hash tag, as CLUSTER KEYSLOT has it."""
+    encoded = key.encode("utf-8", "surrogateescape")
+    assert slot_of(key) == ask(topology.nodes[0].port, "CLUSTER", "KEYSLOT", encoded)
+
+
+REPLIES = {
+    "MOVED 1 h:2": ("moved", False, True),
+    "ASK 1 h:2": ("ask", False, True),
+    "TRYAGAIN Multiple keys request during rehashing": ("try_again", False, False),
+    "CLUSTERDOWN Hash slot not served": ("cluster_down", False, True),
+    "MASTERDOWN Link with MASTER is down": ("master_down", False, True),
+    "READONLY You can't write against a replica": ("read_only", False, True),
+    "UNBLOCKED force unblock, the instance state changed": (
+        "role_changed",
+        False,
+        True,
+    ),
+    "LOADING Redis is loading the dataset in memory": ("loading", False, False),
+    "CROSSSLOT Keys in request don't hash to the same slot": (
+        "cross_slot",
+        True,
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "fault"), REPLIES.items(), ids=list(REPLIES))
+def test_what_a_changing_server_says_is_classed(
+    text: str, fault: tuple[str, bool, bool]
+) -> None:
+    """All of it passes by itself, but for keys of two slots; who says so is left."""
+    parse: Any = BaseParser.parse_error
+    assert classify(parse(text)) == fault
+
+
+# --- agents and consoles
+
+
+async def test_an_agent_and_a_console_on_three_nodes(
+    topology: ClusterTopology, project: str
+) -> None:
+    """Status, log, commands and the console, by URL and by a borrowed client."""
+    client = RedisCluster(LOOPBACK, topology.nodes[1].port)
+    for number, where in enumerate((topology.url, client)):
+        names = [f"{project}-{number}-{n}" for n in range(12)]
+        async with Console(where) as console:
+            for name in names:
+                await console.send(name, "nothing")
+            found = await console.projects()
+            assert {name: found[name] for name in names} == dict.fromkeys(names)
+            agent = ProjectAgent(names[0], redis=where)
+            async with agent:
+                await agent.ready(10)
+                assert (await console.call(names[0], "ping")).succeeded
+                assert await console.status(names[0]) is Status.ONLINE
+                assert (await console.projects())[names[0]] is Status.ONLINE
+                assert len(agent.stats().connections) == 4
+                assert agent.stats().mode == "blocking"
+            assert await console.status(names[0]) is Status.OFFLINE
+            assert len(console._wires._wires) <= 8
+    await client.aclose()
+
+
+async def test_one_node_taken_for_a_server(
+    topology: ClusterTopology, project: str
+) -> None:
+    """redis:// at a node of a cluster is refused with the URL that would be right."""
+    slot = slot_of(f"{project}_项目状态")
+    other = topology.other_master(topology.owner(slot))
+    async with Console(other.url) as console:
+        with pytest.raises(RedisRefusedError, match=r"redis\+cluster://") as caught:
+            await console.status(project)
+    assert caught.value.kind == "cluster_node"
+
+
+async def test_a_server_taken_for_a_cluster(project: str) -> None:
+    """redis+cluster:// at a server of its own is refused for good."""
+    with DevServer() as server:
+        url = server.url.replace("redis://", "redis+cluster://")
+        async with Console(url) as console:
+            with pytest.raises(RedisRefusedError, match="cluster support disabled"):
+                await console.status(project)
+
+
+async def test_slots_move_under_load(topology: ClusterTopology, project: str) -> None:
+    """Before, while and after the slots of all keys move: nothing lost, nothing twice."""
+    async with under_load(topology.url, project) as load:
+        await load.alive(time.monotonic(), 10)
+        moves = [
+            (slot_of(key), topology.other_master(topology.owner(slot_of(key))))
+            for subject in load.subjects
+            for key in keys_of(subject.project)
+        ]
+        sources = {}
+        for slot, target in moves:
+            sources[slot] = await to_thread.run_sync(
+                topology.begin_migration, slot, target
+            )
+        await load.alive(time.monotonic(), OUTAGE)
+        for slot, target in moves:
+            await to_thread.run_sync(topology.move_keys, slot, sources[slot], target)
+        await load.alive(time.monotonic(), OUTAGE)
+        for slot, target in moves:
+            await to_thread.run_sync(topology.move_keys, slot, sources[slot], target)
+            await to_thread.run_sync(topology.end_migration, slot, target)
+        await load.alive(time.monotonic(), OUTAGE)
+        await check_end(load, [])
+
+
+async def test_a_waiting_read_follows_its_slot(
+    topology: ClusterTopology, project: str
+) -> None:
+    """BLPOP parked on an empty list, whose slot goes away and comes back."""
+    done: list[int] = []
+    agent = ProjectAgent(project, redis=topology.url, prefetch=3)
+
+    @agent.command
+    async def mark(number: int) -> None:
+        done.append(number)
+
+    slot = slot_of(f"{project}_控制")
+    home = topology.owner(slot)
+    guest = topology.other_master(home)
+    async with agent, Console(topology.url) as console:
+        await agent.ready(10)
+        await eventually(lambda: agent.stats().connections["blocking"])
+        for number, target in enumerate((guest, home)):
+            await to_thread.run_sync(topology.migrate, slot, target)
+            await console.send(project, "mark", {"number": number})
+            await eventually(lambda n=number: n in done, OUTAGE)  # type: ignore[misc]
+        assert done == [0, 1]
+
+
+async def test_the_rights_of_the_docs_are_enough(
+    topology: ClusterTopology, project: str
+) -> None:
+    """With those of docs/protocol.md and docs/engines.md nothing is ever refused."""
+    control, status, console_list = keys_of(project)
+    rules = (
+        *("reset", "on", ">geheim", "-@all", "+ping", "+select", "+client|id"),
+        *("+client|setname", "+client|unblock", "+client|kill", "+client|list"),
+        *("+cluster|slots", "+asking", f"(+set +expire %RW~{status})"),
+        f"(+rpush +ltrim +lrange %RW~{console_list})",
+        f"(+blpop +lpop +lpush +lrange %RW~{control})",
+    )
+    for node in topology.nodes:
+        ask(node.port, "ACL", "SETUSER", "agent", *rules)
+        ask(node.port, "ACL", "LOG", "RESET")
+    url = topology.url.replace("://", "://agent:geheim@")
+    slot = slot_of(control)
+    source = topology.owner(slot)
+    target = topology.other_master(source)
+    async with (
+        ProjectAgent(project, redis=url, prefetch=2) as agent,
+        Console(topology.url) as console,
+    ):
+        await agent.ready(10)
+        await to_thread.run_sync(topology.begin_migration, slot, target)
+        assert (await console.call(project, "ping")).succeeded
+        await to_thread.run_sync(topology.move_keys, slot, source, target)
+        await to_thread.run_sync(topology.end_migration, slot, target)
+        assert (await console.call(project, "ping")).succeeded
+    assert [ask(node.port, "ACL", "LOG") for node in topology.nodes] == [[]] * 4
+
+
+async def test_a_slot_that_nobody_serves(
+    topology: ClusterTopology, project: str
+) -> None:
+    """CLUSTERDOWN: the host does not notice, few tries, and on when it is served again."""
+    slot = slot_of(f"{project}_项目控制台")
+    owner = topology.owner(slot)
+    agent = ProjectAgent(project, redis=topology.url)
+    async with agent:
+        await agent.ready(10)
+        agent.log.info("vorher")
+        assert await agent.flush(5)
+        ask(owner.port, "CLUSTER", "DELSLOTS", slot)
+        try:
+            agent.log.info("während")
+            assert not await agent.flush(1)
+            assert agent.stats().logs_queued
+        finally:
+            ask(owner.port, "CLUSTER", "ADDSLOTS", slot)
+        assert await agent.flush(10)
+        assert agent.stats().faults == 0
+
+
+async def test_each_wire_leads_to_its_key(
+    topology: ClusterTopology, project: str
+) -> None:
+    """The wires of an agent begin at the node of their key, without a redirection."""
+    keys = dict(zip(("control", "liveness", "data"), keys_of(project), strict=True))
+    connections = Connections(
+        Endpoint.of(topology.url), "test", timeout=1, reconnect_max=1, keys=keys
+    )
+    for wire in connections.all:
+        key = keys["control" if wire is connections.blocking else wire.use]
+        place = await wire.route.find()
+        owner = topology.owner(slot_of(key))
+        assert place.server.address == f"redis://{LOOPBACK}:{owner.port}/0"
+
+
+async def test_what_was_lost_is_let_go_where_it_was(
+    topology: ClusterTopology, project: str
+) -> None:
+    """A lost BLPOP is released on its node, though the key lives elsewhere by now."""
+    key = f"{project}_控制"
+    elsewhere = topology.other_master(topology.owner(slot_of(key)))
+    own = project_on(topology, elsewhere, project)
+    server = Endpoint.of(f"redis://{LOOPBACK}:{elsewhere.port}/0")
+    zombie = Wire(server, "test:blocking", timeout=1)
+    await zombie.open()
+    await zombie.post([("BLPOP", f"{own}_控制", 30)])
+    connections = Connections(
+        Endpoint.of(topology.url),
+        "test",
+        timeout=1,
+        reconnect_max=1,
+        keys={"control": key, "data": key, "liveness": key},
+    )
+    await connections.control.open()
+    connections.blocking.lost = [Lost(0, zombie.client_id, "", server)]
+    assert await connections.forget_lost(connections.blocking, kill=False)
+    with anyio.fail_after(5):
+        assert await zombie.collect() is None
+    await zombie.aclose()
+    await connections.aclose()
+
+
+@pytest.mark.parametrize("how", ["killed", "hanging"])
+async def test_a_node_fails(
+    topology: ClusterTopology,
+    project: str,
+    how: str,
+    record_property: Callable[..., None],
+) -> None:
+    """A node with a replica is gone: what lies there goes on, the rest as before."""
+    await topology.ready()
+    victim = await to_thread.run_sync(topology.master_with_replica)
+    names = [project_on(topology, victim, f"{project}-{mode}-") for mode in MODES]
+    slot = slot_of(f"{names[0]}_控制")
+    async with under_load(topology.url, project, also=names) as load:
+        await load.alive(time.monotonic(), 10)
+        failed = time.monotonic()
+        if how == "killed":
+            await to_thread.run_sync(victim.kill)
+        else:
+            victim.freeze()
+        try:
+            await topology.switched(slot, victim)
+            await load.alive(time.monotonic(), OUTAGE)
+            record_outages(load, failed, record_property)
+        finally:
+            await to_thread.run_sync(victim.restart if how == "killed" else victim.thaw)
+        await load.alive(time.monotonic(), 10)
+        await check_end(load, [failed])
+
+
+def record_outages(load: Load, since: float, record_property: Any) -> None:
+    """Print how long no command was handled, by agent."""
+    for subject in load.subjects:
+        silence = subject.longest_silence(since)
+        print(f"{subject.project}: {silence:.2f} s")  # noqa: T201 - a figure to be read
+        record_property(f"outage_{subject.project}", round(silence, 2))

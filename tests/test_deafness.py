@@ -1,0 +1,218 @@
+"""A waiting connection that has gone deaf is noticed and replaced, whatever it says."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import anyio
+import anyio.abc
+from redis.asyncio import Redis
+
+from bls_agent import ProjectAgent
+from bls_agent.devserver import DevServer
+from bls_agent.project.parked_read import BLOCK
+from tests.harness import (
+    PASSWORD,
+    History,
+    eventually,
+    status_of,
+    url_with_rights,
+)
+
+NOTICED = BLOCK + 5  # seconds after the cut
+
+
+@dataclass
+class Link:
+    """Stands between agent and server, and can swallow what goes either way.
+
+    Connections that are there when it begins to swallow stay deaf for ever; those that
+    are made afterwards are as good as new.
+    """
+
+    target: int
+    port: int = 0
+    delay: float = 0.0
+    made: int = 0
+    deaf: dict[str, set[int]] = field(default_factory=dict)
+
+    def swallow(self, *ways: str) -> None:
+        for way in ways:
+            self.deaf[way] = set(range(self.made))
+
+    async def serve(self, near: anyio.abc.SocketStream) -> None:
+        number = self.made
+        self.made += 1
+        far = await anyio.connect_tcp("127.0.0.1", self.target)
+        async with near, far, anyio.create_task_group() as tasks:
+            tasks.start_soon(self.carry, near, far, "requests", number)
+            await self.carry(far, near, "replies", number)
+            tasks.cancel_scope.cancel()
+
+    async def carry(
+        self,
+        source: anyio.abc.SocketStream,
+        sink: anyio.abc.SocketStream,
+        way: str,
+        number: int,
+    ) -> None:
+        send, receive = anyio.create_memory_object_stream[tuple[float, bytes]](10_000)
+
+        async def late() -> None:
+            async for due, data in receive:
+                await anyio.sleep_until(due)
+                if number not in self.deaf.get(way, set()):
+                    await sink.send(data)
+
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            async with anyio.create_task_group() as tasks, receive, send:
+                tasks.start_soon(late)
+                async for data in source:
+                    await send.send((anyio.current_time() + self.delay, data))
+                tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def link_to(server: DevServer) -> AsyncIterator[Link]:
+    """Open a link to a server on a port of its own."""
+    link = Link(server.port)
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    link.port = listener.extra(anyio.abc.SocketAttribute.local_port)
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, link.serve)
+        yield link
+        tasks.cancel_scope.cancel()
+
+
+async def parked(admin: Redis) -> bool:
+    return any("b" in client["flags"] for client in await admin.client_list())
+
+
+@asynccontextmanager
+async def linked() -> AsyncIterator[tuple[DevServer, Redis, Link]]:
+    """A server, an administrator with a connection of its own, and a link."""
+    with DevServer() as server:
+        client = Redis.from_url(server.url, protocol=2)
+        async with client as admin, link_to(server) as link:
+            yield server, admin, link
+
+
+async def half_open(project: str, ways: tuple[str, ...], prefetch: int) -> None:
+    """All connections deaf at once during BLPOP, liveness, too: a new one in time."""
+    async with linked() as (_, admin, link):
+        agent = ProjectAgent(
+            project, redis=f"redis://127.0.0.1:{link.port}/0", prefetch=prefetch
+        )
+        history = History()
+        history.attach(agent)
+        async with agent:
+            await agent.ready(5)
+            await eventually(lambda: parked(admin))
+            made = link.made
+            link.swallow(*ways)
+            for _ in range(3 * prefetch):
+                await history.push(admin, project)
+            await eventually(lambda: history.pushed[-1] in history.handled, NOTICED)
+            assert link.made - made <= 4, "one new connection each, about"
+            await history.push(admin, project)
+            await eventually(lambda: history.pushed[-1] in history.handled, 3)
+        lost = set(history.pushed) - set(history.handled)
+        assert len(lost) <= prefetch
+        assert len(history.handled) == len(set(history.handled))
+        assert await status_of(admin, project) == "离线"
+
+
+async def refused(project: str) -> None:
+    """A refusal of UNBLOCK is an answer of a living server, too."""
+    async with linked() as (server, admin, link):
+        await url_with_rights(admin, server, "~*", "+@all", "-client", "-ping")
+        agent = ProjectAgent(
+            project, redis=f"redis://agent:{PASSWORD}@127.0.0.1:{link.port}/0"
+        )
+        history = History()
+        history.attach(agent)
+        async with agent:
+            await agent.ready(5)
+            await eventually(lambda: parked(admin))
+            link.swallow("replies")
+            for _ in range(3):
+                await history.push(admin, project)
+            await eventually(lambda: history.pushed[-1] in history.handled, NOTICED)
+        assert len(set(history.pushed) - set(history.handled)) <= 1
+
+
+async def slow_link(project: str, delay: float) -> None:
+    """A slow link is not a dead one: no connection is made anew, nothing is lost.
+
+    Args:
+        project: Its name.
+        delay: Seconds in each direction.
+    """
+    async with linked() as (_, admin, link):
+        link.delay = delay
+        agent = ProjectAgent(
+            project,
+            redis=f"redis://127.0.0.1:{link.port}/0",
+            status_interval=5,
+            status_ttl=30,
+        )
+        history = History()
+        history.attach(agent)
+        async with agent:
+            await agent.ready(10)
+            await eventually(lambda: agent.stats().connections["blocking"])
+            await history.push(admin, project)
+            await eventually(lambda: history.handled == history.pushed, 10)
+            await anyio.sleep(BLOCK + 1 + 3 * delay)  # a block without a command
+            assert await status_of(admin, project) == "在线"
+            assert link.made == len(agent.stats().connections)
+            link.delay = 0  # so that the end is quick
+        await history.check(admin, project)
+
+
+async def frozen(project: str) -> None:
+    """No answer from anybody: the read stays parked, few connections are tried."""
+    async with linked() as (server, admin, link):
+        agent = ProjectAgent(project, redis=f"redis://127.0.0.1:{link.port}/0")
+        history = History()
+        history.attach(agent)
+        async with agent:
+            await agent.ready(5)
+            await eventually(lambda: parked(admin))
+            made = link.made
+            await history.push(admin, project)
+            await eventually(lambda: history.handled == [0])
+            server.freeze()
+            await anyio.sleep(NOTICED)
+            assert link.made - made <= 4, "and not one each moment"
+            server.thaw()
+            await history.push(admin, project)
+            await eventually(lambda: history.handled == history.pushed, 4)
+        await history.check(admin, project)
+
+
+WAYS = (("requests",), ("replies",), ("requests", "replies"))
+
+
+async def test_each_way_to_be_deaf(project: str) -> None:
+    """All at the same time, because each of them takes its seconds."""
+    failed: dict[str, str] = {}
+
+    async def note(name: str, scenario: Awaitable[None]) -> None:
+        try:
+            await scenario
+        except Exception as error:
+            failed[name] = "".join(traceback.format_exception(error))
+
+    async with anyio.create_task_group() as tasks:
+        for ways in WAYS:
+            for prefetch in (1, 4):
+                name = f"half open: {ways}, prefetch {prefetch}"
+                tasks.start_soon(note, name, half_open(project, ways, prefetch))
+        tasks.start_soon(note, "refused", refused(project))
+        tasks.start_soon(note, "slow link", slow_link(project, 0.5))
+        tasks.start_soon(note, "frozen", frozen(project))
+    assert not failed, "\n".join(f"{name}: {why}" for name, why in failed.items())

@@ -1,0 +1,259 @@
+"""Whatever a handler does: the loop lives, the record says it, the next command runs."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent import Console, ProjectAgent, SyncConsole
+from tests.harness import records, status_of
+
+LIMIT = 0.2
+
+
+class Stranger(BaseException):
+    """No Exception, so most nets have a hole for it."""
+
+
+class UnspeakableError(Exception):
+    """Cannot be told."""
+
+    def __str__(self) -> str:
+        raise Stranger
+
+    __repr__ = __str__
+
+
+def dive() -> int:
+    return dive()
+
+
+def this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+def raising(error: BaseException) -> Callable[[], Any]:
+    def handler() -> None:
+        raise error
+
+    return handler
+
+
+def raising_in_loop(error: BaseException) -> Callable[[], Any]:
+    async def handler() -> None:
+        raise error
+
+    return handler
+
+
+async def dives() -> int:
+    return dive()
+
+
+async def too_much() -> list[int]:
+    return [0] * (1 << 60)
+
+
+async def blocks_the_loop() -> None:
+    time.sleep(2 * LIMIT)
+
+
+async def cancels_its_task() -> None:
+    this_task().cancel()
+    await anyio.sleep_forever()
+
+
+async def closes_its_task() -> None:
+    coroutine = this_task().get_coro()
+    assert coroutine is not None
+    coroutine.close()
+
+
+async def takes_back_its_cancellation() -> str:
+    try:
+        await anyio.sleep_forever()
+    except asyncio.CancelledError:
+        while this_task().uncancel():
+            pass
+    return "went on"
+
+
+async def takes_back_what_nobody_did() -> int:
+    return this_task().uncancel()
+
+
+async def fails_in_a_group() -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(raising_in_loop(Stranger("in a group")))
+        await anyio.sleep_forever()
+
+
+def numbers() -> Iterator[int]:
+    yield 1
+
+
+async def later_numbers() -> AsyncIterator[int]:
+    yield 1
+
+
+def gives_a_generator() -> object:
+    return numbers()
+
+
+async def gives_an_async_generator() -> object:
+    return later_numbers()
+
+
+def gives_a_coroutine() -> Any:
+    return dives_not()
+
+
+async def dives_not() -> int:
+    return 3
+
+
+async def gives_a_circle() -> list[Any]:
+    circle: list[Any] = []
+    circle.append(circle)
+    return circle
+
+
+async def gives_a_well() -> list[Any]:
+    well: list[Any] = []
+    for _ in range(5_000):
+        well = [well]
+    return well
+
+
+async def gives_the_unspeakable() -> object:
+    return {"ok": 1, "what": UnspeakableError()}
+
+
+async def gives_much() -> str:
+    return "货" * 1_000_000
+
+
+HANDLERS: dict[str, tuple[Callable[[], Any], str]] = {
+    "base exception": (raising_in_loop(Stranger("x")), "failed"),
+    "base exception, plain": (raising(Stranger("x")), "failed"),
+    "generator exit": (raising_in_loop(GeneratorExit()), "failed"),
+    "generator exit, plain": (raising(GeneratorExit()), "failed"),
+    "exit": (raising_in_loop(SystemExit(3)), "failed"),
+    "exit, plain": (raising(SystemExit(3)), "failed"),
+    "stop iteration, plain": (raising(StopIteration(3)), "failed"),
+    "cancelled, plain": (raising(asyncio.CancelledError()), "failed"),
+    "cancelled": (raising_in_loop(asyncio.CancelledError()), "failed"),
+    "interrupt, plain": (raising(KeyboardInterrupt()), "failed"),
+    "unspeakable": (raising_in_loop(UnspeakableError()), "failed"),
+    "unspeakable, plain": (raising(UnspeakableError()), "failed"),
+    "group": (fails_in_a_group, "failed"),
+    "recursion": (dives, "failed"),
+    "recursion, plain": (dive, "failed"),
+    "memory": (too_much, "failed"),
+    "memory, plain": (raising(MemoryError()), "failed"),
+    "blocks": (blocks_the_loop, "timed_out"),
+    "hangs": (anyio.sleep_forever, "timed_out"),
+    "cancels its task": (cancels_its_task, "failed"),
+    "closes its task": (closes_its_task, "failed"),
+    "takes back its cancellation": (takes_back_its_cancellation, "timed_out"),
+    "takes back what nobody did": (takes_back_what_nobody_did, "succeeded"),
+    "generator": (gives_a_generator, "succeeded"),
+    "async generator": (gives_an_async_generator, "succeeded"),
+    "coroutine": (gives_a_coroutine, "succeeded"),
+    "circle": (gives_a_circle, "succeeded"),
+    "well": (gives_a_well, "succeeded"),
+    "no JSON": (gives_the_unspeakable, "succeeded"),
+    "much": (gives_much, "succeeded"),
+}
+
+
+async def test_every_handler_leaves_one_record_and_no_trace(
+    redis_url: str, redis: Redis, console: Console, project: str
+) -> None:
+    """One agent suffers all of them, each is followed by a command that works."""
+    agent = ProjectAgent(project, redis=redis_url, command_timeout=LIMIT)
+    for name, (handler, _) in HANDLERS.items():
+        agent.command(name)(handler)
+    async with agent:
+        for name, (_, expected) in HANDLERS.items():
+            outcome = await console.call(project, name, timeout=5.0)
+            assert (name, outcome.kind.value) == (name, expected)
+            assert (await console.call(project, "ping", timeout=5.0)).succeeded
+        stats = agent.stats()
+        assert (stats.faults, stats.commands_running, stats.commands_stuck) == (0, 0, 0)
+        assert await status_of(redis, project) == "在线"
+    found = [r["metadata"] for r in await records(redis, project)]
+    told = [one["command"] for one in found if one.get("command") in HANDLERS]
+    assert told == list(HANDLERS)
+
+
+def test_an_interrupt_in_another_thread_is_the_handlers_own(
+    redis_url: str, project: str
+) -> None:
+    """Ctrl-C arrives in the main thread only: elsewhere it is a failure like any other."""
+    agent = ProjectAgent(project, redis=redis_url)
+    threads: list[threading.Thread] = []
+
+    @agent.command
+    async def interrupt() -> None:
+        threads.append(threading.current_thread())
+        raise KeyboardInterrupt
+
+    with agent.in_thread(), SyncConsole(redis_url) as console:
+        outcome = console.call(project, "interrupt", timeout=5.0)
+        assert (outcome.kind, outcome.error["type"]) == ("failed", "KeyboardInterrupt")
+        assert console.call(project, "ping", timeout=5.0).succeeded
+    assert threads != [threading.main_thread()]
+
+
+INTERRUPTED = """
+import asyncio, sys
+from bls_agent import Console, ProjectAgent
+
+agent = ProjectAgent(sys.argv[1], redis=sys.argv[2], mode=sys.argv[3])
+
+@agent.command
+async def interrupt():
+    raise KeyboardInterrupt
+
+async def main():
+    async with agent, Console(sys.argv[2]) as console:
+        await console.send(sys.argv[1], "interrupt")
+        await asyncio.sleep(20)
+
+try:
+    asyncio.run(main())
+except KeyboardInterrupt:
+    print("came out")
+"""
+
+
+@pytest.mark.parametrize(("mode", "left"), [("blocking", 0), ("compat", 1)])
+async def test_an_interrupt_in_the_main_thread_is_the_hosts(
+    redis_url: str, redis: Redis, project: str, mode: str, left: int
+) -> None:
+    """It ends the program as asyncio has it, once; the agent says farewell in order.
+
+    The command is reported ``cancelled``, which leaves it in the list in compat mode.
+    """
+    done = await anyio.run_process(
+        [sys.executable, "-c", INTERRUPTED, project, redis_url, mode],
+        stderr=subprocess.STDOUT,
+    )
+    assert done.stdout == b"came out\n"
+    assert await status_of(redis, project) == "离线"
+    (record,) = [r["metadata"] for r in await records(redis, project)]
+    assert record["outcome"] == "cancelled"
+    assert record["error"]["type"] == "KeyboardInterrupt"
+    assert await redis.llen(f"{project}_控制") == left

@@ -1,0 +1,960 @@
+"""Mode `reliable`: nothing is lost, and what runs twice is within the promise."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from bls_agent import CommandContext, ProjectAgent, RedisRefusedError
+from bls_agent.connection import Connections
+from bls_agent.devserver import DevServer
+from bls_agent.endpoint import Endpoint
+from bls_agent.project import reclaiming
+from bls_agent.project.reliable import ReliableReceiver
+from tests.corpus.loader import load_commands
+from tests.harness import (
+    History,
+    command_bytes,
+    cut_connections,
+    eventually,
+    execute,
+    producing,
+    records,
+    url_with_rights,
+)
+
+PROJECT = "订单系统"
+CONTROL = "订单系统_控制"
+BESIDE = "bls_agent:{订单系统_控制}"
+LISTS = f"{BESIDE}:inflight"
+DELIVERIES = f"{BESIDE}:deliveries"
+SEEN = f"{BESIDE}:seen"
+DEAD = f"{BESIDE}:dead"
+
+
+def inflight(instance: str) -> str:
+    return f"{BESIDE}:inflight:{instance}"
+
+
+def owner(instance: str) -> str:
+    return f"bls_agent:{inflight(instance)}:owner"
+
+
+def make_agent(server: DevServer, **options: Any) -> ProjectAgent:
+    options = {"instance": "a", "lease_ttl": 1.0, **options}
+    return ProjectAgent(PROJECT, redis=server.url, mode="reliable", **options)
+
+
+def ignore(_: object) -> None:
+    pass
+
+
+def make_receiver(
+    server: DevServer,
+    instance: str,
+    *,
+    connections: Connections | None = None,
+    lease_ttl: float = 1.0,
+) -> tuple[Connections, ReliableReceiver]:
+    """A receiver alone, to be stopped at any moment as a process may be."""
+    connections = connections or Connections(
+        Endpoint.of(server.url), f"bls-agent:{instance}", timeout=2, reconnect_max=1
+    )
+    receiver = ReliableReceiver(
+        connections,
+        CONTROL,
+        lambda *_: None,
+        instance=instance,
+        lease_ttl=lease_ttl,
+        window=600.0,
+        on_redelivery="run",
+        size_limit=1_000_000,
+        report=ignore,
+    )
+    return connections, receiver
+
+
+async def die_holding(
+    server: DevServer, redis: Redis, instance: str, count: int
+) -> list[bytes]:
+    """Take commands, and be dead for longer than the lease: give what was held."""
+    connections, receiver = make_receiver(server, instance)
+    messages = await receiver.receive(count)
+    key = receiver.epochs.lease.owner_key
+    for wire in connections.all:
+        await wire.aclose()
+    await redis.delete(key)
+    assert len(messages) == count
+    return [message.payload for message in messages]
+
+
+async def drained(redis: Redis) -> bool:
+    """Nothing waits and nothing runs; looked at in the order in which commands move."""
+    if await redis.llen(CONTROL):
+        return False
+    return not [k for k in await redis.keys("*:inflight:*") if b"owner" not in k]
+
+
+async def parked(redis: Redis) -> bool:
+    """An agent waits at the server."""
+    clients = await redis.client_list()
+    return any(one["cmd"] == "blmove" and "b" in one["flags"] for one in clients)
+
+
+async def _has_length(redis: Redis, key: str, length: int) -> bool:
+    return await redis.llen(key) == length
+
+
+CHILD = """
+import anyio, sys
+from bls_agent import ProjectAgent, CommandContext
+agent = ProjectAgent({project!r}, redis={url!r}, mode="reliable", lease_ttl=1.0,
+                     instance={instance!r}, prefetch=2)
+@agent.command
+async def mark(number: int, context: CommandContext) -> None:
+    print("started", number, context.delivery, flush=True)
+    if {hold!r}:
+        await anyio.sleep({hold!r})
+    print("ended", number, flush=True)
+anyio.run(agent.run)
+"""
+
+
+@asynccontextmanager
+async def child(
+    server: DevServer, instance: str, hold: float
+) -> AsyncIterator[tuple[anyio.abc.Process, Callable[[str], Any]]]:
+    """An agent in a process of its own; with what waits for a line of its output."""
+    code = CHILD.format(project=PROJECT, url=server.url, instance=instance, hold=hold)
+    root = str(Path(__file__).parents[1])
+    kept = {key: text for key, text in os.environ.items() if not key.startswith("BLS_")}
+    async with await anyio.open_process(
+        [sys.executable, "-c", code], env={**kept, "PYTHONPATH": root}, stderr=None
+    ) as process:
+        shown = ""
+
+        async def wait_for(text: str) -> None:
+            nonlocal shown
+            assert process.stdout is not None
+            with anyio.fail_after(20):
+                while text not in shown:
+                    shown += (await process.stdout.receive()).decode()
+
+        try:
+            yield process, wait_for
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+
+
+async def test_keys_while_a_command_runs(own_server: DevServer, admin: Redis) -> None:
+    """Byte for byte: the command in our list, its name in the set, our token with a TTL."""
+    agent = make_agent(own_server)
+    running, done = anyio.Event(), anyio.Event()
+
+    @agent.command
+    async def hold() -> None:
+        running.set()
+        await done.wait()
+
+    payload = '{ "id":"订-1", "command":"hold" }'.encode()
+    async with agent:
+        await admin.rpush(CONTROL, payload)
+        await running.wait()
+        assert await admin.lrange(inflight("a"), 0, -1) == [payload]
+        assert await admin.smembers(LISTS) == {inflight("a").encode()}
+        assert 0 < await admin.pttl(owner("a")) <= 1_000
+        assert not await admin.exists(CONTROL, SEEN, DELIVERIES, DEAD)
+        done.set()
+        await eventually(lambda: drained(admin))
+        assert await admin.zrange(SEEN, 0, -1) == ["订-1".encode()]
+        assert 0 < await admin.pttl(SEEN) <= 600_000
+    assert not await admin.exists(LISTS, owner("a"), inflight("a"), CONTROL, DELIVERIES)
+
+
+async def test_killed_in_a_handler(
+    own_server: DevServer, admin: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL in a handler: another one takes over all of it; only one ran twice."""
+    monkeypatch.setattr(reclaiming, "QUIET", 1.0)
+    for number in range(6):
+        await admin.rpush(CONTROL, command_bytes(number))
+    async with child(own_server, "victim", 60.0) as (process, wait_for):
+        await wait_for("started 0 1")
+        process.kill()
+    agent = make_agent(own_server)
+    seen: list[tuple[int, int]] = []
+
+    @agent.command
+    async def mark(number: int, context: CommandContext) -> None:
+        seen.append((number, context.delivery))
+
+    async with agent:
+        await eventually(lambda: len(seen) == 6)
+        await eventually(lambda: drained(admin))
+        names = {inflight("a").encode()}
+        await eventually(lambda: _is_members(admin, names))
+    assert Counter(seen) == Counter(
+        [(0, 2), (1, 2), (2, 1), (3, 1), (4, 1), (5, 1)]  # 0 and 1 were held
+    )
+    assert not await admin.exists(DELIVERIES, LISTS)
+
+
+async def _is_members(redis: Redis, names: set[bytes]) -> bool:
+    return await redis.smembers(LISTS) == names
+
+
+async def test_restart_under_the_same_name(own_server: DevServer, admin: Redis) -> None:
+    """At once it works with another list; what the dead one had follows with its lease."""
+    await admin.rpush(CONTROL, command_bytes(1))
+    async with child(own_server, "a", 60.0) as (process, wait_for):
+        await wait_for("started 1 1")
+        process.kill()
+    await admin.rpush(CONTROL, command_bytes(2))
+    agent = make_agent(own_server)
+    seen: list[tuple[int, int]] = []
+
+    @agent.command
+    async def mark(number: int, context: CommandContext) -> None:
+        seen.append((number, context.delivery))
+
+    async with agent:
+        await eventually(lambda: (2, 1) in seen)
+        names: list[Any] = list(await admin.smembers(LISTS))
+        assert sum(inflight("a~").encode() in name for name in names) == 1
+        await eventually(lambda: (1, 2) in seen)
+    async with agent:
+        await eventually(lambda: _owns(admin, "a"))
+    assert len(seen) == 2
+
+
+async def _owns(redis: Redis, instance: str) -> bool:
+    return bool(await redis.exists(owner(instance)))
+
+
+async def test_its_own_back_at_once_when_the_lease_is_over(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """A restart after the lease ran out gets its own commands back, in their order."""
+    payloads = [command_bytes(number) for number in range(5)]
+    await admin.rpush(CONTROL, *payloads)
+    assert await die_holding(own_server, admin, "a", 3) == payloads[:3]
+    history = History()
+    agent = make_agent(own_server, lease_ttl=60)
+    history.attach(agent)
+    async with agent:
+        await eventually(lambda: len(history.handled) == 5)
+        assert await _owns(admin, "a")
+    assert history.handled == [0, 1, 2, 3, 4]
+
+
+async def test_skip(own_server: DevServer, admin: Redis) -> None:
+    """With on_redelivery="skip" it is not started again: one abandoned record."""
+    await admin.rpush(CONTROL, command_bytes(7))
+    await die_holding(own_server, admin, "victim", 1)
+    history = History()
+    agent = make_agent(own_server, on_redelivery="skip")
+    history.attach(agent)
+    async with agent:
+        await eventually(lambda: agent.stats().outcomes == {"abandoned": 1})
+        await eventually(lambda: drained(admin))
+        await agent.flush()
+        found = (await records(admin, PROJECT))[-1]
+    assert found["metadata"]["commandId"] == "cmd-7"
+    assert found["metadata"]["command"] == "mark"
+    assert found["level"] == "error"
+    assert not history.handled
+
+
+async def test_a_slot_that_does_not_become_free(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """Behind a function that ignores its time nothing is kept from the other agents."""
+    stuck, other = make_agent(own_server, command_timeout=0.1), History()
+    done = threading.Event()
+
+    @stuck.command
+    def mark(number: int) -> None:
+        if number:
+            done.wait(20)
+
+    await admin.rpush(CONTROL, *map(command_bytes, range(4)))
+    async with stuck:
+        await eventually(lambda: stuck.stats().outcomes.get("timed_out") == 1)
+        await eventually(lambda: _has_length(admin, inflight("a"), 0))
+        agent = make_agent(own_server, instance="b")
+        other.attach(agent)
+        async with agent:
+            await eventually(lambda: other.handled == [2, 3])
+            await eventually(lambda: drained(admin))
+        done.set()
+
+
+async def test_three_deliveries_then_a_dead_letter(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """At the fourth time it is a dead letter with a record; the list is capped."""
+    await admin.rpush(DEAD, *(b"%d" % number for number in range(1_000)))
+    await admin.rpush(CONTROL, command_bytes(7), b"[]")
+    for delivery in (1, 2, 3):
+        connections, receiver = make_receiver(own_server, f"victim-{delivery}")
+        messages = await receiver.receive(2)
+        assert [message.delivery for message in messages] == [delivery] * 2
+        for wire in connections.all:
+            await wire.aclose()
+        await admin.delete(owner(f"victim-{delivery}"))
+    history = History()
+    agent = make_agent(own_server)
+    history.attach(agent)
+    async with agent:
+        await eventually(lambda: agent.stats().outcomes == {"dead_lettered": 2})
+        await agent.flush()
+        told = [record["metadata"] for record in await records(admin, PROJECT)]
+    assert [one["commandId"] for one in told] == ["", "cmd-7"]
+    assert await admin.llen(DEAD) == 1_000
+    assert await admin.lrange(DEAD, -2, -1) == [b"[]", command_bytes(7)]
+    assert not history.handled
+    assert not await admin.exists(DELIVERIES, CONTROL)
+
+
+async def test_twins_die_once(own_server: DevServer, admin: Redis) -> None:
+    """Commands with the same bytes: the deaths of several processes do not add up."""
+    twin = b'{"command":"mark","args":{"number":1}}'
+    await admin.rpush(CONTROL, *[twin] * 10)
+    for number in range(5):
+        connections, receiver = make_receiver(own_server, f"victim-{number}")
+        assert len(await receiver.receive(2)) == 2
+        for wire in connections.all:
+            await wire.aclose()
+    for number in range(5):
+        await admin.delete(owner(f"victim-{number}"))
+    agent = make_agent(own_server, concurrency=3, prefetch=4)
+    deliveries: list[int] = []
+
+    @agent.command
+    async def mark(number: int, context: CommandContext) -> None:
+        deliveries.append(context.delivery)
+        await anyio.sleep(0.001 * number)
+
+    async with agent:
+        await eventually(lambda: len(deliveries) == 10)
+        await eventually(lambda: drained(admin))
+    assert max(deliveries) == 2
+    assert not await admin.exists(DEAD)
+
+
+IDS: dict[str, tuple[bytes, bytes]] = {
+    "text": (b'"x-1"', b'"x-1"'),
+    "escaped": (b'"x-1"', b'"\\u0078-1"'),
+    "number": (b"90071992547409931", b'"90071992547409931"'),
+    "long": (b'"' + b"x" * 5_000 + b'"', b'"' + b"x" * 5_000 + b'"'),
+}
+
+
+@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize("at_once", [True, False], ids=["taken", "parked"])
+async def test_duplicates(
+    own_server: DevServer, admin: Redis, name: str, at_once: bool
+) -> None:
+    """An id that has ended is not run again, however it is written."""
+    agent = make_agent(own_server, prefetch=4)
+    history = History()
+    history.attach(agent)
+    first, second = IDS[name]
+    form = b'{"args":{"number":%d},"x":{"id":"other"},"id": %b,"command":"mark"}'
+    messages = [form % (1, first), form % (2, second), form % (3, first)]
+    if at_once:
+        await admin.rpush(CONTROL, *messages)
+    async with agent:
+        await agent.ready(5)
+        if not at_once:
+            for number, message in enumerate(messages, 1):
+                await eventually(lambda: parked(admin))
+                await admin.rpush(CONTROL, message)
+                await eventually(partial(_has_ended, agent, number))
+        await eventually(lambda: _ended(agent) == 3)
+        await eventually(lambda: drained(admin))
+    assert history.handled == [1]
+    assert agent.stats().outcomes == {"succeeded": 1, "duplicate": 2}
+
+
+def _has_ended(agent: ProjectAgent, count: int) -> bool:
+    return _ended(agent) == count
+
+
+def _ended(agent: ProjectAgent) -> int:
+    return sum(agent.stats().outcomes.values())
+
+
+async def test_other_ids_are_no_duplicates(own_server: DevServer, admin: Redis) -> None:
+    """An id elsewhere in the message is none, nor does a command without one have one."""
+    agent = make_agent(own_server, prefetch=3)
+    history = History()
+    history.attach(agent)
+    form = b'{"x":{"id":"same"},"command":"mark","args":{"number":%d}%b}'
+    ids = [
+        b"",
+        b"",
+        b',"id":"1"',
+        b',"id":"2"',
+        b',"id":""',
+        b',"id":null',
+        b',"id":""',
+    ]
+    await admin.rpush(CONTROL, *(form % pair for pair in enumerate(ids)))
+    async with agent:
+        await eventually(lambda: len(history.handled) == len(ids))
+    assert sorted(await admin.zrange(SEEN, 0, -1)) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("window", [0.3, 0.0])
+async def test_outside_of_the_window(
+    own_server: DevServer, admin: Redis, window: float
+) -> None:
+    """After the window, or without one, an id is run again."""
+    agent = make_agent(own_server, dedup_window=window)
+    history = History()
+    history.attach(agent)
+    async with agent:
+        await agent.ready(5)
+        await admin.rpush(CONTROL, command_bytes(1))
+        await eventually(lambda: drained(admin))
+        await eventually(lambda: _absent(admin, SEEN))
+        await admin.rpush(CONTROL, command_bytes(1))
+        await eventually(lambda: history.handled == [1, 1])
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["taken", "parked"])
+async def test_the_window_is_of_each_id(
+    own_server: DevServer, admin: Redis, at_once: bool
+) -> None:
+    """An id that is over does not count, although others keep the key alive."""
+    now = (await admin.time())[0] * 1_000
+    await admin.zadd(SEEN, {"cmd-1": now - 601_000, "cmd-2": now - 500_000})
+    agent = make_agent(own_server, prefetch=2)
+    history = History()
+    history.attach(agent)
+    if at_once:
+        await admin.rpush(CONTROL, command_bytes(1), command_bytes(2))
+    async with agent:
+        await agent.ready(5)
+        for number in (1, 2) if not at_once else ():
+            await eventually(lambda: parked(admin))
+            await admin.rpush(CONTROL, command_bytes(number))
+            await eventually(partial(_has_ended, agent, number))
+        await eventually(lambda: _ended(agent) == 2)
+    assert history.handled == [1]
+
+
+async def _absent(redis: Redis, key: str) -> bool:
+    return not await redis.exists(key)
+
+
+async def test_ids_that_are_over_are_trimmed(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """Each ack removes what is out of the window, and what is beyond the limit."""
+    await admin.zadd(SEEN, {f"old-{n}": n for n in range(100)})
+    now = (await admin.time())[0] * 1_000
+    for start in range(0, 100_000, 10_000):
+        await admin.zadd(SEEN, {f"n-{n}": now for n in range(start, start + 10_000)})
+    agent = make_agent(own_server)
+    history = History()
+    history.attach(agent)
+    async with agent:
+        await admin.rpush(CONTROL, command_bytes(1))
+        await eventually(lambda: drained(admin))
+    assert await admin.zcard(SEEN) == 100_000
+    assert await admin.zscore(SEEN, "old-99") is None
+    assert await admin.zscore(SEEN, "cmd-1")
+
+
+async def test_one_id_in_work_twice(own_server: DevServer, admin: Redis) -> None:
+    """A second command with the id of one that runs is a duplicate at once."""
+    agent = make_agent(own_server, concurrency=2)
+    history = History()
+    release = anyio.Event()
+
+    @agent.command
+    async def mark(number: int) -> None:
+        history.handled.append(number)
+        await release.wait()
+
+    await admin.rpush(CONTROL, command_bytes(1), command_bytes(1))
+    async with agent:
+        await eventually(lambda: agent.stats().outcomes == {"duplicate": 1})
+        await eventually(lambda: _has_length(admin, inflight("a"), 1))
+        release.set()
+    assert history.handled == [1]
+
+
+async def test_a_late_ack_takes_nothing_away(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """Reclaimed by another one, the ack of the first owner leaves that delivery alone."""
+    await admin.rpush(CONTROL, command_bytes(1))
+    slow, sleeper = make_receiver(own_server, "sleeper")
+    quick, other = make_receiver(own_server, "other")
+    first = (await sleeper.receive(1))[0]
+    assert first.claim(first)
+    await admin.delete(owner("sleeper"))
+    second = (await other.receive(1))[0]
+    assert (first.payload, second.delivery) == (second.payload, 2)
+    await sleeper.settle(first)
+    assert await admin.lrange(inflight("other"), 0, -1) == [first.payload]
+    assert await admin.hlen(DELIVERIES) == 2
+    assert second.claim(second)
+    await other.settle(second)
+    assert await drained(admin)
+    for receiver, connections in ((sleeper, slow), (other, quick)):
+        await receiver.close()
+        await connections.aclose()
+    assert not await admin.exists(DELIVERIES)
+
+
+@pytest.mark.parametrize("fails_at_first", [False, True])
+async def test_a_swallowed_reply(
+    own_server: DevServer, admin: Redis, fails_at_first: bool
+) -> None:
+    """What a dying link has swallowed is found in the list: it was never started."""
+    url = await url_with_rights(admin, own_server, "+@all", "~*")
+    connections = Connections(Endpoint.of(url), "x", timeout=2, reconnect_max=0.1)
+    _, receiver = make_receiver(own_server, "a", connections=connections)
+    await admin.rpush(CONTROL, command_bytes(0))
+    first = (await receiver.receive(1))[0]
+    request = ("BLMOVE", CONTROL, inflight("a"), "LEFT", "RIGHT", 2)
+    await connections.blocking.post([request])
+    await admin.rpush(CONTROL, command_bytes(1))
+    await eventually(lambda: _has_length(admin, inflight("a"), 2))
+    await connections.blocking.drop()
+    if fails_at_first:
+        await execute(admin, "ACL", "SETUSER", "agent", "-lrange")
+        with pytest.raises(RedisRefusedError):
+            await receiver.receive(1)
+        await execute(admin, "ACL", "SETUSER", "agent", "+lrange")
+    second = (await receiver.receive(1))[0]
+    assert (second.payload, second.delivery) == (command_bytes(1), 1)
+    assert len(receiver.holdings) == 2
+    assert first.claim(first)
+    await receiver.close()
+    await connections.aclose()
+    assert await admin.lrange(CONTROL, 0, -1) == [command_bytes(0), command_bytes(1)]
+
+
+async def test_a_doubtful_ack_spares_its_twin(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """An ack whose answer was lost is not said twice over another with the same bytes."""
+    twin = b'{"command":"mark"}'
+    await admin.rpush(CONTROL, twin, twin)
+    connections, receiver = make_receiver(own_server, "a")
+    first, second = await receiver.receive(2)
+    assert first.claim(first)
+    assert second.claim(second)
+    await admin.lrem(
+        inflight("a"), 1, twin.decode()
+    )  # as the ack did whose answer is lost
+    receiver._acks._in_doubt = [first]
+    await receiver.settle(first)
+    assert await admin.lrange(inflight("a"), 0, -1) == [twin]
+    assert len(receiver.holdings) == 1
+    await receiver.settle(second)
+    assert await drained(admin)
+    await receiver.close()
+    await connections.aclose()
+
+
+async def test_a_link_that_dies_with_an_ack(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """The ack ran, its answer was swallowed: its twin is not taken out in its place."""
+    twin = b'{"command":"mark"}'
+    await admin.rpush(CONTROL, command_bytes(0), twin, twin)
+    connections, receiver = make_receiver(own_server, "a", lease_ttl=15)
+    before, first, second = await receiver.receive(3)
+    assert all(message.claim(message) for message in (before, first, second))
+    await receiver.settle(before)  # from now on the server knows the script
+    own_server.freeze()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(receiver.settle, first)
+        await eventually(lambda: connections.blocking.owed > 0)
+        await connections.blocking.drop()
+        own_server.thaw()
+    assert await admin.lrange(inflight("a"), 0, -1) == [twin]
+    await receiver.settle(second)
+    assert await drained(admin)
+    await receiver.close()
+    await connections.aclose()
+
+
+async def test_an_ack_of_an_earlier_turn(own_server: DevServer, admin: Redis) -> None:
+    """Reclaimed, given back and taken here once more: the first ack is not the second's."""
+    await admin.rpush(CONTROL, command_bytes(1))
+    connections, receiver = make_receiver(own_server, "a")
+    others, other = make_receiver(own_server, "b")
+    first = (await receiver.receive(1))[0]
+    assert first.claim(first)
+    await admin.delete(owner("a"))
+    assert (await other.receive(1))[0].delivery == 2
+    await other.close()
+    assert not await receiver.receive(1)  # it is told that its lease is over
+    second = (await receiver.receive(1))[0]
+    assert (second.payload, second.delivery) == (first.payload, 2)
+    await receiver.settle(first)
+    assert await admin.lrange(inflight("a"), 0, -1) == [first.payload]
+    assert await admin.zscore(SEEN, "cmd-1")
+    await receiver.close()
+    for wires in (connections, others):
+        await wires.aclose()
+
+
+async def test_a_name_that_is_in_use(own_server: DevServer, admin: Redis) -> None:
+    """Two of one name: neither waits, neither touches what the other one has."""
+    await admin.rpush(CONTROL, command_bytes(0), command_bytes(1))
+    pairs = [make_receiver(own_server, "a") for _ in range(2)]
+    messages = [(await receiver.receive(1))[0] for _, receiver in pairs]
+    assert [message.payload for message in messages] == [
+        command_bytes(0),
+        command_bytes(1),
+    ]
+    keys = {receiver.epochs.inflight for _, receiver in pairs}
+    assert len(keys) == 2
+    for (connections, receiver), message in zip(pairs, messages, strict=True):
+        assert message.claim(message)
+        await receiver.settle(message)
+        await receiver.close()
+        await connections.aclose()
+    assert await drained(admin)
+    assert not await admin.exists(LISTS)
+
+
+async def test_losing_the_name_to_another_one(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """Its lease lost to another of the same name: what was not started is theirs now."""
+    await admin.rpush(CONTROL, command_bytes(0), command_bytes(1))
+    connections, receiver = make_receiver(own_server, "a")
+    started, waiting = await receiver.receive(2)
+    assert started.claim(started)
+    await admin.delete(owner("a"))
+    others, other = make_receiver(own_server, "a")
+    theirs = await other.receive(2)
+    assert [message.delivery for message in theirs] == [2, 2]
+    await receiver.settle(started)  # it does not know yet, and is told so
+    assert await admin.llen(inflight("a")) == 2
+    assert not waiting.claim(waiting)
+    await receiver.epochs.keep()
+    assert receiver.epochs.inflight != other.epochs.inflight
+    await receiver.settle(started)
+    assert await admin.llen(inflight("a")) == 2
+    for one, wires in ((receiver, connections), (other, others)):
+        await one.close()
+        await wires.aclose()
+    assert await admin.lrange(CONTROL, 0, -1) == [command_bytes(0), command_bytes(1)]
+
+
+async def test_stop_gives_back_without_counting(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """What was not started goes back in order while the handler still has its time."""
+    agent = make_agent(own_server, prefetch=8)
+    started, done = anyio.Event(), anyio.Event()
+
+    @agent.command
+    async def hold() -> None:
+        started.set()
+        await done.wait()
+
+    history = History()
+    await admin.rpush(CONTROL, b'{"command":"hold"}')
+    for _ in range(10):
+        await history.push(admin, PROJECT)
+
+    async def all_wait() -> bool:
+        return await history.waiting(admin, PROJECT) == list(range(10))
+
+    async with agent, anyio.create_task_group() as tasks:
+        await started.wait()
+        assert len(await history.waiting(admin, PROJECT)) == 3
+        tasks.start_soon(agent.aclose)
+        await eventually(all_wait)
+        done.set()
+    assert await all_wait()
+    assert not await admin.exists(DELIVERIES, LISTS, inflight("a"), owner("a"))
+
+
+async def test_a_cancelled_one_goes_back_and_counts(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """A handler that was cancelled at the stop: its command runs again, delivery 2."""
+    agent = make_agent(own_server, shutdown_timeout=0.1, prefetch=2)
+    deliveries: list[int] = []
+
+    @agent.command
+    async def hold(context: CommandContext) -> None:
+        deliveries.append(context.delivery)
+        await anyio.sleep_forever()
+
+    await admin.rpush(CONTROL, b'{"id":"1","command":"hold"}', b'{"command":"other"}')
+    for delivery in (1, 2, 3):
+        async with agent:
+            await eventually(lambda: deliveries[-1:] == [delivery])  # noqa: B023 - now
+        assert not await admin.exists(LISTS, owner("a"))
+    assert deliveries == [1, 2, 3]
+    assert await admin.lrange(CONTROL, 0, -1) == [b'{"command":"other"}']
+    assert await admin.lrange(DEAD, 0, -1) == [b'{"id":"1","command":"hold"}']
+    assert agent.stats().outcomes == {"cancelled": 3, "dead_lettered": 1}
+
+
+@pytest.mark.parametrize("rounds", [40])
+@pytest.mark.parametrize("prefetch", [1, 8])
+async def test_cancelled_at_any_moment(
+    own_server: DevServer, admin: Redis, rounds: int, prefetch: int
+) -> None:
+    """Cancellations of a running agent race a producer: 0 lost, 0 twice, 0 counted."""
+    history = History()
+    rng = random.Random(20260112 + prefetch)
+    agent = make_agent(own_server, prefetch=prefetch)
+    history.attach(agent)
+    async with producing(history, admin, PROJECT, 0.0005):
+        for _ in range(rounds):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(lambda: agent.run(handle_signals=False))
+                await anyio.sleep(rng.uniform(0, 0.06))
+                tasks.cancel_scope.cancel()
+    await history.check(admin, PROJECT)
+    assert len(history.handled) > rounds / 4
+    assert not await admin.exists(DELIVERIES, LISTS)
+
+
+async def test_connections_cut_under_load(own_server: DevServer, admin: Redis) -> None:
+    """Every connection killed again and again: 0 lost, 0 twice, in order."""
+    history = History()
+    agent = make_agent(own_server, prefetch=4, lease_ttl=15)
+    history.attach(agent)
+    async with agent:
+        await agent.ready(5)
+        async with producing(history, admin, PROJECT, 0.0005):
+            for _ in range(15):
+                await _one_more(history)
+                await cut_connections(admin)
+        await eventually(lambda: drained(admin))
+    assert Counter(history.handled) == Counter(history.pushed)
+    assert agent.stats().outcomes == {"succeeded": len(history.pushed)}
+
+
+async def _one_more(history: History) -> None:
+    before = len(history.handled)
+    await eventually(lambda: len(history.handled) > before)
+
+
+async def test_frozen_server(own_server: DevServer, admin: Redis) -> None:
+    """Frozen for longer than a lease, in the middle of everything: 0 lost, 0 twice."""
+    history = History()
+    agent = make_agent(own_server, prefetch=4, redis_timeout=0.5)
+    history.attach(agent)
+    async with agent:
+        await agent.ready(5)
+        for number in range(400):
+            await history.push(admin, PROJECT)
+            if number == 300:
+                await eventually(lambda: len(history.handled) > 250)
+        own_server.freeze()
+        await anyio.sleep(2.5)  # longer than the lease and the block
+        own_server.thaw()
+        await history.push(admin, PROJECT)
+        await eventually(lambda: len(history.handled) >= 401, 15)
+        await eventually(lambda: drained(admin))
+    assert Counter(history.handled) == Counter(history.pushed)
+
+
+async def test_killed_server(own_server: DevServer, admin: Redis) -> None:
+    """The server killed under load, and back with its file: 0 lost of what it kept."""
+    history = History()
+    agent = make_agent(own_server, prefetch=4)
+    history.attach(agent)
+    async with agent:
+        await agent.ready(5)
+        for _ in range(3):
+            for _ in range(50):
+                await history.push(admin, PROJECT)
+            own_server.kill()
+            own_server.restart()
+            await eventually(lambda: _answers(admin))
+        await history.push(admin, PROJECT)
+        await eventually(lambda: set(history.handled) == set(history.pushed), 15)
+        await eventually(lambda: drained(admin))
+    assert not await admin.exists(DELIVERIES)
+
+
+async def _answers(redis: Redis) -> bool:
+    try:
+        return bool(await redis.ping())
+    except (OSError, RedisError):
+        return False
+
+
+async def test_frozen_process(own_server: DevServer, admin: Redis) -> None:
+    """Frozen for longer than its lease: another one takes over; it does no harm later."""
+    for number in range(3):
+        await admin.rpush(CONTROL, command_bytes(number))
+    history = History()
+    agent = make_agent(own_server)
+    history.attach(agent)
+    async with child(own_server, "frozen", 0.2) as (process, wait_for):
+        await wait_for("started 0")
+        process.send_signal(signal.SIGSTOP)
+        async with agent:
+            await eventually(lambda: len(history.handled) == 3)
+            await eventually(lambda: drained(admin))
+        process.send_signal(signal.SIGCONT)
+        await admin.rpush(CONTROL, command_bytes(3))
+        await wait_for("ended 3")
+        await eventually(lambda: drained(admin))
+    assert sorted(history.handled) == [0, 1, 2]
+
+
+async def test_everything_deleted(own_server: DevServer, admin: Redis) -> None:
+    """FLUSHALL under a running agent: what comes afterwards is as safe as before."""
+    history = History()
+    agent = make_agent(own_server)
+    history.attach(agent)
+    async with agent:
+        await agent.ready(5)
+        await history.push(admin, PROJECT)
+        await eventually(lambda: len(history.handled) == 1)
+        await admin.flushall()
+        for _ in range(20):
+            await history.push(admin, PROJECT)
+        await eventually(lambda: len(history.handled) == 21)
+        await eventually(lambda: _is_members(admin, {inflight("a").encode()}))
+        assert await _owns(admin, "a")
+
+
+@pytest.mark.parametrize("key", [CONTROL, LISTS, DELIVERIES, SEEN, DEAD, inflight("a")])
+async def test_another_type_is_left_alone(
+    own_server: DevServer, admin: Redis, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A key of ours that holds something else: a clear error, nothing destroyed."""
+    await admin.set(key, b"theirs")
+    await admin.set(owner("dead"), b"x")
+    if key != CONTROL:
+        await admin.rpush(CONTROL, command_bytes(1))
+    if key in (DEAD, DELIVERIES):  # these are needed when somebody has died
+        await admin.rpush(inflight("dead"), command_bytes(0))
+        await admin.sadd(LISTS, inflight("dead"))
+        await admin.delete(owner("dead"))
+    history = History()
+    agent = make_agent(own_server)
+    history.attach(agent)
+    async with agent:
+        await eventually(lambda: f"'{key}' holds another type" in caplog.text)
+    assert not history.handled
+    assert await admin.get(key) == b"theirs"
+    if key != CONTROL:
+        assert await admin.lrange(CONTROL, 0, -1) == [command_bytes(1)]
+    if key in (DEAD, DELIVERIES):
+        assert await admin.lrange(inflight("dead"), 0, -1) == [command_bytes(0)]
+
+
+async def test_refused(own_server: DevServer, admin: Redis) -> None:
+    """Without the right to BLMOVE: said once, what to use instead, and no tight loop."""
+    url = await url_with_rights(admin, own_server, "+@all", "~*", "-blmove", "-lmove")
+    agent = ProjectAgent(PROJECT, redis=url, mode="reliable")
+    async with agent:
+        await agent.ready(5)
+        await eventually(lambda: _said_what_to_use(admin))
+        await admin.config_resetstat()
+        await anyio.sleep(0.3)  # nothing is to happen
+        used = await admin.info("commandstats")
+        assert "cmdstat_blmove" not in used
+    found = [r for r in await records(admin, PROJECT) if "mode" in r["metadata"]]
+    assert len(found) == 1
+
+
+async def _said_what_to_use(redis: Redis) -> bool:
+    said = [record["message"] for record in await records(redis, PROJECT)]
+    return any("use mode='blocking' or 'compat'" in text for text in said)
+
+
+async def test_out_of_memory(own_server: DevServer, admin: Redis) -> None:
+    """Without memory nothing is taken, what runs is acknowledged, and all resumes."""
+    agent = make_agent(own_server)
+    history = History()
+    full, done = anyio.Event(), anyio.Event()
+
+    @agent.command
+    async def hold() -> None:
+        full.set()
+        await done.wait()
+
+    history.attach(agent)
+    async with agent:
+        await admin.rpush(CONTROL, b'{"id":"h","command":"hold"}')
+        await history.push(admin, PROJECT)
+        await full.wait()
+        await execute(admin, "CONFIG", "SET", "maxmemory", "1")
+        done.set()
+        await eventually(lambda: _absent(admin, inflight("a")))
+        await anyio.sleep(0.2)  # nothing is to happen
+        assert history.handled == []
+        await execute(admin, "CONFIG", "SET", "maxmemory", "0")
+        await eventually(lambda: history.handled == [0])
+
+
+async def test_corpus(own_server: DevServer, admin: Redis) -> None:
+    """Whatever is pushed ends as its line says, and is acknowledged."""
+    items = [item for item in load_commands() if not item.slow]
+    agent = make_agent(
+        own_server, prefetch=8, concurrency=4, log_buffer_bytes=2**26, dedup_window=0
+    )
+
+    @agent.command
+    async def echo(**arguments: object) -> int:
+        return len(arguments)
+
+    @agent.command
+    def sync_echo(**arguments: object) -> int:
+        return len(arguments)
+
+    @agent.command("重新加载")
+    async def reload(force: bool = False) -> None: ...
+
+    @agent.command
+    async def typed(count: int, ratio: float = 1.0, name: str = "") -> None: ...
+
+    for item in items:
+        await admin.rpush(CONTROL, item.payload)
+    async with agent:
+        await eventually(lambda: _ended(agent) == len(items), 30)
+        await eventually(lambda: drained(admin))
+    found = agent.stats().outcomes["discarded"]
+    assert found == sum(item.expect == "discarded" for item in items)
+    assert not agent.stats().faults
+
+
+async def test_corpus_through_the_window(own_server: DevServer, admin: Redis) -> None:
+    """The same with ids looked at: what is no command never counts as seen."""
+    items = [item for item in load_commands() if item.expect == "discarded"]
+    agent = make_agent(own_server, prefetch=8, log_buffer_bytes=2**26)
+    for item in items:
+        await admin.rpush(CONTROL, item.payload)
+    async with agent:
+        await eventually(lambda: _ended(agent) == len(items), 30)
+        await eventually(lambda: drained(admin))
+    assert set(agent.stats().outcomes) <= {"discarded", "duplicate"}

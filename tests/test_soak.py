@@ -1,0 +1,64 @@
+"""The long runs, with small numbers; ``python -m tests.soak.<subject>`` for large ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from bls_agent.settings import Mode
+from tests.soak import agent_machine, log_machine, receiver_machine
+from tests.soak.burst import THREADS, burst
+from tests.soak.cancellation import cancel_outside
+from tests.soak.flood import TIMEOUT, flood_while_closing
+from tests.soak.rounds import start_and_stop
+from tests.soak.signals import sweep
+
+
+def test_every_history_of_the_log_keeps_the_account() -> None:
+    """Exact, in order, within the bounds, nothing twice uncounted."""
+    log_machine.run(100)
+
+
+@pytest.mark.parametrize(
+    "machine", [receiver_machine.BlockingMachine, receiver_machine.CompatMachine]
+)
+def test_every_history_of_receiving_keeps_the_promises(
+    machine: type[receiver_machine.ReceiverMachine],
+) -> None:
+    """At most once and nothing lost but what a link swallowed; or nothing lost at all."""
+    receiver_machine.run(machine, 60)
+
+
+@pytest.mark.parametrize("mode", ["blocking", "compat"])
+def test_every_history_of_an_agent_keeps_the_promises(
+    redis_url: str, mode: Mode
+) -> None:
+    """The same of whole agents on a real server."""
+    agent_machine.run(redis_url, mode, 8)
+
+
+async def test_outside_cancellations_in_every_way(redis_url: str) -> None:
+    """0 lost, every cancellation comes out, nothing is left."""
+    seed = 20260112
+    assert await cancel_outside(redis_url, 150, seed) > 0
+
+
+async def test_rounds_leave_nothing(redis_url: str) -> None:
+    """No task, thread, descriptor, connection or key."""
+    await start_and_stop(redis_url, 30)
+
+
+async def test_a_burst_is_counted_exactly(redis_url: str) -> None:
+    """What was put is in the list or told there as dropped, to the last record."""
+    done = await burst(redis_url, 60_000)
+    assert done.accepted == 60_000 // THREADS * THREADS + 1
+    assert done.grown_kib < 28 * 1024
+
+
+async def test_closing_in_a_flood(redis_url: str) -> None:
+    """Within its time, and without an exception in any thread."""
+    assert await flood_while_closing(redis_url, 5) < TIMEOUT + 2
+
+
+async def test_signals_around_the_pop(redis_url: str) -> None:
+    """SIGTERM, SIGINT, and each of them twice."""
+    assert await sweep(redis_url, 4) == 0
