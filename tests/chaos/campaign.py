@@ -38,7 +38,7 @@ FAMILIES = [
     engine_faults,
 ]
 
-ROW_LIMIT = 240.0  # seconds
+ROW_LIMIT = 400.0  # seconds
 MEMORY_LIMIT = 256 * 1024 * 1024  # of all rows together, histories and all
 
 

@@ -77,7 +77,7 @@ async def killed_process(stage: Stage) -> None:
 @fault("F17", "SIGTERM at any moment, now and then a second one")
 async def told_to_stop(stage: Stage) -> None:
     async with children_of(stage) as children:
-        for number in range(stage.pick(3, 100)):
+        for number in range(stage.pick(3, 60)):
             await ahead(stage)
             pid = await children.go()
             # Before the signals are listened to a process simply dies of one.
