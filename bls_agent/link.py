@@ -15,6 +15,7 @@ import anyio
 
 from bls_agent.endpoint import (
     CONNECT_TIMEOUT,
+    Argument,
     Endpoint,
     RawConnection,
     Reply,
@@ -103,6 +104,7 @@ class Link:
         self.waiting_since: float | None = None
         self._attempt: anyio.CancelScope | None = None
         self.asking = self._asking_answered = False
+        self._asked: set[tuple[Argument, ...]] = {()}  # keys that go with ASKING
         self.use = name.rpartition(":")[2]
         self.name = _client_name(name)
         self._timeout = timeout
@@ -276,6 +278,8 @@ class Link:
         self._address_there = own_address(raw)
         self._life = self._gate.lives[self.address] if self._gate else 0
         self.asking = place.asking
+        if not place.asking:
+            self._asked = {()}
         self._established = True
         self.generation += 1
 
