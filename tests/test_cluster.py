@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import anyio
@@ -12,7 +13,13 @@ from anyio import to_thread
 from redis._parsers.base import BaseParser
 from redis.asyncio.cluster import RedisCluster
 
-from bls_agent import Console, ProjectAgent, RedisRefusedError, Status
+from bls_agent import (
+    Console,
+    ProjectAgent,
+    RedisRefusedError,
+    RedisUnavailableError,
+    Status,
+)
 from bls_agent.cluster import SlotRange, read_redirection, read_slots
 from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
@@ -23,7 +30,7 @@ from bls_agent.names import slot_of
 from bls_agent.rights import acl_rules
 from bls_agent.wire import Wire
 from tests.engines import LOOPBACK, NODE_TIMEOUT, ClusterTopology, ask
-from tests.harness import eventually
+from tests.harness import History, eventually
 from tests.load import MODES, Load, check_end, under_load
 
 OUTAGE = NODE_TIMEOUT * 2 + 5.0 + 5.0  # seconds; the last of them for a slow machine
@@ -210,15 +217,22 @@ async def test_slots_move_under_load(topology: ClusterTopology, project: str) ->
         await check_end(load, [])
 
 
+@pytest.mark.parametrize("mode", ["blocking", "reliable"])
 async def test_a_waiting_read_follows_its_slot(
-    topology: ClusterTopology, project: str
+    topology: ClusterTopology, project: str, mode: Any
 ) -> None:
-    """BLPOP parked on an empty list, whose slot goes away and comes back."""
+    """Parked on an empty list whose slot goes away and comes back; what runs is kept."""
     done: list[int] = []
-    agent = ProjectAgent(project, redis=topology.url, prefetch=3)
+    agent = ProjectAgent(project, redis=topology.url, mode=mode, prefetch=3)
+    moved = anyio.Event()
 
     @agent.command
     async def mark(number: int) -> None:
+        done.append(number)
+
+    @agent.command
+    async def hold(number: int) -> None:
+        await moved.wait()
         done.append(number)
 
     slot = slot_of(f"{project}_控制")
@@ -231,7 +245,84 @@ async def test_a_waiting_read_follows_its_slot(
             await to_thread.run_sync(topology.migrate, slot, target)
             await console.send(project, "mark", {"number": number})
             await eventually(lambda n=number: n in done, OUTAGE)  # type: ignore[misc]
-        assert done == [0, 1]
+        await console.send(project, "hold", {"number": 2})
+        await eventually(lambda: agent.stats().commands_running == 1)
+        await to_thread.run_sync(topology.migrate, slot, guest)
+        moved.set()
+        await console.send(project, "mark", {"number": 3})
+        await eventually(lambda: len(done) == 4, OUTAGE)
+        assert done == [0, 1, 2, 3]
+        assert agent.stats().lease_losses == 0
+    assert agent.stats().faults == 0
+    left = ask(guest.port, "CLUSTER", "COUNTKEYSINSLOT", slot)
+    assert left == (1 if mode == "reliable" else 0)  # the ids that have ended
+
+
+async def test_replicas_and_broadcasts(topology: ClusterTopology, project: str) -> None:
+    """Roster and inboxes beside their keys, in all modes, while their slots move."""
+    histories = {mode: History() for mode in MODES}
+    async with Console(topology.url) as console, AsyncExitStack() as stack:
+        for mode, history in histories.items():
+            agent = ProjectAgent(
+                project, redis=topology.url, instance=mode, mode=mode, replicas=True,
+                status_ttl=5, status_interval=0.3,
+            )  # fmt: skip
+            history.attach(agent)
+            await stack.enter_async_context(agent)
+            await agent.ready(10)
+        for number in range(3):
+            await console.send(project, "mark", {"number": number}, broadcast=True)
+            await eventually(
+                lambda n=number: all(n in h.handled for h in histories.values()),  # type: ignore[misc]
+                OUTAGE,
+            )
+            assert set(await console.instances(project)) == set(MODES)
+            for key in keys_of(project)[:2]:
+                target = topology.other_master(topology.owner(slot_of(key)))
+                await to_thread.run_sync(topology.migrate, slot_of(key), target)
+        for history in histories.values():
+            assert sorted(history.handled) == [0, 1, 2]
+        await stack.aclose()
+        assert await console.status(project) is Status.OFFLINE
+
+
+async def test_keys_of_one_slot_on_its_way(
+    topology: ClusterTopology, project: str
+) -> None:
+    """Each is served where it is; none is made where it has not arrived yet."""
+    here, there = (f"{{{project}}}{name}" for name in ("here", "there"))
+    slot = slot_of(here)
+    source = topology.owner(slot)
+    target = topology.other_master(source)
+    connections = Connections(
+        Endpoint.of(topology.url),
+        "test",
+        timeout=1,
+        reconnect_max=1,
+        keys={"control": here, "data": here, "liveness": here},
+    )
+    wire, waiting = connections.control, connections.blocking
+    await wire.call("RPUSH", here, 1)
+    await to_thread.run_sync(topology.begin_migration, slot, target)
+    assert await wire.call("RPUSH", there, 1) == 1
+    assert await wire.call("RPUSH", here, 2) == 2  # noqa: PLR2004 - as counted
+    for _ in range(2):
+        requests = [("RPUSH", name, 0) for name in (here, there, here)]
+        replies = await wire.call_many(requests)
+    assert replies == [5, 3, 6]
+    for key, length in ((there, 3), (here, 6), (there, 3)):
+        await waiting.post([("LLEN", key)])
+        try:
+            found = await waiting.collect()
+        except RedisUnavailableError as error:
+            assert error.kind == "ask"
+            await waiting.post([("LLEN", key)])
+            found = await waiting.collect()
+        assert found == length
+    await to_thread.run_sync(topology.move_keys, slot, source, target)
+    await to_thread.run_sync(topology.end_migration, slot, target)
+    assert await wire.call("LLEN", here) == 6  # noqa: PLR2004 - as counted
+    await connections.aclose()
 
 
 @pytest.mark.parametrize("mode", MODES)
