@@ -18,7 +18,7 @@ AT_ONCE := --numprocesses=4 --dist=loadgroup
 
 help:
 	@echo 'make demo    see an agent and a console at work, on a server of its own'
-	@echo 'make test    run the tests             (ARGS="-k heartbeat" goes to pytest)'
+	@echo 'make test    run the tests, four at once (ARGS="-k heartbeat" goes to pytest)'
 	@echo 'make lint    ruff, mypy and pyright'
 	@echo 'make bench   figures beside a bare loop and others (ARGS="--quick" for a look)'
 	@echo 'make chaos   every fault in every mode, and docs/ledger.md (15 minutes at most)'

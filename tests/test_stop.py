@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import asyncio
+import math
 import random
 import time
 
