@@ -88,7 +88,7 @@ async def test_a_frozen_server_meets_the_deadline(
     with pytest.raises(RedisUnavailableError) as caught:
         await wire.call("RPUSH", "队列", "x")
     own_server.thaw()
-    assert 0.9 < time.perf_counter() - began < 1.5
+    assert 0.9 < time.perf_counter() - began < 4
     assert (caught.value.kind, caught.value.ambiguous) == ("timeout", True)
 
 

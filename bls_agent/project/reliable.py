@@ -88,30 +88,17 @@ class ReliableReceiver:
         self._ttl = lease_ttl
         self._on_redelivery = on_redelivery
         self._report = report
-        self.places = Places.beside(key)
-        self.holdings = Holdings()
-        self.epochs = Epochs(
-            lambda: self.control,
-            self.places,
-            instance,
-            lease_ttl,
-            on_renamed=self._lose_all,
+        self.places = places = Places.beside(key)
+        self.holdings = holdings = Holdings()
+        self.epochs = epochs = Epochs(
+            self._give_control, places, instance, lease_ttl, on_renamed=self._lose_all
         )
-        self.reclaimer = Reclaimer(self.places, lease_ttl, self._report_dead)
+        self.reclaimer = Reclaimer(places, lease_ttl, self._report_dead)
         self._acks = Acks(
-            connections,
-            lambda: self.control,
-            self.places,
-            self.epochs,
-            self.holdings,
-            window=window,
+            connections, self._give_control, places, epochs, holdings, window=window
         )
         self._taker = Taker(
-            connections,
-            self.places,
-            self.epochs,
-            window=window,
-            size_limit=size_limit,
+            connections, places, epochs, window=window, size_limit=size_limit
         )
         self._taken: deque[Message] = deque()
         self._compare_at = float("inf")  # when our list has to be looked at
@@ -127,6 +114,9 @@ class ReliableReceiver:
     def control(self) -> Wire:
         """The wire for everything but the parked read."""
         return self._connections.control
+
+    def _give_control(self) -> Wire:
+        return self.control
 
     async def receive(self, limit: int) -> Sequence[Message]:
         """Wait up to 2 s for at least one command and take up to ``limit``."""
