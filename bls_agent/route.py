@@ -82,6 +82,14 @@ class Route(Protocol):
         """Ask with care where the server is now; ``None`` if nobody surely knows."""
         ...
 
+    async def glance(self, server: Endpoint) -> bool:
+        """Ask in passing whether another server may have taken over; never raises."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of what :meth:`glance` has kept open."""
+        ...
+
 
 class Direct:
     """To one server, always the same."""
@@ -115,3 +123,10 @@ class Direct:
     async def look(self) -> Endpoint | None:
         """There is nowhere else."""
         return None
+
+    async def glance(self, server: Endpoint) -> bool:  # noqa: ARG002 - nobody else
+        """Nobody takes over."""
+        return False
+
+    async def aclose(self) -> None:
+        """Nothing is kept open."""
