@@ -157,7 +157,10 @@ class Load:
 
     async def _waiting(self, subject: Subject) -> int:
         """Count what waits, and what stands in lists of what was taken."""
-        read, places = self.console._wires.read, Places.beside(f"{subject.project}_控制")
+        read, places = (
+            self.console._wires.read,
+            Places.beside(f"{subject.project}_控制"),
+        )
         try:
             lists = [name.decode() for name in await read(places.lists, "SMEMBERS")]
             counts = [await read(key, "LLEN") for key in (places.control, *lists)]
