@@ -88,21 +88,31 @@ async def test_failover_by_command(
         await check_end(load, [began, switched, *_between(began, switched)])
 
 
-@pytest.mark.parametrize("mode", ["blocking", "reliable"])
 async def test_the_master_of_a_waiting_read_is_demoted(
-    topology: SentinelTopology, project: str, mode: Any
+    topology: SentinelTopology, project: str
 ) -> None:
     """Parked on an empty list: UNBLOCKED is no end, and what comes next is taken."""
-    agent = ProjectAgent(project, redis=topology.url, mode=mode)
-    async with agent, Console(topology.url) as console:
-        await agent.ready(10)
-        assert (await console.call(project, "ping")).succeeded
-        word = b"cmd=blpop" if mode == "blocking" else b"cmd=blmove"
-        await until(lambda: word in ask(topology.master_port, "CLIENT", "LIST"))
+    words = {"blocking": b"cmd=blpop", "reliable": b"cmd=blmove"}
+    agents = [
+        ProjectAgent(f"{project}-{mode}", redis=topology.url, mode=mode)  # type: ignore[arg-type]
+        for mode in words
+    ]
+    async with Console(topology.url) as console, AsyncExitStack() as stack:
+        for agent in agents:
+            await stack.enter_async_context(agent)
+            await agent.ready(10)
+            assert (await console.call(agent.project, "ping")).succeeded
+
+        def are_parked() -> bool:
+            clients = ask(topology.master_port, "CLIENT", "LIST")
+            return all(word in clients for word in words.values())
+
+        await until(are_parked)
         await topology.failover()
-        with anyio.fail_after(OUTAGE):
-            assert (await console.call(project, "ping")).succeeded
-        assert agent.stats().faults == agent.stats().lease_losses == 0
+        for agent in agents:
+            with anyio.fail_after(OUTAGE):
+                assert (await console.call(agent.project, "ping")).succeeded
+            assert agent.stats().faults == agent.stats().lease_losses == 0
 
 
 async def test_replicas_after_a_failover(
@@ -150,7 +160,12 @@ async def test_a_lease_that_a_failover_has_lost(
     with DevServer() as old, DevServer() as new:
         async with SentinelTopology.alone(old) as alone:
             agent = ProjectAgent(
-                project, redis=alone.url, mode="reliable", instance="甲", prefetch=2
+                project,
+                redis=alone.url,
+                mode="reliable",
+                instance="甲",
+                prefetch=2,
+                lease_ttl=2.0,
             )
 
             @agent.command
