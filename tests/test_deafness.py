@@ -219,7 +219,9 @@ async def test_each_way_to_be_deaf(project: str) -> None:
     assert not failed, "\n".join(f"{name}: {why}" for name, why in failed.items())
 
 
-async def stop_on_a_deaf_wire(project: str, mode: Literal["blocking", "reliable"]) -> None:
+async def stop_on_a_deaf_wire(
+    project: str, mode: Literal["blocking", "reliable"]
+) -> None:
     """The read that is parked is deaf, everybody else hears: the stop does not wait."""
     async with linked() as (_, admin, link):
         url = f"redis://127.0.0.1:{link.port}/0"
