@@ -188,11 +188,11 @@ class ReliableReceiver:
         self._generation = self._wire.generation
         began, losses = anyio.current_time(), self.epochs.losses
         standing = self.holdings.standing()
-        found = await self.control.call("LRANGE", self.epochs.inflight, 0, -1)
+        inflight = self.epochs.inflight
+        found: list[bytes] = await self.control.call("LRANGE", inflight, 0, -1)
         if self.epochs.inherits:
-            if found and not await self.reclaimer.return_inherited(
-                self.control, self.epochs.lease, found
-            ):
+            lease, back = self.epochs.lease, self.reclaimer.return_inherited
+            if found and not await back(self.control, lease, found):
                 self.epochs.suspect()
             found, self.epochs.inherits = [], False
         self._taker.arrived = self.holdings.compare(found, standing)
