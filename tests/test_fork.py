@@ -100,7 +100,7 @@ def must_be_inert():
     agent.set_status(Status.ONLINE)
     assert "closed" in repr(agent)
     assert account().logs_queued == 1
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10
     return stats
 
 async def open_own(**fields):
@@ -149,7 +149,7 @@ def run(
         start_new_session=True,
     ) as process:
         try:
-            out, errors = process.communicate(timeout=30)
+            out, errors = process.communicate(timeout=50)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             out, errors = process.communicate()
@@ -336,7 +336,7 @@ def live(number):
             agent.log.info("own")
 
 async def main():
-    producers = [threading.Thread(target=produce, args=[n]) for n in range(8)]
+    producers = [threading.Thread(target=produce, args=[n], daemon=True) for n in range(8)]
     async with agent:
         await settle()
         for producer in producers:
@@ -427,7 +427,7 @@ async def main():
                 assert (await console.call(project, "ping")).succeeded
         if child == 0:
             assert sockets() == []
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 5
     if child == 0:
         os._exit(0)
 

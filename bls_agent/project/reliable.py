@@ -88,30 +88,17 @@ class ReliableReceiver:
         self._ttl = lease_ttl
         self._on_redelivery = on_redelivery
         self._report = report
-        self.places = Places.beside(key)
-        self.holdings = Holdings()
-        self.epochs = Epochs(
-            lambda: self.control,
-            self.places,
-            instance,
-            lease_ttl,
-            on_renamed=self._lose_all,
+        self.places = places = Places.beside(key)
+        self.holdings = holdings = Holdings()
+        self.epochs = epochs = Epochs(
+            self._give_control, places, instance, lease_ttl, on_renamed=self._lose_all
         )
-        self.reclaimer = Reclaimer(self.places, lease_ttl, self._report_dead)
+        self.reclaimer = Reclaimer(places, lease_ttl, self._report_dead)
         self._acks = Acks(
-            connections,
-            lambda: self.control,
-            self.places,
-            self.epochs,
-            self.holdings,
-            window=window,
+            connections, self._give_control, places, epochs, holdings, window=window
         )
         self._taker = Taker(
-            connections,
-            self.places,
-            self.epochs,
-            window=window,
-            size_limit=size_limit,
+            connections, places, epochs, window=window, size_limit=size_limit
         )
         self._taken: deque[Message] = deque()
         self._compare_at = float("inf")  # when our list has to be looked at
@@ -127,6 +114,9 @@ class ReliableReceiver:
     def control(self) -> Wire:
         """The wire for everything but the parked read."""
         return self._connections.control
+
+    def _give_control(self) -> Wire:
+        return self.control
 
     async def receive(self, limit: int) -> Sequence[Message]:
         """Wait up to 2 s for at least one command and take up to ``limit``."""
@@ -198,6 +188,12 @@ class ReliableReceiver:
         began, losses = anyio.current_time(), self.epochs.losses
         standing = self.holdings.standing()
         found = await self.control.call("LRANGE", self.epochs.inflight, 0, -1)
+        if self.epochs.inherits:
+            if found and not await self.reclaimer.return_inherited(
+                self.control, self.epochs.lease, found
+            ):
+                self.epochs.suspect()
+            found, self.epochs.inherits = [], False
         self._taker.arrived = self.holdings.compare(found, standing)
         self.epochs.compared = losses == self.epochs.losses
         sure = began >= self._unsure_until
@@ -247,14 +243,13 @@ class ReliableReceiver:
             self.holdings.drop(message)
             self._compare_at = anyio.current_time()
             return False
-        held.stage, held.started_at = Stage.STARTED, anyio.current_time()
+        self.holdings.advance(message, Stage.STARTED)
+        held.started_at = anyio.current_time()
         return True
 
     def _note_end(self, message: Message) -> None:
         """Its outcome is final; the next flush acknowledges it."""
-        held = self.holdings.find(message)
-        if held is not None:
-            held.stage = Stage.ENDED
+        self.holdings.advance(message, Stage.ENDED)
 
     async def settle(self, message: Message) -> None:
         """Acknowledge; returns when that is through, or when it must be left for later.
@@ -265,18 +260,11 @@ class ReliableReceiver:
         held = self.holdings.find(message)
         if held is None or held.stage is not Stage.STARTED:
             return
-        held.stage = Stage.ENDED
-        if (
-            anyio.current_time() - held.started_at < QUICK
-        ):  # else a trip more is nothing
-            limit = 0 if self.holdings.of(Stage.TAKEN) else self._limit
+        self.holdings.advance(message, Stage.ENDED)
+        if anyio.current_time() - held.started_at < QUICK:  # else a trip is nothing
+            limit = 0 if self.holdings.any_at(Stage.TAKEN) else self._limit
             await self._acks.say_ahead(message, self._taker, limit)
-        backoff = Backoff(base=FIRST_PAUSE)
-        while message in self.holdings and not await self._acks.try_flush():
-            if self._stopped.is_set() or not self.epochs.valid:
-                return
-            with anyio.move_on_after(backoff.failed()):
-                await self._stopped.wait()
+        await self._acks.settle(message, self._stopped)
 
     async def give_back(self, messages: Sequence[Message]) -> bool:
         """Put commands back to the head of the control list, their delivery uncounted.
@@ -363,6 +351,8 @@ class ReliableReceiver:
     async def _look_after(self) -> None:
         await self._return_unasked()
         await self.epochs.keep()
+        if self.epochs.length > len(self.holdings.standing()):
+            self._compare_at = anyio.current_time()  # a former owner's read, perhaps
         await self._acks.flush()
         await self.reclaimer.look(self.control, but=self.epochs.inflight)
 
