@@ -355,7 +355,10 @@ async def test_sentinels_with_a_password(project: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_an_old_master_that_still_answers_is_left(
-    project: str, mode: Any, monkeypatch: pytest.MonkeyPatch
+    project: str,
+    mode: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Cut off from the others, it keeps its connections; the sentinels know better."""
     monkeypatch.setattr(patrol, "ROUND", 0.2)
@@ -372,3 +375,5 @@ async def test_an_old_master_that_still_answers_is_left(
                 with anyio.fail_after(10):
                     assert (await console.call(project, "ping")).succeeded
                 await eventually(is_online)
+    left = [text for text in caplog.messages if text.startswith("leaving ")]
+    assert len(left) == 1, "said once, not by each of its connections"
