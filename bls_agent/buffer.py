@@ -5,7 +5,8 @@ lowest rank goes first and, within a rank, the oldest. Every drop is counted by 
 
 ``put`` may be called from any thread, from a signal handler and from a finaliser: the
 calling thread appends to a lock-free intake and whoever gets the lock sorts it in, so
-that nobody ever waits for somebody else.
+that nobody ever waits for somebody else. Who puts sorts in a few at most, because the
+holder of the lock may be held up while seven others append; whoever takes does the rest.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from dataclasses import dataclass
 from heapq import merge
 from typing import Final, Generic, Protocol, TypeVar
 
-__all__ = ["BoundedBuffer", "BufferStats", "Sized"]
+__all__ = ["SHARE", "BoundedBuffer", "BufferStats", "Sized"]
 
 OVERHEAD_BYTES: Final = 64  # what an item costs beside its payload, about
+SHARE: Final = 16  # items that one who puts sorts in, its own and those of others
+SPARE: Final = 4  # a quarter beyond the bounds: room for what nobody can sort in now
 
 
 class Sized(Protocol):
@@ -76,6 +79,7 @@ class BoundedBuffer(Generic[T]):
 
     def _begin(self, ranks: int) -> None:
         self._intake: deque[T] = deque()
+        self._refused: deque[None] = deque()  # as many as had no room in the intake
         # A signal handler may interrupt this very thread inside: it must not wait for
         # itself, so the lock is reentrant, and must not change what is half changed.
         self._lock = threading.RLock()
@@ -98,6 +102,7 @@ class BoundedBuffer(Generic[T]):
         its lock.
         """
         left = len(self._intake) + sum(map(len, self._waiting)) + len(self._in_flight)
+        left += len(self._refused)
         self._begin(len(self._waiting))
         self._accepted = self._sequence = left
         if left:
@@ -105,8 +110,27 @@ class BoundedBuffer(Generic[T]):
 
     def put(self, item: T) -> None:
         """Take an item in; never waits, never raises. Evicts when full."""
+        if len(self._intake) > SHARE and self._is_overfull(item):
+            self._sort_in()
+            if self._is_overfull(item):
+                self._refused.append(None)
+                return
         self._intake.append(item)
         self._sort_in()
+
+    def _is_overfull(self, item: T) -> bool:
+        """Tell whether the intake has no room for an item: the more for a higher rank.
+
+        A guess, because nothing holds still meanwhile.
+        """
+        length, ranks = len(self._intake), len(self._waiting)
+        items = self.max_items // SPARE * (item.rank + 1) // ranks
+        size = self.max_bytes // SPARE * (item.rank + 1) // ranks
+        coming = length * (item.size + OVERHEAD_BYTES)
+        return length > SHARE and (
+            self._queued + length > self.max_items + items
+            or self._queued_bytes + coming > self.max_bytes + size
+        )
 
     def __len__(self) -> int:
         """Items waiting or in flight."""
@@ -127,7 +151,7 @@ class BoundedBuffer(Generic[T]):
             max_bytes: Stop before this many bytes (a single larger item is taken).
         """
         with self._holding():
-            self._admit_all()
+            self._admit(max_items - self._queued + len(self._in_flight) + SHARE)
             taken: list[T] = []
             size = 0
             for sequence, item in merge(*self._waiting):  # no two sequences are equal
@@ -190,8 +214,11 @@ class BoundedBuffer(Generic[T]):
                 return self._snapshot()
 
     def _snapshot(self) -> BufferStats:
-        accepted = self._accepted + len(self._intake)
+        refused = len(self._refused)
+        accepted = self._accepted + len(self._intake) + refused
         dropped = dict(self._dropped)
+        if refused:
+            dropped["buffer_full"] = dropped.get("buffer_full", 0) + refused
         queued = accepted - self._delivered - sum(dropped.values())
         return BufferStats(
             accepted, self._delivered, dropped, queued, self._queued_bytes
@@ -208,8 +235,9 @@ class BoundedBuffer(Generic[T]):
                 self._inside = False
 
     def _sort_in(self) -> None:
-        """Sort the intake in, unless somebody is about to: then they do it for us."""
-        while self._intake:
+        """Sort a few in, unless somebody is about to: then they do it for us."""
+        left = SHARE
+        while left > 0 and (self._intake or self._refused):
             try:  # around acquire, too: a signal's exception may come right behind it
                 if not self._lock.acquire(blocking=False):
                     return
@@ -217,7 +245,7 @@ class BoundedBuffer(Generic[T]):
                     return  # this thread was interrupted there, and goes on afterwards
                 self._inside = True
                 try:
-                    self._admit_all()
+                    left -= self._admit(left)
                 finally:
                     self._inside = False
             finally:
@@ -227,7 +255,14 @@ class BoundedBuffer(Generic[T]):
                     pass
 
     def _admit_all(self) -> None:
-        while self._intake:
+        while self._intake or self._refused:
+            self._admit(self.max_items)
+
+    def _admit(self, most: int) -> int:
+        """Sort in at most so many and say how many it were."""
+        count = 0
+        while count < most and self._intake:
+            count += 1
             item = self._intake.popleft()
             self._sequence += 1
             self._accepted += 1
@@ -237,6 +272,13 @@ class BoundedBuffer(Generic[T]):
             while self._queued > self.max_items or self._queued_bytes > self.max_bytes:
                 if not self._evict():
                     break  # all of it is in flight
+        while count < most and self._refused:
+            count += 1
+            self._refused.popleft()
+            self._sequence += 1
+            self._accepted += 1
+            self._dropped["buffer_full"] += 1
+        return count
 
     def _evict(self) -> bool:
         for rank in self._waiting:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bls_agent.buffer import BoundedBuffer, BufferStats
+from bls_agent.buffer import SHARE, BoundedBuffer, BufferStats
 
 OVERHEAD = 64  # bytes that an item counts beside its size
 PLENTY = 1_000_000
@@ -455,3 +456,54 @@ class BufferModel(RuleBasedStateMachine):
 
 TestBufferModel = BufferModel.TestCase
 TestBufferModel.settings = settings(deadline=None, max_examples=60)
+
+
+@contextmanager
+def held_up(buffer: BoundedBuffer[Item]) -> Iterator[None]:
+    """Have another thread hold the lock, as one that lost the processor inside."""
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with buffer._holding():
+            held.set()
+            release.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(10)
+    try:
+        yield
+    finally:
+        release.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("bounds", [(1_000, PLENTY), (PLENTY, 1_000 * (10 + OVERHEAD))])
+def test_what_nobody_can_sort_in_is_bounded_too(bounds: tuple[int, int]) -> None:
+    """A quarter more than the bounds at most, higher ranks have more room, all counts."""
+    buffer = make(*bounds, ranks=5)
+    with held_up(buffer):
+        for rank, most in enumerate((1_050, 1_100, 1_150, 1_200, 1_250)):
+            for number in range(2_000):
+                buffer.put(Item(number, rank))
+            assert most - 1 <= len(buffer) <= most + 1
+        assert len(buffer) <= 1_251
+    after = buffer.stats()
+    assert after.accepted == 10_000
+    assert after.queued == 1_000
+    assert after.dropped == {"buffer_full": 9_000}
+    assert buffer.empty("closed") == 1_000
+    assert buffer.settled_to(10_000)
+
+
+def test_who_puts_sorts_in_a_few() -> None:
+    """What has gathered while somebody was held up is not paid for by the next put."""
+    buffer = make()
+    with held_up(buffer):
+        for number in range(1_000):
+            buffer.put(Item(number))
+    buffer.put(Item("next"))
+    assert len(buffer._intake) == 1_001 - SHARE
+    assert names(buffer.take(20, PLENTY)) == "".join(map(str, range(20)))
+    assert len(buffer._intake) > 900, "who takes sorts in what it takes, about"
+    assert take_all(buffer).endswith("998999next")

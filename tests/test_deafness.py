@@ -6,6 +6,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Literal
 
 import anyio
 import anyio.abc
@@ -216,3 +217,35 @@ async def test_each_way_to_be_deaf(project: str) -> None:
         tasks.start_soon(note, "slow link", slow_link(project, 0.5))
         tasks.start_soon(note, "frozen", frozen(project))
     assert not failed, "\n".join(f"{name}: {why}" for name, why in failed.items())
+
+
+async def stop_on_a_deaf_wire(
+    project: str, mode: Literal["blocking", "reliable"]
+) -> None:
+    """The read that is parked is deaf, everybody else hears: the stop does not wait."""
+    async with linked() as (_, admin, link):
+        url = f"redis://127.0.0.1:{link.port}/0"
+        agent = ProjectAgent(project, redis=url, mode=mode)
+        async with agent:
+            await agent.ready(5)
+            await eventually(lambda: parked(admin))
+            clients = [c for c in await admin.client_list() if ":" in c["name"]]
+            clients.sort(key=lambda client: int(client["id"]))
+            link.deaf["replies"] = {
+                number
+                for number, client in enumerate(clients)
+                if client["name"].endswith(":blocking")
+            }
+            await admin.config_resetstat()
+            began = anyio.current_time()
+        assert anyio.current_time() - began < 4
+        calls = await admin.info("commandstats")
+        assert calls["cmdstat_client|unblock"]["calls"] < 10
+        assert await status_of(admin, project) == "离线"
+
+
+async def test_a_deaf_wire_does_not_hold_the_stop(project: str) -> None:
+    """It is released once or twice, and given up after a grace."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stop_on_a_deaf_wire, project, "blocking")
+        tasks.start_soon(stop_on_a_deaf_wire, f"{project}2", "reliable")

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 from anyio import to_thread
+from redis.asyncio import Redis
 from redis.asyncio.sentinel import Sentinel
 
 from bls_agent import Console, ProjectAgent, RedisRefusedError, Status, patrol
@@ -86,6 +87,19 @@ async def test_failover_by_command(
         await load.alive(switched, OUTAGE)
         record_outage(load, began, record_property)
         await check_end(load, [began, switched, *_between(began, switched)])
+
+
+async def test_the_old_master_lives_on_for_a_while(
+    topology: SentinelTopology, project: str
+) -> None:
+    """After SENTINEL FAILOVER it says nothing for 8 s: the sentinels are asked."""
+    agent = ProjectAgent(project, redis=topology.url)
+    async with agent:
+        await agent.ready(10)
+        master = await topology.failover()
+        async with Redis.from_url(master.url, protocol=2) as client:
+            await client.rpush(f"{project}_控制", b'{"command":"ping"}')
+            await eventually(lambda: agent.stats().outcomes == {"succeeded": 1}, 6)
 
 
 def _between(began: float, ended: float) -> list[float]:

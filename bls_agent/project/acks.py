@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Final
 
 import anyio
 
+from bls_agent.backoff import Backoff
 from bls_agent.connection import Connections
 from bls_agent.endpoint import Argument, Reply
 from bls_agent.errors import RedisUnavailableError, WrongTypeError
@@ -26,6 +28,7 @@ __all__ = ["Acks"]
 logger = logging.getLogger(__name__)
 
 SEEN_LIMIT: Final = 100_000
+FIRST_PAUSE: Final = 0.25  # seconds before the second try, at most
 
 
 class Acks:
@@ -64,22 +67,61 @@ class Acks:
         self._lock = anyio.Lock(fast_acquire=True)
         self._in_doubt: list[Message] = []
         self._is_loaded = False  # whether the server should know the script
+        self._backoff = Backoff(base=FIRST_PAUSE)
+        self._retry_at = float("-inf")
 
-    async def flush(self) -> None:
-        """Say all that is to be said.
+    async def settle(self, message: Message, stopped: anyio.Event) -> None:
+        """Say that a command has ended, until that is heard or must be left for later.
+
+        All who are in here share one pace: a thousand of them are no more tries than one.
+
+        Args:
+            message: What has ended.
+            stopped: Set when nobody waits any more.
+        """
+        while True:
+            with suppress(RedisUnavailableError, WrongTypeError):
+                await self.flush(at_pace=True)
+            if message not in self._holdings:
+                return
+            if stopped.is_set() or not self._epochs.valid:
+                return
+            with anyio.move_on_after(self._retry_at - anyio.current_time()):
+                await stopped.wait()
+
+    async def flush(self, *, at_pace: bool = False) -> None:
+        """Say all that is to be said; after a failure one alone, and then the rest.
+
+        Args:
+            at_pace: Do nothing while a failure is too recent.
 
         Raises:
             RedisUnavailableError: Something of it could not be said; call again.
             WrongTypeError: One of the keys holds another type.
         """
-        if not self._holdings.of(Stage.ENDED):
+        if not self._holdings.any_at(Stage.ENDED):
             return
         async with self._lock:
-            if self._in_doubt:
-                await self._resolve()
+            if at_pace and anyio.current_time() < self._retry_at:
+                return
+            try:
+                await self._say_all()
+            except (RedisUnavailableError, WrongTypeError) as error:
+                delay = self._backoff.failed()
+                if isinstance(error, WrongTypeError) or not error.connecting:
+                    self._retry_at = anyio.current_time() + delay
+                raise
+            self._backoff.succeeded()
+
+    async def _say_all(self) -> None:
+        if self._in_doubt:
+            await self._resolve()
+        messages = self._holdings.of(Stage.ENDED)
+        if self._backoff.failures and messages:
+            await self._say(messages[:1])
             messages = self._holdings.of(Stage.ENDED)
-            if messages:
-                await self._say(messages)
+        if messages:
+            await self._say(messages)
 
     async def say_ahead(self, message: Message, taker: Taker, limit: int) -> None:
         """Say it in front of the next take, in one trip, if the blocking wire is free.
@@ -88,7 +130,7 @@ class Acks:
         """
         if not self._is_loaded or self._in_doubt or self._lock.locked():
             return
-        if not taker.is_free:
+        if self._backoff.failures or not taker.is_free:
             return
         async with self._lock:
             request = ACK.request(self._keys(), self._arguments(message))
@@ -155,10 +197,15 @@ class Acks:
         for wire in (self._wire(), self._connections.blocking):
             await self._connections.forget_lost(wire, kill=True)
         doubtful = [m for m in self._in_doubt if m in self._holdings]
-        if any(self._holdings.count(m.payload) > 1 for m in doubtful):
-            found = await self._wire().call("LRANGE", self._epochs.inflight, 0, -1)
+        counts = self._holdings.count_payloads()
+        if any(counts[message.payload] > 1 for message in doubtful):
+            inflight = self._epochs.inflight
+            standing = await self._wire().call("LRANGE", inflight, 0, -1)
+            found: Counter[bytes] = Counter(standing)
+            counts = self._holdings.count_payloads()
             for message in doubtful:
-                if found.count(message.payload) < self._holdings.count(message.payload):
+                if found[message.payload] < counts[message.payload]:
+                    counts[message.payload] -= 1
                     self._holdings.drop(message)
         self._in_doubt = []
 
@@ -169,4 +216,4 @@ class Acks:
         except (RedisUnavailableError, WrongTypeError) as error:
             logger.debug("commands that ended are not acknowledged yet: %s", error)
             return False
-        return not self._holdings.of(Stage.ENDED)
+        return not self._holdings.any_at(Stage.ENDED)

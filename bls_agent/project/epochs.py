@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import anyio
 
+from bls_agent.errors import RedisUnavailableError
 from bls_agent.lease import Lease
 from bls_agent.project.places import Places
 from bls_agent.wire import Wire
@@ -24,7 +25,9 @@ class Epochs:
     Attributes:
         lease: On the list that is in use.
         compared: Whether the list surely still holds what it is thought to hold.
+        inherits: What stands in the list was taken by a process before this one.
         losses: How often the lease was interrupted.
+        length: How many commands stood in the list when that was last asked.
         closed: Nothing is acquired or renewed any more.
     """
 
@@ -54,7 +57,9 @@ class Epochs:
         self._lock = anyio.Lock()
         self.lease = Lease(wire(), places.inflight(instance), ttl)
         self.compared = False
+        self.inherits = True
         self.losses = 0
+        self.length = 0
         self.closed = False
         self._ever = False
 
@@ -93,7 +98,15 @@ class Epochs:
                     await self._take_another_list()
             self._ever = True
             # Each time: whoever empties or deletes the set must not hide our list.
-            await self._wire().call("SADD", self._places.lists, self.lease.key)
+            named, length = await self._wire().call_many(
+                [
+                    ("SADD", self._places.lists, self.lease.key),
+                    ("LLEN", self.lease.key),
+                ]
+            )
+            if isinstance(named, RedisUnavailableError):
+                raise named
+            self.length = length if isinstance(length, int) else 0
 
     async def _take_another_list(self) -> None:
         name = f"{self._instance}~{secrets.token_hex(4)}"

@@ -50,6 +50,9 @@ class Holdings:
     def __init__(self) -> None:
         """Hold nothing."""
         self._held: dict[Message, Holding] = {}
+        # Asked for each command: with thousands of them nothing may be searched for.
+        self._at: dict[Stage, dict[Message, None]] = {stage: {} for stage in Stage}
+        self._ids: Counter[str] = Counter()  # of what stands in our list
 
     def __len__(self) -> int:
         return len(self._held)
@@ -64,32 +67,55 @@ class Holdings:
     def take(self, message: Message, *, id: str, ack_id: str) -> None:  # noqa: A002
         """Hold a message from now on."""
         self._held[message] = Holding(message.payload, id, ack_id)
+        self._at[Stage.TAKEN][message] = None
+        self._ids[id] += 1
+
+    def advance(self, message: Message, stage: Stage) -> None:
+        """Note how far it has come, if it is held."""
+        held = self._held.get(message)
+        if held is not None:
+            del self._at[held.stage][message]
+            self._at[stage][message] = None
+            held.stage = stage
 
     def drop(self, message: Message) -> None:
         """Hold it no longer."""
-        self._held.pop(message, None)
+        held = self._held.pop(message, None)
+        if held is not None:
+            del self._at[held.stage][message]
+            self._strike_off(held)
+
+    def _strike_off(self, held: Holding) -> None:
+        """Note that it does not stand in our list any more."""
+        if not held.gone:
+            held.gone = True
+            self._ids[held.id] -= 1
+            if not self._ids[held.id]:
+                del self._ids[held.id]
 
     def has_id(self, id: str) -> bool:  # noqa: A002 - the contract's name
         """Tell whether a command with this id is held and stands in our list."""
-        return any(held.id == id and not held.gone for held in self._held.values())
+        return id in self._ids
 
-    def of(self, *stages: Stage) -> list[Message]:
-        """Messages at these stages, in the order in which they were taken."""
-        return [m for m, held in self._held.items() if held.stage in stages]
+    def of(self, stage: Stage) -> list[Message]:
+        """Messages at a stage, in the order in which they came there."""
+        return list(self._at[stage])
 
-    def payloads(self, *stages: Stage, but: Iterable[Message] = ()) -> list[bytes]:
+    def any_at(self, stage: Stage) -> bool:
+        """Tell whether there is a message at a stage."""
+        return bool(self._at[stage])
+
+    def payloads(self, *stages: Stage) -> list[bytes]:
         """The bytes of what stands in our list, at these stages."""
-        left_out = set(but)
         return [
             held.payload
-            for message, held in self._held.items()
-            if held.stage in stages and not held.gone and message not in left_out
+            for held in self._held.values()
+            if held.stage in stages and not held.gone
         ]
 
-    def count(self, payload: bytes) -> int:
-        """How many commands with these bytes should stand in our list."""
-        held = self._held.values()
-        return sum(one.payload == payload and not one.gone for one in held)
+    def count_payloads(self) -> Counter[bytes]:
+        """How many commands with the same bytes should stand in our list."""
+        return Counter(self.payloads(*Stage))
 
     def standing(self) -> list[Message]:
         """What should stand in our list now."""
@@ -118,7 +144,7 @@ class Holdings:
             for message in messages[counts[payload] :]:
                 held = self._held.get(message)
                 if held is not None:
-                    held.gone = True
+                    self._strike_off(held)
         unseen: list[bytes] = []
         for payload in found:
             if expected.get(payload):
@@ -135,4 +161,4 @@ class Holdings:
     def lose_all(self) -> None:
         """Everything stands in a list that is not ours any more."""
         for held in self._held.values():
-            held.gone = True
+            self._strike_off(held)

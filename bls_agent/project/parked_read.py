@@ -16,6 +16,7 @@ __all__ = ["BLOCK", "ParkedRead"]
 
 BLOCK: Final = 2  # seconds a read is parked at the server; Redis 5 wants an integer
 MARGIN: Final = 1.0  # seconds a reply may be late before we ask what is wrong
+FIRST_PAUSE: Final = 0.05  # seconds from one UNBLOCK to the next, then twice as many
 PATIENCE: Final = 1.5  # seconds a PING may take before another connection is asked
 
 _Collect = Callable[[], Awaitable[None]]
@@ -102,15 +103,25 @@ class ParkedRead:
         )
 
     async def release(self, collect: _Collect) -> None:
-        """Release the parked read with CLIENT UNBLOCK, or wait for the end of its block."""
+        """Release the parked read with CLIENT UNBLOCK, or wait for the end of its block.
+
+        A link that then brings nothing, while the server answers, is dead: it is given
+        up, with what it owes.
+        """
+        grace = MARGIN + self._connections.gate.connect_time
+        pause, waited = FIRST_PAUSE, 0.0
         while self._wire.owed:
             released = await self._unblock()
             # Where it cannot be released the block ends by itself.
-            wait = 0.05 if released else BLOCK + MARGIN
+            wait = pause if released else BLOCK + MARGIN
             try:
-                with anyio.move_on_after(wait):
+                with anyio.move_on_after(wait) as scope:
                     while self._wire.owed:
                         await collect()
             except (RedisUnavailableError, WrongTypeError):
-                if not self._wire.owed:
-                    break
+                continue
+            if not scope.cancelled_caught:
+                return
+            pause, waited = 2 * pause, waited + wait
+            if waited >= grace and (released or await self._server_answers()):
+                await self._wire.drop()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 import anyio
 
+from bls_agent.endpoint import Argument
 from bls_agent.errors import RedisUnavailableError
+from bls_agent.lease import Lease
 from bls_agent.project.places import Places, find_wrong_type
-from bls_agent.scripts import RECLAIM
+from bls_agent.scripts import HAND_BACK, RECLAIM
 from bls_agent.wire import Wire
 
 __all__ = [
@@ -102,6 +104,46 @@ class Reclaimer:
             if moved:
                 self._empty_since[name] = now
 
+    async def return_inherited(
+        self, wire: Wire, lease: Lease, found: Sequence[bytes]
+    ) -> bool:
+        """Put back what a dead process of our own name has left in our list.
+
+        It may have started all of it, so each has one more delivery.
+
+        Args:
+            wire: Over which.
+            lease: Ours on the list.
+            found: What stands there.
+
+        Returns:
+            Whether the list was ours.
+
+        Raises:
+            RedisUnavailableError: Nobody knows; look again.
+        """
+        places = self._places
+        keys = [places.control, lease.key, lease.owner_key, places.deliveries]
+        told: list[Argument] = [MAX_DELIVERIES, DEAD_LETTER_LIMIT, DELIVERIES_TTL]
+        ours, dead = cast(
+            "tuple[int, list[bytes]]",
+            await HAND_BACK.run(
+                wire,
+                [*keys, places.dead, places.lists],
+                [lease.token or "?", *told, 0, 0, *found],
+            ),
+        )
+        if ours:
+            self._note(lease.key, len(found), dead)
+        return bool(ours)
+
+    def _note(self, name: str, moved: int, dead: Sequence[bytes]) -> None:
+        self.reclaimed += moved
+        if moved:
+            logger.info("%d commands of a dead process reclaimed: %s", moved, name)
+        for payload in dead:
+            self._report_dead(payload)
+
     async def _reclaim(self, wire: Wire, name: str, *, strike_off: bool) -> int:
         places = self._places
         keys = [
@@ -124,11 +166,7 @@ class Reclaimer:
             ],
         )
         _, moved, dead = cast("tuple[int, int, list[bytes]]", reply)
-        self.reclaimed += moved
-        if moved:
-            logger.info("%d commands of a dead process reclaimed: %s", moved, name)
-        for payload in dead:
-            self._report_dead(payload)
+        self._note(name, moved, dead)
         return moved
 
     def _say_once(self, text: str) -> None:

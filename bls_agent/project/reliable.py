@@ -188,6 +188,12 @@ class ReliableReceiver:
         began, losses = anyio.current_time(), self.epochs.losses
         standing = self.holdings.standing()
         found = await self.control.call("LRANGE", self.epochs.inflight, 0, -1)
+        if self.epochs.inherits:
+            if found and not await self.reclaimer.return_inherited(
+                self.control, self.epochs.lease, found
+            ):
+                self.epochs.suspect()
+            found, self.epochs.inherits = [], False
         self._taker.arrived = self.holdings.compare(found, standing)
         self.epochs.compared = losses == self.epochs.losses
         sure = began >= self._unsure_until
@@ -237,14 +243,13 @@ class ReliableReceiver:
             self.holdings.drop(message)
             self._compare_at = anyio.current_time()
             return False
-        held.stage, held.started_at = Stage.STARTED, anyio.current_time()
+        self.holdings.advance(message, Stage.STARTED)
+        held.started_at = anyio.current_time()
         return True
 
     def _note_end(self, message: Message) -> None:
         """Its outcome is final; the next flush acknowledges it."""
-        held = self.holdings.find(message)
-        if held is not None:
-            held.stage = Stage.ENDED
+        self.holdings.advance(message, Stage.ENDED)
 
     async def settle(self, message: Message) -> None:
         """Acknowledge; returns when that is through, or when it must be left for later.
@@ -255,18 +260,11 @@ class ReliableReceiver:
         held = self.holdings.find(message)
         if held is None or held.stage is not Stage.STARTED:
             return
-        held.stage = Stage.ENDED
-        if (
-            anyio.current_time() - held.started_at < QUICK
-        ):  # else a trip more is nothing
-            limit = 0 if self.holdings.of(Stage.TAKEN) else self._limit
+        self.holdings.advance(message, Stage.ENDED)
+        if anyio.current_time() - held.started_at < QUICK:  # else a trip is nothing
+            limit = 0 if self.holdings.any_at(Stage.TAKEN) else self._limit
             await self._acks.say_ahead(message, self._taker, limit)
-        backoff = Backoff(base=FIRST_PAUSE)
-        while message in self.holdings and not await self._acks.try_flush():
-            if self._stopped.is_set() or not self.epochs.valid:
-                return
-            with anyio.move_on_after(backoff.failed()):
-                await self._stopped.wait()
+        await self._acks.settle(message, self._stopped)
 
     async def give_back(self, messages: Sequence[Message]) -> bool:
         """Put commands back to the head of the control list, their delivery uncounted.
@@ -353,6 +351,8 @@ class ReliableReceiver:
     async def _look_after(self) -> None:
         await self._return_unasked()
         await self.epochs.keep()
+        if self.epochs.length > len(self.holdings.standing()):
+            self._compare_at = anyio.current_time()  # a former owner's read, perhaps
         await self._acks.flush()
         await self.reclaimer.look(self.control, but=self.epochs.inflight)
 

@@ -55,9 +55,7 @@ def test_what_was_acknowledged_meanwhile_is_not_new() -> None:
 def test_of_twins_the_one_that_has_ended_is_missing_first() -> None:
     """Its ack may have been heard; the one that runs stands there still."""
     holdings, messages = holding(b"a", b"a")
-    ended = holdings.find(messages[0])
-    assert ended is not None
-    ended.stage = Stage.ENDED
+    holdings.advance(messages[0], Stage.ENDED)
     assert holdings.compare([b"a"], messages) == []
     assert gone(holdings, messages) == [True, False]
 
@@ -68,18 +66,31 @@ def test_an_id_in_work_counts_as_long_as_it_stands_in_our_list() -> None:
     assert holdings.has_id("a")
     holdings.compare([], messages)
     assert not holdings.has_id("a")
-    assert holdings.count(b"a") == 0
+    assert not holdings.count_payloads()
 
 
 def test_stages() -> None:
     """What goes back and what stays is chosen by how far it has come."""
     holdings, messages = holding(b"a", b"b", b"c")
     for message, stage in zip(messages[1:], (Stage.STARTED, Stage.ENDED), strict=True):
-        held = holdings.find(message)
-        assert held is not None
-        held.stage = stage
+        holdings.advance(message, stage)
     assert holdings.of(Stage.ENDED) == messages[2:]
     assert holdings.payloads(Stage.TAKEN, Stage.STARTED) == [b"a", b"b"]
     holdings.lose_all()
     assert holdings.payloads(*Stage) == []
-    assert holdings.of(*Stage) == messages
+    assert [m for stage in Stage for m in holdings.of(stage)] == messages
+
+
+def test_an_id_that_several_have_counts_until_the_last_of_them() -> None:
+    """Twins of one id are held one by one, whatever becomes of each."""
+    holdings, messages = holding(b"a", b"a", b"a")
+    holdings.drop(messages[0])
+    holdings.drop(messages[0])
+    assert holdings.has_id("a")
+    holdings.compare([], messages[1:2])
+    holdings.drop(messages[1])
+    assert holdings.has_id("a")
+    holdings.lose_all()
+    assert not holdings.has_id("a")
+    holdings.drop(messages[2])
+    assert not any(holdings.any_at(stage) for stage in Stage)

@@ -157,6 +157,7 @@ class ModelWire:
         self.name = name
         self.owed = 0
         self.lost: list[Lost] = []
+        self.unkilled: list[Lost] = []
         self.generation = 0
         self.cut_next = ""
         self._link: Link | None = None
