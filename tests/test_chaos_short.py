@@ -18,8 +18,6 @@ from tests.chaos.table import FAULTS
 AT_ONCE = 10
 ROWS = [row.name for row in rows_of(FAULTS, MODES, seed=0, short=True)]
 
-pytestmark = pytest.mark.xdist_group("chaos")  # they are played together
-
 
 @pytest.fixture(scope="module")
 def played(request: pytest.FixtureRequest) -> dict[str, Row]:

@@ -37,8 +37,6 @@ from tests.load import MODES, Load, check_end, under_load
 
 OUTAGE = NODE_TIMEOUT * 2 + 5.0 + 5.0  # seconds; the last of them for a slow machine
 
-pytestmark = pytest.mark.xdist_group("cluster")  # they share a topology
-
 
 @pytest.fixture(scope="module")
 async def topology() -> AsyncIterator[ClusterTopology]:

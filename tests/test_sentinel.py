@@ -25,8 +25,6 @@ from tests.load import MODES, check_end, under_load
 
 OUTAGE = DOWN_AFTER + 3.0 + 5.0  # seconds; the last of them for a slow machine
 
-pytestmark = pytest.mark.xdist_group("sentinel")  # they share a topology
-
 
 @pytest.fixture(scope="module")
 async def topology() -> AsyncIterator[SentinelTopology]:
