@@ -17,6 +17,7 @@ from bls_agent.devserver import DevServer
 from bls_agent.endpoint import Endpoint
 from bls_agent.engines import Routes
 from bls_agent.errors import RedisUnavailableError
+from bls_agent.settings import Mode
 from bls_agent.wire import Wire
 from tests.engines import DOWN_AFTER, LOOPBACK, SentinelTopology, ask, until
 from tests.harness import History, eventually
@@ -92,9 +93,9 @@ async def test_the_master_of_a_waiting_read_is_demoted(
     topology: SentinelTopology, project: str
 ) -> None:
     """Parked on an empty list: UNBLOCKED is no end, and what comes next is taken."""
-    words = {"blocking": b"cmd=blpop", "reliable": b"cmd=blmove"}
+    words: dict[Mode, bytes] = {"blocking": b"cmd=blpop", "reliable": b"cmd=blmove"}
     agents = [
-        ProjectAgent(f"{project}-{mode}", redis=topology.url, mode=mode)  # type: ignore[arg-type]
+        ProjectAgent(f"{project}-{mode}", redis=topology.url, mode=mode)
         for mode in words
     ]
     async with Console(topology.url) as console, AsyncExitStack() as stack:
@@ -119,7 +120,8 @@ async def test_replicas_after_a_failover(
     topology: SentinelTopology, project: str
 ) -> None:
     """The roster is complete again, and a broadcast reaches everybody once."""
-    histories = {mode: History() for mode in ("blocking", "reliable")}
+    modes: tuple[Mode, ...] = ("blocking", "reliable")
+    histories = {mode: History() for mode in modes}
     async with Console(topology.url) as console, AsyncExitStack() as stack:
         for mode, history in histories.items():
             agent = ProjectAgent(
