@@ -70,7 +70,9 @@ class Wire(Link):
                 again = [at for at, reply in enumerate(replies) if redirects(reply)]
                 if not again:
                     break
-                answers = await self._ask([requests[at] for at in again], meanwhile)
+                answers = await self._ask_elsewhere(
+                    [requests[at] for at in again], meanwhile, of=len(replies)
+                )
                 for at, answer in zip(again, answers, strict=True):
                     replies[at] = answer
             return replies
@@ -176,6 +178,21 @@ class Wire(Link):
         for request, reply in zip(requests, replies, strict=True):
             self._note_asked(request, reply)
         return replies
+
+    async def _ask_elsewhere(
+        self,
+        requests: Sequence[Request],
+        meanwhile: Callable[[], None] | None,
+        *,
+        of: int,
+    ) -> list[Reply]:
+        """Ask what was redirected; a failure must not hide that others were executed."""
+        try:
+            return await self._ask(requests, meanwhile)
+        except RedisUnavailableError as error:
+            if len(requests) == of:
+                raise
+            return [error] * len(requests)
 
     def _note_asked(self, request: Request, reply: Reply) -> None:
         """Remember what the slot's owner has sent on to where the slot is on its way to."""

@@ -26,12 +26,21 @@ from bls_agent.cluster import SlotRange, read_redirection, read_slots
 from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
 from bls_agent.endpoint import Endpoint
+from bls_agent.engines import Routes
 from bls_agent.faults import classify
 from bls_agent.link import Lost
 from bls_agent.names import slot_of
 from bls_agent.rights import acl_rules
 from bls_agent.wire import Wire
-from tests.engines import LOOPBACK, NODE_TIMEOUT, ClusterTopology, ask
+from tests.engines import (
+    LOOPBACK,
+    NODE_TIMEOUT,
+    SLOTS,
+    ClusterTopology,
+    ask,
+    free_ports,
+    until,
+)
 from tests.harness import History, eventually
 from tests.load import MODES, Load, check_end, under_load
 
@@ -287,6 +296,31 @@ async def test_replicas_and_broadcasts(topology: ClusterTopology, project: str) 
             assert sorted(history.handled) == [0, 1, 2]
         await stack.aclose()
         assert await console.status(project) is Status.OFFLINE
+
+
+async def test_a_batch_of_which_one_part_is_elsewhere() -> None:
+    """That the other node cannot be reached does not hide what was executed here."""
+    options = ("--cluster-enabled", "yes")
+    port, other = free_ports(2)
+    with DevServer(port=port, options=options) as here:
+        ask(port, "CLUSTER", "ADDSLOTSRANGE", 0, SLOTS - 1)
+        with DevServer(port=other, options=options):
+            ask(port, "CLUSTER", "MEET", LOOPBACK, other)
+            name = ask(other, "CLUSTER", "MYID")
+            await until(lambda: b"handshake" not in ask(port, "CLUSTER", "NODES"))
+            await until(lambda: name in ask(port, "CLUSTER", "NODES"))
+            await until(lambda: ask(port, "RPUSH", "{a}here", 1) == 1)
+            ask(port, "CLUSTER", "SETSLOT", slot_of("{a}"), "MIGRATING", name)
+        url = here.url.replace("redis://", "redis+cluster://")
+        wire = Wire(Routes(Endpoint.of(url)).to("{a}"), "test", timeout=1)
+        requests = [("RPUSH", "{a}here", 2), ("RPUSH", "{a}there", 1)]
+        pushed, failure = await wire.call_many(requests)
+        assert pushed == 2
+        assert failure.connecting
+        with pytest.raises(RedisUnavailableError) as caught:
+            await wire.call_many(requests[1:])
+        assert caught.value.connecting
+        await wire.aclose()
 
 
 async def test_keys_of_one_slot_on_its_way(

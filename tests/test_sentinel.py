@@ -107,9 +107,9 @@ async def test_the_master_of_a_waiting_read_is_demoted(
     topology: SentinelTopology, project: str
 ) -> None:
     """Parked on an empty list: UNBLOCKED is no end, and what comes next is taken."""
-    words = {"blocking": b"cmd=blpop", "reliable": b"cmd=blmove"}
+    words: dict[Mode, bytes] = {"blocking": b"cmd=blpop", "reliable": b"cmd=blmove"}
     agents = [
-        ProjectAgent(f"{project}-{mode}", redis=topology.url, mode=mode)  # type: ignore[arg-type]
+        ProjectAgent(f"{project}-{mode}", redis=topology.url, mode=mode)
         for mode in words
     ]
     async with Console(topology.url) as console, AsyncExitStack() as stack:
