@@ -8,6 +8,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 CANDIDATES := python3 python3.14 python3.13 python3.12 python3.11
 SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 PEERS := arq taskiq faststream
+# The tests wait for servers most of the time: four at once keep two cores busy.
+AT_ONCE := --numprocesses=4
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -16,7 +18,7 @@ PEERS := arq taskiq faststream
 
 help:
 	@echo 'make demo    see an agent and a console at work, on a server of its own'
-	@echo 'make test    run the tests             (ARGS="-k heartbeat" goes to pytest)'
+	@echo 'make test    run the tests, four at once (ARGS="-k heartbeat" goes to pytest)'
 	@echo 'make lint    ruff, mypy and pyright'
 	@echo 'make bench   figures beside a bare loop and others (ARGS="--quick" for a look)'
 	@echo 'make chaos   every fault in every mode, and docs/ledger.md (15 minutes at most)'
@@ -28,7 +30,7 @@ demo: $(VENV)/.demo
 	@$(BIN)/python -m bls_agent.demo $(ARGS)
 
 test: $(VENV)/.test
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(or $(ARGS),$(AT_ONCE))
 
 lint: $(VENV)/.lint
 	$(BIN)/python -m ruff check

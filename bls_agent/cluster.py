@@ -197,3 +197,10 @@ class KeyRoute:
             return self._map.node(*await self._map.master_of(self._slot))
         except RedisUnavailableError:
             return None
+
+    async def glance(self, server: Endpoint) -> bool:  # noqa: ARG002 - it would say so
+        """A node that serves a slot no more redirects by itself."""
+        return False
+
+    async def aclose(self) -> None:
+        """Nothing is kept open."""

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Final
 
+import anyio
+
 from bls_agent.backoff import Backoff
 from bls_agent.endpoint import Argument, Endpoint
 from bls_agent.engines import Routes
@@ -22,6 +24,7 @@ __all__ = ["Connections"]
 
 logger = logging.getLogger(__name__)
 
+GONE_AFTER: Final = 25.0  # seconds: TCP_USER_TIMEOUT, and behind it a read's block
 BESIDE_TIMEOUT: Final = 0.5  # seconds for a word to a server that may be gone
 
 
@@ -129,19 +132,27 @@ class Connections:
             kill: CLIENT KILL them, instead of CLIENT UNBLOCK.
 
         Returns:
-            Whether none of them can still do anything.
+            Whether none of them can still do anything. One that the server would not
+            let go of can, for each caller, until it has been lost for 25 s.
         """
         gone = True
         for lost in list(wire.lost):
             gone &= await self._let_go_or_leave(wire, lost, kill=kill)
             if lost in wire.lost:
                 wire.lost.remove(lost)
-        return gone
+        wire.unkilled = [lost for lost in wire.unkilled[-8:] if self._may_act(lost)]
+        return gone and not wire.unkilled
+
+    def _may_act(self, lost: Lost) -> bool:
+        """Tell whether something that was sent over a lost connection may still arrive."""
+        if lost.life != self.gate.lives[(lost.server or self.endpoint).address]:
+            return False  # its server is gone
+        return anyio.current_time() - lost.at < GONE_AFTER
 
     async def _let_go_or_leave(self, wire: Wire, lost: Lost, *, kill: bool) -> bool:
         """Let go; what a server holds that serves the key no more may stay there."""
         try:
-            return await self._let_go(wire, lost, kill=kill)
+            gone = await self._let_go(wire, lost, kill=kill)
         except RedisUnavailableError as error:
             if lost.server is None or self.endpoint.topology is None:
                 raise
@@ -151,6 +162,9 @@ class Connections:
             if now is None or now.address == lost.server.address:
                 raise
             return False
+        if not gone:
+            wire.unkilled.append(lost)
+        return gone
 
     async def _let_go(self, wire: Wire, lost: Lost, *, kill: bool) -> bool:
         server = lost.server or self.endpoint
@@ -179,6 +193,7 @@ class Connections:
         """Ask where each wire should lead to, and give up those that lead elsewhere."""
         found: dict[Route, Endpoint | None] = {}
         wrong: list[Wire] = []
+        ways: dict[tuple[str, str], None] = {}
         for wire in self.all:
             if not wire.engaged or wire.asking:
                 continue  # closed, or a guest where its slot is on its way to
@@ -186,8 +201,10 @@ class Connections:
                 found[wire.route] = await wire.route.look()
             right = found[wire.route]
             if right is not None and right.address != wire.address:
-                logger.warning("leaving %s for %s", wire.address, right.address)
+                ways[wire.address, right.address] = None
                 wrong.append(wire)
+        for way in ways:  # several wires may go the same one
+            logger.warning("leaving %s for %s", *way)
         for wire in wrong:
             await wire.leave()
         if wrong:

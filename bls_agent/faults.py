@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from typing import Final, NamedTuple
 
 from bls_agent.endpoint import Reply
@@ -54,6 +55,8 @@ _FAULTS: Final = (
     ("AskError", "", Fault("ask", permanent=False, drop=True)),
     ("ClusterCrossSlotError", "", Fault("cross_slot", permanent=True, drop=False)),
     # redis-py 5 has no classes for what clusters say: the text tells.
+    # A script of Redis 6.2 hides the class of what went wrong in it.
+    ("ResponseError", "READONLY", Fault("read_only", permanent=False, drop=True)),
     ("ResponseError", "MASTERDOWN", Fault("master_down", permanent=False, drop=True)),
     ("ResponseError", "CLUSTERDOWN", Fault("cluster_down", permanent=False, drop=True)),
     ("ResponseError", "TRYAGAIN", Fault("try_again", permanent=False, drop=False)),
@@ -89,13 +92,21 @@ _TLS: Final = (
     "record layer failure",  # the same, in newer versions
     "_alert_",  # the other side refuses: our certificate, our version, our ciphers
     "unsupported_protocol",
+    "] pem lib",  # a key or certificate of ours that cannot be read
+    "[x509: ",  # the same, or the two do not belong together
+)
+
+
+# What Redis before 7 puts in front of an error in a script.
+_IN_SCRIPT: Final = re.compile(
+    r"(error running script \(call to \w+\): )?(@user_script: ?\d+: )+-?"
 )
 
 
 def classify(error: BaseException) -> Fault:
     """Find the class of a foreign error by the table of this module."""
     names = {base.__name__ for base in type(error).__mro__}
-    text = str(error).removeprefix("ERR ").lower()
+    text = _IN_SCRIPT.sub("", str(error).removeprefix("ERR ").lower(), count=1)
     if any(word in text for word in _TLS):
         return Fault("tls", permanent=True, drop=True)
     for name, start, fault in _FAULTS:

@@ -15,6 +15,7 @@ import anyio
 
 from bls_agent.endpoint import (
     CONNECT_TIMEOUT,
+    Argument,
     Endpoint,
     RawConnection,
     Reply,
@@ -54,12 +55,14 @@ class Lost(NamedTuple):
         client_id: The connection's id at the server, if it told.
         address: Our end of it, as the server sees it if nobody translates addresses.
         server: Where it was; ``None`` where there is one server only.
+        at: When it ended, on the clock of the event loop.
     """
 
     life: int
     client_id: int | None
     address: str
     server: Endpoint | None = None
+    at: float = 0.0
 
 
 class Link:
@@ -71,6 +74,7 @@ class Link:
         name: What CLIENT LIST shows.
         lost: Connections that ended without our will and that the server may still
             serve.
+        unkilled: Of these, what the server would not let go of; not asked again.
         owed: Replies posted for and not collected yet.
         generation: How often it was opened.
         server: Where it is connected, or was last tried.
@@ -103,6 +107,7 @@ class Link:
         self.waiting_since: float | None = None
         self._attempt: anyio.CancelScope | None = None
         self.asking = self._asking_answered = False
+        self._asked: set[tuple[Argument, ...]] = {()}  # keys that go with ASKING
         self.use = name.rpartition(":")[2]
         self.name = _client_name(name)
         self._timeout = timeout
@@ -112,6 +117,7 @@ class Link:
         self._raw: RawConnection | None = None
         self.client_id: int | None = None
         self.lost: list[Lost] = []
+        self.unkilled: list[Lost] = []
         self._life = 0
         self._established = False
         self._address_there = ""
@@ -149,10 +155,14 @@ class Link:
     async def drop(self) -> None:
         """Give the connection up at once; its id is remembered as lost."""
         if self._raw is not None and self._established:
-            lost = Lost(self._life, self.client_id, self._address_there, self.server)
-            self.lost = [*self.lost[-7:], lost]
+            self.lost = [*self.lost[-7:], self._describe_lost()]
         self.route.look_anew()
         await self._close()
+
+    def _describe_lost(self) -> Lost:
+        now = anyio.current_time()
+        there, server = self._address_there, self.server
+        return Lost(self._life, self.client_id, there, server, now)
 
     async def leave(self) -> None:
         """Give the connection up, also one that is being made: it belongs elsewhere."""
@@ -175,7 +185,7 @@ class Link:
     def _forget(self) -> RawConnection | None:
         """Let go without a word to server and loop; no finaliser may run on it."""
         raw = self._let_go()
-        self.lost = []
+        self.lost, self.unkilled = [], []
         self._lock = anyio.Lock(fast_acquire=True)
         self._attempt = self.waiting_since = None
         if raw is not None:
@@ -276,6 +286,8 @@ class Link:
         self._address_there = own_address(raw)
         self._life = self._gate.lives[self.address] if self._gate else 0
         self.asking = place.asking
+        if not place.asking:
+            self._asked = {()}
         self._established = True
         self.generation += 1
 

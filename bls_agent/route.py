@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from bls_agent.endpoint import Endpoint, Reply, Request
+from bls_agent.endpoint import Argument, Endpoint, Reply, Request
 from bls_agent.errors import RedisRefusedError, RedisUnavailableError
 
-__all__ = ["Direct", "Node", "Place", "Route"]
+__all__ = ["Direct", "Node", "Place", "Route", "keys_of"]
 
 Node: TypeAlias = tuple[str, int]  # host and port
+
+
+# Requests whose keys are not just the first word after their name.
+_WITHOUT_KEYS: Final = frozenset({"CLIENT", "CLUSTER", "PING", "ROLE", "TIME"})
+_TWO_KEYS: Final = frozenset({"BLMOVE", "LMOVE"})
+_SCRIPTS: Final = frozenset({"EVAL", "EVALSHA"})
+
+
+def keys_of(request: Request) -> tuple[Argument, ...]:
+    """Give the keys that one of our requests touches."""
+    name = request[0]
+    if name in _WITHOUT_KEYS:
+        return ()
+    if name in _SCRIPTS:
+        return tuple(request[3 : 3 + int(request[2])])
+    return tuple(request[1 : 3 if name in _TWO_KEYS else 2])
 
 
 class Place(NamedTuple):
@@ -66,6 +82,14 @@ class Route(Protocol):
         """Ask with care where the server is now; ``None`` if nobody surely knows."""
         ...
 
+    async def glance(self, server: Endpoint) -> bool:
+        """Ask in passing whether another server may have taken over; never raises."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of what :meth:`glance` has kept open."""
+        ...
+
 
 class Direct:
     """To one server, always the same."""
@@ -99,3 +123,10 @@ class Direct:
     async def look(self) -> Endpoint | None:
         """There is nowhere else."""
         return None
+
+    async def glance(self, server: Endpoint) -> bool:  # noqa: ARG002 - nobody else
+        """Nobody takes over."""
+        return False
+
+    async def aclose(self) -> None:
+        """Nothing is kept open."""

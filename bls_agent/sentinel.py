@@ -30,6 +30,7 @@ class SentinelRoute:
         self.address = address
         self._topology = topology
         self._sentinels = list(topology.seeds)  # the one to be asked first stands first
+        self._glancing: tuple[Endpoint, Wire] | None = None
 
     async def find(self) -> Place:
         """Ask the sentinels in turn; the first that knows a master is believed.
@@ -53,21 +54,19 @@ class SentinelRoute:
 
     async def _ask(self, sentinel: Endpoint) -> Node | None:
         """Ask one sentinel; one that fails is asked last from now on."""
-        wire = Wire(
-            sentinel,
-            "bls-agent:sentinel",
-            timeout=SENTINEL_TIMEOUT,
-            patience=SENTINEL_TIMEOUT,
-        )
+        wire = _wire_to(sentinel)
         try:
-            reply = await wire.call(
-                "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._topology.service
-            )
+            return await self._ask_over(wire)
         except RedisUnavailableError:
             self._ask_last(sentinel)
             raise
         finally:
             await wire.aclose()
+
+    async def _ask_over(self, wire: Wire) -> Node | None:
+        reply = await wire.call(
+            "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._topology.service
+        )
         return None if reply is None else (reply[0].decode(), int(reply[1]))
 
     def _ask_last(self, sentinel: Endpoint) -> None:
@@ -123,3 +122,38 @@ class SentinelRoute:
             if count * 2 > len(self._topology.seeds):
                 return self._topology.node(*master)
         return None
+
+    async def glance(self, server: Endpoint) -> bool:
+        """Ask one sentinel, over a connection that stays open, whom it names.
+
+        After ``SENTINEL FAILOVER`` the old master lives, and is told that it is none
+        any more only some 8 s later.
+        """
+        sentinel, wire = self._glancing or (
+            self._sentinels[0],
+            _wire_to(self._sentinels[0]),
+        )
+        self._glancing = sentinel, wire
+        try:
+            master = await self._ask_over(wire)
+        except RedisUnavailableError:
+            self._ask_last(sentinel)
+            await self.aclose()
+            return False
+        named = None if master is None else self._topology.node(*master)
+        return named is not None and named.address != server.address
+
+    async def aclose(self) -> None:
+        """Let go of the connection for glances."""
+        glancing, self._glancing = self._glancing, None
+        if glancing is not None:
+            await glancing[1].aclose()
+
+
+def _wire_to(sentinel: Endpoint) -> Wire:
+    return Wire(
+        sentinel,
+        "bls-agent:sentinel",
+        timeout=SENTINEL_TIMEOUT,
+        patience=SENTINEL_TIMEOUT,
+    )

@@ -21,25 +21,24 @@ from bls_agent.backoff import Backoff
 from bls_agent.endpoint import Endpoint
 from bls_agent.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.forking import keep, register
-from bls_agent.keys import CONTROL, PROJECT_CONSOLE
+from bls_agent.hearing import make_dispatcher, make_receiver, make_runner
 from bls_agent.parts import Parts
 from bls_agent.patrol import Patrol
-from bls_agent.project.auto import AutoReceiver
-from bls_agent.project.blocking import BlockingReceiver
 from bls_agent.project.broadcast import Inbox
-from bls_agent.project.compat import CompatReceiver
-from bls_agent.project.dispatcher import Dispatcher
-from bls_agent.project.health_monitor import HealthMonitor
-from bls_agent.project.logs import LogSink
 from bls_agent.project.messages import Level, Status
-from bls_agent.project.receiver import Message, Receiver
-from bls_agent.project.reliable import ReliableReceiver
-from bls_agent.project.runner import CommandRunner
-from bls_agent.project.status import StatusReporter
+from bls_agent.project.receiver import Message
 from bls_agent.redaction import redact_traceback
 from bls_agent.settings import Settings
 from bls_agent.starting import start_soon
-from bls_agent.voices import connect, make_inbox, make_watch, make_writer
+from bls_agent.voices import (
+    connect,
+    make_health,
+    make_inbox,
+    make_reporter,
+    make_sink,
+    make_watch,
+    make_writer,
+)
 
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see supervisor.py
@@ -81,38 +80,19 @@ class Session:
         self.opened = anyio.Event()
         self.closed = anyio.Event()
         self.connections = connect(endpoint, parts, settings)
-        self.sink = self._make_sink()
+        self.sink = make_sink(self.connections, parts, settings)
         writer = make_writer(self.connections, parts, settings, self._say)
-        self.status = StatusReporter(
-            writer,
-            parts.board,
-            interval=settings.status_interval,
-            backoff=self._backoff(),
-            complaints=self.connections.complaints,
-            counts=parts.status_counts,
-        )
+        self.status = make_reporter(self.connections, parts, settings, writer)
         self.watch = make_watch(endpoint, parts, settings, writer, self.status.changed)
-        self.health = HealthMonitor(
-            parts.checks,
-            parts.board,
-            parts.stream,
-            project=parts.project,
-            look=self.status.look,
-        )
+        self.health = make_health(parts, self.status.look)
         # What a server forgot while it was away comes back with the first connection.
         self.connections.gate.on_connected = self.status.changed
-        self.receiver = self._make_receiver()
-        runner = self._make_runner()
-        self.dispatcher = Dispatcher(
-            self.receiver,
-            runner,
-            parts.stream,
-            parts.threads,
-            concurrency=settings.concurrency,
-            prefetch=settings.prefetch,
-            backoff=self._backoff(),
-            complaints=self.connections.complaints,
-            outcomes=parts.outcomes,
+        self.receiver = make_receiver(
+            self.connections, parts, settings, self._say, self._report_unstarted
+        )
+        runner = make_runner(parts, settings)
+        self.dispatcher = make_dispatcher(
+            self.connections, parts, settings, self.receiver, runner
         )
         self.inbox: Inbox | None = None
         if settings.replicas:
@@ -122,49 +102,6 @@ class Session:
 
     def _backoff(self) -> Backoff:
         return Backoff(base=0.25, cap=self._settings.reconnect_max)
-
-    def _make_sink(self) -> LogSink:
-        return LogSink(
-            self.connections,
-            self._parts.stream,
-            key=PROJECT_CONSOLE.build(project=self._parts.project),
-            identity=self._parts.instance if self._settings.record_ids else "",
-            list_limit=self._settings.log_list_limit,
-            numbers=self._parts.numbers,
-        )
-
-    def _make_runner(self) -> CommandRunner:
-        return CommandRunner(
-            self._parts.router,
-            self._parts.stream,
-            timeout=self._settings.command_timeout,
-            size_limit=self._settings.command_size_limit,
-            clock=self._parts.clock,
-        )
-
-    def _make_receiver(self) -> Receiver:
-        key = CONTROL.build(project=self._parts.project)
-        blocking = BlockingReceiver(self.connections, key)
-        compat = CompatReceiver(self.connections, key, self._say)
-        match self._settings.mode:
-            case "blocking":
-                return blocking
-            case "compat":
-                return compat
-            case "auto":
-                return AutoReceiver(self.connections, blocking, compat, self._say)
-            case "reliable":
-                return ReliableReceiver(
-                    self.connections,
-                    key,
-                    self._say,
-                    instance=self._parts.instance,
-                    lease_ttl=self._settings.lease_ttl,
-                    window=self._settings.dedup_window,
-                    on_redelivery=self._settings.on_redelivery,
-                    size_limit=self._settings.command_size_limit,
-                    report=self._report_unstarted,
-                )
 
     def _report_unstarted(self, message: Message) -> None:
         self.dispatcher.report_unstarted(message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from bls_agent.parts import Parts
 from bls_agent.project.messages import Status
@@ -55,18 +55,18 @@ class AgentStats:
 
     project: str
     instance: str
-    open: bool
+    open: bool = False
     status: Status
     status_source: str
     status_sources: dict[str, str]
-    mode: str
-    connections: dict[str, bool]
-    reconnect_failures: int
-    commands_running: int
+    mode: str = "closed"
+    connections: dict[str, bool] = field(default_factory=dict[str, bool])
+    reconnect_failures: int = 0
+    commands_running: int = 0
     commands_stuck: int
-    commands_held: int
-    commands_reclaimed: int
-    lease_losses: int
+    commands_held: int = 0
+    commands_reclaimed: int = 0
+    lease_losses: int = 0
     outcomes: dict[str, int]
     logs_accepted: int
     logs_delivered: int
@@ -81,36 +81,44 @@ class AgentStats:
     status_refused: int
     loop_stalls: int
     loop_stalled_seconds: float
-    faults: int
+    faults: int = 0
 
 
 def collect_stats(parts: Parts, session: Session | None) -> AgentStats:
     """Gather the counters of an agent's parts, and of its life if it is open."""
-    if session is not None and session.closed.is_set():
-        session = None
-    delivery = parts.stream.delivery
-    logs = delivery.buffer.stats()
-    wires = session.connections.all if session else ()
-    receiver = session.receiver if session else None
+    kept = _collect_kept(parts)
+    if session is None or session.closed.is_set():
+        return kept
+    receiver, connections = session.receiver, session.connections
     reliable = receiver if isinstance(receiver, ReliableReceiver) else None
-    now = time.monotonic()
-    source, status = parts.board.speaker(now)
-    sources = parts.board.list_sources(now)
-    return AgentStats(
-        project=parts.project,
-        instance=parts.instance,
-        open=session is not None,
-        status=status,
-        status_source=source,
-        status_sources={who: said.value for who, said in sources.items()},
-        mode=session.receiver.mode if session else "closed",
-        connections={wire.use: wire.connected for wire in wires},
-        reconnect_failures=session.connections.gate.failures if session else 0,
-        commands_running=session.dispatcher.running if session else 0,
-        commands_stuck=session.dispatcher.stuck if session else parts.threads.stuck,
+    return replace(
+        kept,
+        open=True,
+        mode=receiver.mode,
+        connections={wire.use: wire.connected for wire in connections.all},
+        reconnect_failures=connections.gate.failures,
+        commands_running=session.dispatcher.running,
+        commands_stuck=session.dispatcher.stuck,
         commands_held=len(reliable.holdings) if reliable else 0,
         commands_reclaimed=reliable.reclaimer.reclaimed if reliable else 0,
         lease_losses=reliable.epochs.losses if reliable else 0,
+        faults=session.faults,
+    )
+
+
+def _collect_kept(parts: Parts) -> AgentStats:
+    """Gather what is there without a session, too."""
+    delivery, now = parts.stream.delivery, time.monotonic()
+    logs = delivery.buffer.stats()
+    source, status = parts.board.speaker(now)
+    said = parts.board.list_sources(now)
+    return AgentStats(
+        project=parts.project,
+        instance=parts.instance,
+        status=status,
+        status_source=source,
+        status_sources={who: one.value for who, one in said.items()},
+        commands_stuck=parts.threads.stuck,
         outcomes={kind.value: count for kind, count in dict(parts.outcomes).items()},
         logs_accepted=logs.accepted,
         logs_delivered=logs.delivered,
@@ -125,5 +133,4 @@ def collect_stats(parts: Parts, session: Session | None) -> AgentStats:
         status_refused=parts.board.refused,
         loop_stalls=parts.stall_counts.stalls,
         loop_stalled_seconds=parts.stall_counts.longest,
-        faults=session.faults if session else 0,
     )

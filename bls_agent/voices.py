@@ -5,21 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from bls_agent.backoff import Backoff
 from bls_agent.connection import Connections
 from bls_agent.endpoint import Endpoint
 from bls_agent.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.parts import Parts
 from bls_agent.project.broadcast import FanOut, Inbox
 from bls_agent.project.dispatcher import Dispatcher
+from bls_agent.project.health_monitor import HealthMonitor
+from bls_agent.project.logs import LogSink
 from bls_agent.project.receiver import Say
 from bls_agent.project.roster import Roster
 from bls_agent.project.runner import CommandRunner
 from bls_agent.project.stalls import StallVoice
+from bls_agent.project.status import StatusReporter
 from bls_agent.project.status_writer import StatusWriter
 from bls_agent.settings import Settings
 from bls_agent.watchdog import Watch
 
-__all__ = ["connect", "make_inbox", "make_watch", "make_writer"]
+__all__ = [
+    "connect",
+    "make_health",
+    "make_inbox",
+    "make_reporter",
+    "make_sink",
+    "make_watch",
+    "make_writer",
+]
 
 
 def connect(
@@ -36,6 +48,18 @@ def connect(
             "data": PROJECT_CONSOLE.build(project=parts.project),
             "liveness": PROJECT_STATUS.build(project=parts.project),
         },
+    )
+
+
+def make_sink(connections: Connections, parts: Parts, settings: Settings) -> LogSink:
+    """Make what writes the log's records into the console list."""
+    return LogSink(
+        connections,
+        parts.stream,
+        key=PROJECT_CONSOLE.build(project=parts.project),
+        identity=parts.instance if settings.record_ids else "",
+        list_limit=settings.log_list_limit,
+        numbers=parts.numbers,
     )
 
 
@@ -56,6 +80,27 @@ def make_writer(
     on_rival = None if settings.replicas else tell_of_rival
     return StatusWriter(
         connections, key, ttl=settings.status_ttl, roster=roster, on_rival=on_rival
+    )
+
+
+def make_reporter(
+    connections: Connections, parts: Parts, settings: Settings, writer: StatusWriter
+) -> StatusReporter:
+    """Make what keeps the written status true."""
+    return StatusReporter(
+        writer,
+        parts.board,
+        interval=settings.status_interval,
+        backoff=Backoff(base=0.25, cap=settings.reconnect_max),
+        complaints=connections.complaints,
+        counts=parts.status_counts,
+    )
+
+
+def make_health(parts: Parts, look: Callable[[], None]) -> HealthMonitor:
+    """Make what runs the health checks; ``look`` has the status looked at again."""
+    return HealthMonitor(
+        parts.checks, parts.board, parts.stream, project=parts.project, look=look
     )
 
 

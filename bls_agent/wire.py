@@ -20,6 +20,7 @@ from bls_agent.endpoint import Argument, Reply, Request, pack
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.faults import ends_connection, is_error_reply, redirects, translate
 from bls_agent.link import Link
+from bls_agent.route import keys_of
 from bls_agent.transport import leaves_at_once
 
 __all__ = ["Wire"]
@@ -65,9 +66,13 @@ class Wire(Link):
         async with self._lock:
             replies = await self._ask(requests, meanwhile)
             for _ in range(REDIRECTS):
-                if not all(map(redirects, replies)):
+                # Of keys in one slot that is on its way some may have arrived already.
+                again = [at for at, reply in enumerate(replies) if redirects(reply)]
+                if not again:
                     break
-                replies = await self._ask(requests, meanwhile)
+                answers = await self._ask([requests[at] for at in again], meanwhile)
+                for at, answer in zip(again, answers, strict=True):
+                    replies[at] = answer
             return replies
 
     async def read(self, *request: Argument) -> Reply:
@@ -92,6 +97,7 @@ class Wire(Link):
 
         Never cancelled half-way, because a request sent in part ends the connection.
         """
+        await self._leave_host(requests)
         raw = await self._opened()
         if requests is not self._packed[0]:  # a reader posts the same ones for ever
             self._packed = (requests, pack(self._prefaced(requests)))
@@ -143,6 +149,8 @@ class Wire(Link):
         self._asking_answered = False
         self.owed -= 1
         if ends_connection(translated):
+            for request in self._packed[0][-self.owed - 1 :][:1]:
+                self._note_asked(request, translated)
             self.route.look_anew(translated)
             self._ends = True
         if self._ends and not self.owed:
@@ -158,8 +166,29 @@ class Wire(Link):
     async def _ask(
         self, requests: Sequence[Request], meanwhile: Callable[[], None] | None
     ) -> list[Reply]:
+        await self._leave_host(requests)
         raw = await self._opened()
+        if self.asking:
+            replies = await self._exchange(raw, self._prefaced(requests), meanwhile)
+            replies = replies[1::2]
+        else:
+            replies = await self._exchange(raw, requests, meanwhile)
+        for request, reply in zip(requests, replies, strict=True):
+            self._note_asked(request, reply)
+        return replies
+
+    def _note_asked(self, request: Request, reply: Reply) -> None:
+        """Remember what the slot's owner has sent on to where the slot is on its way to."""
+        if isinstance(reply, RedisUnavailableError) and reply.kind == "ask":
+            self._asked.add(keys_of(request))
+
+    async def _leave_host(self, requests: Sequence[Request]) -> None:
+        """Go back to the slot's owner, unless it has sent on all of these requests.
+
+        Where a slot is on its way to, a key that has not arrived yet looks absent, and
+        writing it would make a second one.
+        """
         if not self.asking:
-            return await self._exchange(raw, requests, meanwhile)
-        replies = await self._exchange(raw, self._prefaced(requests), meanwhile)
-        return replies[1::2]
+            return
+        if not self._asked.issuperset(map(keys_of, requests)):
+            await self._close()

@@ -5,12 +5,32 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import AsyncIterator, Iterator
+from importlib import import_module
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
 from bls_agent import Console
 from bls_agent.devserver import DevServer, serve_or_use
+
+# What is made once for all tests of a module is made in one process alone.
+TOGETHER = ("test_chaos_short.py", "test_cluster.py", "test_sentinel.py")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each process the next test, or the next module that stays together."""
+    make: Any = import_module("xdist.scheduler").LoadScopeScheduling
+    scheduler = make(config, log)
+    scheduler._split_scope = unit_of
+    return scheduler
+
+
+def unit_of(nodeid: str) -> str:
+    """Give the name under which tests go to the same process."""
+    module = nodeid.partition("::")[0]
+    return module if module.endswith(TOGETHER) else nodeid
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,7 @@ needs_selectors = pytest.mark.skipif(
 
 
 async def eventually(
-    condition: Callable[[], bool | Awaitable[bool]], timeout: float = 10.0
+    condition: Callable[[], bool | Awaitable[bool]], timeout: float = 30.0
 ) -> None:
     """Wait until a condition holds, or fail after the deadline."""
     with anyio.fail_after(timeout):

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 import anyio
 
 from bls_agent import Console, ProjectAgent, RedisUnavailableError, Status
+from bls_agent.project.places import Places
 from bls_agent.settings import Mode
 from tests.harness import eventually
 
-MODES: tuple[Mode, ...] = ("blocking", "compat", "auto")
+MODES: tuple[Mode, ...] = ("blocking", "compat", "auto", "reliable")
 PAUSE = 0.02  # seconds between two commands, and between two records
 WINDOW = 0.5  # seconds in which what a server answered may not be copied yet
 
@@ -127,14 +128,15 @@ class Load:
             await anyio.sleep(PAUSE)
             self.lag = max(self.lag, time.monotonic() - before - PAUSE)
 
-    async def alive(self, since: float, timeout: float) -> None:
-        """Wait until every agent has handled what was sent after a moment."""
+    async def alive(self, since: float, timeout: float, but: str = "") -> None:
+        """Wait until every agent, but those of one mode, has handled what is sent since."""
 
         def caught_up() -> bool:
             return all(
                 any(at > since for at in s.sent.values())
                 and any(s.sent.get(n, 0.0) > since for n in s.handled)
                 for s in self.subjects
+                if s.mode != but
             )
 
         await eventually(caught_up, timeout)
@@ -154,13 +156,17 @@ class Load:
         return True
 
     async def _waiting(self, subject: Subject) -> int:
+        """Count what waits, and what stands in lists of what was taken."""
+        read, places = (
+            self.console._wires.read,
+            Places.beside(f"{subject.project}_控制"),
+        )
         try:
-            found: int = await self.console._wires.read(
-                f"{subject.project}_控制", "LLEN"
-            )
+            lists = [name.decode() for name in await read(places.lists, "SMEMBERS")]
+            counts = [await read(key, "LLEN") for key in (places.control, *lists)]
         except RedisUnavailableError:
             return 1
-        return found
+        return sum(counts)
 
     async def records(self, subject: Subject) -> list[int]:
         """The ``n`` of every record in a console list."""

@@ -57,6 +57,7 @@ CONTRACTS = ["project", "runs", "workers", "assets", "crawl"]
 COMPOSITION = [
     "parts",
     "voices",
+    "hearing",
     "session",
     "supervisor",
     "stats",

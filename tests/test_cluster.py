@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import anyio
@@ -12,7 +13,15 @@ from anyio import to_thread
 from redis._parsers.base import BaseParser
 from redis.asyncio.cluster import RedisCluster
 
-from bls_agent import Console, ProjectAgent, RedisRefusedError, Status
+from bls_agent import (
+    ConfigurationError,
+    Console,
+    ProjectAgent,
+    RedisRefusedError,
+    RedisUnavailableError,
+    Settings,
+    Status,
+)
 from bls_agent.cluster import SlotRange, read_redirection, read_slots
 from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
@@ -20,9 +29,10 @@ from bls_agent.endpoint import Endpoint
 from bls_agent.faults import classify
 from bls_agent.link import Lost
 from bls_agent.names import slot_of
+from bls_agent.rights import acl_rules
 from bls_agent.wire import Wire
 from tests.engines import LOOPBACK, NODE_TIMEOUT, ClusterTopology, ask
-from tests.harness import eventually
+from tests.harness import History, eventually
 from tests.load import MODES, Load, check_end, under_load
 
 OUTAGE = NODE_TIMEOUT * 2 + 5.0 + 5.0  # seconds; the last of them for a slow machine
@@ -97,6 +107,24 @@ REPLIES = {
         "role_changed",
         False,
         True,
+    ),
+    "ERR Error running script (call to f_3046b76b): @user_script:47: "
+    "@user_script: 47: -READONLY You can't write against a read only replica.": (
+        "read_only",
+        False,
+        True,
+    ),
+    "ERR Error running script (call to f_3046b76b): @user_script:47: "
+    "@user_script: 47: -OOM command not allowed when used memory > 'maxmemory'.": (
+        "out_of_memory",
+        False,
+        False,
+    ),
+    "@user_script: 70: -OOM command not allowed": ("out_of_memory", False, False),
+    "ERR Error running script (call to f_3046b76b): @user_script:9: WRONGTYPE no": (
+        "wrong_type",
+        True,
+        False,
     ),
     "LOADING Redis is loading the dataset in memory": ("loading", False, False),
     "CROSSSLOT Keys in request don't hash to the same slot": (
@@ -179,10 +207,11 @@ async def test_slots_move_under_load(topology: ClusterTopology, project: str) ->
             sources[slot] = await to_thread.run_sync(
                 topology.begin_migration, slot, target
             )
-        await load.alive(time.monotonic(), OUTAGE)
+        # Of several keys, some of which are absent, nobody serves such a slot.
+        await load.alive(time.monotonic(), OUTAGE, but="reliable")
         for slot, target in moves:
             await to_thread.run_sync(topology.move_keys, slot, sources[slot], target)
-        await load.alive(time.monotonic(), OUTAGE)
+        await load.alive(time.monotonic(), OUTAGE, but="reliable")
         for slot, target in moves:
             await to_thread.run_sync(topology.move_keys, slot, sources[slot], target)
             await to_thread.run_sync(topology.end_migration, slot, target)
@@ -190,15 +219,22 @@ async def test_slots_move_under_load(topology: ClusterTopology, project: str) ->
         await check_end(load, [])
 
 
+@pytest.mark.parametrize("mode", ["blocking", "reliable"])
 async def test_a_waiting_read_follows_its_slot(
-    topology: ClusterTopology, project: str
+    topology: ClusterTopology, project: str, mode: Any
 ) -> None:
-    """BLPOP parked on an empty list, whose slot goes away and comes back."""
+    """Parked on an empty list whose slot goes away and comes back; what runs is kept."""
     done: list[int] = []
-    agent = ProjectAgent(project, redis=topology.url, prefetch=3)
+    agent = ProjectAgent(project, redis=topology.url, mode=mode, prefetch=3)
+    moved = anyio.Event()
 
     @agent.command
     async def mark(number: int) -> None:
+        done.append(number)
+
+    @agent.command
+    async def hold(number: int) -> None:
+        await moved.wait()
         done.append(number)
 
     slot = slot_of(f"{project}_控制")
@@ -211,35 +247,143 @@ async def test_a_waiting_read_follows_its_slot(
             await to_thread.run_sync(topology.migrate, slot, target)
             await console.send(project, "mark", {"number": number})
             await eventually(lambda n=number: n in done, OUTAGE)  # type: ignore[misc]
-        assert done == [0, 1]
+        await console.send(project, "hold", {"number": 2})
+        await eventually(lambda: agent.stats().commands_running == 1)
+        await to_thread.run_sync(topology.migrate, slot, guest)
+        moved.set()
+        await console.send(project, "mark", {"number": 3})
+        await eventually(lambda: len(done) == 4, OUTAGE)
+        assert done == [0, 1, 2, 3]
+        assert agent.stats().lease_losses == 0
+    assert agent.stats().faults == 0
+    left = ask(guest.port, "CLUSTER", "COUNTKEYSINSLOT", slot)
+    assert left == (1 if mode == "reliable" else 0)  # the ids that have ended
 
 
-async def test_the_rights_of_the_docs_are_enough(
+async def test_replicas_and_broadcasts(topology: ClusterTopology, project: str) -> None:
+    """Roster and inboxes beside their keys, while their slots move."""
+    modes = [mode for mode in MODES if mode != "compat"]  # which wants to be alone
+    histories = {mode: History() for mode in modes}
+    async with Console(topology.url) as console, AsyncExitStack() as stack:
+        for mode, history in histories.items():
+            agent = ProjectAgent(
+                project, redis=topology.url, instance=mode, mode=mode, replicas=True,
+                status_ttl=5, status_interval=0.3,
+            )  # fmt: skip
+            history.attach(agent)
+            await stack.enter_async_context(agent)
+            await agent.ready(10)
+        for number in range(3):
+            await console.send(project, "mark", {"number": number}, broadcast=True)
+            await eventually(
+                lambda n=number: all(n in h.handled for h in histories.values()),  # type: ignore[misc]
+                OUTAGE,
+            )
+            assert set(await console.instances(project)) == set(modes)
+            for key in keys_of(project)[:2]:
+                target = topology.other_master(topology.owner(slot_of(key)))
+                await to_thread.run_sync(topology.migrate, slot_of(key), target)
+        for history in histories.values():
+            assert sorted(history.handled) == [0, 1, 2]
+        await stack.aclose()
+        assert await console.status(project) is Status.OFFLINE
+
+
+async def test_keys_of_one_slot_on_its_way(
     topology: ClusterTopology, project: str
 ) -> None:
-    """With those of docs/protocol.md and docs/engines.md nothing is ever refused."""
-    control, status, console_list = keys_of(project)
-    rules = (
-        *("reset", "on", ">geheim", "-@all", "+ping", "+select", "+client|id"),
-        *("+client|setname", "+client|unblock", "+client|kill", "+client|list"),
-        *("+cluster|slots", "+asking", f"(+set +expire %RW~{status})"),
-        f"(+rpush +ltrim +lrange %RW~{console_list})",
-        f"(+blpop +lpop +lpush +lrange %RW~{control})",
+    """Each is served where it is; none is made where it has not arrived yet."""
+    here, there = (f"{{{project}}}{name}" for name in ("here", "there"))
+    slot = slot_of(here)
+    source = topology.owner(slot)
+    target = topology.other_master(source)
+    connections = Connections(
+        Endpoint.of(topology.url),
+        "test",
+        timeout=1,
+        reconnect_max=1,
+        keys={"control": here, "data": here, "liveness": here},
     )
+    wire, waiting = connections.control, connections.blocking
+    await wire.call("RPUSH", here, 1)
+    await to_thread.run_sync(topology.begin_migration, slot, target)
+    assert await wire.call("RPUSH", there, 1) == 1
+    assert await wire.call("RPUSH", here, 2) == 2
+    requests = [("RPUSH", name, 0) for name in (here, there, here)]
+    assert await wire.call_many(requests) == [3, 2, 4]
+    assert await wire.call_many(requests) == [5, 3, 6]
+    for key, length in ((there, 3), (here, 6), (there, 3)):
+        if key == there:
+            await waiting.post([("LLEN", key)])
+            with pytest.raises(RedisUnavailableError, match=r"\(ask\)"):
+                await waiting.collect()
+        await waiting.post([("LLEN", key)])
+        assert await waiting.collect() == length
+    await to_thread.run_sync(topology.move_keys, slot, source, target)
+    await to_thread.run_sync(topology.end_migration, slot, target)
+    assert await wire.call("LLEN", here) == 6
+    await connections.aclose()
+
+
+@pytest.mark.parametrize("options", [{"mode": "reliable"}, {"replicas": True}])
+@pytest.mark.parametrize("ending", ["a}b", "{}b"])
+async def test_a_name_beside_which_no_key_can_be_put(
+    topology: ClusterTopology,
+    project: str,
+    options: dict[str, Any],
+    ending: str,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Refused on a cluster as early as it is known; on one server such names work."""
+    name = f"{project}{ending}"
+    rule = r"on a cluster (mode='reliable'|replicas=True) .* Use a name without"
+    with pytest.raises(ConfigurationError, match=rule) as caught:
+        ProjectAgent(name, redis=topology.url, **options)
+    assert (caught.value.name, caught.value.value) == ("project", name)
+    with pytest.raises(ConfigurationError, match=rule):
+        ProjectAgent(name, redis=topology.url, settings=Settings(**options))
+    monkeypatch.setenv("BLS_REDIS_URL", topology.url)
+    late = ProjectAgent(name, **options)
+    with pytest.raises(ConfigurationError, match=rule):
+        await late.__aenter__()
+    for option, value in options.items():
+        monkeypatch.setenv(f"BLS_{option.upper()}", str(value))
+    late = ProjectAgent(name, redis=topology.url)
+    with pytest.raises(ConfigurationError, match=rule):
+        await late.__aenter__()
+    async with ProjectAgent(name, mode="blocking", replicas=False) as agent:
+        await agent.ready(10)
+    async with (
+        ProjectAgent(name, redis=redis_url, **options) as agent,
+        Console(redis_url) as console,
+    ):
+        await agent.ready(10)
+        assert (await console.call(name, "ping")).succeeded
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_rights_of_the_docs_are_enough(
+    topology: ClusterTopology, project: str, mode: Any
+) -> None:
+    """With those of docs/rights.md and docs/engines.md nothing is ever refused."""
+    rules = acl_rules(project, mode, replicas=True)
+    rules += ["+cluster|slots", "+asking", "+client|list"]
     for node in topology.nodes:
-        ask(node.port, "ACL", "SETUSER", "agent", *rules)
+        ask(node.port, "ACL", "SETUSER", "agent", "reset", "on", ">geheim", *rules)
         ask(node.port, "ACL", "LOG", "RESET")
     url = topology.url.replace("://", "://agent:geheim@")
-    slot = slot_of(control)
+    slot = slot_of(f"{project}_控制")
     source = topology.owner(slot)
     target = topology.other_master(source)
     async with (
-        ProjectAgent(project, redis=url, prefetch=2) as agent,
+        ProjectAgent(project, redis=url, prefetch=2, mode=mode, replicas=True) as agent,
         Console(topology.url) as console,
     ):
         await agent.ready(10)
         await to_thread.run_sync(topology.begin_migration, slot, target)
-        assert (await console.call(project, "ping")).succeeded
+        if mode != "reliable":  # of several keys it is not served now
+            assert (await console.call(project, "ping")).succeeded
         await to_thread.run_sync(topology.move_keys, slot, source, target)
         await to_thread.run_sync(topology.end_migration, slot, target)
         assert (await console.call(project, "ping")).succeeded

@@ -74,7 +74,8 @@ async def test_the_code_of_the_readme_runs(
     for block in rest:
         if "ProjectAgent(" in block:
             said = await anyio.to_thread.run_sync(run_as_script, block)
-            assert re.search(r"\d records|'pong': True", said)
+            printed = re.search(r"\d records|'pong': True", said)
+            assert printed or "print(" not in block
 
 
 def run_as_script(code: str) -> str:

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -115,14 +116,14 @@ def test_it_never_waits_for_redis(project: str, *, answers: bool) -> None:
         agent = ProjectAgent(project, redis=url, shutdown_timeout=0)
         began = time.perf_counter()
         with agent.in_thread() as thread:
-            assert time.perf_counter() - began < 0.5
+            assert time.perf_counter() - began < 2
             with pytest.raises(RedisUnavailableError, match="not_ready"):
                 thread.ready(0.05)
             agent.log.info("waits")
             flushed = thread.flush(0.05)
             assert (flushed.complete, flushed.queued) == (False, 1)
             began = time.perf_counter()
-        assert time.perf_counter() - began < 2.3
+        assert time.perf_counter() - began < 4
     assert threads_of(project) == []
 
 
@@ -304,7 +305,7 @@ def test_a_handler_that_blocks_the_loop(
         thread.ready(0.0)
     began = time.perf_counter()
     thread.__exit__(KeyError, KeyError(), None)
-    assert 1.9 < time.perf_counter() - began < 2.3
+    assert 1.9 < time.perf_counter() - began < 4
     assert "does not let go" in caplog.text
     assert console.status(project) is Status.ONLINE
     with pytest.raises(ConfigurationError, match="open already"), agent.in_thread():
@@ -432,7 +433,7 @@ def test_a_second_signal_hurries(
     with pytest.raises(KeyboardInterrupt):
         thread.__exit__(None, None, None)
     pressing.join()
-    assert time.perf_counter() - began < 2.2
+    assert time.perf_counter() - began < 4
     assert console.status(project) is Status.OFFLINE
     assert console.logs(project)[-1].metadata["outcome"] == "cancelled"
     assert threads_of(project) == []
@@ -537,6 +538,10 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, errors
 
 
+# asyncio's debug mode remarks it of every step on a busy machine.
+TOOK_LONG = re.compile(r"Executing <.* took \d+\.\d+ seconds")
+
+
 def test_a_script_that_turns_sigterm_into_an_exit(
     redis_url: str, console: SyncConsole, project: str
 ) -> None:
@@ -550,7 +555,9 @@ with agent.in_thread() as thread:
     with program(code, project, redis_url, "-X", "dev") as process:
         assert line(process) == "stays"
         process.send_signal(signal.SIGTERM)
-        assert end(process) == (0, "")
+        code_of_the_end, errors = end(process)
+    said = [one for one in errors.splitlines() if not TOOK_LONG.fullmatch(one)]
+    assert (code_of_the_end, said) == (0, [])
     assert console.status(project) is Status.OFFLINE
 
 
@@ -612,7 +619,7 @@ print("ends", flush=True)
         assert line(process) == "ends"
         began = time.perf_counter()
         assert end(process)[0] == 0
-    assert time.perf_counter() - began < 2.5
+    assert time.perf_counter() - began < 5
     expected = Status.OFFLINE if command == "sleep" else Status.ONLINE
     assert console.status(project) is expected
 
@@ -624,7 +631,7 @@ def test_exit_while_redis_is_away(project: str) -> None:
         assert line(process) == "ends"
         began = time.perf_counter()
         assert end(process) == (0, "")
-    assert time.perf_counter() - began < 2.5
+    assert time.perf_counter() - began < 5
 
 
 def test_exit_while_a_name_is_looked_up(project: str) -> None:
@@ -643,7 +650,7 @@ with agent.in_thread():
         assert line(process) == "ends"
         began = time.perf_counter()
         assert end(process) == (0, "")
-    assert time.perf_counter() - began < 2.5
+    assert time.perf_counter() - began < 5
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -216,7 +216,7 @@ async def test_a_second_signal_hurries(
         await anyio.to_thread.run_sync(lambda: process.communicate(timeout=10))
     finally:
         process.kill()
-    assert time.perf_counter() - began < 2
+    assert time.perf_counter() - began < 5
     assert process.returncode == 0
     assert await status_of(redis, project) == "离线"
     assert (await records(redis, project))[-1]["metadata"]["outcome"] == "cancelled"
@@ -323,7 +323,7 @@ async def test_a_handler_that_resists_cancellation(
         await console.send(project, "stubborn")
         await started.wait()
         began = time.perf_counter()
-    assert time.perf_counter() - began < 2.2
+    assert time.perf_counter() - began < 4
     assert await status_of(redis, project) == "离线"
     release.set()
 

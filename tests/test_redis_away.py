@@ -141,7 +141,7 @@ async def test_absent_at_the_start(project: str) -> None:
     history.attach(agent)
     began = time.perf_counter()
     async with agent:
-        assert time.perf_counter() - began < 0.5
+        assert time.perf_counter() - began < 2
         agent.log.info("said before", n=0)
         agent.set_status(Status.ERROR)
         with pytest.raises(RedisUnavailableError):

@@ -27,6 +27,7 @@ from tests.harness import (
     cut_connections,
     eventually,
     execute,
+    needs_selectors,
     records,
     status_of,
     url_with_rights,
@@ -297,7 +298,7 @@ async def test_a_stalled_replica_is_a_fault_of_all(
                 assert len(await console.instances(project)) == 2
 
 
-@pytest.mark.parametrize("mode", ["blocking", "auto"])
+@pytest.mark.parametrize("mode", ["blocking", "auto", "reliable"])
 async def test_a_broadcast_reaches_each_once(
     redis_url: str, redis: Redis, console: Console, project: str, mode: str
 ) -> None:
@@ -334,7 +335,7 @@ async def _pretend_to_live(redis: Redis, project: str, instance: str) -> str:
     return INBOX.format(project=project, instance=instance)
 
 
-@pytest.mark.parametrize("mode", ["blocking", "compat"])
+@pytest.mark.parametrize("mode", ["blocking", "compat", "reliable"])
 async def test_what_is_passed_on(
     redis_url: str, redis: Redis, project: str, mode: str
 ) -> None:
@@ -403,12 +404,13 @@ async def test_copies_wait_while_no_handler_is_free(
     assert most == [1]
 
 
+@pytest.mark.parametrize("mode", ["compat", "reliable"])
 async def test_a_copy_is_nothing_to_trim(
-    redis_url: str, redis: Redis, project: str
+    redis_url: str, redis: Redis, project: str, mode: str
 ) -> None:
-    """In compatibility mode a copy settles nothing: the control list is left alone."""
+    """A copy settles nothing, and its id is not the window's: both lists are left alone."""
     inbox = INBOX.format(project=project, instance="甲")
-    agent = replica(project, redis_url, "甲", mode="compat")
+    agent = replica(project, redis_url, "甲", mode=mode)
     history = History()
     history.attach(agent)
     await redis.rpush(inbox, command_bytes(100))
@@ -417,6 +419,10 @@ async def test_a_copy_is_nothing_to_trim(
         for _ in range(3):
             await history.push(redis, project)
         await eventually(lambda: history.handled == [100, 0, 1, 2])
+        await redis.rpush(inbox, command_bytes(1) + b" ")  # an id that has ended
+        await eventually(lambda: history.handled == [100, 0, 1, 2, 1])
+        await redis.rpush(f"{project}_控制", command_bytes(100))  # … as a copy only
+        await eventually(lambda: history.handled == [100, 0, 1, 2, 1, 100])
         assert await agent.flush(5)
     assert not await _tells(redis, project, "somebody else trimmed")
     assert await redis.llen(f"{project}_控制") == 0
@@ -477,6 +483,7 @@ RIGHTS = """
 """
 
 
+@needs_selectors
 async def test_the_documented_rights_are_enough(
     own_server: DevServer, admin: Redis, project: str
 ) -> None:

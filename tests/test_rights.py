@@ -84,6 +84,12 @@ def test_names_that_no_line_can_hold(name: str) -> None:
         acl_line(name)
 
 
+def test_a_mode_that_is_none() -> None:
+    """Misspelt, it would make a line without any rights."""
+    with pytest.raises(ConfigurationError, match="one of: auto, blocking, compat, rel"):
+        acl_line("订单系统", "relaible")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
 def test_a_name_with_quotes_as_words() -> None:
     """As words of their own a name with quotes can be given."""
     assert '%RW~a"b_控制)' in acl_rules('a"b', "blocking")[-1]
@@ -178,7 +184,7 @@ async def test_the_rights_of_the_table_are_enough(
     async with agent:
         await agent.ready(5)
         began = time.perf_counter()
-    assert time.perf_counter() - began < 1
+    assert time.perf_counter() - began < 1.7
 
 
 async def test_the_flat_line_is_enough(
@@ -445,7 +451,7 @@ async def test_client_commands_refused(
             await history.push(admin, project)
         await eventually(lambda: len(history.handled) == 3)
         began = time.perf_counter()
-    assert time.perf_counter() - began < 3.5
+    assert time.perf_counter() - began < 6
     await history.check(admin, project)
 
 
@@ -484,7 +490,7 @@ async def test_a_record_that_is_refused_for_good_does_not_hold_the_stop(
         agent.log.info("waits")
         began = time.perf_counter()
         assert not await agent.flush(5)
-    assert time.perf_counter() - began < 1
+    assert time.perf_counter() - began < 4
     assert await status_of(admin, project) == "离线"
 
 
@@ -516,7 +522,7 @@ async def test_an_idle_stop_without_the_right_to_unblock(
         await eventually(lambda: is_parked(admin))
         began = time.perf_counter()
         assert not agent.stats().faults
-    assert time.perf_counter() - began < 3.5
+    assert time.perf_counter() - began < 6
     (said,) = [r.getMessage() for r in caplog.records]
     assert "CLIENT UNBLOCK" in said
     assert PASSWORD not in said

@@ -166,7 +166,7 @@ def test_closing_ends_what_waits(redis_url: str, project: str) -> None:
     console.close()
     for thread in waiting:
         thread.join(5)
-    assert time.perf_counter() - began < 0.5
+    assert time.perf_counter() - began < 3
     assert followed == [[]]
     assert raised[0].ambiguous
     assert console_threads() == []

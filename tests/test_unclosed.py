@@ -134,7 +134,7 @@ agent.set_status(Status.ERROR)
 asyncio.run(agent.flush(10))
 asyncio.run(agent.aclose())
 assert not agent.stats().connections
-assert time.monotonic() - began < 1
+assert time.monotonic() - began < 5
 
 async def main():
     async with agent:

@@ -353,7 +353,7 @@ async def test_redis_frozen_through_stall_and_stop(
         own_server.freeze()
         time.sleep(0.8)
         began = time.monotonic()
-    assert time.monotonic() - began < 2.5
+    assert time.monotonic() - began < 4.5
     own_server.thaw()
     await eventually(_has_no_watchdog)
 

@@ -35,7 +35,7 @@ __all__ = ["ReliableReceiver"]
 logger = logging.getLogger(__name__)
 
 LOOKS_PER_TTL: Final = 3
-QUICK: Final = 0.5  # seconds: handlers for which the length of a trip matters
+QUICK: Final = 0.5  # seconds: handlers for which one trip more matters
 AWAY_GRACE: Final = 0.5  # seconds that the end waits for a Redis that is away
 FIRST_PAUSE: Final = 0.25  # seconds before the second try, at most
 
@@ -88,30 +88,17 @@ class ReliableReceiver:
         self._ttl = lease_ttl
         self._on_redelivery = on_redelivery
         self._report = report
-        self.places = Places.beside(key)
-        self.holdings = Holdings()
-        self.epochs = Epochs(
-            lambda: self.control,
-            self.places,
-            instance,
-            lease_ttl,
-            on_renamed=self._lose_all,
+        self.places = places = Places.beside(key)
+        self.holdings = holdings = Holdings()
+        self.epochs = epochs = Epochs(
+            self._give_control, places, instance, lease_ttl, on_renamed=self._lose_all
         )
-        self.reclaimer = Reclaimer(self.places, lease_ttl, self._report_dead)
+        self.reclaimer = Reclaimer(places, lease_ttl, self._report_dead)
         self._acks = Acks(
-            connections,
-            lambda: self.control,
-            self.places,
-            self.epochs,
-            self.holdings,
-            window=window,
+            connections, self._give_control, places, epochs, holdings, window=window
         )
         self._taker = Taker(
-            connections,
-            self.places,
-            self.epochs,
-            window=window,
-            size_limit=size_limit,
+            connections, places, epochs, window=window, size_limit=size_limit
         )
         self._taken: deque[Message] = deque()
         self._compare_at = float("inf")  # when our list has to be looked at
@@ -128,6 +115,9 @@ class ReliableReceiver:
         """The wire for everything but the parked read."""
         return self._connections.control
 
+    def _give_control(self) -> Wire:
+        return self.control
+
     async def receive(self, limit: int) -> Sequence[Message]:
         """Wait up to 2 s for at least one command and take up to ``limit``."""
         if not self._taken and not self._stopped.is_set():
@@ -135,11 +125,12 @@ class ReliableReceiver:
             try:
                 await self._receive(limit)
             except (RedisUnavailableError, WrongTypeError) as error:
-                told = await self._explain(error)
-                if not (self._taken or self._taker.taken):
+                follows = self._taker.follows(error)
+                told = error if follows else await self._explain(error)
+                if not (follows or self._taken or self._taker.taken):
                     raise told from error
             else:
-                self._told = False
+                self._told = self._taker.follows(None)  # it does not
             finally:
                 self._taker.asking = False
         return self.leftovers()
@@ -321,12 +312,8 @@ class ReliableReceiver:
             DEAD_LETTER_LIMIT,
             DELIVERIES_TTL,
         ]
-        rest: list[Argument] = [
-            int(is_final),
-            len(stay),
-            *stay,
-            *(started if is_final else []),
-        ]
+        rest: list[Argument] = [int(is_final), len(stay), *stay]
+        rest += started if is_final else []
         try:
             await self._connections.forget_lost(self._wire, kill=True)
             _, dead = await HAND_BACK.run(

@@ -59,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     soaks = [play_and_tell(soak) for soak in SOAKS] if complete else []
     seconds = time.monotonic() - began
     if path := options.ledger or (LEDGER if complete else None):
-        path.write_text(write_ledger(rows, soaks, errors, seed, seconds), "utf-8")
+        text = write_ledger(rows, soaks, errors, seed, seconds, short=options.short)
+        path.write_text(text, "utf-8")
     broken = sum(not row.is_kept for row in rows)
     broken += sum(not soak.is_kept for soak in soaks)
     print(f"{len(rows)} rows and {len(soaks)} soaks, {broken} broken, {seconds:.0f} s")

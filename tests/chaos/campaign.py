@@ -14,6 +14,7 @@ import anyio
 
 from bls_agent.testing.chaos import Event, Footprint, Tally, Violation, check_invariants
 from tests.chaos import (
+    engine_faults,
     host_faults,
     link_faults,
     mixed_faults,
@@ -28,9 +29,16 @@ from tests.chaos.table import FAULTS, Fault
 __all__ = ["FAMILIES", "Row", "play_all", "rows_of"]
 
 # Whoever adds rows: a module of faults, and its name here.
-FAMILIES = [server_faults, link_faults, process_faults, host_faults, mixed_faults]
+FAMILIES = [
+    server_faults,
+    link_faults,
+    process_faults,
+    host_faults,
+    mixed_faults,
+    engine_faults,
+]
 
-ROW_LIMIT = 240.0  # seconds
+ROW_LIMIT = 400.0  # seconds
 MEMORY_LIMIT = 256 * 1024 * 1024  # of all rows together, histories and all
 
 

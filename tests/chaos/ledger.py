@@ -45,6 +45,8 @@ def write_ledger(
     errors: Sequence[str],
     seed: int,
     seconds: float,
+    *,
+    short: bool,
 ) -> str:
     """Write the whole document."""
     broken = [row for row in rows if not row.is_kept]
@@ -52,6 +54,7 @@ def write_ledger(
     verdict = f"**{number} broken**" if number else "every promise was kept"
     lines = [
         HEAD,
+        "Short form, with few rounds of everything.\n" if short else "",
         f"{len(rows)} rows and {len(soaks)} long runs in {seconds / 60:.1f} minutes, {verdict}; seed {seed}.",
         f"Run on {describe_run()}.",
         "",

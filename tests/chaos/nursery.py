@@ -6,9 +6,12 @@ tells whether it has ended; each is answered by one number. It ends with its inp
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import sys
+import threading
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -91,7 +94,15 @@ def live(options: dict[str, Any]) -> None:
             os._exit(0)
         os.wait()
 
+    threading.Thread(target=follow_parent, args=(os.getppid(),), daemon=True).start()
     anyio.run(agent.run)
+
+
+def follow_parent(parent: int) -> None:
+    """End with the process that forked us, in whatever way it ended."""
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os._exit(3)
 
 
 def fork_agent(options: dict[str, Any]) -> int:
@@ -106,7 +117,15 @@ def fork_agent(options: dict[str, Any]) -> int:
     os._exit(0)
 
 
+def warm_up() -> None:
+    """Import what an agent imports when it is opened, once for all of them."""
+    ProjectAgent("warm-up", redis="redis://127.0.0.1:1/0")
+    for name in ("anyio._backends._asyncio", "hiredis", "redis.asyncio"):
+        importlib.import_module(name)
+
+
 def main() -> None:
+    warm_up()
     for line in sys.stdin:
         words = orjson.loads(line)
         if "go" in words:

@@ -28,21 +28,31 @@ class Children:
     def __init__(self, stage: Stage, path: Path, settings: dict[str, Any]) -> None:
         self._stage = stage
         self._path = path
+        self._living: set[int] = set()
         self._settings = {**stage.mode.settings, "shutdown_timeout": 5.0, **settings}
 
     async def go(self) -> int:
         """Start one; give its process id."""
-        return await self._stage.nursery.go(
+        pid = await self._stage.nursery.go(
             seed=self._stage.rng.randrange(2**32),
             url=self._stage.server.url,
             project=self._stage.project,
             history=str(self._path),
             settings=self._settings,
         )
+        self._living.add(pid)
+        return pid
 
     async def wait(self, pid: int) -> int:
         """Wait for its end; give its exit code."""
-        return await self._stage.nursery.wait(pid)
+        code = await self._stage.nursery.wait(pid)
+        self._living.discard(pid)
+        return code
+
+    def end(self) -> None:
+        """Kill those that a row which failed has left alive."""
+        for pid in self._living:
+            os.kill(pid, signal.SIGKILL)
 
     def size(self) -> int:
         """Bytes of the history."""
@@ -54,7 +64,11 @@ async def children_of(stage: Stage, **settings: Any) -> AsyncGenerator[Children]
     """Have a place for the history of processes; bring it home at the end."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "history.jsonl")
-        yield Children(stage, path, settings)
+        children = Children(stage, path, settings)
+        try:
+            yield children
+        finally:
+            children.end()
         if path.exists():
             stage.history.merge(History.load(path))
 
@@ -77,7 +91,7 @@ async def killed_process(stage: Stage) -> None:
 @fault("F17", "SIGTERM at any moment, now and then a second one")
 async def told_to_stop(stage: Stage) -> None:
     async with children_of(stage) as children:
-        for number in range(stage.pick(3, 100)):
+        for number in range(stage.pick(3, 60)):
             await ahead(stage)
             pid = await children.go()
             # Before the signals are listened to a process simply dies of one.

@@ -119,7 +119,7 @@ async def loading(stage: Stage) -> None:
     async with stage.load():
         for seconds in stage.pick([0.3], [1, 5]):
             await stage.busy()
-            async with stage.hurt(stage.server.loading(seconds=20)):
+            async with stage.hurt(stage.server.loading(seconds=seconds + 2)):
                 await anyio.sleep(seconds)
             stage.damage.links += 1
             await stage.recovered("loading")

@@ -104,7 +104,6 @@ class GeneratorObject:
         "a text".strip,
         threading.Event().wait,
     ],
-    ids=repr,
 )
 def test_what_can_be_called_without_arguments_is_a_check(function: Any) -> None:
     """Functions, partials, methods, classes, builtins."""
@@ -143,7 +142,6 @@ def test_what_can_be_called_without_arguments_is_a_check(function: Any) -> None:
         ({"function": async_generator}, "generator function"),
         ({"function": GeneratorObject()}, "generator function"),
     ],
-    ids=repr,
 )
 def test_what_cannot_be_served_is_refused(wrong: dict[str, Any], said: str) -> None:
     """The error names the argument, its value, the rule and what to do."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from bls_agent.backoff import Backoff
 from bls_agent.connection import Connections
-from bls_agent.endpoint import Argument, Request
+from bls_agent.endpoint import Argument, Endpoint, Request
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.gate import Gate
 from bls_agent.link import Lost
@@ -150,12 +150,14 @@ class ModelWire:
     """
 
     address = "model"
+    server = None  # there is but one
 
     def __init__(self, server: ListServer, name: str) -> None:
         self._server = server
         self.name = name
         self.owed = 0
         self.lost: list[Lost] = []
+        self.unkilled: list[Lost] = []
         self.generation = 0
         self.cut_next = ""
         self._link: Link | None = None
@@ -257,6 +259,8 @@ class ModelConnections(Connections):
 
     def __init__(self, server: ListServer) -> None:
         """Make three wires."""
+        self.endpoint = Endpoint.of("redis://127.0.0.1:1/0")  # nobody goes there
         self.gate = Gate(Backoff())
         wires: list[Any] = [ModelWire(server, f"n:{use}") for use in "dlb"]
         self.data, self.liveness, self.blocking = wires
+        self.control, self.intake = self.liveness, self.data

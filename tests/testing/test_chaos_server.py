@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bls_agent import RedisUnavailableError
+from bls_agent import ConfigurationError, RedisUnavailableError
 from bls_agent.testing.chaos import AdminConnection, HurtableServer
 
 INJURIES = {
@@ -61,6 +61,17 @@ def test_it_hurts_and_heals(server: HurtableServer, injury: str) -> None:
     assert answer(server, "SET", "key", "value") == "OK"
     forgets = injury == "killed" and not keeps(server)
     assert server.ask("DBSIZE") == (1 if forgets else 2)
+
+
+@pytest.mark.parametrize("seconds", [0, 16])
+def test_loading_has_its_limits(seconds: float) -> None:
+    """A server that reads for longer would count as one that does not start."""
+    with (
+        HurtableServer() as server,
+        pytest.raises(ConfigurationError, match="at most 15"),
+        server.loading(seconds=seconds),
+    ):
+        pass
 
 
 def test_a_killed_server_forgets_without_a_log(one_server: HurtableServer) -> None:

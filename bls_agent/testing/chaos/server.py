@@ -11,13 +11,14 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from bls_agent.devserver import DevServer
-from bls_agent.errors import RedisUnavailableError
+from bls_agent.errors import ConfigurationError, RedisUnavailableError
 from bls_agent.testing.chaos.admin import AdminConnection, AdminReply
 
 __all__ = ["HurtableServer"]
 
 DEADLINE: Final = 20.0
 PROBE_INTERVAL: Final = 0.01
+LONGEST_LOADING: Final = 15.0
 TINY: Final = "1"  # bytes of memory: less than any server uses
 SNAPSHOT: Final = "dump.rdb"
 STOP_WRITES: Final = "stop-writes-on-bgsave-error"
@@ -100,7 +101,14 @@ class HurtableServer(DevServer):
         Args:
             seconds: How long it takes if the block does not end before. Redis 6.2
                 cannot be hurried: the block then ends when it has read all.
+
+        Raises:
+            ConfigurationError: It is not between 0 and 15 seconds; a server that takes
+                longer counts as one that does not start.
         """
+        if not 0 < seconds <= LONGEST_LOADING:
+            rule = f"more than 0 and at most {LONGEST_LOADING:g} seconds"
+            raise ConfigurationError("seconds", seconds, rule)
         options = self._options
         keys, slowly = self._write_ballast(seconds)
         self._options = (*options, *slowly)
