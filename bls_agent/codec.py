@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import json as _json
 import math
-import re
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -44,7 +43,9 @@ _INT64: Final = (-(2**63), 2**64 - 1)
 _MAX_BITS: Final = 4_000  # of an integer shown in digits; str() itself has a limit
 _MAX_BYTES: Final = 65_536  # of a bytes object that is shown
 _LARGE: Final = 65_536  # bytes of a payload
-_LONG_NUMBER: Final = re.compile(rb"[0-9]{19}")
+# Digits, and everything else: a search in that costs a twentieth of a pattern's.
+_DIGITS: Final = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))  # noqa: PLR2004 - "0" to "9"
+_LONG_NUMBER: Final = b"0" * 19
 
 
 def decode(payload: bytes, *, limit: int | None = None) -> JSONValue:
@@ -64,7 +65,7 @@ def decode(payload: bytes, *, limit: int | None = None) -> JSONValue:
         value: JSONValue = _load(payload)
     except orjson.JSONDecodeError as error:
         raise _refusal(payload, str(error)) from None
-    if _LONG_NUMBER.search(payload):
+    if _LONG_NUMBER in payload.translate(_DIGITS):
         return _exactly(payload, value)
     return value
 

@@ -1053,3 +1053,22 @@ async def test_a_stray_read_of_a_former_owner_is_found(
         tasks.cancel_scope.cancel()
     for wire in before.all:
         await wire.aclose()
+
+
+async def test_a_lease_that_ends_behind_the_first_look(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """What a predecessor of our name may have started is never a first delivery."""
+    await admin.rpush(CONTROL, *[command_bytes(number) for number in range(3)])
+    held = await die_holding(own_server, admin, "a", 3)
+    connections, receiver = make_receiver(own_server, "a")
+    receiver._opened = True  # the look was when the lease still held
+    found: list[tuple[bytes, int]] = []
+    while len(found) < 3:
+        messages = await receiver.receive(3)
+        found += [(message.payload, message.delivery) for message in messages]
+    assert found == [(payload, 2) for payload in held]
+    assert receiver.reclaimer.reclaimed == 3
+    await receiver.close()
+    for wire in connections.all:
+        await wire.aclose()

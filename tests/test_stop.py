@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 
 from bls_agent import Console, ProjectAgent
 from bls_agent.devserver import DevServer
+from bls_agent.testing.chaos import Cut, Direction, FaultProxy
 from tests.harness import History, eventually, producing, records, status_of
 
 ROUNDS = 300
@@ -173,3 +174,41 @@ async def test_stop_is_bounded_whatever_redis_does(
         agent.log.info("said while Redis is away")
         began = time.perf_counter()
     assert time.perf_counter() - began < 4.5
+
+
+@pytest.mark.parametrize("number", [None, 0], ids=["without ids", "with ids"])
+async def test_a_doubtful_give_back_among_equals(
+    own_server: DevServer, admin: Redis, project: str, number: int | None
+) -> None:
+    """What stands at the head may be others with the same bytes: nothing vanishes."""
+    control, count = f"{project}_控制", 10
+    ids = [f'"id":"{n}",' if number is not None else "" for n in range(count)]
+    pushed = [f'{{{one}"command":"tick","args":{{}}}}'.encode() for one in ids]
+    go, runs = anyio.Event(), 0
+
+    async with FaultProxy(own_server.url) as proxy:
+        agent = ProjectAgent(project, redis=proxy.url, prefetch=3)
+
+        @agent.command
+        async def tick() -> None:
+            nonlocal runs
+            runs += 1
+            await go.wait()
+
+        await admin.rpush(control, *pushed)
+        async with agent, anyio.create_task_group() as tasks:
+            await eventually(lambda: runs == 1)
+            assert await admin.llen(control) == count - 3
+            proxy.arm(Cut(direction=Direction.REQUESTS, command="LPUSH"))
+
+            async def end_when_cut() -> None:
+                await eventually(lambda: bool(proxy.fired))
+                go.set()
+
+            tasks.start_soon(end_when_cut)
+            tasks.start_soon(agent.aclose)
+        assert proxy.fired
+    cancelled = agent.stats().outcomes.get("cancelled", 0)
+    assert runs + await admin.llen(control) + cancelled == count
+    assert cancelled == (2 if number is None else 0)
+    assert runs == 1

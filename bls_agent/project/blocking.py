@@ -14,6 +14,7 @@ from bls_agent.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
+from bls_agent.project.messages import find_id
 from bls_agent.project.parked_read import BLOCK, ParkedRead
 from bls_agent.project.receiver import Message
 
@@ -22,6 +23,7 @@ __all__ = ["BlockingReceiver"]
 logger = logging.getLogger(__name__)
 
 GIVE_BACK_TRIES: Final = 3
+LONGEST_LOOK: Final = 1_048_576  # bytes in which an id is looked for
 
 
 class BlockingReceiver:
@@ -126,7 +128,10 @@ class BlockingReceiver:
         in_doubt = False
         for _ in range(GIVE_BACK_TRIES):
             try:
-                if not in_doubt or not await self._stand_at_head(payloads):
+                stand = await self._stand_at_head(payloads) if in_doubt else False
+                if stand is None:
+                    return None
+                if not stand:
                     await self._connections.control.call(
                         "LPUSH", self._key, *reversed(payloads)
                     )
@@ -139,12 +144,18 @@ class BlockingReceiver:
                 return True
         return None
 
-    async def _stand_at_head(self, payloads: Sequence[bytes]) -> bool:
-        """Find out whether a doubtful LPUSH has arrived, after it surely cannot any more."""
+    async def _stand_at_head(self, payloads: Sequence[bytes]) -> bool | None:
+        """Find out whether a doubtful LPUSH has arrived, after it surely cannot any more.
+
+        ``None`` if it seems so and none has an id: they may be others with these bytes.
+        """
         control = self._connections.control
         await self._connections.forget_lost(control, kill=True)
         found = await control.call("LRANGE", self._key, 0, len(payloads) - 1)
-        return bool(found == payloads)
+        if found != payloads:
+            return False
+        named = any(find_id(payload, limit=LONGEST_LOOK) for payload in payloads)
+        return True if named else None
 
     async def stop(self) -> None:
         """Release the parked read with CLIENT UNBLOCK, or wait for the end of its block."""

@@ -56,12 +56,13 @@ class Reclaimer:
         self._said: set[str] = set()
         self.reclaimed = 0
 
-    async def look(self, wire: Wire, *, but: str = "") -> None:
+    async def look(self, wire: Wire, *, but: str = "", also: str = "") -> None:
         """Look at the lists of all processes, and empty those of the dead.
 
         Args:
             wire: Over which.
             but: A list that is left alone.
+            also: One that is looked at whether or not it is among those named.
 
         Raises:
             RedisUnavailableError: Not all were looked at.
@@ -75,6 +76,7 @@ class Reclaimer:
             raise wrong or error from error
         names = [name.decode("utf-8", "replace") for name in found]
         names = [n for n in names if n != but and self._places.is_inflight(n)]
+        names += [also] if also and also not in names else []
         self._empty_since = {n: t for n, t in self._empty_since.items() if n in names}
         requests = [("EXISTS", self._places.owner(name)) for name in names]
         alive = await wire.call_many(requests) if requests else []

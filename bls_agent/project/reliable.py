@@ -162,7 +162,7 @@ class ReliableReceiver:
         """Have a list that is ours and holds nothing that we do not know."""
         self._keep_taken()
         if not self._opened:
-            await self.reclaimer.look(self.control)
+            await self.reclaimer.look(self.control, also=self.epochs.inflight)
             self._opened = True
         await self.epochs.ensure()
         await self._acks.flush()
