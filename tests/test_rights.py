@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from fnmatch import fnmatchcase
@@ -11,7 +12,7 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
-from bls_agent import ConfigurationError, ProjectAgent, Status, rights
+from bls_agent import ConfigurationError, Console, ProjectAgent, Status, rights
 from bls_agent.devserver import DevServer
 from bls_agent.endpoint import Endpoint
 from bls_agent.keys import (
@@ -365,6 +366,26 @@ async def test_each_right_missing_in_turn(
         if not (right.essential and right.key is PROJECT_CONSOLE):
             texts = [r["message"] for r in await records(admin, name)]
             assert "first" in texts, right
+
+
+async def test_the_rights_of_the_other_end_are_enough(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """With the line of the document a Console does all that it can, and no more."""
+    line = DOCUMENT.read_text("utf-8").partition("## The other end")[2]
+    rules = line.partition("```text\n")[2].partition("\n```")[0]
+    words = [word.strip() for word in re.findall(r"\([^)]*\)|[^\s()]+", rules)]
+    url = await url_of_user(admin, own_server, "console", words)
+    agent = ProjectAgent(project, redis=own_server.url, replicas=True, instance="一")
+    async with agent, Console(url) as console:
+        await agent.ready(5)
+        assert await console.status(project) is Status.ONLINE
+        assert list(await console.projects()) == [project]
+        assert list(await console.instances(project)) == ["一"]
+        assert list(await console.call_all(project, "ping", timeout=5)) == ["一"]
+        assert (await console.call(project, "ping")).succeeded
+        assert len(await console.logs(project)) == 2
+    assert not await refusals(admin)
 
 
 async def test_blpop_refused_and_lpop_not(project: str) -> None:
