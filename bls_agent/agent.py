@@ -28,6 +28,7 @@ from bls_agent.parts import Parts
 from bls_agent.project.builtins import add_builtins
 from bls_agent.project.logs import CURRENT_COMMAND, Log, LogStream
 from bls_agent.project.messages import Level, Status
+from bls_agent.project.places import check_slots
 from bls_agent.project.registration import Registration
 from bls_agent.project.router import Router
 from bls_agent.project.status import StatusBoard
@@ -95,6 +96,13 @@ class ProjectAgent(Registration):
         self._options = options
         self._given_settings = settings
         self._endpoint = None if redis is None else Endpoint.of(redis)
+        known = settings or Settings
+        check_slots(
+            project,
+            self._endpoint,
+            mode=options.get("mode", known.mode),
+            replicas=options.get("replicas", known.replicas),
+        )
         stream = LogStream(
             time.time,  # noqa: TID251 - the one clock; everybody else is given it
             max_records=options.get("log_buffer", Settings.log_buffer),
@@ -211,6 +219,8 @@ class ProjectAgent(Registration):
             raise ConfigurationError("agent", self.project, "it was opened meanwhile")
         settings = self._settings()
         endpoint = self._endpoint or Endpoint.of(settings.redis_url)
+        mode, replicas = settings.mode, settings.replicas
+        check_slots(self.project, endpoint, mode=mode, replicas=replicas)
         self._prepare(settings)
         session = Session(self._parts, settings, endpoint)
         self._session = session

@@ -193,6 +193,7 @@ class Connections:
         """Ask where each wire should lead to, and give up those that lead elsewhere."""
         found: dict[Route, Endpoint | None] = {}
         wrong: list[Wire] = []
+        ways: dict[tuple[str, str], None] = {}
         for wire in self.all:
             if not wire.engaged or wire.asking:
                 continue  # closed, or a guest where its slot is on its way to
@@ -200,8 +201,10 @@ class Connections:
                 found[wire.route] = await wire.route.look()
             right = found[wire.route]
             if right is not None and right.address != wire.address:
-                logger.warning("leaving %s for %s", wire.address, right.address)
+                ways[wire.address, right.address] = None
                 wrong.append(wire)
+        for way in ways:  # several wires may go the same one
+            logger.warning("leaving %s for %s", *way)
         for wire in wrong:
             await wire.leave()
         if wrong:

@@ -71,9 +71,7 @@ class RawConnection(Protocol):
 # What a URL or a borrowed client may say; everything else is our decision.
 _PLACE: Final = frozenset({"host", "port", "path", "db"})
 _CREDENTIALS: Final = frozenset({"username", "password", "credential_provider"})
-_FILES: Final = frozenset(
-    {"ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"}
-)
+_FILES: Final = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 _SENTINEL_CREDENTIALS: Final = {
     "sentinel_username": "username",
     "sentinel_password": "password",
@@ -252,6 +250,8 @@ def _endpoint_of_options(
     if strict and scheme == "rediss":  # the default of redis-py 5 trusts any host
         verifies = str(kept.get("ssl_cert_reqs", "required")).lower() != "none"
         kept.setdefault("ssl_check_hostname", verifies)
+    # With none at all OpenSSL asks for it at the terminal, and our event loop waits.
+    kept |= {name: kept.get(name) or "" for name in known & {"ssl_password"}}
     fixed = _fixed_options(known, tcp=scheme != "unix")
     try:
         kind(**kept, **fixed)

@@ -92,6 +92,8 @@ _TLS: Final = (
     "record layer failure",  # the same, in newer versions
     "_alert_",  # the other side refuses: our certificate, our version, our ciphers
     "unsupported_protocol",
+    "] pem lib",  # a key or certificate of ours that cannot be read
+    "[x509: ",  # the same, or the two do not belong together
 )
 
 

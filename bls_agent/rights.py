@@ -204,7 +204,8 @@ def acl_line(
             the agent could also command itself.
 
     Raises:
-        ConfigurationError: The name cannot be a part of such a line.
+        ConfigurationError: The name cannot be a part of such a line, or no mode is
+            called so.
     """
     if any(quote in project for quote in "\"'"):
         raise ConfigurationError(
@@ -223,8 +224,12 @@ def acl_rules(
     """Give the same as words of their own, for programs; arguments as above.
 
     Raises:
-        ConfigurationError: The name holds a blank, or breaks a rule for names.
+        ConfigurationError: The name holds a blank, or breaks a rule for names; or no
+            mode is called so.
     """
+    if mode != "auto" and mode not in _ALL:
+        rule = "one of: auto, blocking, compat, reliable"
+        raise ConfigurationError("mode", mode, rule)
     if " " in check_name("project", project):
         raise ConfigurationError(
             "project", project, "an ACL pattern holds no blanks", "Use '_' instead."

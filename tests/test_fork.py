@@ -378,6 +378,104 @@ run_loop(main())
     assert said == [["inert", "own"]] * 16
 
 
+RELIABLE = """
+from bls_agent import CommandContext
+
+def make(hold):
+    global agent
+    agent = ProjectAgent(project, redis=url, mode="reliable", lease_ttl=1.0, prefetch=2)
+
+    @agent.command
+    async def work(number: int, context: CommandContext):
+        tell(number=number, delivery=context.delivery)
+        await hold.wait()
+
+async def begin(console):
+    for number in range(3):
+        await console.send(project, "work", {"number": number})
+    while not agent.stats().commands_held == 2:
+        await asyncio.sleep(0.005)
+
+def lease():
+    receiver = agent._session.receiver
+    return receiver.epochs.lease
+"""
+
+
+@every_loop
+async def test_what_an_agent_holds(redis_url: str, project: str, kind: str) -> None:
+    """A child has no lease and no command of its parent's, which keeps all of them."""
+    code = """
+async def main():
+    hold = asyncio.Event()
+    make(hold)
+
+    async def look(depth):
+        async with agent:
+            await agent.ready(10)
+            await asyncio.sleep(0)
+            assert agent.stats().commands_held == 0, agent.stats()
+
+    def live():
+        mine = lease()
+        assert not mine.token
+        must_be_inert()
+        time.sleep(1.5)  # longer than a lease: the parent renews its own meanwhile
+        run_loop(look(1))
+
+    async with Console(url) as console, agent:
+        await agent.ready(10)
+        await begin(console)
+        before = lease().token
+        assert await reap_softly(fork(live)) == 0
+        assert lease().token == before and lease().valid
+        hold.set()
+        while agent.stats().outcomes.get("succeeded") != 3:
+            await asyncio.sleep(0.005)
+        assert agent.stats().lease_losses == 0
+        assert agent.stats().commands_reclaimed == 0
+
+run_loop(main())
+"""
+    told = run(RELIABLE + code, project, redis_url, kind)
+    assert told == [{"number": n, "delivery": 1} for n in range(3)]
+
+
+async def test_what_a_dead_parent_held(redis_url: str, project: str) -> None:
+    """A child that lives on keeps no lease of its parent's up: somebody else takes over."""
+    code = """
+waiting, alive = os.pipe()
+
+async def serve():
+    make(asyncio.Event())
+    async with Console(url) as console, agent:
+        await agent.ready(10)
+        await begin(console)
+        if os.fork() == 0:
+            os.close(alive)
+            os.read(waiting, 1)  # until the one who looks closes its end
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+async def take_over():
+    hold = asyncio.Event()
+    hold.set()
+    make(hold)
+    async with agent:
+        while agent.stats().outcomes.get("succeeded") != 3:
+            await asyncio.sleep(0.005)
+        assert agent.stats().commands_reclaimed == 2
+
+pid = fork(lambda: run_loop(serve()))
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+run_loop(take_over())
+os.close(alive)
+"""
+    told = run(RELIABLE + code, project, redis_url)
+    given = sorted((one["number"], one["delivery"]) for one in told)
+    assert given == [(0, 1), (0, 2), (1, 2), (2, 1)]
+
+
 @every_loop
 async def test_a_child_process_of_multiprocessing(
     redis_url: str, redis: Redis, project: str, kind: str

@@ -958,3 +958,98 @@ async def test_corpus_through_the_window(own_server: DevServer, admin: Redis) ->
         await eventually(lambda: _ended(agent) == len(items), 30)
         await eventually(lambda: drained(admin))
     assert set(agent.stats().outcomes) <= {"discarded", "duplicate"}
+
+
+async def two_are_parked(redis: Redis) -> bool:
+    clients = await redis.client_list()
+    return sum(one["cmd"] == "blmove" and "b" in one["flags"] for one in clients) == 2
+
+
+async def _is_set(redis: Redis, key: str) -> bool:
+    return bool(await redis.exists(key))
+
+
+async def test_a_refused_ack_is_one_try_for_all(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """However many have ended: one pace, one request, and the rest when it is heard."""
+    agent = make_agent(own_server, concurrency=50, prefetch=50, lease_ttl=30.0)
+    go, running = anyio.Event(), 0
+
+    @agent.command
+    async def mark(number: int) -> None:
+        nonlocal running
+        running += 1
+        await go.wait()
+
+    async with agent:
+        await agent.ready(5)
+        await admin.rpush(CONTROL, *[command_bytes(n) for n in range(50)])
+        await eventually(lambda: running == 50)
+        await admin.set(SEEN, "no sorted set")
+        await admin.config_resetstat()
+        began = anyio.current_time()
+        go.set()
+        await eventually(lambda: agent.stats().outcomes.get("succeeded", 0) == 50)
+        await eventually(lambda: anyio.current_time() - began > 2)
+        calls = await admin.info("commandstats")
+        # The first try says those of that moment, and of a second's worth are a few.
+        assert calls["cmdstat_evalsha"]["calls"] < 50 + 20
+        assert await admin.llen(inflight("a")) == 50
+        await admin.delete(SEEN)
+        await eventually(lambda: _has_length(admin, inflight("a"), 0))
+        assert await admin.zcard(SEEN) == 50
+
+
+@pytest.mark.parametrize("why", ["many lists", "the lease has just ended"])
+async def test_a_restart_knows_what_its_predecessor_had_started(
+    own_server: DevServer, admin: Redis, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the first look at the dead did not find this very list."""
+    await admin.rpush(CONTROL, command_bytes(0))
+    await die_holding(own_server, admin, "a", 1)
+    if why == "many lists":
+        monkeypatch.setattr(reclaiming, "LISTS_AT_ONCE", 1)
+        for number in range(300):
+            name = inflight(f"z{number}")
+            await admin.sadd(LISTS, name)
+            await admin.set(owner(f"z{number}"), "alive")
+    else:
+        await admin.srem(LISTS, inflight("a"))
+    started: list[int] = []
+    agent = make_agent(own_server, on_redelivery="skip")
+
+    @agent.command
+    async def mark(number: int) -> None:
+        started.append(number)
+
+    async with agent:
+        await eventually(lambda: bool(agent.stats().outcomes))
+        assert agent.stats().outcomes == {"abandoned": 1}
+    assert started == []
+
+
+async def test_a_stray_read_of_a_former_owner_is_found(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """A read parked before the list got another owner brings a command into it."""
+    before, first = make_receiver(own_server, "a", lease_ttl=30.0)
+    handled: list[int] = []
+    agent = make_agent(own_server)
+
+    @agent.command
+    async def mark(number: int) -> None:
+        handled.append(number)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(first.receive, 1)
+        await eventually(lambda: parked(admin))
+        await admin.flushall()
+        async with agent:
+            await eventually(lambda: _is_set(admin, owner("a")))
+            await eventually(lambda: two_are_parked(admin))
+            await admin.rpush(CONTROL, command_bytes(7))  # to who has waited longest
+            await eventually(lambda: handled == [7])
+        tasks.cancel_scope.cancel()
+    for wire in before.all:
+        await wire.aclose()

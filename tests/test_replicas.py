@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -615,3 +616,36 @@ def test_a_roll_call_takes_the_first_of_each() -> None:
         "甲": "succeeded",
         "乙": "failed",
     }
+
+
+async def test_what_is_recognised_takes_no_room(redis_url: str, project: str) -> None:
+    """A hundred copies are recognised if they come twice; their bytes are not kept."""
+    inbox = INBOX.format(project=project, instance="甲")
+    agent = replica(project, redis_url, "甲")
+    sizes: list[int] = []
+
+    @agent.command
+    async def swell(padding: str) -> None:
+        sizes.append(len(padding))
+
+    count, size = 30, 500_000
+    async with Redis.from_url(redis_url, protocol=2) as redis, agent:
+        await agent.ready(5)
+        tracemalloc.start()
+        try:
+            for number in range(count):
+                told = {"id": f"{number}", "command": "swell"}
+                padding = "x" * size
+                copy = {
+                    **told,
+                    "timestamp": "",
+                    "source": "",
+                    "args": {"padding": padding},
+                }
+                await redis.rpush(inbox, orjson.dumps(copy))
+            await eventually(lambda: len(sizes) == count)
+            await eventually(
+                lambda: tracemalloc.get_traced_memory()[0] < count * size / 5
+            )
+        finally:
+            tracemalloc.stop()

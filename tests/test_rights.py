@@ -84,6 +84,12 @@ def test_names_that_no_line_can_hold(name: str) -> None:
         acl_line(name)
 
 
+def test_a_mode_that_is_none() -> None:
+    """Misspelt, it would make a line without any rights."""
+    with pytest.raises(ConfigurationError, match="one of: auto, blocking, compat, rel"):
+        acl_line("订单系统", "relaible")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
 def test_a_name_with_quotes_as_words() -> None:
     """As words of their own a name with quotes can be given."""
     assert '%RW~a"b_控制)' in acl_rules('a"b', "blocking")[-1]

@@ -6,6 +6,7 @@ import datetime as dt
 import logging
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -13,9 +14,20 @@ from pathlib import Path
 
 import pytest
 import trustme
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from redis.asyncio import Redis
 
-from bls_agent import Console, ProjectAgent, RedisUnavailableError
+from bls_agent import (
+    Console,
+    ProjectAgent,
+    RedisRefusedError,
+    RedisUnavailableError,
+)
 from bls_agent.devserver import DevServer
 from tests.harness import (
     PASSWORD,
@@ -137,6 +149,54 @@ async def test_client_certificates(
     secured.write("client", secured.authority.issue_cert("agent.example"))
     mine = f"ssl_certfile={secured.folder}/client.pem&ssl_keyfile={secured.folder}/client.key"
     await works(secured.url(mine), admin, project)
+
+
+# The client's key is encrypted. A terminal is what OpenSSL would ask for the password.
+ASK_STATUS = """
+import sys, anyio
+from bls_agent import Console, RedisUnavailableError
+async def ask():
+    try:
+        print("status", await Console(sys.argv[1]).status("x"))
+    except RedisUnavailableError as error:
+        print("kind", error.kind)
+anyio.run(ask)
+"""
+ON_A_TERMINAL = "import pty, sys; pty.spawn(sys.argv[1:])"
+
+
+@pytest.mark.parametrize(
+    ("option", "said"), [("", "kind tls"), ("&ssl_password=secret", "status None")]
+)
+def test_a_key_with_a_password(secured: Secured, option: str, said: str) -> None:
+    """Without ssl_password that is a fault, and nobody waits for somebody to type it."""
+    issued = secured.authority.issue_cert("agent.example")
+    secured.write("client", issued)
+    key = load_pem_private_key(issued.private_key_pem.bytes(), None)
+    hidden = key.private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")
+    )
+    (secured.folder / "client.key").write_bytes(hidden)
+    mine = f"ssl_certfile={secured.folder}/client.pem&ssl_keyfile={secured.folder}/client.key"
+    url = secured.url(mine + option).replace(f"agent:{PASSWORD}@", "")
+    program = [sys.executable, "-c", ASK_STATUS, url]
+    done = subprocess.run(
+        [sys.executable, "-c", ON_A_TERMINAL, *program],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=True,
+        timeout=20,
+    )
+    assert said in done.stdout.decode()
+
+
+async def test_a_key_that_belongs_to_another_certificate(secured: Secured) -> None:
+    """It is a fault of TLS, which trying again soon does not mend."""
+    secured.write("client", secured.authority.issue_cert("agent.example"))
+    mine = f"ssl_certfile={secured.folder}/client.pem&ssl_keyfile={secured.folder}/server.key"
+    with pytest.raises(RedisRefusedError) as caught:
+        await Console(secured.url(mine)).status("x")
+    assert caught.value.kind == "tls"
 
 
 def expired(secured: Secured) -> None:

@@ -200,8 +200,9 @@ class Acks:
         counts = self._holdings.count_payloads()
         if any(counts[message.payload] > 1 for message in doubtful):
             inflight = self._epochs.inflight
-            standing = await self._wire().call("LRANGE", inflight, 0, -1)
-            found: Counter[bytes] = Counter(standing)
+            found: Counter[bytes] = Counter(
+                await self._wire().call("LRANGE", inflight, 0, -1)
+            )
             counts = self._holdings.count_payloads()
             for message in doubtful:
                 if found[message.payload] < counts[message.payload]:

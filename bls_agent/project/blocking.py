@@ -14,7 +14,6 @@ from bls_agent.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.faults import redirects
 from bls_agent.project.parked_read import BLOCK, ParkedRead
 from bls_agent.project.receiver import Message
 
@@ -49,7 +48,6 @@ class BlockingReceiver:
         self._posted = 0
         self._more = -1
         self._requests: list[tuple[Argument, ...]] = []
-        self._followed = False
 
     async def receive(self, limit: int) -> Sequence[Message]:
         """Wait up to 2 s for at least one command and take up to ``limit``."""
@@ -86,13 +84,8 @@ class BlockingReceiver:
                 await self._collect()
             except (RedisUnavailableError, WrongTypeError) as error:
                 failure = failure or error
-        if failure is not None and not self._follows(failure):
+        if failure is not None and not self._parked.follows(failure):
             raise failure
-
-    def _follows(self, failure: RedisUnavailableError | WrongTypeError) -> bool:
-        """Go where a redirection points to at once, but not from one to the next."""
-        followed, self._followed = self._followed, redirects(failure)
-        return self._followed and not followed
 
     def _requests_for(self, limit: int) -> list[tuple[Argument, ...]]:
         more = limit - 1 if self._can_prefetch else 0
@@ -120,7 +113,7 @@ class BlockingReceiver:
         values = cast("list[bytes]", reply or [])
         payloads = values[1:] if is_first else values
         self._taken.extend(Message(payload) for payload in payloads)
-        self._followed = False
+        self._parked.follows(None)
 
     async def settle(self, message: Message) -> None:
         """Nothing to do: BLPOP has removed the command already."""

@@ -7,6 +7,7 @@ list, looked at once a second by its owner.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections import deque
 from typing import Final
@@ -162,8 +163,9 @@ class Inbox:
         payload = await self._wire.call("LPOP", self._key)
         if payload is None:
             return False
-        if payload not in self._recent:
-            self._recent.append(payload)
+        digest = hashlib.sha256(payload).digest()  # a command may be a megabyte
+        if digest not in self._recent:
+            self._recent.append(digest)
             self._dispatcher.run_beside(Message(payload, mode=BESIDE))
         return True
 

@@ -11,6 +11,7 @@ import anyio
 from bls_agent.connection import Connections
 from bls_agent.endpoint import CONNECT_TIMEOUT
 from bls_agent.errors import RedisUnavailableError, WrongTypeError
+from bls_agent.faults import redirects
 
 __all__ = ["BLOCK", "ParkedRead"]
 
@@ -33,6 +34,15 @@ class ParkedRead:
         """Remember the wires."""
         self._connections = connections
         self._wire = connections.blocking
+        self._followed = False
+
+    def follows(self, failure: Exception | None) -> bool:
+        """Tell whether to ask again at once: where a redirection points to.
+
+        But not from one redirection to the next.
+        """
+        followed, self._followed = self._followed, redirects(failure)
+        return self._followed and not followed
 
     async def wait(self, collect: _Collect) -> None:
         """Read all that is owed.

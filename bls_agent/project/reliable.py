@@ -35,7 +35,7 @@ __all__ = ["ReliableReceiver"]
 logger = logging.getLogger(__name__)
 
 LOOKS_PER_TTL: Final = 3
-QUICK: Final = 0.5  # seconds: handlers for which the length of a trip matters
+QUICK: Final = 0.5  # seconds: handlers for which one trip more matters
 AWAY_GRACE: Final = 0.5  # seconds that the end waits for a Redis that is away
 FIRST_PAUSE: Final = 0.25  # seconds before the second try, at most
 
@@ -125,11 +125,12 @@ class ReliableReceiver:
             try:
                 await self._receive(limit)
             except (RedisUnavailableError, WrongTypeError) as error:
-                told = await self._explain(error)
-                if not (self._taken or self._taker.taken):
+                follows = self._taker.follows(error)
+                told = error if follows else await self._explain(error)
+                if not (follows or self._taken or self._taker.taken):
                     raise told from error
             else:
-                self._told = False
+                self._told = self._taker.follows(None)  # it does not
             finally:
                 self._taker.asking = False
         return self.leftovers()
@@ -187,11 +188,11 @@ class ReliableReceiver:
         self._generation = self._wire.generation
         began, losses = anyio.current_time(), self.epochs.losses
         standing = self.holdings.standing()
-        found = await self.control.call("LRANGE", self.epochs.inflight, 0, -1)
+        inflight = self.epochs.inflight
+        found: list[bytes] = await self.control.call("LRANGE", inflight, 0, -1)
         if self.epochs.inherits:
-            if found and not await self.reclaimer.return_inherited(
-                self.control, self.epochs.lease, found
-            ):
+            lease, back = self.epochs.lease, self.reclaimer.return_inherited
+            if found and not await back(self.control, lease, found):
                 self.epochs.suspect()
             found, self.epochs.inherits = [], False
         self._taker.arrived = self.holdings.compare(found, standing)
@@ -311,12 +312,8 @@ class ReliableReceiver:
             DEAD_LETTER_LIMIT,
             DELIVERIES_TTL,
         ]
-        rest: list[Argument] = [
-            int(is_final),
-            len(stay),
-            *stay,
-            *(started if is_final else []),
-        ]
+        rest: list[Argument] = [int(is_final), len(stay), *stay]
+        rest += started if is_final else []
         try:
             await self._connections.forget_lost(self._wire, kill=True)
             _, dead = await HAND_BACK.run(

@@ -71,6 +71,7 @@ class Taker:
         """
         self._wire = connections.blocking
         self._parked = ParkedRead(connections)
+        self.follows = self._parked.follows
         self._places = places
         self._epochs = epochs
         self._window_ms = int(window * 1000)

@@ -13,7 +13,7 @@ from tests.chaos.stage import Stage
 from tests.chaos.table import fault
 from tests.engines import LOOPBACK, ClusterTopology, SentinelTopology
 
-OUTAGE = 15.0  # seconds after the new master stands: the old connection may hang
+OUTAGE = 6.0  # seconds after the new master stands: the old connection may hang
 
 
 @fault("F13-failover", "SENTINEL FAILOVER while a read waits", in_short=False)

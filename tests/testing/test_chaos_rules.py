@@ -131,13 +131,15 @@ def test_requests_and_replies_are_told_apart() -> None:
     "wrong",
     [
         lambda: Delay(-1),
+        lambda: Late(seconds=-1),
         lambda: Rate(0),
         lambda: Slices(0),
         lambda: Cut(at=-1),
+        lambda: Cut(at="7"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         lambda: Lose(times=0),
         lambda: Lose(chance=2),
     ],
-    ids=["delay", "rate", "slices", "cut", "times", "chance"],
+    ids=["delay", "late", "rate", "slices", "cut", "type", "times", "chance"],
 )
 def test_nonsense_is_refused(wrong: Callable[[], object]) -> None:
     """At construction, with the name of the value."""

@@ -61,7 +61,7 @@ class Delay(Condition):
     seconds: float
 
     def __post_init__(self) -> None:
-        _check("seconds", self.seconds, above=-1e-9)
+        _check_not_negative("seconds", self.seconds)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Cut(Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check("at", self.at, above=-1)
+        _check_not_negative("at", self.at)
 
     def apply(self, piece: Piece) -> list[Act]:
         """Let the first bytes through, then break."""
@@ -197,6 +197,10 @@ class Late(Rule):
     """One request or reply, and with it what follows on its connection, is late."""
 
     seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_not_negative("seconds", self.seconds)
 
     def apply(self, piece: Piece) -> list[Act]:
         """Wait before the first byte."""
@@ -269,6 +273,11 @@ class RuleBook:
                 self._bound.pop((connection, direction), None)
 
 
-def _check(name: str, value: float, *, above: float = 0) -> None:
-    if not value > above:
-        raise ConfigurationError(name, value, f"more than {above:g}")
+def _check(name: str, value: object) -> None:
+    if not (isinstance(value, int | float) and value > 0):
+        raise ConfigurationError(name, value, "a number above 0")
+
+
+def _check_not_negative(name: str, value: object) -> None:
+    if not (isinstance(value, int | float) and value >= 0):
+        raise ConfigurationError(name, value, "a number, 0 or more")
