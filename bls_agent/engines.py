@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from bls_agent.cluster import ClusterMap
 from bls_agent.endpoint import Endpoint
 from bls_agent.route import Direct, Route
-from bls_agent.sentinel import SentinelRoute
+
+if TYPE_CHECKING:
+    from bls_agent.cluster import ClusterMap
 
 __all__ = ["Routes"]
 
@@ -30,9 +32,13 @@ class Routes:
             direct = Direct(endpoint)
             self._to = lambda _: direct
         elif topology.kind == "sentinel":
+            from bls_agent.sentinel import SentinelRoute  # noqa: PLC0415 - rarely used
+
             sentinels = SentinelRoute(endpoint.address, topology)
             self._to = lambda _: sentinels
         else:
+            from bls_agent.cluster import ClusterMap  # noqa: PLC0415 - rarely used
+
             self.cluster = ClusterMap(endpoint.address, topology)
             self._to = self.cluster.route
 

@@ -13,7 +13,6 @@ from bls_agent.project.blocking import BlockingReceiver
 from bls_agent.project.compat import CompatReceiver
 from bls_agent.project.dispatcher import Dispatcher
 from bls_agent.project.receiver import Message, Receiver, Say
-from bls_agent.project.reliable import ReliableReceiver
 from bls_agent.project.runner import CommandRunner
 from bls_agent.settings import Settings
 
@@ -47,6 +46,9 @@ def make_receiver(
         case "auto":
             return AutoReceiver(connections, blocking, compat, say)
         case "reliable":
+            # 3 ms, for those who use it.
+            from bls_agent.project.reliable import ReliableReceiver  # noqa: PLC0415
+
             return ReliableReceiver(
                 connections,
                 key,

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from bls_agent.cluster import ClusterMap
 from bls_agent.endpoint import Argument, Endpoint, Reply
 from bls_agent.engines import Routes
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.names import slot_of
 from bls_agent.wire import Wire
+
+if TYPE_CHECKING:
+    from bls_agent.cluster import ClusterMap
 
 __all__ = ["KeyedWires"]
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
 
 from bls_agent.parts import Parts
 from bls_agent.project.messages import Status
-from bls_agent.project.reliable import ReliableReceiver
 from bls_agent.session import Session
+
+if TYPE_CHECKING:
+    from bls_agent.project.reliable import ReliableReceiver
 
 __all__ = ["AgentStats", "collect_stats"]
 
@@ -90,7 +93,8 @@ def collect_stats(parts: Parts, session: Session | None) -> AgentStats:
     if session is None or session.closed.is_set():
         return kept
     receiver, connections = session.receiver, session.connections
-    reliable = receiver if isinstance(receiver, ReliableReceiver) else None
+    is_reliable = receiver.mode == "reliable"
+    reliable = cast("ReliableReceiver", receiver) if is_reliable else None
     return replace(
         kept,
         open=True,
