@@ -196,7 +196,7 @@ async def under_load(
             subject.attach()
             await subject.agent.__aenter__()
         for subject in subjects:
-            await subject.agent.ready(10)
+            await subject.agent.ready(30)
             tasks.start_soon(load.produce, subject)
         tasks.start_soon(load.log)
         try:
@@ -218,4 +218,4 @@ async def check_end(load: Load, faults: Sequence[float]) -> None:
         assert time.monotonic() - began < 12  # shutdown_timeout + 2
         assert await load.console.status(subject.project) is Status.OFFLINE
         subject.check(faults, await load.records(subject))
-    assert load.lag < 3.0
+    assert load.lag < 4.9  # a wait for Redis inside of the loop would be redis_timeout

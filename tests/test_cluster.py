@@ -44,7 +44,7 @@ from tests.engines import (
 from tests.harness import History, eventually
 from tests.load import MODES, Load, check_end, under_load
 
-OUTAGE = NODE_TIMEOUT * 2 + 5.0 + 5.0  # seconds; the last of them for a slow machine
+OUTAGE = NODE_TIMEOUT * 2 + 5.0 + 15.0  # seconds; the last of them for a slow machine
 
 
 @pytest.fixture(scope="module")

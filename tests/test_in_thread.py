@@ -619,7 +619,7 @@ print("ends", flush=True)
         assert line(process) == "ends"
         began = time.perf_counter()
         assert end(process)[0] == 0
-    assert time.perf_counter() - began < 5
+    assert time.perf_counter() - began < 9
     expected = Status.OFFLINE if command == "sleep" else Status.ONLINE
     assert console.status(project) is expected
 
@@ -631,7 +631,7 @@ def test_exit_while_redis_is_away(project: str) -> None:
         assert line(process) == "ends"
         began = time.perf_counter()
         assert end(process) == (0, "")
-    assert time.perf_counter() - began < 5
+    assert time.perf_counter() - began < 9
 
 
 def test_exit_while_a_name_is_looked_up(project: str) -> None:
@@ -650,7 +650,7 @@ with agent.in_thread():
         assert line(process) == "ends"
         began = time.perf_counter()
         assert end(process) == (0, "")
-    assert time.perf_counter() - began < 5
+    assert time.perf_counter() - began < 9
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

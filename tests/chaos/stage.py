@@ -35,6 +35,7 @@ from tests.chaos.nursery import Nursery
 __all__ = ["Stage"]
 
 PUSH_PAUSE = 0.02  # seconds between two commands; more in the long form
+CROWD = 20  # commands that wait while the producer goes on, in the suite
 HANDLER_TIME = 0.002  # seconds, at most, that a handler takes
 PUSH_TIMEOUT = 2.0
 LOOK_TIMEOUT = 30.0
@@ -81,7 +82,7 @@ class Stage:
             self.damage.recovery, self.damage.vanished = 20.0, 10.0
         self.project = f"混沌系统_{self.mode.name}"
         self.control = CONTROL.build(project=self.project)
-        self._pushed = 0
+        self._pushed = self._waiting = 0
         self._producing = True
         self._produced = anyio.Event()
         self.operation = anyio.Lock()  # the server bears one injury at a time
@@ -180,7 +181,15 @@ class Stage:
                 self.history.log(agent)
                 self.count_logs(agent)
             await anyio.sleep(PUSH_PAUSE * self.pick(1, 2.5))
+            if self.short and self._waiting > CROWD:
+                await self.catch_up()
         self._produced.set()
+
+    async def catch_up(self) -> None:
+        """Give a busy machine up to two seconds until no command waits any more."""
+        with anyio.move_on_after(2.0), suppress(RedisError, OSError):
+            while self._producing and await self.redis.llen(self.control):
+                await anyio.sleep(0.01)
 
     async def push(self, command: str = "mark", **args: Any) -> str:
         """Push one command straight to the server; write down what came of it."""
@@ -195,7 +204,7 @@ class Stage:
         }
         self.history.note(Step.MAYBE_PUSHED, number)  # it may start before we know
         with anyio.CancelScope(shield=True), suppress(RedisError, OSError):
-            await self.producer.rpush(self.control, orjson.dumps(body))
+            self._waiting = await self.producer.rpush(self.control, orjson.dumps(body))
             self.history.note(Step.PUSHED, number)
         return number
 
