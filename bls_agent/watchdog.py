@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 QUICK: Final = 0.02  # seconds between two looks at a loop that stands still
 FRAMES: Final = 5  # that are told of the place where it stands
+SETTLE_PAUSE: Final = 0.25  # seconds between two tries to have nothing in flight
 RETRY: Final = 0.5  # seconds after a word that could not be written
 
 
@@ -322,7 +323,7 @@ class _Stall:
                 if self._watch.closed:
                     return  # nobody can know any more, and somebody waits
                 live.lost = owed + [lost for lost in live.lost if lost not in owed]
-                await anyio.sleep(QUICK)
+                await anyio.sleep(SETTLE_PAUSE)
             else:
                 return
 
