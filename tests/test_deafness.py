@@ -243,9 +243,11 @@ async def stop_on_a_deaf_wire(
             }
             await admin.config_resetstat()
             began = anyio.current_time()
-        assert anyio.current_time() - began < 4
+        assert anyio.current_time() - began < 6
         calls = await admin.info("commandstats")
-        assert calls["cmdstat_client|unblock"]["calls"] < 10
+        # Before Redis 7 all of CLIENT is one command.
+        counted = {"cmdstat_client|unblock", "cmdstat_client"} & calls.keys()
+        assert [calls[name]["calls"] < 10 for name in counted] == [True]
         assert await status_of(admin, project) == "离线"
 
 
