@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 import anyio
 from anyio.abc import TaskStatus
 
-from bls_agent.agent_thread import AgentThread
 from bls_agent.codec import JSONObject
 from bls_agent.delivery import Flushed
 from bls_agent.endpoint import Endpoint
@@ -46,6 +45,8 @@ from bls_agent.supervisor import (
 
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see supervisor.py
+
+    from bls_agent.agent_thread import AgentThread
 
 __all__ = ["ProjectAgent"]
 
@@ -304,6 +305,8 @@ class ProjectAgent(Registration):
         ``ExitStack``; the interpreter's exit closes it then. Servers that fork do it in
         the worker. See :class:`~bls_agent.agent_thread.AgentThread`.
         """
+        from bls_agent.agent_thread import AgentThread  # noqa: PLC0415 - rarely used
+
         return AgentThread(self, lambda: self._settings().shutdown_timeout)
 
     @asynccontextmanager
