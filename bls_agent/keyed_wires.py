@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
+import anyio
+
 from bls_agent.endpoint import Argument, Endpoint, Reply
 from bls_agent.engines import Routes
 from bls_agent.errors import RedisUnavailableError
@@ -20,6 +22,7 @@ __all__ = ["KeyedWires"]
 
 SCAN_COUNT: Final = 1_000
 GET_KEYS: Final = 500
+GLANCE: Final = 1.0  # seconds between two questions whether somebody took over
 KEPT: Final = 8  # wires to slots of a cluster that stay open
 
 
@@ -33,6 +36,7 @@ class KeyedWires:
         self._timeout = timeout
         self._wires: dict[int, Wire] = {}  # by slot, the one used last at the end
         self._users: Counter[int] = Counter()
+        self._glance_at = 0.0
 
     @asynccontextmanager
     async def to(self, key: str) -> AsyncGenerator[Wire]:
@@ -40,10 +44,27 @@ class KeyedWires:
         slot, wire = self._slot_of(key), self.pick(key)
         self._users[slot] += 1
         try:
+            if self._users[slot] == 1:
+                await self._leave_deposed(wire)
             yield wire
         finally:
             self._users[slot] -= 1
             await self._close_surplus()
+
+    async def _leave_deposed(self, wire: Wire) -> None:
+        """Ask once a second whether somebody has taken over from a server that lives on.
+
+        What is written to a master that was deposed and not told yet is lost.
+        """
+        now, server = anyio.current_time(), wire.server
+        if server is None or not wire.connected or now < self._glance_at:
+            return
+        if await wire.route.glance(server):
+            right = await wire.route.look()
+            if right is None or right.address != server.address:
+                await wire.leave()  # if nobody surely knows, find out by connecting
+            return
+        self._glance_at = now + GLANCE
 
     def pick(self, key: str = "") -> Wire:
         """Give the wire to the server of a key; on a cluster it may soon be closed."""
@@ -152,6 +173,7 @@ class KeyedWires:
         """Close every wire; the next request opens one again."""
         for wire in list(self._wires.values()):
             await wire.aclose()
+            await wire.route.aclose()
 
 
 def _encode(key: str) -> bytes:
