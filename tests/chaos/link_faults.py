@@ -52,7 +52,12 @@ async def sweep(
     async with stage.load(reconnect_max=0.2, status_interval=0.1):
         for at in stage.pick(short, range(LONGEST)):
             armed = stage.proxy.arm(Cut(direction=direction, command=command, at=at))
-            if not await stage.wait(lambda armed=armed: bool(armed.fired), 8):  # type: ignore[misc]
+            # Some are sent only when nothing waits, which may not happen by itself.
+            fired = False
+            for stage.resting in (False, True):
+                fired = fired or await stage.wait(lambda a=armed: bool(a.fired), 4)  # type: ignore[misc]
+            stage.resting = False
+            if not fired:
                 stage.proxy.disarm(armed)
                 stage.complain(f"no {command} was sent")
                 return

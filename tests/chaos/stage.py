@@ -84,6 +84,7 @@ class Stage:
         self.control = CONTROL.build(project=self.project)
         self._pushed = self._waiting = 0
         self._producing = True
+        self.resting = False  # nothing is pushed for the moment
         self._produced = anyio.Event()
         self.operation = anyio.Lock()  # the server bears one injury at a time
 
@@ -176,6 +177,9 @@ class Stage:
     async def produce(self, agent: ProjectAgent | None = None) -> None:
         """Push commands, and let the agent log, until told to stop."""
         while self._producing:
+            if self.resting:
+                await anyio.sleep(PUSH_PAUSE)
+                continue
             await self.push()
             if agent is not None:
                 self.history.log(agent)
