@@ -35,7 +35,8 @@ _WORST_FIRST: Final = tuple(
     status.value for status in sorted(Status, key=lambda s: s.severity, reverse=True)
 )
 PAUSE: Final = 0.02  # seconds between two looks for outcomes
-MANY: Final = 8
+FIRST: Final = 2  # after one sighting: that may be this one's own former life
+MANY: Final = 8  # after another: words without a twin until the name is its own again
 
 
 class Roster:
@@ -90,8 +91,11 @@ class Roster:
         return True
 
     def _note_twin(self, *, found: bool) -> None:
-        """Count other processes of our name up fast and down slowly."""
-        self._twins = min(self._twins + 2, MANY) if found else max(self._twins - 1, 0)
+        """Believe in another process of our name fast, and forget it slowly."""
+        if found:
+            self._twins = MANY if self._twins else FIRST
+        else:
+            self._twins = max(self._twins - 1, 0)
         if self._is_shared and not self._told:
             self._told = True
             self._say(
@@ -102,7 +106,7 @@ class Roster:
 
     @property
     def _is_shared(self) -> bool:
-        return self._twins > 2  # noqa: PLR2004 - one may be this one's own former life
+        return self._twins > FIRST
 
 
 def _key_of(project: str) -> str:
