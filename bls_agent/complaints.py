@@ -20,6 +20,7 @@ REMIND_EVERY: Final = 60.0  # seconds between two warnings of the same cause
 # parts of an agent meet at the same time: that is said once for all of them.
 _OF_REQUEST: Final = frozenset({"unknown_command", "unsupported", "refused"})
 
+_REDIRECTIONS: Final = frozenset({"moved", "ask"})
 _SAME: Final = {"role_changed": "read_only"}  # the same event, seen while waiting
 
 
@@ -54,6 +55,8 @@ class Complaints:
             return self._say_now(f"type of {error.key}", "%s: %s", consequence, error)
         if not isinstance(error, RedisUnavailableError):
             return self._say_now(consequence, "%s: %s", consequence, error)
+        if error.kind in _REDIRECTIONS:
+            return False  # nothing is wrong: it is asked elsewhere
         if error.kind == "no_permission" and not error.connecting:
             return False  # :meth:`hear` has said it, by name
         if error.kind in _OF_REQUEST:

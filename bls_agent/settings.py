@@ -46,6 +46,13 @@ class Rule:
     choices: tuple[str, ...] = ()
     optional: bool = False
 
+    @property
+    def form(self) -> str:
+        """What a value has to be, in words."""
+        words = f"one of: {', '.join(self.choices)}" if self.choices else ""
+        unit = f" of {self.unit}" if self.unit else ""
+        return (words or _FORMS[self.kind] + unit) + ", or none" * self.optional
+
     def check(self, name: str, value: object) -> object:
         """Return a value that fits, or raise ConfigurationError."""
         if value is None and self.optional:
@@ -63,11 +70,9 @@ class Rule:
         if self.kind is str and isinstance(value, str):
             value = str(value)  # a Level is a text, too
         if type(value) is not self.kind:
-            raise ConfigurationError(
-                name, value, f"it must be of type {self.kind.__name__}"
-            )
+            raise ConfigurationError(name, value, self.form)
         if self.choices and value not in self.choices:
-            raise ConfigurationError(name, value, f"one of: {', '.join(self.choices)}")
+            raise ConfigurationError(name, value, self.form)
         if isinstance(value, int | float) and not isinstance(value, bool):
             self._check_range(name, value)
         return value
@@ -88,10 +93,16 @@ class Rule:
         except ValueError as error:
             if isinstance(error, ConfigurationError):
                 raise
-            rule = f"it must be of type {self.kind.__name__}"
-            raise ConfigurationError(name, text, rule) from None
+            raise ConfigurationError(name, text, self.form) from None
 
 
+_FORMS: Final[dict[type, str]] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    tuple: "names, with commas between them",
+}
 _BOOLEANS: Final = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
