@@ -29,8 +29,9 @@ if TYPE_CHECKING:
         UnknownCommandError,
         WrongTypeError,
     )
-    from bls_agent.project.context import CommandContext
-    from bls_agent.project.logging_handler import BLSHandler
+    from bls_agent.project.commands.context import CommandContext
+    from bls_agent.project.commands.router import CallNext
+    from bls_agent.project.log.logging_handler import BLSHandler
     from bls_agent.project.messages import (
         Command,
         Level,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
         OutcomeKind,
         Status,
     )
-    from bls_agent.project.router import CallNext
     from bls_agent.settings import Settings
     from bls_agent.stats import AgentStats
     from bls_agent.sync_console import SyncConsole
@@ -79,10 +79,10 @@ __all__ = [
 
 _HOMES = {
     "AgentStats": "stats",
-    "BLSHandler": "project.logging_handler",
-    "CallNext": "project.router",
+    "BLSHandler": "project.log.logging_handler",
+    "CallNext": "project.commands.router",
     "Command": "project.messages",
-    "CommandContext": "project.context",
+    "CommandContext": "project.commands.context",
     "Console": "console",
     "Level": "project.messages",
     "LogEntry": "project.messages",

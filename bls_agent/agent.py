@@ -24,13 +24,13 @@ from bls_agent.endpoint import Endpoint
 from bls_agent.errors import ConfigurationError, RedisUnavailableError
 from bls_agent.names import check_name
 from bls_agent.parts import Parts
-from bls_agent.project.builtins import add_builtins
-from bls_agent.project.logs import CURRENT_COMMAND, Log, LogStream
+from bls_agent.project.commands.builtins import add_builtins
+from bls_agent.project.commands.registration import Registration
+from bls_agent.project.commands.router import Router
+from bls_agent.project.log.logs import CURRENT_COMMAND, Log, LogStream
 from bls_agent.project.messages import Level, Status
-from bls_agent.project.places import check_slots
-from bls_agent.project.registration import Registration
-from bls_agent.project.router import Router
-from bls_agent.project.status import StatusBoard
+from bls_agent.project.receiving.places import check_slots
+from bls_agent.project.state.status import StatusBoard
 from bls_agent.redaction import Redactor
 from bls_agent.session import Session, last_word
 from bls_agent.settings import Options, Settings, check_options

@@ -33,9 +33,9 @@ from bls_agent.keys import (
     KeyTemplate,
 )
 from bls_agent.names import check_name
-from bls_agent.project.following import Follower
+from bls_agent.project.log.following import Follower
 from bls_agent.project.messages import Command, LogEntry, Outcome, Status
-from bls_agent.project.roster import RollCall, read_roster
+from bls_agent.project.state.roster import RollCall, read_roster
 from bls_agent.settings import Settings, check_seconds
 
 __all__ = ["Console"]

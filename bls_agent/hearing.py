@@ -8,12 +8,12 @@ from bls_agent.backoff import Backoff
 from bls_agent.connection import Connections
 from bls_agent.keys import CONTROL
 from bls_agent.parts import Parts
-from bls_agent.project.auto import AutoReceiver
-from bls_agent.project.blocking import BlockingReceiver
-from bls_agent.project.compat import CompatReceiver
-from bls_agent.project.dispatcher import Dispatcher
-from bls_agent.project.receiver import Message, Receiver, Say
-from bls_agent.project.runner import CommandRunner
+from bls_agent.project.commands.dispatcher import Dispatcher
+from bls_agent.project.commands.runner import CommandRunner
+from bls_agent.project.receiving.auto import AutoReceiver
+from bls_agent.project.receiving.blocking import BlockingReceiver
+from bls_agent.project.receiving.compat import CompatReceiver
+from bls_agent.project.receiving.receiver import Message, Receiver, Say
 from bls_agent.settings import Settings
 
 __all__ = ["make_dispatcher", "make_receiver", "make_runner"]
@@ -47,7 +47,7 @@ def make_receiver(
             return AutoReceiver(connections, blocking, compat, say)
         case "reliable":
             # 3 ms, for those who use it.
-            from bls_agent.project.reliable import ReliableReceiver  # noqa: PLC0415
+            from bls_agent.project.receiving.reliable import ReliableReceiver  # noqa: PLC0415
 
             return ReliableReceiver(
                 connections,

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bls_agent.forking import register
-from bls_agent.project.health import HealthChecks
-from bls_agent.project.logs import LogStream
+from bls_agent.project.commands.router import Router
+from bls_agent.project.commands.threads import HandlerThreads
+from bls_agent.project.log.logs import LogStream
 from bls_agent.project.messages import OutcomeKind
-from bls_agent.project.router import Router
-from bls_agent.project.stalls import StallCounts
-from bls_agent.project.status import StatusBoard, StatusCounts
-from bls_agent.project.threads import HandlerThreads
+from bls_agent.project.state.health import HealthChecks
+from bls_agent.project.state.stalls import StallCounts
+from bls_agent.project.state.status import StatusBoard, StatusCounts
 
 __all__ = ["Parts"]
 

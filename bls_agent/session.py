@@ -24,9 +24,9 @@ from bls_agent.forking import keep, register
 from bls_agent.hearing import make_dispatcher, make_receiver, make_runner
 from bls_agent.parts import Parts
 from bls_agent.patrol import Patrol
-from bls_agent.project.broadcast import Inbox
+from bls_agent.project.commands.broadcast import Inbox
 from bls_agent.project.messages import Level, Status
-from bls_agent.project.receiver import Message
+from bls_agent.project.receiving.receiver import Message
 from bls_agent.redaction import redact_traceback
 from bls_agent.settings import Settings
 from bls_agent.starting import start_soon

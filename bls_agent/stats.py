@@ -11,7 +11,7 @@ from bls_agent.project.messages import Status
 from bls_agent.session import Session
 
 if TYPE_CHECKING:
-    from bls_agent.project.reliable import ReliableReceiver
+    from bls_agent.project.receiving.reliable import ReliableReceiver
 
 __all__ = ["AgentStats", "collect_stats"]
 

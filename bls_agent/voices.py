@@ -10,16 +10,16 @@ from bls_agent.connection import Connections
 from bls_agent.endpoint import Endpoint
 from bls_agent.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.parts import Parts
-from bls_agent.project.broadcast import FanOut, Inbox
-from bls_agent.project.dispatcher import Dispatcher
-from bls_agent.project.health_monitor import HealthMonitor
-from bls_agent.project.logs import LogSink
-from bls_agent.project.receiver import Say
-from bls_agent.project.roster import Roster
-from bls_agent.project.runner import CommandRunner
-from bls_agent.project.stalls import StallVoice
-from bls_agent.project.status import StatusReporter
-from bls_agent.project.status_writer import StatusWriter
+from bls_agent.project.commands.broadcast import FanOut, Inbox
+from bls_agent.project.commands.dispatcher import Dispatcher
+from bls_agent.project.commands.runner import CommandRunner
+from bls_agent.project.log.logs import LogSink
+from bls_agent.project.receiving.receiver import Say
+from bls_agent.project.state.health_monitor import HealthMonitor
+from bls_agent.project.state.roster import Roster
+from bls_agent.project.state.stalls import StallVoice
+from bls_agent.project.state.status import StatusReporter
+from bls_agent.project.state.status_writer import StatusWriter
 from bls_agent.settings import Settings
 from bls_agent.watchdog import Watch
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from bls_agent import Console, ProjectAgent, RedisUnavailableError, Status
-from bls_agent.project.places import Places
+from bls_agent.project.receiving.places import Places
 from bls_agent.settings import Mode
 from tests.harness import eventually
 

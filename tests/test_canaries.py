@@ -33,7 +33,7 @@ from bls_agent import (
     Settings,
 )
 from bls_agent.devserver import DevServer
-from bls_agent.project.router import CallNext
+from bls_agent.project.commands.router import CallNext
 from bls_agent.redaction import Redactor
 from tests.harness import eventually, execute
 

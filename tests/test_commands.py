@@ -23,7 +23,7 @@ from bls_agent import (
     Reject,
 )
 from bls_agent.errors import ConfigurationError, DuplicateHandlerError
-from bls_agent.project.router import CallNext
+from bls_agent.project.commands.router import CallNext
 from tests.harness import eventually, records
 
 

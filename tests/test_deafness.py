@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 
 from bls_agent import ProjectAgent
 from bls_agent.devserver import DevServer
-from bls_agent.project.parked_read import BLOCK
+from bls_agent.project.receiving.parked_read import BLOCK
 from tests.harness import (
     PASSWORD,
     History,

@@ -20,7 +20,7 @@ from bls_agent.demo_screen import (
     wrap,
 )
 from bls_agent.demo_story import STEPS
-from bls_agent.project.following import gap_entry
+from bls_agent.project.log.following import gap_entry
 from bls_agent.project.messages import Level, LogEntry, Status
 
 

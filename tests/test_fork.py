@@ -19,7 +19,7 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import ProjectAgent, forking
-from bls_agent.project.threads import HandlerThreads
+from bls_agent.project.commands.threads import HandlerThreads
 from tests.harness import eventually, records, status_of
 
 pytestmark = pytest.mark.skipif(
@@ -31,7 +31,7 @@ BEGINNING = '''
 import asyncio, json, multiprocessing, os, signal, sys, threading, time, traceback
 from contextlib import suppress
 from bls_agent import Console, ProjectAgent, Status
-from bls_agent.project.logs import CURRENT_COMMAND
+from bls_agent.project.log.logs import CURRENT_COMMAND
 
 project, url, kind = sys.argv[1:4]
 port = int(url.rpartition(":")[2].partition("/")[0])

@@ -24,8 +24,8 @@ from bls_agent import CommandContext, ProjectAgent, RedisRefusedError
 from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
 from bls_agent.endpoint import Endpoint
-from bls_agent.project import reclaiming
-from bls_agent.project.reliable import ReliableReceiver
+from bls_agent.project.receiving import reclaiming
+from bls_agent.project.receiving.reliable import ReliableReceiver
 from tests.corpus.loader import load_commands
 from tests.harness import (
     History,

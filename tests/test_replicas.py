@@ -19,8 +19,8 @@ from redis.asyncio import Redis
 
 from bls_agent import Console, Level, LogEntry, NoOutcomeError, ProjectAgent, Status
 from bls_agent.devserver import DevServer
-from bls_agent.project.receiver import BESIDE, Message
-from bls_agent.project.roster import RollCall, list_living
+from bls_agent.project.receiving.receiver import BESIDE, Message
+from bls_agent.project.state.roster import RollCall, list_living
 from tests.harness import (
     History,
     command_bytes,

@@ -22,7 +22,7 @@ from bls_agent import Console, ProjectAgent, RedisUnavailableError, Status
 from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
 from bls_agent.endpoint import Argument, Endpoint
-from bls_agent.project.status_writer import StatusWriter
+from bls_agent.project.state.status_writer import StatusWriter
 from tests.harness import (
     PASSWORD,
     History,

@@ -24,7 +24,7 @@ from redis.asyncio import Redis
 from bls_agent import ConfigurationError, ProjectAgent, Status
 from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
-from bls_agent.project.stalls import StallVoice
+from bls_agent.project.state.stalls import StallVoice
 from bls_agent.pulse import Stillness
 from tests.harness import eventually, execute, records, status_of, url_with_rights
 

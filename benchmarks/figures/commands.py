@@ -16,6 +16,7 @@ __all__ = ["FIGURE", "check_outcomes", "make_commands"]
 RATE = "commands/s"
 PIECES, COUNT = 6, 1_500  # the console list holds all of their outcomes
 ONE, EIGHT = "bls-agent, prefetch=1", "bls-agent, prefetch=8"
+RELIABLE = "bls-agent, mode reliable"
 BARE, BARE_WITH_OUTCOMES = "bare loop", "bare loop with outcome records"
 
 
@@ -59,6 +60,7 @@ def play(stage: Stage) -> Round:
         ONE: ("commands_agent", {"prefetch": 1}),
         BARE: ("commands_bare", {"outcomes": False}),
         EIGHT: ("commands_agent", {"prefetch": 8}),
+        RELIABLE: ("commands_agent", {"prefetch": 1, "mode": "reliable"}),
         BARE_WITH_OUTCOMES: ("commands_bare", {"outcomes": True}),
     }
     with ExitStack() as stack:
@@ -96,16 +98,18 @@ FIGURE = Figure(
     title="Commands per second",
     about=(
         f"{COUNT:,} commands without arguments come into the list with one `RPUSH`, to "
-        f"each of the four in turn, {PIECES} times; the handler is an async function that "
+        f"each of the five in turn, {PIECES} times; the handler is an async function that "
         "returns at once. The clock runs from the first handler until, for the agent, the "
         "last outcome record is in Redis. The bare loop is `BLPOP`, "
         "`orjson.loads`, a dictionary of handlers; it reports nothing, except in the "
-        "last row, where it writes the same outcome records one by one."
+        "last row, where it writes the same outcome records one by one. Mode `reliable` "
+        "sends an ack for each command on top."
     ),
     rounds=5,
     play=play,
     goals=(
         Goal("commands/s at `prefetch=1`", ONE, RATE, "at least", 0.7, (BARE,)),
         Goal("commands/s at `prefetch=8`", EIGHT, RATE, "at least", 2.5, (BARE,)),
+        Goal("commands/s, `reliable`", RELIABLE, RATE, "at least", 0.18, (BARE,)),
     ),
 )

@@ -16,7 +16,10 @@ async def run(options: Options) -> dict[str, float]:
     is in Redis.
     """
     agent = ProjectAgent(
-        options["project"], redis=options["url"], prefetch=options["prefetch"]
+        options["project"],
+        redis=options["url"],
+        prefetch=options["prefetch"],
+        mode=options.get("mode", "auto"),
     )
     count, handled, began = options["count"], 0, 0.0
     all_handled = asyncio.Event()

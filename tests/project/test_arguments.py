@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from bls_agent.codec import JSONValue
 from bls_agent.errors import ConfigurationError, MissingExtraError
-from bls_agent.project.arguments import Misfit, compile_check
+from bls_agent.project.commands.arguments import Misfit, compile_check
 
 
 class Colour(StrEnum):

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
-from bls_agent.project import deadlines as module
-from bls_agent.project.deadlines import Deadlines
+from bls_agent.project.commands import deadlines as module
+from bls_agent.project.commands.deadlines import Deadlines
 
 
 async def run_one(

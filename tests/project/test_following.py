@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from bls_agent.project.following import Follower, gap_entry
+from bls_agent.project.log.following import Follower, gap_entry
+from bls_agent.project.log.records import LogRecord, id_prefix
 from bls_agent.project.messages import Level, LogEntry
-from bls_agent.project.records import LogRecord, id_prefix
 
 
 def record(number: int, instance: str = "a", text: str = "") -> bytes:

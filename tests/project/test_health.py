@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from bls_agent.errors import ConfigurationError
-from bls_agent.project.health import (
+from bls_agent.project.messages import Status
+from bls_agent.project.state.health import (
     Alarm,
     Failure,
     HealthCheck,
@@ -19,8 +20,7 @@ from bls_agent.project.health import (
     HealthState,
     Recovery,
 )
-from bls_agent.project.messages import Status
-from bls_agent.project.status import StatusBoard
+from bls_agent.project.state.status import StatusBoard
 
 BAD = Failure("TimedOut", "it has not returned within 5 s")
 INFINITE = math.inf

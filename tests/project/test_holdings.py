@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bls_agent.project.holdings import Holdings, Stage
-from bls_agent.project.receiver import Message
+from bls_agent.project.receiving.holdings import Holdings, Stage
+from bls_agent.project.receiving.receiver import Message
 
 
 def holding(*payloads: bytes) -> tuple[Holdings, list[Message]]:

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from bls_agent.project.log.records import LogRecord, id_prefix
 from bls_agent.project.messages import Level, LogEntry
-from bls_agent.project.records import LogRecord, id_prefix
 
 NOW = 1768221296.789  # 2026-01-12T12:34:56.789Z
 LIMIT = 65_536  # a record is shorter

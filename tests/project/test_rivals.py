@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bls_agent.project.rivals import Glance, Rivals
+from bls_agent.project.state.rivals import Glance, Rivals
 
 OURS = "在线".encode()
 OTHER = "故障".encode()

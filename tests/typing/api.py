@@ -36,7 +36,7 @@ from bls_agent import (
 from bls_agent.agent_thread import AgentThread
 from bls_agent.codec import JSONObject, JSONValue
 from bls_agent.delivery import Flushed
-from bls_agent.project.logs import Log
+from bls_agent.project.log.logs import Log
 
 agent = ProjectAgent("订单系统")
 ProjectAgent("a", redis="redis://cache:6379/0", status_ttl=90, command_timeout=None)

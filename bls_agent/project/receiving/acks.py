@@ -15,11 +15,11 @@ from bls_agent.backoff import Backoff
 from bls_agent.connection import Connections
 from bls_agent.endpoint import Argument, Reply
 from bls_agent.errors import RedisUnavailableError, WrongTypeError
-from bls_agent.project.epochs import Epochs
-from bls_agent.project.holdings import Holdings, Stage
-from bls_agent.project.places import Places, find_wrong_type
-from bls_agent.project.receiver import Message
-from bls_agent.project.taking import NOT_OURS, Taker
+from bls_agent.project.receiving.epochs import Epochs
+from bls_agent.project.receiving.holdings import Holdings, Stage
+from bls_agent.project.receiving.places import Places, find_wrong_type
+from bls_agent.project.receiving.receiver import Message
+from bls_agent.project.receiving.taking import NOT_OURS, Taker
 from bls_agent.scripts import ACK
 from bls_agent.wire import Wire
 

@@ -22,12 +22,12 @@ from bls_agent.errors import (
     UnknownCommandError,
     preview,
 )
-from bls_agent.project.context import CommandContext
-from bls_agent.project.deadlines import Deadlines
-from bls_agent.project.logs import CURRENT_COMMAND, Log, LogStream, describe_error
+from bls_agent.project.commands.context import CommandContext
+from bls_agent.project.commands.deadlines import Deadlines
+from bls_agent.project.commands.router import UNSET, Router
+from bls_agent.project.log.logs import CURRENT_COMMAND, Log, LogStream, describe_error
 from bls_agent.project.messages import Command, Outcome, OutcomeKind
-from bls_agent.project.receiver import Message
-from bls_agent.project.router import UNSET, Router
+from bls_agent.project.receiving.receiver import Message
 
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see deadlines.py

@@ -6,7 +6,16 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from bls_agent.errors import ConfigurationError
-from bls_agent.project.health import (
+from bls_agent.project.commands.router import (
+    UNSET,
+    CommandDecorator,
+    Middleware,
+    Router,
+    Unset,
+    name_of,
+)
+from bls_agent.project.commands.threads import HandlerThreads, is_coroutine_function
+from bls_agent.project.state.health import (
     FAILURES,
     INTERVAL,
     TIMEOUT,
@@ -16,15 +25,6 @@ from bls_agent.project.health import (
     HealthChecks,
     name_of_check,
 )
-from bls_agent.project.router import (
-    UNSET,
-    CommandDecorator,
-    Middleware,
-    Router,
-    Unset,
-    name_of,
-)
-from bls_agent.project.threads import HandlerThreads, is_coroutine_function
 
 __all__ = ["Registration"]
 

@@ -23,8 +23,8 @@ from bls_agent.errors import (
     UnknownCommandError,
 )
 from bls_agent.names import check_name
-from bls_agent.project.arguments import NOTHING, Check, Misfit, compile_check
-from bls_agent.project.context import CommandContext
+from bls_agent.project.commands.arguments import NOTHING, Check, Misfit, compile_check
+from bls_agent.project.commands.context import CommandContext
 from bls_agent.settings import check_seconds
 
 __all__ = [

@@ -15,8 +15,8 @@ from bls_agent.errors import (
     WrongTypeError,
 )
 from bls_agent.project.messages import find_id
-from bls_agent.project.parked_read import BLOCK, ParkedRead
-from bls_agent.project.receiver import Message
+from bls_agent.project.receiving.parked_read import BLOCK, ParkedRead
+from bls_agent.project.receiving.receiver import Message
 
 __all__ = ["BlockingReceiver"]
 

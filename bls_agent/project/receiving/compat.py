@@ -14,7 +14,7 @@ from bls_agent.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.project.receiver import Message, Say
+from bls_agent.project.receiving.receiver import Message, Say
 from bls_agent.scripts import TRIM_HEAD
 
 __all__ = ["CompatReceiver"]

@@ -26,8 +26,8 @@ from bls_agent.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
+from bls_agent.project.log.records import LogRecord, id_prefix
 from bls_agent.project.messages import Level, Outcome
-from bls_agent.project.records import LogRecord, id_prefix
 from bls_agent.redaction import DEFAULT, Redactor
 
 __all__ = ["CURRENT_COMMAND", "NESTED", "Log", "LogSink", "LogStream", "describe_error"]

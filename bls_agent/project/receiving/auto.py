@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from bls_agent.connection import Connections
 from bls_agent.errors import RedisRefusedError
-from bls_agent.project.blocking import BlockingReceiver
-from bls_agent.project.compat import CompatReceiver
-from bls_agent.project.receiver import Message, Say
+from bls_agent.project.receiving.blocking import BlockingReceiver
+from bls_agent.project.receiving.compat import CompatReceiver
+from bls_agent.project.receiving.receiver import Message, Say
 
 __all__ = ["AutoReceiver"]
 

@@ -12,10 +12,10 @@ import anyio
 from bls_agent.connection import Connections
 from bls_agent.endpoint import Argument, Reply, Request
 from bls_agent.errors import RedisUnavailableError
-from bls_agent.project.epochs import Epochs
 from bls_agent.project.messages import find_id
-from bls_agent.project.parked_read import BLOCK, ParkedRead
-from bls_agent.project.places import Places
+from bls_agent.project.receiving.epochs import Epochs
+from bls_agent.project.receiving.parked_read import BLOCK, ParkedRead
+from bls_agent.project.receiving.places import Places
 from bls_agent.scripts import ADMIT, TAKE, Script
 
 __all__ = ["LONGEST_ID", "NOT_OURS", "Taken", "Taker", "name_of_id"]

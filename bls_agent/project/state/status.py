@@ -19,7 +19,7 @@ from bls_agent.errors import (
     WrongTypeError,
 )
 from bls_agent.project.messages import Status
-from bls_agent.project.status_writer import StatusWriter
+from bls_agent.project.state.status_writer import StatusWriter
 from bls_agent.wakeup import Wakeup
 
 __all__ = ["ErrorWindow", "StatusBoard", "StatusCounts", "StatusReporter"]

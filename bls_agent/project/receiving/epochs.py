@@ -9,7 +9,7 @@ import anyio
 
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.lease import Lease
-from bls_agent.project.places import Places
+from bls_agent.project.receiving.places import Places
 from bls_agent.wire import Wire
 
 __all__ = ["Epochs"]

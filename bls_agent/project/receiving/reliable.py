@@ -13,20 +13,20 @@ from bls_agent.backoff import Backoff, jittered
 from bls_agent.connection import Connections
 from bls_agent.endpoint import Argument
 from bls_agent.errors import RedisRefusedError, RedisUnavailableError, WrongTypeError
-from bls_agent.project.acks import Acks
-from bls_agent.project.epochs import Epochs
-from bls_agent.project.holdings import Holdings, Stage
 from bls_agent.project.messages import OutcomeKind
-from bls_agent.project.parked_read import BLOCK
-from bls_agent.project.places import Places, explain_refusal, find_wrong_type
-from bls_agent.project.receiver import Message, Say
-from bls_agent.project.reclaiming import (
+from bls_agent.project.receiving.acks import Acks
+from bls_agent.project.receiving.epochs import Epochs
+from bls_agent.project.receiving.holdings import Holdings, Stage
+from bls_agent.project.receiving.parked_read import BLOCK
+from bls_agent.project.receiving.places import Places, explain_refusal, find_wrong_type
+from bls_agent.project.receiving.receiver import Message, Say
+from bls_agent.project.receiving.reclaiming import (
     DEAD_LETTER_LIMIT,
     DELIVERIES_TTL,
     MAX_DELIVERIES,
     Reclaimer,
 )
-from bls_agent.project.taking import Taker
+from bls_agent.project.receiving.taking import Taker
 from bls_agent.scripts import HAND_BACK
 from bls_agent.wire import Wire
 

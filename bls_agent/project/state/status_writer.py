@@ -21,8 +21,8 @@ from bls_agent.errors import (
     WrongTypeError,
 )
 from bls_agent.project.messages import Status
-from bls_agent.project.rivals import Glance, Rivals
-from bls_agent.project.roster import Roster
+from bls_agent.project.state.rivals import Glance, Rivals
+from bls_agent.project.state.roster import Roster
 
 __all__ = ["StatusWriter"]
 

@@ -23,7 +23,7 @@ from bls_agent.errors import (
 from bls_agent.keys import INSTANCES, PROJECT_STATUS
 from bls_agent.names import place_beside
 from bls_agent.project.messages import LogEntry, Outcome, Status
-from bls_agent.project.receiver import Say
+from bls_agent.project.receiving.receiver import Say
 from bls_agent.scripts import SPEAK
 from bls_agent.wire import Wire
 

@@ -11,7 +11,7 @@ import anyio
 from bls_agent.endpoint import Argument
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.lease import Lease
-from bls_agent.project.places import Places, find_wrong_type
+from bls_agent.project.receiving.places import Places, find_wrong_type
 from bls_agent.scripts import HAND_BACK, RECLAIM
 from bls_agent.wire import Wire
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bls_agent.codec import JSONObject
-from bls_agent.project.logs import Log
+from bls_agent.project.log.logs import Log
 
 __all__ = ["CommandContext"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from bls_agent.project.receiver import Message
+from bls_agent.project.receiving.receiver import Message
 
 __all__ = ["Holding", "Holdings", "Stage"]
 

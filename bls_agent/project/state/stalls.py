@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from bls_agent.connection import Connections
 from bls_agent.endpoint import Endpoint
-from bls_agent.project.logs import LogStream
+from bls_agent.project.log.logs import LogStream
 from bls_agent.project.messages import Level, Status
-from bls_agent.project.status import StatusBoard
-from bls_agent.project.status_writer import StatusWriter
+from bls_agent.project.state.status import StatusBoard
+from bls_agent.project.state.status_writer import StatusWriter
 
 __all__ = ["StallCounts", "StallVoice"]
 

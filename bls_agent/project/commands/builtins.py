@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from bls_agent.codec import JSONObject
-from bls_agent.project.logs import LogStream
+from bls_agent.project.commands.router import Router
+from bls_agent.project.log.logs import LogStream
 from bls_agent.project.messages import Level
-from bls_agent.project.router import Router
 
 __all__ = ["add_builtins"]
 

@@ -19,7 +19,10 @@ import anyio
 
 from bls_agent.backoff import jittered
 from bls_agent.codec import cut_text, format_timestamp
-from bls_agent.project.health import (
+from bls_agent.project.commands.threads import HandlerThreads, is_coroutine_function
+from bls_agent.project.log.logs import LogStream
+from bls_agent.project.messages import Level, Status
+from bls_agent.project.state.health import (
     Alarm,
     Failure,
     HealthCheck,
@@ -27,10 +30,7 @@ from bls_agent.project.health import (
     HealthState,
     Recovery,
 )
-from bls_agent.project.logs import LogStream
-from bls_agent.project.messages import Level, Status
-from bls_agent.project.status import StatusBoard
-from bls_agent.project.threads import HandlerThreads, is_coroutine_function
+from bls_agent.project.state.status import StatusBoard
 from bls_agent.redaction import redact, redact_traceback
 from bls_agent.wakeup import Wakeup
 

@@ -25,10 +25,10 @@ from bls_agent.errors import (
 )
 from bls_agent.keys import BROADCAST, CONTROL
 from bls_agent.names import place_beside
-from bls_agent.project.dispatcher import Dispatcher
+from bls_agent.project.commands.dispatcher import Dispatcher
 from bls_agent.project.messages import Command
-from bls_agent.project.receiver import BESIDE, Message, Say
-from bls_agent.project.roster import read_roster
+from bls_agent.project.receiving.receiver import BESIDE, Message, Say
+from bls_agent.project.state.roster import read_roster
 
 __all__ = ["FanOut", "Inbox"]
 

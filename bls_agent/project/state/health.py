@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 from bls_agent.errors import ConfigurationError
 from bls_agent.forking import register
 from bls_agent.names import check_name
-from bls_agent.project.logs import describe_error
+from bls_agent.project.log.logs import describe_error
 
 __all__ = [
     "FAILURES",
