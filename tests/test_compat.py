@@ -137,6 +137,27 @@ async def test_a_foreign_trim_is_noticed_and_nothing_else_is_cut(
     assert any("second consumer" in text for text in said)
 
 
+async def test_a_second_consumer_is_said_now_and_then(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """It meets us at every other command; that is said once a minute, not each time."""
+    agent = ProjectAgent(project, redis=redis_url, mode="compat")
+    ended: list[int] = []
+
+    @agent.command
+    async def rob(number: int) -> None:
+        await redis.ltrim(f"{project}_控制", 1, -1)
+        ended.append(number)
+
+    async with agent:
+        for number in range(5):
+            await redis.rpush(f"{project}_控制", command_bytes(number, "rob"))
+        await eventually(lambda: ended == [0, 1, 2, 3, 4])
+        await agent.flush()
+    said = [r["message"] for r in await records(redis, project) if r["level"] == "warn"]
+    assert len([text for text in said if "second consumer" in text]) == 1
+
+
 @pytest.mark.parametrize(
     ("rules", "weakest"),
     [

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 POLL: Final = 0.1  # seconds between two looks
 QUIET_POLL: Final = 0.5  # … after a minute without a command
 QUIET_AFTER: Final = 60.0
+REMIND_EVERY: Final = 60.0  # seconds between two words about a second consumer
 
 
 # "refused": an ACL that allows scripts and not what the script does.
@@ -49,6 +50,7 @@ class CompatReceiver:
         self._stopping = anyio.Event()
         self._handled: Message | None = None
         self._in_doubt = False
+        self._told_at = float("-inf")
         self._quiet_since: float | None = None
         self._cut: Callable[[bytes], Awaitable[bool]] = self._cut_by_script
 
@@ -88,11 +90,19 @@ class CompatReceiver:
         self._handled = None
         in_doubt, self._in_doubt = self._in_doubt, False
         if not found and not in_doubt:
-            self._say(
-                "somebody else trimmed the control list: a second consumer? "
-                "compatibility mode allows one",
-                {"key": self._key},
-            )
+            self._tell_of_rival()
+
+    def _tell_of_rival(self) -> None:
+        """Say it now and then: a second consumer meets us at every other command."""
+        now = anyio.current_time()
+        if now - self._told_at < REMIND_EVERY:
+            return
+        self._told_at = now
+        self._say(
+            "somebody else trimmed the control list: a second consumer? "
+            "compatibility mode allows one",
+            {"key": self._key},
+        )
 
     async def _cut_in_some_way(self, payload: bytes) -> bool:
         while True:
