@@ -368,6 +368,7 @@ async def test_each_right_missing_in_turn(
             assert "first" in texts, right
 
 
+@needs_selectors
 async def test_the_rights_of_the_other_end_are_enough(
     own_server: DevServer, admin: Redis, project: str
 ) -> None:
