@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import inspect
 import logging
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 from redis.asyncio import Redis
+from redis.asyncio.connection import SSLConnection
 
 from bls_agent import (
     Console,
@@ -165,6 +167,10 @@ anyio.run(ask)
 ON_A_TERMINAL = "import pty, sys; pty.spawn(sys.argv[1:])"
 
 
+@pytest.mark.skipif(
+    "ssl_password" not in inspect.signature(SSLConnection).parameters,
+    reason="this redis-py knows no password of a key",
+)
 @pytest.mark.parametrize(
     ("option", "said"), [("", "kind tls"), ("&ssl_password=secret", "status None")]
 )
