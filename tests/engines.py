@@ -129,7 +129,35 @@ class OneSentinel(SentinelProcess):
         ask(self.port, "SENTINEL", "MONITOR", self.service, LOOPBACK, master.port, 1)
 
 
-class SentinelTopology:
+class Topology:
+    """Several processes that run as long as the block lasts."""
+
+    async def start(self) -> None:
+        """Start them all, and wait until they know each other."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """End them all."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+class SentinelTopology(Topology):
     """Three sentinels, a master and a replica.
 
     Attributes:
@@ -263,24 +291,8 @@ class SentinelTopology:
         await until(began)
         return await self.switched(before)
 
-    async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-
-class ClusterTopology:
+class ClusterTopology(Topology):
     """Three masters, each with a third of the slots, and some replicas.
 
     Attributes:
@@ -454,19 +466,3 @@ class ClusterTopology:
         source = self.begin_migration(slot, target)
         self.move_keys(slot, source, target)
         self.end_migration(slot, target)
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
