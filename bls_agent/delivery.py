@@ -25,9 +25,7 @@ __all__ = ["Delivery", "Flushed", "Sink"]
 BATCH_ITEMS: Final = 500
 BATCH_BYTES: Final = 512 * 1024
 PACE: Final = 0.005  # seconds from one write to the next, unless a batch is full
-FAULTS: Final = (
-    3  # of ours, with one batch, until it is given up: others wait behind it
-)
+FAULTS: Final = 3  # of ours until a batch is given up: others wait behind it
 
 T = TypeVar("T", bound=Sized)
 
