@@ -22,7 +22,7 @@ from typing import Final
 import anyio
 
 from bls_agent.console import Console
-from bls_agent.demo_screen import Screen, Texts, Watch, choose_language, load_texts
+from bls_agent.demo_screen import Screen, Watch
 from bls_agent.demo_story import (
     STEPS,
     Mark,
@@ -36,6 +36,7 @@ from bls_agent.devserver import DevServer
 from bls_agent.errors import BlsError, RedisUnavailableError
 from bls_agent.project.messages import Status
 from bls_agent.redaction import mask_url
+from bls_agent.texts import Texts, choose_language, load_texts
 
 __all__ = ["main"]
 
@@ -150,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lang", choices=("zh", "en"), help="default: the locale's")
     parser.add_argument("--serve", action="store_true", help="keep it running instead")
     options = parser.parse_args(arguments)
-    texts = load_texts(options.lang or choose_language(os.environ))
+    texts = load_texts("demo", options.lang or choose_language(os.environ))
     screen = Screen.on_stdout(os.environ, texts)
     screen.heading(texts["title"])
     try:

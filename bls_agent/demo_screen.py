@@ -7,16 +7,13 @@ interpreted.
 
 from __future__ import annotations
 
-import importlib.resources
 import os
 import re
 import shutil
 import sys
-import tomllib
-import unicodedata
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Final, TextIO, TypeAlias, TypeVar, cast
+from typing import Final, TextIO, TypeVar, cast
 
 import anyio
 
@@ -31,20 +28,12 @@ from bls_agent.project.messages import (
     OutcomeKind,
     Status,
 )
+from bls_agent.terminal import count_columns, visible, wrap
+from bls_agent.texts import Texts
 
-__all__ = [
-    "Screen",
-    "Texts",
-    "Watch",
-    "choose_language",
-    "load_texts",
-    "visible",
-    "wrap",
-]
+__all__ = ["Screen", "Watch"]
 
 T = TypeVar("T")
-
-Texts: TypeAlias = Mapping[str, str]
 
 TIME_COLUMNS: Final = 8
 LABEL_COLUMNS: Final = 6
@@ -77,67 +66,6 @@ STATUS_COLOURS: Final = {
     Status.FAULT: "red",
     Status.ERROR: "yellow",
 }
-
-
-def choose_language(environ: Mapping[str, str]) -> str:
-    """Tell from the locale whether the reader wants ``zh`` or ``en``."""
-    names = ("LC_ALL", "LC_MESSAGES", "LANG")
-    wanted = next((environ[name] for name in names if environ.get(name)), "")
-    return "zh" if wanted.lower().startswith("zh") else "en"
-
-
-def load_texts(language: str) -> Texts:
-    """Read the catalogue of one language."""
-    catalogue = importlib.resources.files("bls_agent") / "locale" / "demo.toml"
-    tables = tomllib.loads(catalogue.read_text("utf-8"))
-    return cast("Texts", tables[language])
-
-
-def visible(text: str) -> str:
-    r"""Show what a terminal would obey (``\x1b``, ``\n``, bidi marks) as escapes."""
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in text
-    )
-
-
-def count_columns(text: str) -> int:
-    """Count the columns of a terminal that a text fills."""
-    return sum(map(_width, text))
-
-
-def _width(letter: str) -> int:
-    if unicodedata.category(letter) in ("Mn", "Me"):
-        return 0
-    return 2 if unicodedata.east_asian_width(letter) in ("W", "F") else 1
-
-
-def wrap(text: str, columns: int) -> list[str]:
-    """Cut a text into lines: between words, and anywhere between Chinese letters."""
-    lines: list[str] = []
-    while count_columns(text) > columns:
-        end = _fitting(text, columns)
-        blank = text.rfind(" ", end // 2, end + 1)
-        cut = end if blank < 0 or _width(text[end]) > 1 else blank
-        if cut > 1 and _is_wide_punctuation(text[cut]):  # it begins no line
-            cut -= 1
-        lines.append(text[:cut].rstrip(" "))
-        text = text[cut:].lstrip(" ")
-    return [*lines, text]
-
-
-def _is_wide_punctuation(letter: str) -> bool:
-    return _width(letter) > 1 and unicodedata.category(letter) in ("Pe", "Po")
-
-
-def _fitting(text: str, columns: int) -> int:
-    """Count the characters that fit; at least one, so that there is an end."""
-    used = 0
-    for index, letter in enumerate(text):
-        used += _width(letter)
-        if used > columns:
-            return max(index, 1)
-    return len(text)
 
 
 class Screen:

@@ -20,13 +20,14 @@ import anyio.to_thread
 from bls_agent.agent import ProjectAgent
 from bls_agent.codec import encode
 from bls_agent.console import Console
-from bls_agent.demo_screen import Screen, Texts, Watch
+from bls_agent.demo_screen import Screen, Watch
 from bls_agent.devserver import DevServer
 from bls_agent.endpoint import Endpoint
 from bls_agent.errors import BlsError, RedisUnavailableError
 from bls_agent.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.project.messages import Command, Outcome, OutcomeKind, Status
 from bls_agent.settings import Settings
+from bls_agent.texts import Texts
 from bls_agent.wire import Wire
 
 __all__ = ["STEPS", "Mark", "Place", "Result", "Stage", "go_through", "make_agent"]

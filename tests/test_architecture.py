@@ -25,6 +25,7 @@ WORDS = [
     "names",
     "keys",
     "rights",
+    "diagnosis",
     "settings",
     "backoff",
     "buffer",
@@ -66,15 +67,19 @@ COMPOSITION = [
     "agent",
     "console",
     "sync_console",
+    "fleet",
 ]
 FACE = ["bls_agent"]
 PROGRAMS = [
+    "texts",
+    "terminal",
     "devserver",
     "testing",
     "integrations",
     "demo_screen",
     "demo_story",
     "demo",
+    "doctor",
     "web",
     "cli",
 ]

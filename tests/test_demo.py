@@ -23,10 +23,12 @@ from redis import Redis
 
 from bls_agent import Console, RedisUnavailableError
 from bls_agent.demo import at_the_console, conclude, main
-from bls_agent.demo_screen import Screen, count_columns, load_texts
+from bls_agent.demo_screen import Screen
 from bls_agent.demo_story import STEPS, Mark, Place, Result, go_through
 from bls_agent.devserver import DevServer
 from bls_agent.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
+from bls_agent.terminal import count_columns
+from bls_agent.texts import load_texts
 
 REPOSITORY = Path(__file__).parents[1]
 DEMO = [sys.executable, "-m", "bls_agent.demo"]
@@ -58,7 +60,7 @@ def _run(*arguments: str, **changes: str) -> subprocess.CompletedProcess[bytes]:
 
 def _rows(shown: str, language: str, marks: str = "✓✗-") -> dict[str, str]:
     """Give the table: step → its mark."""
-    titles = {load_texts(language)[f"step_{name}"]: name for name in STEPS}
+    titles = {load_texts("demo", language)[f"step_{name}"]: name for name in STEPS}
     rows = re.findall(rf"^([{marks}]) (.+)$", shown, re.MULTILINE)
     return {titles[title]: mark for mark, title in rows}
 
@@ -168,7 +170,7 @@ def test_reader_who_goes_away() -> None:
 
 def _conclude(*marks: Mark) -> tuple[int, str]:
     stream = io.StringIO()
-    screen = Screen(stream, load_texts("en"), columns=80, colours=False)
+    screen = Screen(stream, load_texts("demo", "en"), columns=80, colours=False)
     results = [Result(name, mark) for name, mark in zip(STEPS, marks, strict=False)]
     return conclude(results, screen, 1.0), stream.getvalue()
 
@@ -258,7 +260,7 @@ async def test_step_that_never_happens(
 ) -> None:
     """What the console never sees has failed at a deadline, and the story goes on."""
     monkeypatch.setattr(f"bls_agent.demo_story.{deadline}", 0.5)
-    screen = Screen(io.StringIO(), load_texts("zh"), columns=80, colours=False)
+    screen = Screen(io.StringIO(), load_texts("demo", "zh"), columns=80, colours=False)
     steps = {name: STEPS[name] for name in ("online", "stop")}
     rules = ("+@all", "&*", "%R~*_项目状态", "~*_项目控制台", "~*_控制")
     with _restricted(own_server, *rules) as url, anyio.fail_after(PATIENCE):
@@ -367,7 +369,7 @@ async def test_serving(number: signal.Signals) -> None:
     """With --serve the agent works for others until it is told to end."""
     async with _started("--serve") as demo:
         await demo.until("(online)")
-        project = load_texts("en")["project"]
+        project = load_texts("demo", "en")["project"]
         async with Console(demo.url) as console:
             outcome = await console.call(project, "reload", {"force": True})
             assert outcome.result == {"rules": 42}

@@ -10,18 +10,12 @@ import tomllib
 import pytest
 
 from bls_agent.codec import JSONObject, JSONValue
-from bls_agent.demo_screen import (
-    Screen,
-    Texts,
-    choose_language,
-    count_columns,
-    load_texts,
-    visible,
-    wrap,
-)
+from bls_agent.demo_screen import Screen
 from bls_agent.demo_story import STEPS
 from bls_agent.project.log.following import gap_entry
 from bls_agent.project.messages import Level, LogEntry, Status
+from bls_agent.terminal import count_columns, visible, wrap
+from bls_agent.texts import Texts, choose_language, load_texts
 
 
 def _show(
@@ -34,7 +28,7 @@ def _show(
     """Give what a record looks like on a terminal."""
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding, errors="backslashreplace")
-    screen = Screen(stream, load_texts("en"), columns=columns, colours=colours)
+    screen = Screen(stream, load_texts("demo", "en"), columns=columns, colours=colours)
     screen.entry(entry)
     return raw.getvalue().decode(encoding)
 
@@ -65,7 +59,7 @@ def test_catalogue_has_both_languages() -> None:
 
 def test_catalogue_names_each_step_and_status() -> None:
     """Every step and every status has a text, and no text is of a step that is gone."""
-    texts = load_texts("zh")
+    texts = load_texts("demo", "zh")
     steps = {name.removeprefix("step_") for name in texts if name.startswith("step_")}
     assert steps == set(STEPS)
     assert [texts[f"status_{status.name}"] for status in Status] == list(Status)
@@ -190,7 +184,7 @@ def test_marks_that_the_terminal_knows(encoding: str, done: str, failed: str) ->
     """The table uses marks that can be encoded, and escapes what cannot."""
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding, errors="backslashreplace")
-    screen = Screen(stream, load_texts("en"), columns=80, colours=False)
+    screen = Screen(stream, load_texts("demo", "en"), columns=80, colours=False)
     screen.mark(0, "good", "")
     screen.mark(1, "bad", "for a reason \x1b")
     screen.mark(2, "not here", "")

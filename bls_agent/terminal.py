@@ -1,0 +1,54 @@
+"""Text that came from Redis, made fit for any terminal: shown, never obeyed."""
+
+from __future__ import annotations
+
+import unicodedata
+
+__all__ = ["count_columns", "visible", "wrap"]
+
+
+def visible(text: str) -> str:
+    r"""Show what a terminal would obey (``\x1b``, ``\n``, bidi marks) as escapes."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
+def count_columns(text: str) -> int:
+    """Count the columns of a terminal that a text fills."""
+    return sum(map(_width, text))
+
+
+def _width(letter: str) -> int:
+    if unicodedata.category(letter) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(letter) in ("W", "F") else 1
+
+
+def wrap(text: str, columns: int) -> list[str]:
+    """Cut a text into lines: between words, and anywhere between Chinese letters."""
+    lines: list[str] = []
+    while count_columns(text) > columns:
+        end = _fitting(text, columns)
+        blank = text.rfind(" ", end // 2, end + 1)
+        cut = end if blank < 0 or _width(text[end]) > 1 else blank
+        if cut > 1 and _is_wide_punctuation(text[cut]):  # it begins no line
+            cut -= 1
+        lines.append(text[:cut].rstrip(" "))
+        text = text[cut:].lstrip(" ")
+    return [*lines, text]
+
+
+def _is_wide_punctuation(letter: str) -> bool:
+    return _width(letter) > 1 and unicodedata.category(letter) in ("Pe", "Po")
+
+
+def _fitting(text: str, columns: int) -> int:
+    """Count the characters that fit; at least one, so that there is an end."""
+    used = 0
+    for index, letter in enumerate(text):
+        used += _width(letter)
+        if used > columns:
+            return max(index, 1)
+    return len(text)
