@@ -82,6 +82,7 @@ PROGRAMS = [
     "doctor",
     "web",
     "cli",
+    "__main__",
 ]
 FLOORS = [WORDS, WIRES, CONTRACTS, COMPOSITION, FACE, PROGRAMS]
 
