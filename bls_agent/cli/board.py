@@ -31,6 +31,7 @@ class _Row:
 
     view: ProjectView
     texts: Texts
+    people: bool
 
     def cell(self, field: str) -> Cell:
         made: Cell = getattr(self, f"_{field}")()
@@ -40,7 +41,7 @@ class _Row:
         return self.view.project
 
     def _status(self) -> Cell:
-        return shown_status(self.view, self.texts)
+        return shown_status(self.view, self.texts, meaning_too=self.people)
 
     def _queue(self) -> Cell:
         queue = "?" if self.view.queue is None else str(self.view.queue)
@@ -74,9 +75,11 @@ def fields_for(columns: int) -> list[str]:
     return [field for field, least in FIELDS.items() if columns >= least]
 
 
-def cells_of(view: ProjectView, texts: Texts, fields: Sequence[str]) -> list[Cell]:
-    """Give one project's cells."""
-    row = _Row(view, texts)
+def cells_of(
+    view: ProjectView, texts: Texts, fields: Sequence[str], *, people: bool = True
+) -> list[Cell]:
+    """Give one project's cells, for people or for programs."""
+    row = _Row(view, texts, people)
     return [row.cell(field) for field in fields]
 
 

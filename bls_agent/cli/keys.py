@@ -135,4 +135,4 @@ def _show(invocation: Invocation, told: dict[str, Any]) -> None:
     for reading in told["readings"]:
         parts = ", ".join(f"{name} = {value}" for name, value in reading.items())
         rows.append([texts["parts"], parts or texts["no_parts"]])
-    invocation.out.table([Column(texts["what"]), Column(texts["value"], 20)], rows)
+    invocation.out.table([Column(""), Column("", 20)], rows, header=False)

@@ -99,12 +99,9 @@ def _import(target: Target, directory: Path) -> ModuleType:
 def _no_attribute(found: Any, name: str, within: str) -> Failure:
     from bls_agent.agent import ProjectAgent
 
-    agents = (
-        [one for one, value in vars(found).items() if isinstance(value, ProjectAgent)]
-        if hasattr(found, "__dict__")
-        else []
-    )
-    likely = agents or get_close_matches(name, dir(found))
+    public = [one for one in dir(found) if not one.startswith("_")]
+    agents = [o for o in public if isinstance(getattr(found, o, None), ProjectAgent)]
+    likely = agents or get_close_matches(name, public)
     return Failure(
         "no_attribute",
         Exit.USAGE,

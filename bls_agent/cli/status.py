@@ -66,9 +66,9 @@ def _show(
     if invocation.json:
         invocation.out.json(describe_view(view, instances=instances))
         return
-    texts = invocation.texts
-    columns = [Column(texts["what"]), Column(texts["value"], 20)]
-    invocation.out.table(columns, _rows(invocation, view, instances))
+    columns = [Column(""), Column("", 20)]
+    rows = _rows(invocation, view, instances)
+    invocation.out.table(columns, rows, header=False)
 
 
 def _rows(
@@ -77,7 +77,7 @@ def _rows(
     from bls_agent.cli.views import freshness, shown_status, span
     from bls_agent.cli.words import status_cell
 
-    texts = invocation.texts
+    texts, people = invocation.texts, invocation.out.terminal
     other = texts["other_type"]
     log = texts["log_summary"].format(
         records=other if view.records is None else view.records,
@@ -86,7 +86,7 @@ def _rows(
     )
     rows: list[list[Cell]] = [
         [texts["project"], view.project],
-        [texts["status"], shown_status(view, texts)],
+        [texts["status"], shown_status(view, texts, meaning_too=people)],
         [texts["freshness"], freshness(view, texts)],
         [texts["queue"], other if view.queue is None else str(view.queue)],
         [texts["log"], log],
@@ -144,7 +144,7 @@ def _show_change(invocation: Invocation, view: ProjectView) -> None:
     between = "  " if invocation.out.terminal else "\t"
     invocation.out.line(
         (now_clock(iso=not invocation.out.terminal), "dim"),
-        shown_status(view, texts),
+        shown_status(view, texts, meaning_too=invocation.out.terminal),
         freshness(view, texts),
         between=between,
     )

@@ -61,7 +61,8 @@ def _show_once(invocation: Invocation, views: list[ProjectView]) -> None:
         return
     fields = fields_for(out.columns) if out.terminal else list(FIELDS)
     columns = [Column(texts[f"top_{field}"], 6) for field in fields]
-    out.table(columns, [cells_of(view, texts, fields) for view in ordered])
+    rows = [cells_of(view, texts, fields, people=out.terminal) for view in ordered]
+    out.table(columns, rows)
     if out.terminal:
         invocation.hint("plain", text=summary(ordered, texts))
 

@@ -49,13 +49,13 @@ def severity(view: ProjectView) -> int:
     return view.status.severity
 
 
-def shown_status(view: ProjectView, texts: Texts) -> Cell:
+def shown_status(view: ProjectView, texts: Texts, *, meaning_too: bool = True) -> Cell:
     """Give the status in words: also that there is none, or that it is none of the four."""
     if view.status is None and view.status_text:
         return texts["status_bad"].format(value=view.status_text), "bold red"
     if view.status is None:
         return texts[f"status_{view.presence.value}"], "yellow"
-    return status_cell(view.status, texts)
+    return status_cell(view.status, texts, meaning_too=meaning_too)
 
 
 def freshness(view: ProjectView, texts: Texts) -> str:

@@ -26,8 +26,18 @@ LEVEL_STYLES: Final = {
 }
 
 
-def status_cell(status: Status | None, texts: Texts) -> Cell:
-    """Give a status in the contract's word, with its meaning where that is another."""
+def status_cell(
+    status: Status | None, texts: Texts, *, meaning_too: bool = True
+) -> Cell:
+    """Give a status in the contract's word, with its meaning where that is another.
+
+    Args:
+        status: The status.
+        texts: The catalogue ``cli``.
+        meaning_too: For people; programs want the contract's word alone.
+    """
+    if status is not None and not meaning_too:
+        return status.value, STATUS_STYLES[status]
     if status is None:
         return texts["status_none"], "dim"
     meaning = texts[f"status_{status.name}"]
