@@ -25,8 +25,8 @@ from bls_agent.texts import Texts
 
 __all__ = ["Command", "Group", "command", "localise", "new_app", "subcommands"]
 
-Handler: TypeAlias = Callable[..., "Exit | Coroutine[Any, Any, Exit | None] | None"]
-F = TypeVar("F", bound=Handler)
+_Handler: TypeAlias = Callable[..., "Exit | Coroutine[Any, Any, Exit | None] | None"]
+F = TypeVar("F", bound=_Handler)
 
 COMMON: Final[dict[str, tuple[object, object]]] = {
     "redis": (RedisOption, ""),
@@ -93,7 +93,7 @@ def subcommands(app: typer.Typer) -> Callable[[F], F]:
     return register
 
 
-def _parsed(function: Handler, *, outer: bool = False) -> Callable[..., int]:
+def _parsed(function: _Handler, *, outer: bool = False) -> Callable[..., int]:
     """Give the function the signature that typer reads."""
     signature = inspect.signature(function, eval_str=True)
     _, *own = signature.parameters.values()  # the first is the invocation

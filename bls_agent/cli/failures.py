@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from bls_agent.cli.exits import Exit, Failure
 from bls_agent.cli.invocation import Invocation
@@ -24,7 +24,7 @@ from bls_agent.errors import (
 from bls_agent.redaction import redact_traceback
 from bls_agent.texts import Texts
 
-__all__ = ["Verdict", "judge", "tell"]
+__all__ = ["Verdict", "judge", "tell", "unwrap"]
 
 # Answers after which nothing can be read or written at all.
 _SHUT_OUT: Final = frozenset({"auth", "tls", "not_redis", "protocol"})
@@ -69,8 +69,11 @@ def tell(error: BaseException, invocation: Invocation) -> int:
 
 def unwrap(error: BaseException) -> BaseException:
     """Take the one error out of the groups that task groups make of it."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
+    while isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        if len(group.exceptions) > 1:
+            break
+        error = group.exceptions[0]
     return error
 
 

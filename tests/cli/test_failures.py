@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -271,7 +272,7 @@ def test_ctrl_c_while_it_waits(own_server: DevServer) -> None:
 
 def test_waiting_is_said_at_a_terminal(own_server: DevServer) -> None:
     """After a second, and taken away at the end; quick commands say nothing."""
-    env = {"BLS_REDIS_URL": own_server.url, "LANG": "zh_CN.UTF-8"}
+    env: dict[str, Any] = {"BLS_REDIS_URL": own_server.url, "LANG": "zh_CN.UTF-8"}
     assert "正在等待" not in run_at_terminal("projects", **env).text
     own_server.freeze()
     process, user = start_at_terminal(["projects"], 80, env)
