@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from bls_agent.cli.exits import Exit, Failure
 from bls_agent.cli.invocation import Invocation
@@ -69,12 +69,8 @@ def tell(error: BaseException, invocation: Invocation) -> int:
 
 def unwrap(error: BaseException) -> BaseException:
     """Take the one error out of the groups that task groups make of it."""
-    while isinstance(error, BaseExceptionGroup):
-        group = cast("BaseExceptionGroup[BaseException]", error)
-        if len(group.exceptions) > 1:
-            break
-        error = group.exceptions[0]
-    return error
+    inner: list[BaseException] = [*getattr(error, "exceptions", ())]
+    return unwrap(inner[0]) if len(inner) == 1 else error
 
 
 def judge(
