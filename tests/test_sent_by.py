@@ -34,6 +34,13 @@ DOCUMENTED = (
 )
 
 
+async def only_record(redis: Redis, project: str) -> bytes:
+    """The bytes of the one record in the console list."""
+    (record,) = await redis.lrange(f"{project}_项目控制台", 0, -1)
+    assert isinstance(record, bytes)
+    return record
+
+
 async def test_the_record_is_as_documented(
     redis: Redis, console: Console, project: str
 ) -> None:
@@ -42,7 +49,7 @@ async def test_the_record_is_as_documented(
     args = {"force": True, "password": "geheim"}
     identity = "cmd-1700000000000-abc123"
     sent = await console.send(project, "reload", args, id=identity, sent_by="王小明")
-    (record,) = await redis.lrange(f"{project}_项目控制台", 0, -1)
+    record = await only_record(redis, project)
     assert record.decode() == DOCUMENTED
     (command,) = await redis.lrange(f"{project}_控制", 0, -1)
     assert orjson.loads(command)["args"] == args
@@ -106,7 +113,7 @@ async def test_a_record_is_shortened_like_any(
     """However long arguments, command and name are: a valid record under 64 KB."""
     args = {"text": "长" * 100_000, "list": ["\u202e\x1b[31m"] * 1_000}
     await console.send(project, "重" * 50_000, args, sent_by="名\x00" * 50_000)
-    (record,) = await redis.lrange(f"{project}_项目控制台", 0, -1)
+    record = await only_record(redis, project)
     assert len(record) < 65_536
     entry = LogEntry.decode(record)
     assert entry.metadata["commandId"]

@@ -67,9 +67,9 @@ class Survey:
             async for keys in steps:
                 yield set(_names_in(keys))
 
-    def add(self, project: str, at: Moment) -> None:
-        """Begin to watch a project."""
-        self.tracks[project] = Track(project, at)
+    def add(self, project: str, at: Moment, *, is_new: bool) -> None:
+        """Begin to watch a project, one that was not there a moment ago or an old one."""
+        self.tracks[project] = Track(project, at, is_new=is_new)
         self._keys[project] = _Keys.of(project)
 
     def forget(self, project: str) -> None:

@@ -25,6 +25,8 @@ __all__ = ["Fleet"]
 
 LISTS: Final = 1.0  # seconds between two looks at queues and logs
 SEARCH: Final = 2.0  # seconds from one search for new names to the next
+RECENT: Final = 30.0  # seconds: who was not there then is new
+CLOSE: Final = 1.0  # seconds that closing waits for a look that is under way
 STEPS: Final = 25  # of a search in one look: each passes about a thousand keys
 
 
@@ -63,8 +65,10 @@ class Fleet:
             None  # of the server's clock to the one of the loop
         )
         self._complete = False
+        self._is_recent = False  # the search before this one is not long ago
         self._search: AsyncGenerator[set[str]] | None = None
         self._search_at = self._lists_at = self._statuses_at = float("-inf")
+        self._searched_at = float("-inf")  # when the last one that was finished began
 
     def __repr__(self) -> str:
         return f"<Fleet {self._endpoint.address if self._endpoint else 'unopened'}>"
@@ -95,7 +99,9 @@ class Fleet:
 
     async def aclose(self) -> None:
         """Close the connection; the next look opens it again."""
-        await self._end_search()
+        with anyio.move_on_after(CLOSE, shield=True):
+            async with self._turn:  # somebody may be looking
+                await self._end_search()
         if "_wires" in self.__dict__:
             await self._wires.aclose()
 
@@ -210,6 +216,7 @@ class Fleet:
         if self._search is None:
             if now - self._search_at < SEARCH:
                 return
+            self._is_recent = now - self._searched_at < RECENT
             self._search, self._search_at = self._survey.scan(), now
         steps = 0
         async for names in self._search:
@@ -218,10 +225,11 @@ class Fleet:
             if self._complete and steps >= STEPS:
                 return
         self._search, self._complete = None, True
+        self._searched_at = self._search_at
 
     def _add(self, names: set[str]) -> None:
         for name in names - self._survey.tracks.keys():
-            self._survey.add(name, self._now())
+            self._survey.add(name, self._now(), is_new=self._is_recent)
             self._lists_at = float("-inf")
 
     async def _end_search(self) -> None:
