@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,8 +19,9 @@ from bls_agent import (
 )
 from bls_agent.devserver import DevServer
 from bls_agent.fleet import Fleet, FleetChange, Presence, ProjectView
-from tests.harness import eventually, execute
+from tests.harness import eventually, execute, needs_selectors
 
+DOCUMENT = Path(__file__).parents[1] / "docs" / "rights.md"
 GBK = "订单".encode("gbk")
 QUICK = 0.02
 
@@ -272,6 +275,54 @@ async def test_what_is_refused_is_raised(own_server: DevServer, admin: Redis) ->
         assert watching.changes == []
         await execute(admin, "ACL", "SETUSER", "viewer", "+pttl")
         assert list(await fleet.look()) == ["仓库"]
+
+
+def documented_rules() -> list[str]:
+    """The rights of a fleet, as the document lists them."""
+    lines = DOCUMENT.read_text("utf-8").partition("A `Fleet` that watches")[2]
+    rules = lines.partition("```text\n")[2].partition("\n```")[0]
+    return [word.strip() for word in re.findall(r"\([^)]*\)|[^\s()]+", rules)]
+
+
+@needs_selectors
+async def test_the_rights_of_the_document_are_enough(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """With them everything is seen that is seen without limits, and nothing is refused."""
+    await plant(admin)
+    rules = ["on", ">x", *documented_rules()]
+    await execute(admin, "ACL", "SETUSER", "viewer", *rules)
+    url = own_server.url.replace("//", "//viewer:x@")
+    async with Fleet(url) as fleet, Fleet(own_server.url) as free:
+        seen, all_of_it = await fleet.look(), await free.look()
+    assert seen.keys() == all_of_it.keys()
+    assert all(seen[name].queue == all_of_it[name].queue for name in seen)
+    assert all(seen[name].last_record == all_of_it[name].last_record for name in seen)
+    assert not await execute(admin, "ACL", "LOG")
+
+
+@needs_selectors
+async def test_projects_that_may_not_be_read_are_left_out(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """Rights for one project: that one is seen, though SCAN tells of all; and its queue not."""
+    await plant(admin)
+    await admin.rpush("有期限_控制", "{}")
+    rules = [word.replace("*", "有期限") for word in documented_rules()]
+    rules = ["on", ">x", *(word for word in rules if "控制)" not in word)]
+    await execute(admin, "ACL", "SETUSER", "viewer", *rules)
+    url = own_server.url.replace("//", "//viewer:x@")
+    async with Fleet(url, interval=QUICK) as fleet:
+        (view,) = (await fleet.look()).values()
+        assert (view.project, view.status) == ("有期限", Status.ERROR)
+        assert view.queue is None
+        async for change in fleet.watch():
+            assert set(change.views) == {"有期限"}
+            break
+    await admin.delete("有期限_项目状态", "有期限_控制")
+    async with Fleet(url) as fleet:
+        with pytest.raises(RedisRefusedError):
+            await fleet.look()
 
 
 async def test_projects_come_and_go(

@@ -26,6 +26,7 @@ __all__ = ["Fleet"]
 LISTS: Final = 1.0  # seconds between two looks at queues and logs
 SEARCH: Final = 2.0  # seconds from one search for new names to the next
 RECENT: Final = 30.0  # seconds: who was not there then is new
+HIDDEN: Final = 60.0  # seconds until what may not be read is tried again
 CLOSE: Final = 1.0  # seconds that closing waits for a look that is under way
 STEPS: Final = 25  # of a search in one look: each passes about a thousand keys
 
@@ -37,8 +38,9 @@ class Fleet:
     without. Several tasks may look and watch at once: they share the reads and what is
     remembered.
 
-    It needs the rights to ``SCAN``, ``TIME``, ``GETRANGE`` and ``PTTL`` of statuses,
-    ``LLEN`` of both lists, ``LINDEX`` and ``LRANGE`` of console lists.
+    It needs the rights that ``docs/rights.md`` lists. Projects whose status may not be
+    read are left out; if that is so for all of them it raises. Lists that may not be
+    read are ``None`` in the views.
 
     Args:
         redis: URL or client of redis-py, as for :class:`~bls_agent.ProjectAgent`.
@@ -68,6 +70,7 @@ class Fleet:
         self._is_recent = False  # the search before this one is not long ago
         self._search: AsyncGenerator[set[str]] | None = None
         self._search_at = self._lists_at = self._statuses_at = float("-inf")
+        self._hidden_at = float("-inf")
         self._searched_at = float("-inf")  # when the last one that was finished began
 
     def __repr__(self) -> str:
@@ -192,10 +195,10 @@ class Fleet:
         await self._find_names()
         survey, at = self._survey, self._now()
         if now - self._statuses_at >= self._interval / 2:
-            await survey.read_statuses(survey.tracks, at)
+            await survey.read_statuses(at)
             self._statuses_at = now
         if lists_due:
-            await survey.read_lists(survey.tracks, at)
+            await survey.read_lists(at)
             self._lists_at = now
         for project, track in list(survey.tracks.items()):
             track.turn(at.now)
@@ -218,6 +221,9 @@ class Fleet:
                 return
             self._is_recent = now - self._searched_at < RECENT
             self._search, self._search_at = self._survey.scan(), now
+            if now - self._hidden_at >= HIDDEN:
+                self._survey.hidden.clear()  # rights may have been given meanwhile
+                self._hidden_at = now
         steps = 0
         async for names in self._search:
             self._add(names)
@@ -228,8 +234,9 @@ class Fleet:
         self._searched_at = self._search_at
 
     def _add(self, names: set[str]) -> None:
-        for name in names - self._survey.tracks.keys():
-            self._survey.add(name, self._now(), is_new=self._is_recent)
+        survey = self._survey
+        for name in names - survey.tracks.keys() - survey.hidden:
+            survey.add(name, self._now(), is_new=self._is_recent)
             self._lists_at = float("-inf")
 
     async def _end_search(self) -> None:
