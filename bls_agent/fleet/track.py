@@ -59,6 +59,7 @@ class Track:
     Attributes:
         project: Its name.
         version: Grows whenever a view of it would look different.
+        empty_since: When it was first seen that nothing is left of it; else ``None``.
     """
 
     def __init__(self, project: str, at: Moment, *, is_new: bool = False) -> None:
@@ -90,7 +91,7 @@ class Track:
         self._last_at: float | None = None  # unix
         self._last_error: LogEntry | None = None
         self._next_record = at.now
-        self._empty_since: float | None = None
+        self.empty_since: float | None = None
 
     def note_status(
         self, value: bytes | None, ttl: float | None, at: Moment, *, wrong: bool = False
@@ -176,9 +177,9 @@ class Track:
     def _note_emptiness(self, now: float) -> None:
         empty = not self._exists and self._queue == 0 and self._records == 0
         if not empty:
-            self._empty_since = None
-        elif self._empty_since is None:
-            self._empty_since = now
+            self.empty_since = None
+        elif self.empty_since is None:
+            self.empty_since = now
 
     def note_window(self, window: Sequence[bytes], length: int, at: Moment) -> int:
         """Take the records that :meth:`note_lists` has asked for.
@@ -246,9 +247,9 @@ class Track:
 
     def is_forgotten(self, now: float) -> bool:
         """Tell a project of which nothing is left, and has not been for a while."""
-        if self._empty_since is None:
+        if self.empty_since is None:
             return False
-        return not self._was_seen or now - self._empty_since >= KEPT
+        return not self._was_seen or now - self.empty_since >= KEPT
 
     def view(self, at: Moment) -> ProjectView:
         """Give the project as it is now."""

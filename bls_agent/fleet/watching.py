@@ -27,6 +27,7 @@ LISTS: Final = 1.0  # seconds between two looks at queues and logs
 SEARCH: Final = 2.0  # seconds from one search for new names to the next
 RECENT: Final = 30.0  # seconds: who was not there then is new
 HIDDEN: Final = 60.0  # seconds until what may not be read is tried again
+EMPTY: Final = 1_000  # projects of which nothing is left that are remembered
 CLOSE: Final = 1.0  # seconds that closing waits for a look that is under way
 STEPS: Final = 25  # of a search in one look: each passes about a thousand keys
 
@@ -200,10 +201,20 @@ class Fleet:
         if lists_due:
             await survey.read_lists(at)
             self._lists_at = now
+        self._let_go(at.now)
+
+    def _let_go(self, now: float) -> None:
+        """Let time pass; forget what nothing has been left of for long, or for longest."""
+        survey = self._survey
+        empty: list[tuple[float, str]] = []
         for project, track in list(survey.tracks.items()):
-            track.turn(at.now)
-            if track.is_forgotten(at.now):
+            track.turn(now)
+            if track.is_forgotten(now):
                 survey.forget(project)
+            elif track.empty_since is not None:
+                empty.append((track.empty_since, project))
+        for _, project in sorted(empty)[: max(0, len(empty) - EMPTY)]:
+            survey.forget(project)
 
     async def _set_clock(self) -> None:
         unix = await self._survey.ask_time()
