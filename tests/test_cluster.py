@@ -201,6 +201,9 @@ async def test_a_fleet_on_three_nodes(topology: ClusterTopology, project: str) -
         async for change in fleet.watch():
             assert change.views.keys() >= set(names)
             break
+        former = (LOOPBACK, 1)
+        fleet._wires._nodes[former] = Wire(Endpoint.of(f"redis://{LOOPBACK}:1"), "x")
+        await fleet.look()
         assert len(fleet._wires._nodes) == 3
         assert len(fleet._wires._wires) <= 1
     await client.aclose()

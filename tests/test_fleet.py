@@ -377,18 +377,79 @@ async def test_several_watch_one_fleet(own_server: DevServer, admin: Redis) -> N
 async def test_left_in_the_middle(own_server: DevServer, admin: Redis) -> None:
     """Cancelled at any moment, the fleet can be looked at again and closes cleanly."""
     await admin.mset({f"名{number}_项目状态": "在线" for number in range(1_500)})
-    fleet = Fleet(own_server.url, interval=QUICK)
     for number in range(12):
-        with anyio.move_on_after(0.002 * number):
-            async for _ in fleet.watch():
-                pass
-    assert len(await fleet.look()) == 1_500
-    async for change in fleet.watch():
-        assert len(change.views) == 1_500
-        break
+        async with Fleet(own_server.url, interval=QUICK) as fleet:
+            with anyio.move_on_after(0.002 * number):
+                async for _ in fleet.watch():
+                    pass
+            async for change in fleet.watch():
+                assert len(change.views) == 1_500
+                break
     await fleet.aclose()
     assert len(await fleet.look()) == 1_500
     await fleet.aclose()
+
+
+async def test_every_look_is_complete(
+    own_server: DevServer, admin: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only the first: it searches through all keys, however many steps that takes."""
+    monkeypatch.setattr("bls_agent.fleet.watching.STEPS", 1)
+    await plant(admin)
+    async with Fleet(own_server.url) as fleet:
+        found = len(await fleet.look())
+        for number in range(20):
+            await admin.set(f"名{number}_项目状态", "在线")
+            assert len(await fleet.look()) == found + number + 1
+
+
+async def test_a_new_project_is_read_at_once(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """However long the interval: nobody is told of a project that was not read yet."""
+    async with Fleet(own_server.url, interval=60.0) as fleet:
+        assert await fleet.look() == {}
+        await admin.set("仓库_项目状态", "在线")
+        await admin.rpush("仓库_控制", "{}")
+        fleet._search_at = float("-inf")
+        async for change in fleet.watch():
+            assert change.views["仓库"].status is Status.ONLINE
+            assert change.views["仓库"].queue == 1
+            break
+
+
+async def test_without_the_servers_clock(own_server: DevServer, admin: Redis) -> None:
+    """Where TIME is refused our own clock must do."""
+    await admin.rpush("仓库_项目控制台", '{"timestamp":"2026-01-12T12:35:00.000Z"}')
+    rules = ["on", ">x", "~*", "+@all", "-time"]
+    await execute(admin, "ACL", "SETUSER", "viewer", *rules)
+    async with Fleet(own_server.url.replace("//", "//viewer:x@")) as fleet:
+        fleet._clock = lambda: 1_768_221_307.0
+        view = (await fleet.look())["仓库"]
+        assert view.last_record_age == pytest.approx(7.0, abs=0.5)
+
+
+async def test_redis_goes_away_during_the_first_search(
+    own_server: DevServer, admin: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was not searched through is not taken for all there is."""
+    await plant(admin)
+    async with Fleet(own_server.url, interval=QUICK) as fleet:
+        survey = fleet._survey
+        scan = survey.scan
+
+        async def break_off() -> AsyncIterator[set[str]]:
+            async for names in scan():
+                yield names
+                raise RedisUnavailableError("connection", "cut")
+
+        monkeypatch.setattr(survey, "scan", break_off)
+        with pytest.raises(RedisUnavailableError):
+            await fleet.look()
+        monkeypatch.setattr(survey, "scan", scan)
+        async for change in fleet.watch():
+            assert len(change.views) == 10
+            break
 
 
 async def test_a_flood_costs_little(own_server: DevServer, admin: Redis) -> None:

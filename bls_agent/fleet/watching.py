@@ -190,15 +190,14 @@ class Fleet:
 
     async def _read_what_is_due(self) -> None:
         now = anyio.current_time()
-        lists_due = now - self._lists_at >= LISTS - self._interval / 4
-        if lists_due or self._offset is None:
+        if self._offset is None or now - self._lists_at >= LISTS:
             await self._set_clock()
-        await self._find_names()
+        await self._find_names()  # what is found is due at once
         survey, at = self._survey, self._now()
         if now - self._statuses_at >= self._interval / 2:
             await survey.read_statuses(at)
             self._statuses_at = now
-        if lists_due:
+        if now - self._lists_at >= LISTS - self._interval / 4:
             await survey.read_lists(at)
             self._lists_at = now
         self._let_go(at.now)
@@ -228,7 +227,7 @@ class Fleet:
         """Search for new names: all of them at first, later a few steps each time."""
         now = anyio.current_time()
         if self._search is None:
-            if now - self._search_at < SEARCH:
+            if self._complete and now - self._search_at < SEARCH:
                 return
             self._is_recent = now - self._searched_at < RECENT
             self._search, self._search_at = self._survey.scan(), now
@@ -248,7 +247,7 @@ class Fleet:
         survey = self._survey
         for name in names - survey.tracks.keys() - survey.hidden:
             survey.add(name, self._now(), is_new=self._is_recent)
-            self._lists_at = float("-inf")
+            self._statuses_at = self._lists_at = float("-inf")
 
     async def _end_search(self) -> None:
         search, self._search = self._search, None
