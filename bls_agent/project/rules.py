@@ -49,8 +49,8 @@ def _twin(sample: Sample) -> Values | None:
 
 
 def _broken_name(sample: Sample) -> Values | None:
-    fault = name_fault(sample.fields["project"])
-    return {"why": fault} if fault else None
+    name = sample.fields["project"]
+    return {"name": show(repr(name))} if name_fault(name) else None
 
 
 def _tidied(sample: Sample) -> Question:
