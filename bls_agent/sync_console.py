@@ -16,6 +16,7 @@ from bls_agent.loop_thread import (
     result_of,
     wait_for,
 )
+from bls_agent.project.log.paging import LogPage
 from bls_agent.project.messages import Command, LogEntry, Outcome, Status
 
 __all__ = ["SyncConsole"]
@@ -131,6 +132,7 @@ class SyncConsole:
         *,
         id: str | None = None,  # noqa: A002 - the contract's name
         broadcast: bool = False,
+        sent_by: str = "",
     ) -> Command:
         """Put a command into a project's control list (contract 002, section 3.1).
 
@@ -140,6 +142,8 @@ class SyncConsole:
             args: Its arguments.
             id: Its id; made up if absent.
             broadcast: Every replica is to run it (agents with ``replicas=True``).
+            sent_by: Who sends it; a record in the project's console list says so
+                before anything is sent. ``""`` for no record.
 
         Returns:
             The command as it was sent.
@@ -150,7 +154,13 @@ class SyncConsole:
             WrongTypeError: The project's control key is no list.
         """
         return self._call(
-            Console.send, project, command, args, id=id, broadcast=broadcast
+            Console.send,
+            project,
+            command,
+            args,
+            id=id,
+            broadcast=broadcast,
+            sent_by=sent_by,
         )
 
     def call(
@@ -161,10 +171,11 @@ class SyncConsole:
         *,
         timeout: float = 10.0,
         broadcast: bool = False,
+        sent_by: str = "",
     ) -> Outcome:
         """Send a command and wait for the record that says how it ended.
 
-        Of a broadcast, the first one.
+        Of a broadcast, the first one. ``sent_by``: as for :meth:`send`.
 
         Raises:
             NoOutcomeError: No such record within ``timeout`` seconds; the command may
@@ -179,6 +190,7 @@ class SyncConsole:
             args,
             timeout=timeout,
             broadcast=broadcast,
+            sent_by=sent_by,
         )
 
     def call_all(
@@ -188,8 +200,11 @@ class SyncConsole:
         args: Mapping[str, Any] | None = None,
         *,
         timeout: float = 10.0,
+        sent_by: str = "",
     ) -> dict[str, Outcome]:
         """Send a broadcast and wait until every living instance has said how it ended.
+
+        ``sent_by``: as for :meth:`send`.
 
         Returns:
             Instance → its outcome. Who is missing has not answered in time.
@@ -197,7 +212,9 @@ class SyncConsole:
         Raises:
             NoOutcomeError, RedisUnavailableError: As :meth:`call`.
         """
-        return self._call(Console.call_all, project, command, args, timeout=timeout)
+        return self._call(
+            Console.call_all, project, command, args, timeout=timeout, sent_by=sent_by
+        )
 
     def instances(self, project: str) -> dict[str, Status]:
         """Read which replicas of a project live, and what each says of itself.
@@ -246,6 +263,22 @@ class SyncConsole:
             RedisUnavailableError: Redis cannot answer.
         """
         return self._call(Console.logs, project, limit)
+
+    def log_page(self, project: str, *, before: str = "", limit: int = 200) -> LogPage:
+        """Read records page by page, backwards from the newest.
+
+        Args:
+            project: Its name.
+            before: ``page.before`` of the page behind the one that is wanted; ``""``
+                for the newest.
+            limit: Records at most.
+
+        Raises:
+            ConfigurationError: ``before`` or ``limit`` makes no sense.
+            WrongTypeError: The key is no list.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        return self._call(Console.log_page, project, before=before, limit=limit)
 
     def follow_logs(
         self, project: str, *, last: int = 0, interval: float = 0.25

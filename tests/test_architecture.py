@@ -65,6 +65,7 @@ COMPOSITION = [
     "loop_thread",
     "agent_thread",
     "agent",
+    "console_log",
     "console",
     "sync_console",
     "fleet",
@@ -82,6 +83,7 @@ PROGRAMS = [
     "doctor",
     "web",
     "cli",
+    "__main__",
 ]
 FLOORS = [WORDS, WIRES, CONTRACTS, COMPOSITION, FACE, PROGRAMS]
 
