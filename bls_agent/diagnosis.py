@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 SHOWN = 80  # bytes of a value that a finding quotes
+ABSENT = "—"
 JSON_LIMIT = 65_536  # bytes of a value that is parsed
 
 Values: TypeAlias = dict[str, str]
@@ -178,7 +179,9 @@ class Rule:
 
 
 def show(value: object) -> str:
-    """Quote a value in a finding: short, without secrets."""
+    """Quote a value in a finding: short, without secrets; a dash for none."""
+    if value is None:
+        return ABSENT
     if isinstance(value, bytes):
         value = value[: SHOWN * 2].decode("utf-8", "backslashreplace")
     return cut_text(redact(str(value)), SHOWN)

@@ -204,6 +204,8 @@ def judge_access(user: str, project: str, roles: Iterable[Role]) -> Iterator[Fin
         roles: Of :func:`roles_of`.
     """
     known = {role.name: role for role in roles}
+    if not known:
+        return
     able = [name for name in ("blocking", "reliable", "compat") if known[name].possible]
     whose = {"user": show(user), "project": show(project)}
     best = known[able[0]] if able else known["console"]

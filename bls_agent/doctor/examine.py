@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import anyio
 
@@ -112,13 +112,14 @@ class _Examination:
                 await self._look_without_scan(refusal)
                 break
         self._note_unread()
-        user, roles = await self._try_rights(everywhere[0])
+        access = await self._try_rights(everywhere[0])
         return Report(
             groups=self._tally.groups,
             servers=facts,
-            user=user,
+            user=access.user,
             project=self._project,
-            roles=roles,
+            tried=access.project,
+            roles=access.roles,
             keys=self._keys,
             seconds=anyio.current_time() - began,
         )
@@ -234,27 +235,35 @@ class _Examination:
             server = await self._servers.of(key)
             await self._look_at(server, [encode_key(key)])
 
-    async def _try_rights(self, server: Server) -> tuple[str, Sequence[Role]]:
+    async def _try_rights(self, server: Server) -> _Access:
         """Try what the user may do in the project, or in some of those that were found."""
-        names = [self._project] if self._project else list(self._projects)
         user = await server.who()
-        if not user or not names:
-            return user, ()
-        best: tuple[int, Sequence[Role], Sequence[Finding]] = (0, (), ())
-        for name in names:
+        names = [self._project] if self._project else list(self._projects)
+        best = _Access(user)
+        for name in names if user else ():
             tried = trials(name)
             requests = {trial.request for some in tried.values() for trial in some}
             answers = await server.dry_run(user, requests)
             if not answers:
                 self._note(_server_finding("rights-untried", Severity.NOTE, user))
-                return user, ()
-            roles = roles_of(tried, answers)
-            able = sum(role.possible for role in roles)
-            if not best[1] or able > best[0]:
-                best = able, roles, list(judge_access(user, name, roles))
-        for finding in best[2]:
+                break
+            found = _Access(user, name, roles_of(tried, answers))
+            best = max(best, found, key=_Access.count)  # of equals the first
+        for finding in judge_access(user, best.project, best.roles):
             self._note(finding)
-        return user, best[1]
+        return best
+
+
+class _Access(NamedTuple):
+    """Who we are, and what we may be in a project."""
+
+    user: str
+    project: str = ""
+    roles: Sequence[Role] = ()
+
+    def count(self) -> float:
+        """Count what we may be; one that was tried goes before none."""
+        return sum(role.possible for role in self.roles) + 0.5 * bool(self.roles)
 
 
 def _is_of_its_type(sample: Sample) -> bool:

@@ -80,7 +80,8 @@ class Report:
         servers: What the servers say of themselves.
         user: Who looked, as ACL WHOAMI says it; ``""`` where nobody tells.
         project: The one project that was looked at, ``""`` for all.
-        roles: What the user may be in a project, by rights; empty if that was not tried.
+        tried: Of which project the rights were tried; ``""`` if that was not done.
+        roles: What the user may be in that project, by rights.
         keys: How many keys were seen, by row; ``""`` for those of no contract.
         seconds: How long it took.
     """
@@ -89,6 +90,7 @@ class Report:
     servers: Sequence[Facts]
     user: str = ""
     project: str = ""
+    tried: str = ""
     roles: Sequence[Role] = ()
     keys: Counter[str] = field(default_factory=Counter[str])
     seconds: float = 0.0
@@ -131,7 +133,10 @@ class Report:
             "servers": [_facts_to_dict(facts) for facts in self.servers],
             "user": self.user,
             "project": self.project,
-            "rights": {role.name: _role_to_dict(role) for role in self.roles},
+            "rights": {
+                "project": self.tried,
+                "roles": {role.name: _role_to_dict(role) for role in self.roles},
+            },
             "seconds": round(self.seconds, 3),
         }
 
