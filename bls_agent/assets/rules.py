@@ -71,7 +71,9 @@ def _odd_version(sample: Sample) -> Values | None:
 
 
 def _odd_json(sample: Sample) -> Values | None:
-    odd = [name.decode() for name in JSON_FIELDS if _is_odd_json(sample.pairs.get(name))]
+    odd = [
+        name.decode() for name in JSON_FIELDS if _is_odd_json(sample.pairs.get(name))
+    ]
     return {"fields": ", ".join(odd)} if odd else None
 
 
@@ -122,7 +124,9 @@ def _unindexed(sample: Sample) -> Values | None:
 
 def _unknown_category(sample: Sample) -> Values | None:
     name = sample.fields["category"]
-    return None if name.encode("utf-8", "replace") in CATEGORIES else {"shown": show(name)}
+    return (
+        None if name.encode("utf-8", "replace") in CATEGORIES else {"shown": show(name)}
+    )
 
 
 def _category_of(asset: bytes) -> Question:
@@ -239,7 +243,9 @@ RULES: Final = (
     Rule("asset-version", _META, _W, "000 §2.1", _odd_version),
     Rule("asset-json", _META, _E, "000 §2.1", _odd_json),
     Rule("asset-timestamp", _META, _W, "000 §2.1", _odd_times),
-    Rule("asset-uncategorised", _META, _W, "000 §3.1", _uncategorised, _ask_where_listed),
+    Rule(
+        "asset-uncategorised", _META, _W, "000 §3.1", _uncategorised, _ask_where_listed
+    ),
     Rule("asset-unindexed", _META, _W, "000 §4.1", _unindexed, _ask_where_listed),
     Rule("category-unknown", _CATEGORY, _W, "000 §3.1", _unknown_category),
     Rule("category-members", _CATEGORY, _W, "000 §3.1", _strange_members, _ask_members),

@@ -64,8 +64,8 @@ def _in_words(report: Report, texts: Texts) -> dict[str, Any]:
 
     told = report.to_dict()
     for group, shown in zip(report.groups, told["findings"], strict=True):
-        for finding, values in zip(group.findings, shown["shown"], strict=True):
-            values |= word(finding, texts)._asdict()
+        for finding, one in zip(group.findings, shown["shown"], strict=True):
+            one.update(word(finding, texts)._asdict())
     return told
 
 
@@ -135,12 +135,12 @@ def _paragraph(screen: Screen, head: str, text: str, style: str = "bold") -> Non
         return
     screen.line("  ", (shown, style), lines[0][len(shown) :])
     for line in lines[1:]:
-        screen.line(f"    {line}" if count_columns(line) + 4 <= screen.columns else line)
+        screen.line(
+            f"    {line}" if count_columns(line) + 4 <= screen.columns else line
+        )
 
 
-def _explain(
-    rule: str, said: tuple[str, ...], texts: Texts, screen: Screen
-) -> None:
+def _explain(rule: str, said: tuple[str, ...], texts: Texts, screen: Screen) -> None:
     source, contract, remedy = said
     where = f"{texts['says']} {source}" if source[:1].isdigit() else texts["why"]
     _paragraph(screen, f"  {where} ({rule}): ", contract, "dim")

@@ -110,7 +110,10 @@ _FILTERS: Final = ("crawl_filter_fingerprint", "crawl_item_fingerprint")
 
 RULES: Final = (
     Rule("crawl-key", "", _W, "004", _odd_key),
-    *(Rule("crawl-no-body", row, _E, "004", _without_body, _ask_bodies) for row in QUEUES),
+    *(
+        Rule("crawl-no-body", row, _E, "004", _without_body, _ask_bodies)
+        for row in QUEUES
+    ),
     *(
         Rule("crawl-no-request", row, _W, "004", _without_request, _ask_queue)
         for row in BODIES

@@ -43,7 +43,9 @@ _KEYLESS: Final[Mapping[str, tuple[Argument, ...]]] = {
     "select": (0,), "client|setname": (_TEXT,), "client|unblock": (1,),
     "client|kill": ("ID", 1), "scan": (0,),
 }  # fmt: skip
-_ANY_TYPE: Final = frozenset({"del", "exists", "expire", "pexpire", "pexpireat", "type"})
+_ANY_TYPE: Final = frozenset(
+    {"del", "exists", "expire", "pexpire", "pexpireat", "type"}
+)
 _BY_LETTER: Final = {
     "l": RedisType.LIST, "r": RedisType.LIST, "b": RedisType.LIST,
     "h": RedisType.HASH, "z": RedisType.ZSET, "s": RedisType.SET,
@@ -129,7 +131,9 @@ def _trials_of(right: Right, project: str) -> Iterator[Trial]:
 def _one_key_trials(right: Right, command: str, project: str) -> Iterator[Trial]:
     assert right.key is not None  # noqa: S101
     rest = (*_REST.get(command, ()), *((right.option,) if right.option else ()))
-    wanted = RedisType.STRING if command in ("set", "get") else _BY_LETTER.get(command[0])
+    wanted = (
+        RedisType.STRING if command in ("set", "get") else _BY_LETTER.get(command[0])
+    )
     grouped = isinstance(right.key, KeyGroup)
     for key, kind in _keys_of(right.key, project):
         if not grouped or command in _ANY_TYPE or kind is wanted:

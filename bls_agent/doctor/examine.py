@@ -248,7 +248,7 @@ class _Examination:
                 self._note(_server_finding("rights-untried", Severity.NOTE, user))
                 break
             found = _Access(user, name, roles_of(tried, answers))
-            best = max(best, found, key=_Access.count)  # of equals the first
+            best = max(best, found, key=_Access.worth)  # of equals the first
         for finding in judge_access(user, best.project, best.roles):
             self._note(finding)
         return best
@@ -261,8 +261,8 @@ class _Access(NamedTuple):
     project: str = ""
     roles: Sequence[Role] = ()
 
-    def count(self) -> float:
-        """Count what we may be; one that was tried goes before none."""
+    def worth(self) -> float:
+        """Count what we may be; a project that was tried goes before none."""
         return sum(role.possible for role in self.roles) + 0.5 * bool(self.roles)
 
 

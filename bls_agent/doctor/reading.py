@@ -123,11 +123,15 @@ class Look:
             return [("STRLEN", key), ("GETRANGE", key, 0, WHOLE - 1)]
         if self._expected is None:
             return []
-        return _CONTENT[self._expected](self, key)
+        return _plan_content(
+            self._expected, key, self.kind.row, self._size, self._fitting
+        )
 
     def note_second(self, replies: Sequence[Reply]) -> None:
         """Take the replies to :meth:`second`."""
-        refusal = next((r for r in replies if isinstance(r, RedisUnavailableError)), None)
+        refusal = next(
+            (r for r in replies if isinstance(r, RedisUnavailableError)), None
+        )
         if refusal is not None:
             if refusal.kind != "wrong_type":  # it was replaced just now
                 self.refused = refusal.kind
@@ -145,31 +149,6 @@ class Look:
         mean = self._usage / max(self._size, 1)
         return count if mean * count <= WEIGHT else int(WEIGHT / mean)
 
-    def _list(self, key: bytes) -> list[Request]:
-        head, tail = map(self._fitting, _ENDS.get(self.kind.row, _OTHER_ENDS))
-        if not tail and not head:
-            return []
-        if self._size <= head + tail:
-            return [("LRANGE", key, 0, head + tail - 1)]
-        requests: list[Request] = [("LRANGE", key, 0, head - 1)] if head else []
-        return [*requests, ("LRANGE", key, -tail, -1)] if tail else requests
-
-    def _set(self, key: bytes) -> list[Request]:
-        return [("SSCAN", key, 0, "COUNT", SOME)] if self._fitting(SOME) else []
-
-    def _zset(self, key: bytes) -> list[Request]:
-        count = self._fitting(SOME)
-        return [("ZRANGE", key, 0, count - 1)] if count else []
-
-    def _hash(self, key: bytes) -> list[Request]:
-        if self._size <= self._fitting(SHORT_HASH):
-            return [("HGETALL", key)]
-        return [("HSCAN", key, 0, "COUNT", SOME)] if self._fitting(SOME) else []
-
-    def _stream(self, key: bytes) -> list[Request]:
-        count = self._fitting(EVENTS)
-        return [("XREVRANGE", key, "+", "-", "COUNT", count)] if count else []
-
     def sample(
         self,
         now: float,
@@ -186,7 +165,8 @@ class Look:
         expected, content = self._expected, self._type == self._expected
         items, oldest = self._items() if content else ([], 0)
         read = len(items)
-        pairs = self._pairs() if content and expected is RedisType.HASH else {}
+        is_hash = content and expected is RedisType.HASH
+        pairs = self._pairs() if is_hash else dict[bytes, bytes]()
         if expected is RedisType.STRING:
             complete = bool(items) and len(items[0]) == self._size
         else:
@@ -240,10 +220,29 @@ class Look:
         ]
 
 
-_CONTENT: Final[Mapping[RedisType, Callable[[Look, bytes], list[Request]]]] = {
-    RedisType.LIST: Look._list,  # noqa: SLF001
-    RedisType.SET: Look._set,  # noqa: SLF001
-    RedisType.ZSET: Look._zset,  # noqa: SLF001
-    RedisType.HASH: Look._hash,  # noqa: SLF001
-    RedisType.STREAM: Look._stream,  # noqa: SLF001
-}
+def _plan_content(
+    kind: RedisType, key: bytes, row: str, size: int, fit: Callable[[int], int]
+) -> list[Request]:
+    """Ask for as many elements as are wanted of a kind, and as fit by their weight."""
+    match kind:
+        case RedisType.LIST:
+            oldest, newest = map(fit, _ENDS.get(row, _OTHER_ENDS))
+            if size <= oldest + newest:
+                return [("LRANGE", key, 0, size - 1)]
+            parts = [("LRANGE", key, 0, oldest - 1), ("LRANGE", key, -newest, -1)]
+            return [
+                part
+                for part, count in zip(parts, (oldest, newest), strict=True)
+                if count
+            ]
+        case RedisType.HASH if size <= fit(SHORT_HASH):
+            return [("HGETALL", key)]
+        case RedisType.STREAM:
+            count = fit(EVENTS)
+            return [("XREVRANGE", key, "+", "-", "COUNT", count)] if count else []
+        case RedisType.ZSET:
+            count = fit(SOME)
+            return [("ZRANGE", key, 0, count - 1)] if count else []
+        case _:
+            scan = "SSCAN" if kind is RedisType.SET else "HSCAN"
+            return [(scan, key, 0, "COUNT", SOME)] if fit(SOME) else []

@@ -119,7 +119,9 @@ def _policy(facts: Facts) -> str:
     """Give what is evicted when memory is full, ``""`` if there is no limit."""
     if not facts.number("maxmemory"):
         return ""
-    return facts.info.get("maxmemory_policy") or facts.config.get("maxmemory-policy", "")
+    return facts.info.get("maxmemory_policy") or facts.config.get(
+        "maxmemory-policy", ""
+    )
 
 
 def _evicts_all(facts: Facts) -> Values | None:
@@ -153,7 +155,11 @@ def _not_persistent(facts: Facts) -> Values | None:
 
 
 def _save_failed(facts: Facts) -> Values | None:
-    names = ("rdb_last_bgsave_status", "aof_last_bgrewrite_status", "aof_last_write_status")
+    names = (
+        "rdb_last_bgsave_status",
+        "aof_last_bgrewrite_status",
+        "aof_last_write_status",
+    )
     failed = [name for name in names if facts.info.get(name) == "err"]
     return {"which": ", ".join(failed)} if failed else None
 

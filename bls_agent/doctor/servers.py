@@ -84,7 +84,9 @@ class Server:
         refused: dict[str, str] = {}
         rtt, offset = await self._measure(clock, refused)
         names = [("CONFIG", "GET", name) for name in _SETTINGS]
-        info, cluster, *settings = await self.ask([("INFO",), ("CLUSTER", "INFO"), *names])
+        info, cluster, *settings = await self.ask(
+            [("INFO",), ("CLUSTER", "INFO"), *names]
+        )
         told = {} if _refusal(info) else _read_info(info)
         if why := _refusal(info):
             refused["INFO"] = why
@@ -137,7 +139,9 @@ class Server:
         if _refusal(reply):
             return None
         lines = [line.split(b" ") for line in reply.splitlines()]
-        words = [word[5:].decode() for line in lines for word in line if word[:5] == b"name="]
+        words = [
+            word[5:].decode() for line in lines for word in line if word[:5] == b"name="
+        ]
         return frozenset(
             word.removeprefix(AGENT).rpartition(":")[0]
             for word in words
@@ -240,10 +244,11 @@ class Servers:
             groups.setdefault(await self.of(question[1]), []).append(question)
         found: dict[Question, Any] = {}
         for server, group in groups.items():
-            requests = [[words[0], *map(encode_key, words[1:])] for words in group]
-            replies = await server.ask(requests)
+            replies = await server.ask([[*map(encode_key, words)] for words in group])
             pairs = zip(group, replies, strict=True)
-            found |= {question: reply for question, reply in pairs if not _refusal(reply)}
+            found |= {
+                question: reply for question, reply in pairs if not _refusal(reply)
+            }
         return found
 
     async def aclose(self) -> None:

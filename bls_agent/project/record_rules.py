@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bls_agent.codec import JSONObject, parse_timestamp
+from bls_agent.codec import JSONObject, JSONValue, parse_timestamp
 from bls_agent.diagnosis import (
     Check,
     Question,
@@ -77,9 +77,11 @@ def _has_offset(text: str) -> bool:
 
 
 def _is_ahead(sample: Sample) -> Values | None:
-    newest = next((one for one in reversed(sample.objects) if one is not None), {})
-    moment = parse_timestamp(newest.get("timestamp"))
-    if moment is None or _lacks_zone(newest):
+    newest = next((one for one in reversed(sample.objects) if one is not None), None)
+    if newest is None or _lacks_time(newest) or _lacks_zone(newest):
+        return None
+    moment = parse_timestamp(newest["timestamp"])
+    if moment is None:
         return None
     ahead = moment.timestamp() - sample.now
     if ahead <= AHEAD:
@@ -116,9 +118,7 @@ def _two_agents(sample: Sample) -> Values | None:
     A's, both live. If it is known who is connected, both must be.
     """
     order = _writers(sample)
-    returned = any(
-        one in order[: at - 1] for at, one in enumerate(order) if at > 1
-    )
+    returned = any(one in order[: at - 1] for at, one in enumerate(order) if at > 1)
     writers = set(order)
     if sample.connected is not None:
         writers = {one for one in writers if client_name(one) in sample.connected}
@@ -137,12 +137,16 @@ def _writers(sample: Sample) -> list[str]:
     """Give the instances that wrote the newest records, each run of one once."""
     order: list[str] = []
     for record in sample.objects[sample.oldest :]:
-        metadata = None if record is None else record.get("metadata")
-        agent = metadata.get("agent") if isinstance(metadata, dict) else None
-        name, _, number = str(agent).rpartition("#")
+        name, _, number = _agent_of(record or {}).rpartition("#")
         if name and number.isdecimal() and order[-1:] != [name]:
             order.append(name)
     return order
+
+
+def _agent_of(record: JSONObject) -> str:
+    metadata: JSONValue = record.get("metadata")
+    agent = metadata.get("agent") if isinstance(metadata, dict) else None
+    return agent if isinstance(agent, str) else ""
 
 
 def _rule(code: str, severity: Severity, check: Check) -> Rule:

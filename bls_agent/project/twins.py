@@ -60,7 +60,9 @@ def _decoded(raw: bytes, encoding: str) -> Iterator[str]:
 def _tidy(text: str) -> str:
     """Write a text as it would be typed: NFKC, nothing invisible, no blanks around."""
     plain = unicodedata.normalize("NFKC", text)
-    kept = (letter for letter in plain if unicodedata.category(letter) not in _INVISIBLE)
+    kept = (
+        letter for letter in plain if unicodedata.category(letter) not in _INVISIBLE
+    )
     return "".join(kept).strip()
 
 

@@ -12,7 +12,7 @@ from bls_agent.errors import DecodeError
 
 __all__ = ["RULES"]
 
-Event: TypeAlias = Mapping[bytes, bytes]
+_Event: TypeAlias = Mapping[bytes, bytes]
 
 FIELDS: Final = (b"timestamp", b"sequence", b"event_category", b"event_action", b"data")
 ENDS: Final = frozenset({b"completed", b"failed", b"cancelled"})
@@ -21,7 +21,7 @@ LONGEST: Final = 20_000  # events; the contract keeps about 10,000
 ROW: Final = "run_events"
 
 
-def _bad_events(is_bad: Callable[[Event], bool]) -> Check:
+def _bad_events(is_bad: Callable[[_Event], bool]) -> Check:
     def check(sample: Sample) -> Values | None:
         found = [number.decode() for number, event in sample.entries if is_bad(event)]
         return count_bad(found, sample)
@@ -37,12 +37,12 @@ def _lacks_fields(sample: Sample) -> Values | None:
     return None
 
 
-def _has_odd_time(event: Event) -> bool:
+def _has_odd_time(event: _Event) -> bool:
     written = event.get(b"timestamp")
     return written is not None and parse_timestamp(_text(written)) is None
 
 
-def _has_odd_data(event: Event) -> bool:
+def _has_odd_data(event: _Event) -> bool:
     data = event.get(b"data")
     if data is None:
         return False
@@ -53,7 +53,7 @@ def _has_odd_data(event: Event) -> bool:
     return False
 
 
-def _has_odd_sequence(event: Event) -> bool:
+def _has_odd_sequence(event: _Event) -> bool:
     written = event.get(b"sequence")
     return written is not None and not written.isdigit()
 

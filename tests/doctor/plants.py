@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TypeAlias
 
 import orjson
@@ -16,7 +17,9 @@ from bls_agent.keys import KEYS, RedisType
 Words: TypeAlias = tuple[object, ...]
 
 PROJECT = "订单系统"
-STATUS, CONSOLE, CONTROL = (f"{PROJECT}_{s}" for s in ("项目状态", "项目控制台", "控制"))
+STATUS, CONSOLE, CONTROL = (
+    f"{PROJECT}_{s}" for s in ("项目状态", "项目控制台", "控制")
+)
 PLACE = f"bls_agent:{{{CONTROL}}}"
 
 
@@ -64,7 +67,7 @@ def record(**fields: object) -> bytes:
 
 
 def command(**fields: object) -> bytes:
-    whole = {
+    whole: dict[str, object] = {
         "id": "cmd-1700000000000-abc123",
         "timestamp": at(),
         "source": "BLS Project Console",
@@ -79,12 +82,18 @@ def event(**fields: object) -> list[object]:
         "timestamp": at(), "sequence": "1", "source_agent_id": "",
         "event_category": "llm", "event_action": "stream", "data": '{"text": "你好"}',
     }  # fmt: skip
-    return [word for pair in (whole | fields).items() if pair[1] != "-" for word in pair]
+    return [
+        word for pair in (whole | fields).items() if pair[1] != "-" for word in pair
+    ]
 
 
 HEARTBEATS: dict[str, dict[str, object]] = {
     "data_worker_heartbeat": {"node_id": "n1", "stats": {}},
-    "backtest_worker_heartbeat": {"worker_id": "n1", "running_tasks": 3, "max_tasks": 5},
+    "backtest_worker_heartbeat": {
+        "worker_id": "n1",
+        "running_tasks": 3,
+        "max_tasks": 5,
+    },
     "execution_node_heartbeat": {"node_id": "n1", "host": "h", "port": 1},
     "scheduler_heartbeat": {"node_id": "n1", "running_tasks": 0, "pending_tasks": 0},
     "task_timer_heartbeat": {"node_id": "n1", "jobs_count": 1},
@@ -181,7 +190,26 @@ def good(row: str) -> list[Words]:
 
 def crawl(queue: str) -> list[Words]:
     key = f"crawlo:{PROJECT}:queue:{queue}"
-    return [("ZADD", key, 1, "r1"), ("HSET", f"{key}:data", "r1", '{"url": "http://a"}')]
+    return [
+        ("ZADD", key, 1, "r1"),
+        ("HSET", f"{key}:data", "r1", '{"url": "http://a"}'),
+    ]
+
+
+def one(*words: object) -> list[Words]:
+    """One request alone."""
+    return [words]
+
+
+def unchanged_but(
+    make: Callable[[str], list[Words]], what: str, last: Words
+) -> list[Words]:
+    """What is as it should be, and then one request more."""
+    return [*make(what), last]
+
+
+def both(*makers: Callable[[], list[Words]]) -> list[Words]:
+    return [request for make in makers for request in make()]
 
 
 def generic_plants() -> Iterator[Plant]:
@@ -191,7 +219,7 @@ def generic_plants() -> Iterator[Plant]:
             continue
         key = key_of(row)
         other = RedisType.SET if template.type is RedisType.HASH else RedisType.HASH
-        yield Plant("wrong-type", row, key, lambda key=key, other=other: FILLERS[other](key))
+        yield Plant("wrong-type", row, key, partial(FILLERS[other], key))
         also = (("dead-letters", key),) if row == "dead_letters" else ()
         if template.ttl is None:
             if row not in TTL_OPEN:
@@ -201,7 +229,7 @@ def generic_plants() -> Iterator[Plant]:
         if row not in TTL_ADVISED:
             yield Plant(
                 "ttl-missing", row, key,
-                lambda row=row, key=key: [*good(row), ("PERSIST", key)],
+                partial(unchanged_but, good, row, ("PERSIST", key)),
             )  # fmt: skip
 
 
@@ -212,7 +240,7 @@ def expiring(row: str, seconds: int) -> Callable[[], list[Words]]:
 def log(rule: str, *make: Callable[[], bytes]) -> Plant:
     return Plant(
         rule, "project_console", CONSOLE,
-        lambda: [("RPUSH", CONSOLE, record(), *(one() for one in make))],
+        lambda: [("RPUSH", CONSOLE, record(), *(item() for item in make))],
     )  # fmt: skip
 
 
@@ -220,7 +248,7 @@ def sent(rule: str, *make: Callable[[], bytes], also: str = "") -> Plant:
     beside = ((also, CONTROL),) if also else ()
     return Plant(
         rule, "control", CONTROL,
-        lambda: [("RPUSH", CONTROL, command(), *(one() for one in make))], beside,
+        lambda: [("RPUSH", CONTROL, command(), *(item() for item in make))], beside,
     )  # fmt: skip
 
 
@@ -299,9 +327,7 @@ def project_plants() -> Iterator[Plant]:
         yield Plant("name-broken", row, broken, renamed(row, broken))
         yield Plant(
             "twin-name", row, twin,
-            lambda row=row, twin=twin, suffix=suffix: [
-                *renamed(row, twin)(), *renamed(row, f"订单A_{suffix}")()
-            ],
+            partial(both, renamed(row, twin), renamed(row, f"订单A_{suffix}")),
         )  # fmt: skip
 
 
@@ -334,13 +360,18 @@ def own_plants() -> Iterator[Plant]:
     )  # fmt: skip
 
 
+MANY_EVENTS = """
+for i = 1, 20100 do redis.call('XADD', KEYS[1], '*', 'sequence', i, unpack(ARGV)) end
+"""
+
+
 def run_plants() -> Iterator[Plant]:
     key = "run:7:events"
 
     def run(rule: str, *events: Callable[[], list[object]], number: str = "*") -> Plant:
         return Plant(
             rule, "run_events", key,
-            lambda: [("XADD", key, number, *one()) for one in events],
+            lambda: [("XADD", key, number, *make()) for make in events],
         )  # fmt: skip
 
     yield run("run-fields", lambda: event(data="-"))
@@ -352,8 +383,7 @@ def run_plants() -> Iterator[Plant]:
     yield run("run-kept", event, number="1700000000000-0")
     yield Plant(
         "run-too-long", "run_events", key, lambda: [
-            ("EVAL", "for i=1,20100 do redis.call('XADD', KEYS[1], '*', 'sequence', i,"
-             " unpack(ARGV)) end", 1, key, *event(sequence="-"))
+            ("EVAL", MANY_EVENTS, 1, key, *event(sequence="-"))
         ],
     )  # fmt: skip
 
@@ -363,7 +393,11 @@ def worker_plants() -> Iterator[Plant]:
         key, number = key_of(row), next(iter(fields))
 
         def beat(
-            rule: str, row: str = row, key: str = key, value: object = None, **changed: object
+            rule: str,
+            row: str = row,
+            key: str = key,
+            value: object = None,
+            **changed: object,
         ) -> Plant:
             return Plant(
                 rule, row, key,
@@ -378,10 +412,15 @@ def worker_plants() -> Iterator[Plant]:
         yield beat("heartbeat-fields", **{[*fields][-1 if len(fields) < 3 else 1]: "-"}
                    if row != "execution_node_heartbeat" else {"node_id": "-"})  # fmt: skip
         yield beat("heartbeat-id", **{number: "other"})
-    for row in ("component_heartbeat", "process_heartbeat", "task_status", "backtest_task_progress"):
+    for row in (
+        "component_heartbeat",
+        "process_heartbeat",
+        "task_status",
+        "backtest_task_progress",
+    ):
         yield Plant(
             "worker-not-text", row, key_of(row),
-            lambda row=row: [("SET", key_of(row), b"\x80\x04\x95.", "EX", KEYS[row].ttl)],
+            partial(one, "SET", key_of(row), b"\x80\x04\x95.", "EX", KEYS[row].ttl or 30),
         )  # fmt: skip
     dates = "tick_update_000001.SZ"
     yield Plant(
@@ -449,31 +488,34 @@ def asset_plants() -> Iterator[Plant]:
 
 
 def crawl_plants() -> Iterator[Plant]:
-    yield Plant("crawl-key", "", "crawlo:n1:queue", lambda: [("SET", "crawlo:n1:queue", "x")])
+    yield Plant(
+        "crawl-key", "", "crawlo:n1:queue", lambda: [("SET", "crawlo:n1:queue", "x")]
+    )
     for queue in ("requests", "processing"):
         key = f"crawlo:{PROJECT}:queue:{queue}"
         yield Plant(
             "crawl-no-body", f"crawl_{queue}", key,
-            lambda key=key, queue=queue: [*crawl(queue), ("ZADD", key, 1, "r2")],
+            partial(unchanged_but, crawl, queue, ("ZADD", key, 1, "r2")),
         )  # fmt: skip
         yield Plant(
             "crawl-no-request", f"crawl_{queue}_data", f"{key}:data",
-            lambda key=key, queue=queue: [*crawl(queue), ("HSET", f"{key}:data", "r2", "{}")],
+            partial(unchanged_but, crawl, queue, ("HSET", f"{key}:data", "r2", "{}")),
         )  # fmt: skip
         yield Plant(
             "crawl-pickled", f"crawl_{queue}_data", f"{key}:data",
-            lambda key=key, queue=queue: [
-                *crawl(queue), ("HSET", f"{key}:data", "r1", b"\x80\x04}.")
-            ],
+            partial(unchanged_but, crawl, queue, ("HSET", f"{key}:data", "r1", b"\x80\x04}.")),
         )  # fmt: skip
     retries = key_of("crawl_failed_retries")
     yield Plant(
-        "crawl-retries", "crawl_failed_retries", retries, lambda: [("SET", retries, "9")]
+        "crawl-retries",
+        "crawl_failed_retries",
+        retries,
+        lambda: [("SET", retries, "9")],
     )
     for row in ("crawl_filter_fingerprint", "crawl_item_fingerprint"):
         yield Plant(
             "crawl-salted", row, key_of(row),
-            lambda row=row: [("SADD", key_of(row), "-1234567890123456789")],
+            partial(one, "SADD", key_of(row), "-1234567890123456789"),
         )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from bls_agent import Console, ProjectAgent
 from bls_agent.devserver import DevServer
@@ -55,7 +56,9 @@ def findings(report: Any) -> list[tuple[str, str]]:
     return [(finding.rule, finding.key) for finding in report.findings]
 
 
-async def test_keys_as_the_documents_show_them(admin: Redis, own_server: DevServer) -> None:
+async def test_keys_as_the_documents_show_them(
+    admin: Redis, own_server: DevServer
+) -> None:
     """No fault: one note, because a TTL is advised and not demanded."""
     await type_in(admin, BY_THE_DOCUMENTS)
     report = await examine(own_server.url)
@@ -146,23 +149,23 @@ async def test_it_only_reads(admin: Redis, own_server: DevServer) -> None:
 
 async def _plant(redis: Redis, request: tuple[object, ...]) -> None:
     """Plant as far as the types of keys that are there already allow."""
-    from redis.exceptions import ResponseError
-
     try:
         await execute(redis, *request)
     except ResponseError:
         return
 
 
-async def _everything(redis: Redis) -> dict[bytes, tuple[bytes, int]]:
-    found = {}
-    for key in await redis.keys("*"):
+async def _everything(redis: Redis) -> dict[bytes, Any]:
+    found: dict[bytes, Any] = {}
+    for key in await execute(redis, "KEYS", "*"):
         expiry = await execute(redis, "PEXPIRETIME", key)
         found[key] = (await redis.dump(key), expiry)
     return found
 
 
-async def test_reading_makes_no_key_younger(admin: Redis, own_server: DevServer) -> None:
+async def test_reading_makes_no_key_younger(
+    admin: Redis, own_server: DevServer
+) -> None:
     """What an LRU policy would evict next stays what it was (Redis 7.2, Valkey)."""
     if not hasattr(admin, "object"):
         pytest.skip("no OBJECT")
@@ -182,8 +185,8 @@ async def test_large_values_cost_nothing(admin: Redis, own_server: DevServer) ->
         "local v = string.rep('x', ARGV[1])"
         " for i = 1, ARGV[2] do redis.call('RPUSH', KEYS[1], v) end"
     )
-    await admin.eval(script, 1, "a_项目控制台", 100, 300_000)  # type: ignore[misc]
-    await admin.eval(script, 1, "b_项目控制台", 5_000_000, 4)  # type: ignore[misc]
+    await admin.eval(script, 1, "a_项目控制台", 100, 300_000)
+    await admin.eval(script, 1, "b_项目控制台", 5_000_000, 4)
     await admin.setrange("ginkgo:task_status:1", 50_000_000, "x")
     await admin.expire("ginkgo:task_status:1", 60)
     await execute(admin, "CONFIG", "RESETSTAT")
@@ -200,9 +203,7 @@ async def test_what_is_shown_is_bounded(admin: Redis, own_server: DevServer) -> 
     """Of one rule 20 findings are kept, and all are counted."""
     await admin.mset({f"p{n}_项目状态": "在线" for n in range(1_500)})
     seen: list[tuple[int, int]] = []
-    report = await examine(
-        own_server.url, progress=lambda *told: seen.append(told)
-    )
+    report = await examine(own_server.url, progress=lambda *told: seen.append(told))
     (group,) = report.groups
     assert (group.count, len(group.findings), group.more) == (1_500, 20, 1_480)
     assert report.count(Severity.NOTE) == 1_500

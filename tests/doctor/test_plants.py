@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -16,7 +17,7 @@ from bls_agent.doctor.rules import KEY_RULES
 from bls_agent.doctor.wording import word
 from bls_agent.keys import KEYS
 from bls_agent.texts import LANGUAGES, load_texts
-from tests.doctor.plants import PLANTS, Plant, good
+from tests.doctor.plants import PLANTS, Plant, Words, good
 
 SAVING = ("--save", "3600 1")  # nothing to note about the server
 
@@ -35,6 +36,10 @@ def bad(bad_server: DevServer) -> Iterator[Redis]:
         yield client
 
 
+def send(client: Any, request: Words) -> None:
+    client.execute_command(*request)
+
+
 def found(report: Report) -> set[tuple[str, str]]:
     return {(finding.rule, finding.key) for finding in report.findings}
 
@@ -45,7 +50,7 @@ async def test_a_planted_fault_is_found(
 ) -> None:
     """Exactly this one; and it can be said in both languages."""
     for request in plant.requests():
-        bad.execute_command(*request)
+        send(bad, request)
     with ExitStack() as clients:
         for name in plant.clients:
             client = clients.enter_context(Redis.from_url(bad_server.url))
@@ -63,7 +68,9 @@ def check_words(finding: Finding) -> None:
     for language in LANGUAGES:
         words = word(finding, load_texts("doctor", language))
         assert all(words)
-        assert not any("{" in one.replace("{}", "").replace("{id}", "") for one in words[1:])
+        assert not any(
+            "{" in one.replace("{}", "").replace("{id}", "") for one in words[1:]
+        )
 
 
 def test_every_rule_has_a_planted_fault() -> None:
@@ -75,10 +82,12 @@ def test_every_rule_has_a_planted_fault() -> None:
 
 
 @pytest.mark.parametrize("row", KEYS)
-async def test_a_key_as_it_should_be(row: str, bad: Redis, bad_server: DevServer) -> None:
+async def test_a_key_as_it_should_be(
+    row: str, bad: Redis, bad_server: DevServer
+) -> None:
     """Nothing is found, whatever kind of key it is."""
     for request in good(row):
-        bad.execute_command(*request)
+        send(bad, request)
     report = await examine(bad_server.url)
     expected = {"dead-letters"} if row == "dead_letters" else set()
     assert {finding.rule for finding in report.findings} == expected

@@ -20,7 +20,13 @@ from bls_agent.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.rights import acl_rules
 from bls_agent.texts import LANGUAGES, load_texts
 from tests.doctor.plants import record
-from tests.harness import PASSWORD, eventually, execute, needs_selectors, url_with_rights
+from tests.harness import (
+    PASSWORD,
+    eventually,
+    execute,
+    needs_selectors,
+    url_with_rights,
+)
 
 SAVING = ("--save", "3600 1")
 GOOD = {
@@ -29,7 +35,9 @@ GOOD = {
 }  # fmt: skip
 
 
-def facts(info: Mapping[str, str] = {}, config: Mapping[str, str] = {}, **more: Any) -> Facts:  # noqa: B006 - never changed
+def facts(
+    info: Mapping[str, str] = {}, config: Mapping[str, str] = {}, **more: Any
+) -> Facts:
     return Facts(address="redis://r", info=GOOD | dict(info), config=config, **more)
 
 
@@ -215,7 +223,9 @@ async def test_a_right_that_is_missing_is_named(
 
 
 @needs_selectors
-async def test_the_rights_of_another_project(admin: Redis, own_server: DevServer) -> None:
+async def test_the_rights_of_another_project(
+    admin: Redis, own_server: DevServer
+) -> None:
     """An agent of one project can be nobody in another."""
     url = await url_with_rights(
         admin, own_server, *acl_rules("库存系统", "blocking"), *READING[1:]
@@ -236,7 +246,9 @@ async def test_an_agents_own_user(admin: Redis, own_server: DevServer) -> None:
     assert not report.healthy
 
 
-async def test_without_scan_no_project_is_known(admin: Redis, own_server: DevServer) -> None:
+async def test_without_scan_no_project_is_known(
+    admin: Redis, own_server: DevServer
+) -> None:
     """Nothing was looked at: that is not healthy."""
     url = await url_with_rights(admin, own_server, "-@all", "+ping", "~*")
     report = await examine(url)
@@ -248,9 +260,7 @@ async def test_keys_that_may_not_be_read(admin: Redis, own_server: DevServer) ->
     """They are counted, with why."""
     await admin.set(STATUS, "未知")
     await execute(admin, "RPUSH", f"{PROJECT}_控制", "x")
-    url = await url_with_rights(
-        admin, own_server, "+@all", "resetkeys", "~别的*"
-    )
+    url = await url_with_rights(admin, own_server, "+@all", "resetkeys", "~别的*")
     report = await examine(url)
     found = [f for f in report.findings if f.rule == "keys-unread"]
     assert [f.values["what"] for f in found] == ["no_permission: 2"]
