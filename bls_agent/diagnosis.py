@@ -7,13 +7,14 @@ keys it asks for (:attr:`Rule.asks`); the doctor finds out and does the I/O.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from bls_agent.codec import JSONObject, cut_text, decode_object
+from bls_agent.codec import JSONObject, cut_text, decode_object, parse_timestamp
 from bls_agent.errors import DecodeError
 from bls_agent.redaction import redact
 
@@ -28,6 +29,7 @@ __all__ = [
     "bad_items",
     "bad_objects",
     "count_bad",
+    "lacks_zone",
     "no_questions",
     "read_object",
     "show",
@@ -176,6 +178,16 @@ class Rule:
             key=sample.key,
             values=values,
         )
+
+
+def lacks_zone(timestamp: object) -> bool:
+    """Tell an ISO-8601 timestamp without a time zone."""
+    if not isinstance(timestamp, str) or _ZONE.search(timestamp[10:]):
+        return False
+    return parse_timestamp(timestamp) is not None
+
+
+_ZONE: Final = re.compile(r"([zZ]|[+-]\d\d(:?\d\d)?)\s*$")  # behind the time of day
 
 
 def show(value: object) -> str:

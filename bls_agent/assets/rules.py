@@ -30,6 +30,7 @@ SUMMARY: Final = ("id", "name", "category", "version", "description")
 DESCRIPTION: Final = 100  # characters in the index
 STUCK: Final = 3_600.0  # seconds since the last complete sync
 CHANGES: Final = 10_000  # the contract advises 1,000
+DIGITS: Final = 20  # of a number of 64 bit
 ASKED: Final = 20  # members of which the other side is looked at
 
 _VERSION: Final = re.compile(
@@ -92,9 +93,13 @@ def _odd_times(sample: Sample) -> Values | None:
 def _odd_numbers(sample: Sample, names: tuple[bytes, ...]) -> Values | None:
     for name in names:
         written = sample.pairs.get(name)
-        if written and not written.isdigit():
+        if written and not _is_number(written):
             return {"field": name.decode(), "shown": show(written)}
     return None
+
+
+def _is_number(text: bytes) -> bool:
+    return text.isdigit() and len(text) <= DIGITS
 
 
 def _in_category(sample: Sample) -> Question:
@@ -224,7 +229,7 @@ def _stuck(sample: Sample) -> Values | None:
     if sample.pairs.get(b"sync_status") != b"syncing":
         return None
     written = sample.pairs.get(b"last_sync_time", b"")
-    age = sample.now - int(written) if written.isdigit() else STUCK + 1
+    age = sample.now - int(written) if _is_number(written) else STUCK + 1
     return {"hours": f"{age / 3600:,.1f}"} if age > STUCK else None
 
 

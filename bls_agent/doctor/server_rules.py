@@ -29,6 +29,7 @@ class Facts:
         rtt: Seconds for an answer, the median of several.
         offset: Seconds by which its clock is ahead of ours.
         refused: What could not be looked at: command → why.
+        whole: Whether all of a cluster is looked at, if it is a node of one.
     """
 
     address: str
@@ -37,6 +38,7 @@ class Facts:
     rtt: float = 0.0
     offset: float = 0.0
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
+    whole: bool = True
 
     @property
     def family(self) -> str:
@@ -60,13 +62,13 @@ class Facts:
         return tuple(
             int(part)
             for part in self.info.get("redis_version", "").split(".")
-            if part.isdigit()
+            if part.isdecimal()
         )
 
     def number(self, name: str) -> int:
         """Give a number of INFO or CONFIG, 0 if it is not told."""
         told = self.info.get(name) or self.config.get(name, "")
-        return int(told) if told.isdigit() else 0
+        return int(told) if told.isdecimal() else 0
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,11 @@ def _cluster_fails(facts: Facts) -> Values | None:
     return None if state == "ok" else {"state": show(state)}
 
 
+def _one_node(facts: Facts) -> Values | None:
+    clustered = facts.info.get("cluster_enabled") == "1"
+    return {} if clustered and not facts.whole else None
+
+
 def _not_looked_at(facts: Facts) -> Values | None:
     if not facts.refused:
         return None
@@ -216,5 +223,6 @@ SERVER_RULES: Final = (
     ServerRule("small-bulk", _N, _small_bulk),
     ServerRule("server-loading", _E, _is_loading),
     ServerRule("cluster-fails", _E, _cluster_fails),
+    ServerRule("one-node", _W, _one_node),
     ServerRule("not-looked-at", _N, _not_looked_at),
 )

@@ -36,9 +36,15 @@ _SETTINGS: Final = (
 class Server:
     """One server, over one connection that leaves no trace in the keys' ages."""
 
-    def __init__(self, wire: Wire) -> None:
-        """Remember the wire; nothing is opened yet."""
+    def __init__(self, wire: Wire, *, whole: bool) -> None:
+        """Remember the wire; nothing is opened yet.
+
+        Args:
+            wire: To the server.
+            whole: Whether it is one of all that there are, if it is a cluster's.
+        """
         self._wire = wire
+        self._whole = whole
         self._quiet = -1  # in which life of the connection NO-TOUCH was asked for
 
     async def ask(self, requests: Sequence[Request]) -> list[Reply]:
@@ -105,6 +111,7 @@ class Server:
             rtt=rtt,
             offset=offset,
             refused=refused,
+            whole=self._whole,
         )
 
     async def _measure(
@@ -234,7 +241,7 @@ class Servers:
                 wire = Wire(self._routes.to(""), NAME, timeout=self._timeout)
             else:
                 wire = Wire(cluster.node(*node), NAME, timeout=self._timeout)
-            self._open[node] = Server(wire)
+            self._open[node] = Server(wire, whole=cluster is not None)
         return self._open[node]
 
     async def answer(self, questions: Iterable[Question]) -> Mapping[Question, Any]:

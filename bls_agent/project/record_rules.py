@@ -14,6 +14,7 @@ from bls_agent.diagnosis import (
     Values,
     bad_items,
     bad_objects,
+    lacks_zone,
     read_object,
     show,
 )
@@ -65,15 +66,7 @@ def _lacks_time(record: JSONObject) -> bool:
 
 
 def _lacks_zone(record: JSONObject) -> bool:
-    text = record.get("timestamp")
-    if parse_timestamp(text) is None:
-        return False
-    written = str(text).strip()
-    return not written.endswith(("Z", "z")) and not _has_offset(written)
-
-
-def _has_offset(text: str) -> bool:
-    return "+" in text[10:] or "-" in text[10:]
+    return lacks_zone(record.get("timestamp"))
 
 
 def _is_ahead(sample: Sample) -> Values | None:

@@ -18,6 +18,7 @@ FIELDS: Final = (b"timestamp", b"sequence", b"event_category", b"event_action", 
 ENDS: Final = frozenset({b"completed", b"failed", b"cancelled"})
 LIVES: Final = 86_400  # seconds a run's events are kept after its end
 LONGEST: Final = 20_000  # events; the contract keeps about 10,000
+DIGITS: Final = 20  # of a number of 64 bit
 ROW: Final = "run_events"
 
 
@@ -55,7 +56,11 @@ def _has_odd_data(event: _Event) -> bool:
 
 def _has_odd_sequence(event: _Event) -> bool:
     written = event.get(b"sequence")
-    return written is not None and not written.isdigit()
+    return written is not None and not _is_number(written)
+
+
+def _is_number(text: bytes) -> bool:
+    return text.isdigit() and len(text) <= DIGITS
 
 
 def _text(payload: bytes) -> str:
@@ -65,7 +70,7 @@ def _text(payload: bytes) -> str:
 def _sequences(sample: Sample) -> list[int]:
     """Give the sequence numbers, oldest first, as far as they are numbers."""
     written = [event.get(b"sequence", b"") for _, event in reversed(sample.entries)]
-    return [int(one) for one in written if one.isdigit()]
+    return [int(one) for one in written if _is_number(one)]
 
 
 def _repeated(sample: Sample) -> Values | None:

@@ -6,8 +6,16 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from bls_agent.codec import JSONObject, decode, parse_timestamp
-from bls_agent.diagnosis import Rule, Sample, Severity, Values, count_bad, show
+from bls_agent.codec import JSONObject, JSONValue, decode, parse_timestamp
+from bls_agent.diagnosis import (
+    Rule,
+    Sample,
+    Severity,
+    Values,
+    count_bad,
+    lacks_zone,
+    show,
+)
 from bls_agent.errors import DecodeError
 
 __all__ = ["RULES"]
@@ -42,9 +50,10 @@ def _no_object(sample: Sample) -> Values | None:
 
 def _odd_status(sample: Sample) -> Values | None:
     beat = _heartbeat(sample)
-    if beat is None or beat.get("status") in STATES:
+    status: JSONValue = None if beat is None else beat.get("status")
+    if beat is None or (isinstance(status, str) and status in STATES):
         return None
-    return {"shown": show(beat.get("status"))}
+    return {"shown": show(status)}
 
 
 def _odd_time(sample: Sample) -> Values | None:
@@ -54,22 +63,17 @@ def _odd_time(sample: Sample) -> Values | None:
     return {"shown": show(beat.get("timestamp"))}
 
 
-def _lacks_zone(beat: JSONObject) -> bool:
-    text = str(beat.get("timestamp")).strip()
-    return not (text.endswith(("Z", "z")) or "+" in text[10:] or "-" in text[10:])
-
-
 def _no_zone(sample: Sample) -> Values | None:
     beat = _heartbeat(sample)
-    if beat is None or parse_timestamp(beat.get("timestamp")) is None:
+    if beat is None or not lacks_zone(beat.get("timestamp")):
         return None
-    return {"shown": show(beat["timestamp"])} if _lacks_zone(beat) else None
+    return {"shown": show(beat["timestamp"])}
 
 
 def _other_time(sample: Sample) -> Values | None:
     beat = _heartbeat(sample)
     moment = None if beat is None else parse_timestamp(beat.get("timestamp"))
-    if beat is None or moment is None or _lacks_zone(beat):
+    if beat is None or moment is None or lacks_zone(beat["timestamp"]):
         return None
     apart = moment.timestamp() - sample.now
     if abs(apart) <= APART:

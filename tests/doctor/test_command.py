@@ -25,7 +25,13 @@ from tests.corpus.hostile_texts import HOSTILE_TEXTS
 
 STATUS, CONTROL = "订单系统_项目状态", "订单系统_控制"
 # Findings that no rule of the two tables makes.
-OTHERS = {"keys-unread", "scan-refused", "rights-untried", "rights-none", "right-missing"}
+OTHERS = {
+    "keys-unread",
+    "scan-refused",
+    "rights-untried",
+    "rights-none",
+    "right-missing",
+}
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +102,10 @@ def test_json(own: DevServer, client: Redis, capsys: Any) -> None:
     assert told["healthy"] is False
     assert told["counts"] == {"error": 26, "warning": 0, "note": 1}
     groups = {group["rule"]: group for group in told["findings"]}
-    assert (groups["wrong-type"]["count"], len(groups["wrong-type"]["shown"])) == (25, 20)
+    assert (groups["wrong-type"]["count"], len(groups["wrong-type"]["shown"])) == (
+        25,
+        20,
+    )
     shown = groups["command-not-json"]["shown"][0]
     assert (shown["key"], shown["source"]) == (CONTROL, "002 §3.1")
     assert shown["wrong"] == "1 条指令中有 1 条不是 JSON 对象：reload"
@@ -104,7 +113,11 @@ def test_json(own: DevServer, client: Redis, capsys: Any) -> None:
     assert shown["remedy"]
     assert told["keys"]["foreign"] == 1
     assert told["keys"]["seen"] == 28
-    assert told["rights"]["roles"]["blocking"] == {"possible": True, "tried": 17, "missing": []}
+    assert told["rights"]["roles"]["blocking"] == {
+        "possible": True,
+        "tried": 17,
+        "missing": [],
+    }
 
 
 def test_one_project(own: DevServer, client: Redis, capsys: Any) -> None:
@@ -126,7 +139,9 @@ def test_one_project(own: DevServer, client: Redis, capsys: Any) -> None:
     ],
     ids=["away", "url", "name", "option"],
 )
-def test_what_goes_wrong_has_its_exit_code(words: list[str], code: int, capsys: Any) -> None:
+def test_what_goes_wrong_has_its_exit_code(
+    words: list[str], code: int, capsys: Any
+) -> None:
     """A sentence and no traceback."""
     assert main(words) == code
     out, err = capsys.readouterr()
@@ -137,7 +152,9 @@ def test_what_goes_wrong_has_its_exit_code(words: list[str], code: int, capsys: 
 
 @pytest.mark.parametrize("columns", [40, 80])
 @pytest.mark.parametrize("language", ["zh", "en"])
-def test_at_a_terminal(columns: int, language: str, own: DevServer, client: Redis) -> None:
+def test_at_a_terminal(
+    columns: int, language: str, own: DevServer, client: Redis
+) -> None:
     """Within its width, with hostile text made visible; nothing is obeyed."""
     spoil(client)
     for number, text in enumerate(HOSTILE_TEXTS.values()):
@@ -152,7 +169,9 @@ def test_at_a_terminal(columns: int, language: str, own: DevServer, client: Redi
         os.close(theirs)
         shown = read_all(ours)
     assert process.returncode == 3
-    lines = [line.rpartition("\r")[2] for line in shown.replace("\r\n", "\n").split("\n")]
+    lines = [
+        line.rpartition("\r")[2] for line in shown.replace("\r\n", "\n").split("\n")
+    ]
     assert all(line.isprintable() for line in lines)
     assert max(map(count_columns, lines)) <= columns
     assert CONTROL in shown
@@ -187,7 +206,11 @@ def test_the_catalogue_has_three_texts_for_every_rule() -> None:
         assert fields_of(text) == fields_of(chinese[name]), name
         assert text.strip()
         assert chinese[name].strip()
-    codes = {rule.code for rule in KEY_RULES} | {rule.code for rule in SERVER_RULES} | OTHERS
+    codes = (
+        {rule.code for rule in KEY_RULES}
+        | {rule.code for rule in SERVER_RULES}
+        | OTHERS
+    )
     parts = ("wrong", "contract", "remedy")
     of_rules = {name for name in english if name.rpartition("_")[2] in parts}
     assert of_rules == {f"{code}_{part}" for code in codes for part in parts}

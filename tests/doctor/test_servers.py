@@ -59,6 +59,7 @@ CASES: list[tuple[str, Facts]] = [
     ("small-bulk", facts(config={"proto-max-bulk-len": "1048576"})),
     ("server-loading", facts({"loading": "1"})),
     ("cluster-fails", facts({"cluster_state": "fail"})),
+    ("one-node", facts({"cluster_enabled": "1"}, whole=False)),
     ("not-looked-at", facts(refused={"INFO": "no_permission"})),
 ]
 
