@@ -19,7 +19,7 @@ from bls_agent.doctor.access import Role, judge_access, roles_of, trials
 from bls_agent.doctor.kinds import Kind, kind_of, project_of
 from bls_agent.doctor.reading import Look, encode_key
 from bls_agent.doctor.report import Report, Tally
-from bls_agent.doctor.rules import RULES_OF
+from bls_agent.doctor.rules import ASKING_OF, RULES_OF
 from bls_agent.doctor.server_rules import SERVER_RULES, Facts
 from bls_agent.doctor.servers import Server, Servers, open_servers
 from bls_agent.endpoint import Endpoint
@@ -207,7 +207,7 @@ class _Examination:
         questions = {
             question
             for sample in fitting
-            for rule in RULES_OF.get(sample.row, ())
+            for rule in ASKING_OF.get(sample.row, ())
             for question in rule.asks(sample)
         }
         if questions:

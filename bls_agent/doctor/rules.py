@@ -8,13 +8,13 @@ from typing import Final
 
 from bls_agent.assets.rules import RULES as ASSETS
 from bls_agent.crawl.rules import RULES as CRAWL
-from bls_agent.diagnosis import Rule
+from bls_agent.diagnosis import Rule, no_questions
 from bls_agent.doctor.generic import GENERIC_RULES
 from bls_agent.project.rules import RULES as PROJECT
 from bls_agent.runs.rules import RULES as RUNS
 from bls_agent.workers.rules import RULES as WORKERS
 
-__all__ = ["KEY_RULES", "RULES_OF"]
+__all__ = ["ASKING_OF", "KEY_RULES", "RULES_OF"]
 
 KEY_RULES: Final[Sequence[Rule]] = (
     *GENERIC_RULES,
@@ -34,3 +34,7 @@ def _by_row() -> Mapping[str, Sequence[Rule]]:
 
 
 RULES_OF: Final = _by_row()
+ASKING_OF: Final[Mapping[str, Sequence[Rule]]] = {
+    row: [rule for rule in rules if rule.asks is not no_questions]
+    for row, rules in RULES_OF.items()
+}

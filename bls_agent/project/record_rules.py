@@ -128,18 +128,22 @@ def _ask_roster(sample: Sample) -> list[Question]:
 
 def _writers(sample: Sample) -> list[str]:
     """Give the instances that wrote the newest records, each run of one once."""
-    order: list[str] = []
+    order = [""]
     for record in sample.objects[sample.oldest :]:
-        name, _, number = _agent_of(record or {}).rpartition("#")
-        if name and number.isdecimal() and order[-1:] != [name]:
+        name = "" if record is None else _writer_of(record)
+        if name and name != order[-1]:
             order.append(name)
-    return order
+    return order[1:]
 
 
-def _agent_of(record: JSONObject) -> str:
+def _writer_of(record: JSONObject) -> str:
+    """Give the instance of a record id, ``""`` for a record without one."""
     metadata: JSONValue = record.get("metadata")
     agent = metadata.get("agent") if isinstance(metadata, dict) else None
-    return agent if isinstance(agent, str) else ""
+    if not isinstance(agent, str):
+        return ""
+    name, _, number = agent.rpartition("#")
+    return name if number.isdecimal() else ""
 
 
 def _rule(code: str, severity: Severity, check: Check) -> Rule:

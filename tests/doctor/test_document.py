@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import NoPermissionError
+
+from bls_agent.devserver import DevServer
 from bls_agent.diagnosis import Rule
+from bls_agent.doctor.examine import examine
 from bls_agent.doctor.generic import GENERIC_RULES
 from bls_agent.doctor.rules import KEY_RULES
 from bls_agent.doctor.server_rules import SERVER_RULES
 from bls_agent.keys import KEYS
 from bls_agent.texts import load_texts
+from tests.harness import needs_selectors, url_with_rights
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "doctor.md"
 TEXTS = load_texts("doctor", "en")
@@ -42,6 +50,23 @@ def server_table() -> Iterator[str]:
     for rule in SERVER_RULES:
         wrong, why = (TEXTS[f"{rule.code}_{part}"] for part in ("wrong", "contract"))
         yield f"| `{rule.code}` | {rule.severity} | {wrong} | {why} |"
+
+
+@needs_selectors
+async def test_the_rights_of_the_document_are_enough(
+    admin: Redis, own_server: DevServer
+) -> None:
+    """With them everything is looked at, and nothing could be written."""
+    (line,) = re.findall(r"^-@all .*$", DOCUMENT.read_text("utf-8"), re.MULTILINE)
+    await admin.set("订单系统_项目状态", "在线", ex=60)
+    await admin.set("订单系统_控制", "x")
+    url = await url_with_rights(admin, own_server, *line.split())
+    report = await examine(url)
+    found = {group.rule for group in report.groups}
+    assert found == {"wrong-type", "right-missing"}
+    with pytest.raises(NoPermissionError):
+        async with Redis.from_url(url) as client:
+            await client.set("订单系统_项目状态", "离线")
 
 
 def test_the_tables_are_those_of_the_code() -> None:

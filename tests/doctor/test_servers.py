@@ -164,7 +164,7 @@ async def test_a_wrong_password(admin: Redis, own_server: DevServer) -> None:
 
 
 READING = ("+@read", "+@connection", "+info", "+config|get", "+time", "+dbsize", "+scan",
-           "+memory|usage", "~*", "+acl|whoami", "+acl|dryrun", "+client|no-touch")  # fmt: skip
+           "+memory|usage", "~*", "+acl|whoami", "+acl|dryrun")  # fmt: skip
 PROJECT = "订单系统"
 STATUS = f"{PROJECT}_项目状态"
 
