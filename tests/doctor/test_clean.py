@@ -15,8 +15,8 @@ from bls_agent.devserver import DevServer
 from bls_agent.diagnosis import Severity
 from bls_agent.doctor.examine import examine
 from bls_agent.keys import KEYS
-from tests.doctor.plants import PLANTS, at, good
-from tests.harness import eventually, execute, server_version
+from tests.doctor.plants import PLANTS, UNAVOIDABLE, at, good
+from tests.harness import eventually, execute, needs_selectors, server_version
 
 # What the documents show, typed into redis-cli by somebody who has nothing else; a
 # status without a TTL, too, which contract 002 allows.
@@ -53,7 +53,7 @@ async def type_in(redis: Redis, lines: str) -> None:
 
 
 def findings(report: Any) -> list[tuple[str, str]]:
-    return [(finding.rule, finding.key) for finding in report.findings]
+    return [(f.rule, f.key) for f in report.findings if f.rule not in UNAVOIDABLE]
 
 
 async def test_keys_as_the_documents_show_them(
@@ -121,6 +121,7 @@ async def test_one_project_alone(admin: Redis, own_server: DevServer) -> None:
 WRITING = {"set", "del", "expire", "persist", "rpush", "lpop", "eval", "evalsha"}
 
 
+@needs_selectors
 async def test_it_only_reads(admin: Redis, own_server: DevServer) -> None:
     """Of all commands it sends, none may write, and every key stays as it was."""
     for row in KEYS:
@@ -143,7 +144,7 @@ async def test_it_only_reads(admin: Redis, own_server: DevServer) -> None:
         assert "write" not in flags, name
         assert not name.startswith(("keys", "eval", "fcall", "multi"))
     assert not sent & WRITING
-    assert {"scan", "pttl", "getrange", "acl|dryrun"} <= sent
+    assert {"scan", "pttl", "getrange"} <= sent
     assert await _everything(admin) == before
 
 
@@ -203,8 +204,8 @@ async def test_what_is_shown_is_bounded(admin: Redis, own_server: DevServer) -> 
     await admin.mset({f"p{n}_项目状态": "在线" for n in range(1_500)})
     seen: list[tuple[int, int]] = []
     report = await examine(own_server.url, progress=lambda *told: seen.append(told))
-    (group,) = report.groups
+    group = {group.rule: group for group in report.groups}["status-untimed"]
     assert (group.count, len(group.findings), group.more) == (1_500, 20, 1_480)
-    assert report.count(Severity.NOTE) == 1_500
+    assert report.count(Severity.NOTE) >= 1_500
     assert seen[-1] == (1_500, 1_500)
     assert seen == sorted(seen)

@@ -17,9 +17,9 @@ from bls_agent.doctor.rules import KEY_RULES
 from bls_agent.doctor.wording import word
 from bls_agent.keys import KEYS
 from bls_agent.texts import LANGUAGES, load_texts
-from tests.doctor.plants import PLANTS, Plant, Words, good
+from tests.doctor.plants import PLANTS, UNAVOIDABLE, Plant, Words, good
 
-SAVING = ("--save", "3600 1")  # nothing to note about the server
+SAVING = ("--save", "3600", "1")  # nothing to note about the server
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def send(client: Any, request: Words) -> None:
 
 
 def found(report: Report) -> set[tuple[str, str]]:
-    return {(finding.rule, finding.key) for finding in report.findings}
+    return {(f.rule, f.key) for f in report.findings if f.rule not in UNAVOIDABLE}
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
@@ -90,6 +90,6 @@ async def test_a_key_as_it_should_be(
         send(bad, request)
     report = await examine(bad_server.url)
     expected = {"dead-letters"} if row == "dead_letters" else set()
-    assert {finding.rule for finding in report.findings} == expected
+    assert {rule for rule, _ in found(report)} == expected
     assert report.keys[row] == 1
     assert not report.foreign
