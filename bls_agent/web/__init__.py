@@ -1,0 +1,1 @@
+"""The local console: a page for people, and the HTTP interface of contract 002."""

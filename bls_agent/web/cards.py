@@ -1,0 +1,111 @@
+"""What a project looks like on the wallboard: a card, from what the fleet saw. Pure.
+
+A card is language-independent and made once for all followers. Its texts are fit to be
+shown (:func:`~bls_agent.terminal.visible`); the page words and colours it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from bls_agent.codec import JSONObject, JSONValue, encode
+from bls_agent.errors import RedisUnavailableError
+from bls_agent.fleet import FleetChange, Presence, ProjectView
+from bls_agent.project.messages import LogEntry, Status
+from bls_agent.terminal import visible
+from bls_agent.web.names_in_urls import project_path
+
+__all__ = ["KINDS", "encode_changes", "encode_picture", "make_card", "sort_cards"]
+
+LONGEST_SHOWN: Final = 200  # characters of a message on a card
+LONGEST_STATUS: Final = 40
+
+# From the worst: what needs somebody's eyes stands first.
+KINDS: Final = ("fault", "error", "odd", "stale", "offline", "online", "never")
+_KIND_OF_STATUS: Final = {
+    Status.FAULT: "fault",
+    Status.ERROR: "error",
+    Status.OFFLINE: "offline",
+    Status.ONLINE: "online",
+}
+
+
+def make_card(view: ProjectView) -> JSONObject:
+    """Make the card of a project.
+
+    Returns:
+        ``path`` (its page, and what it is known by), ``name``, ``kind`` (one of
+        ``KINDS``), ``presence``, ``odd`` (what stands where a status should), ``age`` and
+        ``ttl`` of the status, ``last`` (age of the newest record), all in seconds or
+        ``None``; ``queue`` (``None``: the key holds another type), ``errors``, ``rate``
+        (records a second), ``rates``, ``error`` (newest error's message).
+    """
+    return {
+        "path": project_path(view.project),
+        "name": visible(view.project),
+        "kind": _kind_of(view),
+        "presence": view.presence.value,
+        "odd": visible(view.status_text[:LONGEST_STATUS]),
+        "age": _seconds(view.age),
+        "ttl": _seconds(view.ttl),
+        "last": _seconds(view.last_record_age),
+        "queue": view.queue,
+        "errors": view.errors,
+        "rate": round(view.rate, 1),
+        "rates": list(view.rates),
+        "error": _message_of(view.last_error),
+    }
+
+
+def _kind_of(view: ProjectView) -> str:
+    if view.status_text:
+        return "odd"
+    if view.status is not None:
+        return _KIND_OF_STATUS[view.status]
+    return "never" if view.presence is Presence.NEVER else "stale"
+
+
+def _seconds(value: float | None) -> JSONValue:
+    return None if value is None else round(value, 1)
+
+
+def _message_of(entry: LogEntry | None) -> str:
+    if entry is None:
+        return ""
+    cut = entry.message[:LONGEST_SHOWN]
+    return visible(cut) + "…" * (cut != entry.message)
+
+
+def sort_cards(views: Iterable[ProjectView]) -> list[JSONObject]:
+    """Make all cards, worst first, by name among equals."""
+    cards = [make_card(view) for view in views]
+    return sorted(cards, key=lambda card: (KINDS.index(card["kind"]), card["name"]))
+
+
+def encode_picture(
+    views: Mapping[str, ProjectView], unavailable: RedisUnavailableError | None
+) -> bytes:
+    """Write the whole picture, for somebody who begins to follow."""
+    return encode(
+        {
+            "whole": True,
+            "cards": [make_card(view) for view in views.values()],
+            "away": _away(unavailable),
+        }
+    )
+
+
+def encode_changes(change: FleetChange) -> bytes:
+    """Write one change, for everybody who follows."""
+    return encode(
+        {
+            "cards": [make_card(view) for view in change.views.values()],
+            "gone": [project_path(name) for name in sorted(change.gone)],
+            "away": _away(change.unavailable),
+        }
+    )
+
+
+def _away(error: RedisUnavailableError | None) -> JSONValue:
+    return None if error is None else visible(error.kind)
