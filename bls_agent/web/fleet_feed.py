@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager
 from typing import Final
 
@@ -70,7 +70,7 @@ class FleetFeed:
         with anyio.move_on_after(timeout):
             await self._seen.wait()
 
-    async def follow(self, heartbeat: float) -> AsyncIterator[bytes]:
+    async def follow(self, heartbeat: float) -> AsyncGenerator[bytes]:
         """Give the whole picture, then every change; who is too slow, the picture again.
 
         Args:
@@ -92,7 +92,7 @@ class FleetFeed:
                     yield item.payload
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _counted(self) -> Generator[None]:
         self._followers += 1
         try:
             yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
@@ -74,17 +74,14 @@ def serve(
 
 
 def _uvicorn_config(app: ConsoleApp, config: WebConfig) -> uvicorn.Config:
-    limits, counts = config.limits, app.web.counts
-
-    def count(reason: str) -> None:
-        counts[reason] += 1
-
+    limits = config.limits
+    protocol = make_protocol(
+        stall=limits.stall, most=limits.connections, counts=app.web.counts
+    )
     try:
         made = uvicorn.Config(
             app,
-            http=make_protocol(
-                stall=limits.stall, connections=limits.connections, count=count
-            ),
+            http=protocol,
             ws="none",
             lifespan="on",
             loop="asyncio",
@@ -108,7 +105,7 @@ def _uvicorn_config(app: ConsoleApp, config: WebConfig) -> uvicorn.Config:
 
 
 @contextmanager
-def open_sockets(config: WebConfig) -> Iterator[list[socket.socket]]:
+def open_sockets(config: WebConfig) -> Generator[list[socket.socket]]:
     """Listen where the configuration says; what was resolved is what is opened.
 
     Raises:
@@ -136,12 +133,14 @@ def _resolve(config: WebConfig) -> list[tuple[socket.AddressFamily, str]]:
     except OSError as error:
         rule = f"it is no address of this machine ({error.strerror})"
         raise ConfigurationError("host", config.host, rule) from None
-    places = list(dict.fromkeys((family, str(place[0])) for family, *_, place in found))
+    places: dict[tuple[socket.AddressFamily, str], None] = dict.fromkeys(
+        (family, str(place[0])) for family, *_, place in found
+    )
     for _, address in places:
         if not config.users and not is_loopback(address):
             rule = f"it means {address}, which others can reach, and {NEEDS_USERS}"
             raise ConfigurationError("host", config.host, rule, MAKE_USERS)
-    return places
+    return list(places)
 
 
 def _open_tcp(
@@ -166,7 +165,7 @@ def _open_tcp(
 
 
 @contextmanager
-def _open_unix(path: Path) -> Iterator[socket.socket]:
+def _open_unix(path: Path) -> Generator[socket.socket]:
     """Listen at a path that only our user can open; a dead one is replaced."""
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -211,5 +210,3 @@ def urls_of(config: WebConfig, sockets: Sequence[socket.socket]) -> list[str]:
         host = "127.0.0.1" if address in {"0.0.0.0", "::"} else address  # noqa: S104 - shown
         urls.append(f"{scheme}://{show_host(host)}:{port}{config.root_path}/")
     return urls
-
-
