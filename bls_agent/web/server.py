@@ -22,7 +22,7 @@ from bls_agent.web.configuration import (
 )
 from bls_agent.web.protocol import make_protocol
 
-__all__ = ["open_sockets", "serve", "urls_of"]
+__all__ = ["make_server", "open_sockets", "serve", "urls_of"]
 
 BACKLOG: Final = 512
 KEEP_ALIVE: Final = 15  # seconds
@@ -64,13 +64,25 @@ def serve(
         ConfigurationError: It cannot listen there, or TLS cannot be set up.
         KeyboardInterrupt: After SIGINT.
     """
-    app = create_app(config)
     with open_sockets(config) as sockets:
-        urls = urls_of(config, sockets)
-        server = _Server(
-            _uvicorn_config(app, config), app, lambda: ready(urls) if ready else None
-        )
-        server.run(list(sockets))
+        make_server(config, sockets, ready).run(sockets)
+
+
+def make_server(
+    config: WebConfig,
+    sockets: Sequence[socket.socket],
+    ready: Callable[[Sequence[str]], None] | None = None,
+) -> uvicorn.Server:
+    """Make the server of a console for sockets that are open.
+
+    Raises:
+        ConfigurationError: TLS cannot be set up.
+    """
+    app = create_app(config)
+    urls = urls_of(config, sockets)
+    return _Server(
+        _uvicorn_config(app, config), app, lambda: ready(urls) if ready else None
+    )
 
 
 def _uvicorn_config(app: ConsoleApp, config: WebConfig) -> uvicorn.Config:
