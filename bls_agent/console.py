@@ -8,22 +8,24 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import anyio
 
 from bls_agent.backoff import Backoff
 from bls_agent.codec import encode_strictly
+from bls_agent.console_log import WINDOW, LogReader, as_wrong_type
 from bls_agent.endpoint import Endpoint, Reply
 from bls_agent.errors import (
+    BlsError,
     ConfigurationError,
     DecodeError,
     NoOutcomeError,
     RedisRefusedError,
     RedisUnavailableError,
-    WrongTypeError,
 )
 from bls_agent.keyed_wires import KeyedWires
 from bls_agent.keys import (
@@ -33,16 +35,14 @@ from bls_agent.keys import (
     KeyTemplate,
 )
 from bls_agent.names import check_name
+from bls_agent.project.commands.sent import SendNote
 from bls_agent.project.log.following import Follower
 from bls_agent.project.messages import Command, LogEntry, Outcome, Status
 from bls_agent.project.state.roster import RollCall, read_roster
+from bls_agent.redaction import Redactor
 from bls_agent.settings import Settings, check_seconds
 
 __all__ = ["Console"]
-
-WINDOW: Final = (
-    64  # records a follower looks at first; four times as many while too few
-)
 
 
 class Console:
@@ -77,6 +77,10 @@ class Console:
             self._endpoint = Endpoint.of(settings.redis_url)
         return KeyedWires(self._endpoint, "bls-console", timeout=self._timeout)
 
+    @cached_property
+    def _redactor(self) -> Redactor:
+        return Redactor(Settings.from_env(os.environ).redact_keys)
+
     async def __aenter__(self) -> Self:
         """Open nothing: the first request does."""
         return self
@@ -103,6 +107,7 @@ class Console:
         *,
         id: str | None = None,  # noqa: A002 - the contract's name
         broadcast: bool = False,
+        sent_by: str = "",
     ) -> Command:
         """Put a command into a project's control list (contract 002, section 3.1).
 
@@ -112,6 +117,10 @@ class Console:
             args: Its arguments.
             id: Its id; made up if absent.
             broadcast: Every replica is to run it (agents with ``replicas=True``).
+            sent_by: Who sends it. A record in the project's console list says so, with
+                the arguments without their secrets, before anything is sent; and
+                another one if the command then could not be sent, if that can be
+                written. ``""`` for no record.
 
         Returns:
             The command as it was sent.
@@ -119,7 +128,8 @@ class Console:
         Raises:
             ConfigurationError: A name or an argument cannot be sent.
             RedisUnavailableError: Not sent; or perhaps, if ``error.ambiguous``.
-            WrongTypeError: The project's control key is no list.
+            WrongTypeError: The project's control key is no list; or, with ``sent_by``,
+                its console key.
         """
         key = CONTROL.build(project=project)
         _check_request(command, args)
@@ -128,8 +138,35 @@ class Console:
         )
         encode_strictly("command", command)
         encode_strictly("args", message.args)
-        await self._call(CONTROL, "RPUSH", key, message.encode())
+        payload = message.encode()
+        if not sent_by:
+            await self._call(CONTROL, "RPUSH", key, payload)
+            return message
+        note = SendNote(message, sent_by, self._redactor)
+        await self._note_before(project, note)
+        try:
+            await self._call(CONTROL, "RPUSH", key, payload)
+        except BlsError as error:
+            await self._note_after(project, note, error)
+            raise
         return message
+
+    async def _note_before(self, project: str, note: SendNote) -> None:
+        """Write the record that goes first; whatever fails, no command was sent."""
+        console = PROJECT_CONSOLE.build(project=project)
+        payload = note.before(self._clock())
+        try:
+            await self._call(PROJECT_CONSOLE, "RPUSH", console, payload)
+        except RedisUnavailableError as error:
+            error.ambiguous = False
+            raise
+
+    async def _note_after(self, project: str, note: SendNote, error: BlsError) -> None:
+        """Say that the command was not sent, or perhaps not, if that can be said."""
+        console = PROJECT_CONSOLE.build(project=project)
+        with suppress(BlsError):
+            payload = note.after(error, self._clock())
+            await self._call(PROJECT_CONSOLE, "RPUSH", console, payload)
 
     async def call(
         self,
@@ -139,10 +176,11 @@ class Console:
         *,
         timeout: float = 10.0,
         broadcast: bool = False,
+        sent_by: str = "",
     ) -> Outcome:
         """Send a command and wait for the record that says how it ended.
 
-        Of a broadcast, the first one.
+        Of a broadcast, the first one. ``sent_by``: as for :meth:`send`.
 
         Raises:
             ConfigurationError: As :meth:`send`, or ``timeout`` is no time; not sent.
@@ -152,7 +190,8 @@ class Console:
                 waited out.
         """
         roll = RollCall()
-        await self._collect(project, command, args, roll, timeout, broadcast=broadcast)
+        how = {"broadcast": broadcast, "sent_by": sent_by}
+        await self._collect(project, command, args, roll, timeout, **how)
         return next(iter(roll.outcomes.values()))
 
     async def call_all(
@@ -162,8 +201,11 @@ class Console:
         args: Mapping[str, Any] | None = None,
         *,
         timeout: float = 10.0,
+        sent_by: str = "",
     ) -> dict[str, Outcome]:
         """Send a broadcast and wait until every living instance has said how it ended.
+
+        ``sent_by``: as for :meth:`send`.
 
         Returns:
             Instance → its outcome. Who is missing has not answered in time.
@@ -172,7 +214,8 @@ class Console:
             NoOutcomeError, RedisUnavailableError: As :meth:`call`.
         """
         roll = RollCall(frozenset(await self.instances(project)))
-        await self._collect(project, command, args, roll, timeout, broadcast=True)
+        how = {"broadcast": True, "sent_by": sent_by}
+        await self._collect(project, command, args, roll, timeout, **how)
         return dict(sorted(roll.outcomes.items()))
 
     async def _collect(
@@ -182,16 +225,15 @@ class Console:
         args: Mapping[str, Any] | None,
         roll: RollCall,
         timeout: float,
-        *,
-        broadcast: bool,
+        **how: Any,
     ) -> None:
         """Send a command and note its outcomes until all of them are there."""
         check_seconds("timeout", timeout)
         follower = Follower()
-        follower.start(*await self._tail(project, WINDOW))
-        message = await self.send(project, command, args, broadcast=broadcast)
+        follower.start(*await self._log(project).tail(WINDOW))
+        message = await self.send(project, command, args, **how)
         roll.command_id = message.id
-        await roll.collect(lambda: self._look(project, follower), timeout)
+        await roll.collect(lambda: self._log(project).look(follower), timeout)
         if not roll.outcomes:
             raise NoOutcomeError(command, message.id, timeout)
 
@@ -258,7 +300,7 @@ class Console:
         """
         if limit < 1:
             raise ConfigurationError("limit", limit, "at least 1")
-        window, _ = await self._tail(project, limit)
+        window, _ = await self._log(project).tail(limit)
         return [LogEntry.decode(item) for item in window]
 
     async def follow_logs(
@@ -282,12 +324,12 @@ class Console:
         while True:
             try:
                 if not follower.started:
-                    window, length = await self._tail(project, max(last, WINDOW))
+                    window, length = await self._log(project).tail(max(last, WINDOW))
                     follower.start(window, length)
                     entries = [LogEntry.decode(item) for item in window[-last:]]
                     entries = entries if last else []
                 else:
-                    entries = await self._look(project, follower)
+                    entries = await self._log(project).look(follower)
             except RedisRefusedError:
                 raise
             except RedisUnavailableError:
@@ -298,31 +340,8 @@ class Console:
                 yield entry
             await anyio.sleep(interval)
 
-    async def _look(self, project: str, follower: Follower) -> list[LogEntry]:
-        """Read windows of the tail until the follower finds its place again."""
-        size = WINDOW
-        while True:
-            entries = follower.find_new(*await self._tail(project, size))
-            if entries is not None:
-                return entries
-            size *= 4
-
-    async def _tail(self, project: str, size: int) -> tuple[list[bytes], int]:
-        """Read the newest records, and how many there are, at one moment."""
-        key = PROJECT_CONSOLE.locate(project=project)
-        encoded = key.encode("utf-8", "surrogateescape")
-        requests = [("LRANGE", encoded, -size, -1), ("LLEN", encoded)]
-        async with self._wires.to(key) as wire:
-            try:
-                replies = await wire.call_many(requests)
-            except RedisUnavailableError as error:
-                if not error.ambiguous:
-                    raise
-                replies = await wire.call_many(requests)  # reading changes nothing
-        for reply in replies:
-            if isinstance(reply, RedisUnavailableError):
-                raise _as_wrong_type(reply, PROJECT_CONSOLE, key)
-        return replies[0], replies[1]
+    def _log(self, project: str) -> LogReader:
+        return LogReader(self._wires, project)
 
     async def _read(
         self, template: KeyTemplate, name: str, key: str, *rest: int
@@ -330,7 +349,7 @@ class Console:
         try:
             return await self._wires.read(key, name, *rest)
         except RedisUnavailableError as error:
-            raise _as_wrong_type(error, template, key) from error
+            raise as_wrong_type(error, template, key) from error
 
     async def _call(
         self, template: KeyTemplate, name: str, key: str, value: bytes
@@ -338,15 +357,7 @@ class Console:
         try:
             return await self._wires.call(key, name, value)
         except RedisUnavailableError as error:
-            raise _as_wrong_type(error, template, key) from error
-
-
-def _as_wrong_type(
-    error: RedisUnavailableError, template: KeyTemplate, key: str
-) -> Exception:
-    if error.kind != "wrong_type":
-        return error
-    return WrongTypeError(key, str(template.type))
+            raise as_wrong_type(error, template, key) from error
 
 
 def _status_or_none(value: bytes | None) -> Status | None:

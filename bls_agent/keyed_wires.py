@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from bls_agent.endpoint import Argument, Endpoint, Reply
+from bls_agent.endpoint import Argument, Endpoint, Reply, Request
 from bls_agent.engines import Routes
-from bls_agent.errors import RedisUnavailableError
+from bls_agent.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.names import slot_of
+from bls_agent.route import Node
 from bls_agent.wire import Wire
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ __all__ = ["KeyedWires"]
 
 SCAN_COUNT: Final = 1_000
 GET_KEYS: Final = 500
+MANY: Final = 1_000  # requests in one write
 GLANCE: Final = 1.0  # seconds between two questions whether somebody took over
 KEPT: Final = 8  # wires to slots of a cluster that stay open
 
@@ -36,6 +38,8 @@ class KeyedWires:
         self._timeout = timeout
         self._wires: dict[int, Wire] = {}  # by slot, the one used last at the end
         self._users: Counter[int] = Counter()
+        self._nodes: dict[Node, Wire] = {}  # of a cluster, for many keys at once
+        self._node_users: Counter[Node] = Counter()
         self._glance_at = 0.0
 
     @asynccontextmanager
@@ -83,8 +87,15 @@ class KeyedWires:
             if not self._users[slot]:
                 await self._wires.pop(slot).aclose()
 
-    async def scan(self, pattern: str) -> AsyncIterator[bytes]:
+    async def scan(self, pattern: str | bytes) -> AsyncIterator[bytes]:
         """Find keys by pattern on every server that holds any; never KEYS."""
+        async with aclosing(self.scan_steps(pattern)) as steps:
+            async for keys in steps:
+                for key in keys:
+                    yield key
+
+    async def scan_steps(self, pattern: str | bytes) -> AsyncGenerator[list[bytes]]:
+        """The same, step by step: each gives what one SCAN found, mostly nothing."""
         async with aclosing(self._masters()) as wires:
             async for wire in wires:
                 cursor, first = b"0", True
@@ -93,8 +104,7 @@ class KeyedWires:
                     cursor, keys = await wire.read(
                         "SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT
                     )
-                    for key in keys:
-                        yield key
+                    yield keys
 
     async def _masters(self) -> AsyncGenerator[Wire]:
         cluster = self._routes.cluster
@@ -120,9 +130,9 @@ class KeyedWires:
         Raises:
             RedisUnavailableError: Redis cannot answer.
         """
-        cluster = self._routes.cluster
-        if cluster is not None:
-            return await self._get_from_nodes(cluster, keys)
+        if self._routes.cluster is not None:
+            replies = await self.read_many([("GET", _encode(key)) for key in keys])
+            return [_value_or_none(reply) for reply in replies]
         found: list[bytes | None] = []
         async with self.to("") as wire:
             for begin in range(0, len(keys), GET_KEYS):
@@ -130,34 +140,69 @@ class KeyedWires:
                 found.extend(await wire.read("MGET", *encoded))
         return found
 
-    async def _get_from_nodes(
-        self, cluster: ClusterMap, keys: Sequence[str]
-    ) -> list[bytes | None]:
-        by_node: dict[tuple[str, int], list[str]] = {}
-        for key in keys:
-            by_node.setdefault(await cluster.master_of(slot_of(key)), []).append(key)
-        found: dict[str, bytes | None] = {}
-        for node, group in by_node.items():
-            async with self._passing(cluster.node(*node)) as wire:
-                for begin in range(0, len(group), GET_KEYS):
-                    part = group[begin : begin + GET_KEYS]
-                    requests = [("GET", _encode(key)) for key in part]
-                    replies = await wire.call_many(requests)
-                    for key, reply in zip(part, replies, strict=True):
-                        found[key] = await self._value(key, reply)
-        return [found[key] for key in keys]
+    async def read_many(self, requests: Sequence[Request]) -> list[Reply]:
+        """Send many requests that change nothing, a thousand in one write.
 
-    async def _value(self, key: str, reply: Reply) -> bytes | None:
+        Args:
+            requests: Each about one key, its first argument, as bytes.
+
+        Returns:
+            A reply for each; an error reply stands in the list.
+
+        Raises:
+            RedisUnavailableError: The connection failed.
+        """
+        cluster = self._routes.cluster
+        if cluster is not None:
+            return await self._read_from_nodes(cluster, requests)
+        async with self.to("") as wire:
+            return await _read_all(wire, requests)
+
+    async def _read_from_nodes(
+        self, cluster: ClusterMap, requests: Sequence[Request]
+    ) -> list[Reply]:
+        by_node: dict[Node, list[int]] = {}
+        for at, request in enumerate(requests):
+            node = await cluster.master_of(_slot_asked(request))
+            by_node.setdefault(node, []).append(at)
+        replies: list[Reply] = [None] * len(requests)
+        for node, places in by_node.items():
+            async with self._node(cluster, node) as wire:
+                found = await _read_all(wire, [requests[at] for at in places])
+            for at, reply in zip(places, found, strict=True):
+                replies[at] = await self._follow(requests[at], reply)
+        return replies
+
+    async def _follow(self, request: Request, reply: Reply) -> Reply:
         """Take a reply, or ask again where the slot has moved meanwhile."""
-        if isinstance(reply, RedisUnavailableError) and reply.kind != "wrong_type":
-            async with self.to(key) as wire:
-                reply = (await wire.call_many([("GET", _encode(key))]))[0]
-        if not isinstance(reply, RedisUnavailableError):
-            found: bytes | None = reply
-            return found
-        if reply.kind != "wrong_type":
-            raise reply
-        return None
+        unsure = isinstance(reply, RedisUnavailableError)
+        if not unsure or isinstance(reply, RedisRefusedError):
+            return reply
+        async with self.to(_decode(request[1])) as wire:
+            return (await wire.call_many([request]))[0]
+
+    @asynccontextmanager
+    async def _node(self, cluster: ClusterMap, node: Node) -> AsyncGenerator[Wire]:
+        """Give a wire to a node, which stays open as long as the node is a master."""
+        wire = self._nodes.get(node)
+        if wire is None:
+            server = cluster.node(*node)
+            wire = Wire(server, self._name, timeout=self._timeout)
+            self._nodes[node] = wire
+        self._node_users[node] += 1
+        try:
+            yield wire
+        finally:
+            self._node_users[node] -= 1
+            await self._close_former_masters(cluster)
+
+    async def _close_former_masters(self, cluster: ClusterMap) -> None:
+        if len(self._nodes) == 1:
+            return
+        with suppress(RedisUnavailableError):
+            for node in self._nodes.keys() - set(await cluster.masters()):
+                if not self._node_users[node]:
+                    await self._nodes.pop(node).aclose()
 
     async def read(self, key: str, name: str, *rest: Argument) -> Reply:
         """Send one request that changes nothing, about one key."""
@@ -171,9 +216,40 @@ class KeyedWires:
 
     async def aclose(self) -> None:
         """Close every wire; the next request opens one again."""
-        for wire in list(self._wires.values()):
+        for wire in [*self._wires.values(), *self._nodes.values()]:
             await wire.aclose()
             await wire.route.aclose()
+
+
+async def _read_all(wire: Wire, requests: Sequence[Request]) -> list[Reply]:
+    replies: list[Reply] = []
+    for begin in range(0, len(requests), MANY):
+        part = requests[begin : begin + MANY]
+        try:
+            replies += await wire.call_many(part)
+        except RedisUnavailableError as error:
+            if error.kind != "connection" or not error.ambiguous:
+                raise
+            replies += await wire.call_many(part)  # reading changes nothing
+    return replies
+
+
+def _value_or_none(reply: Reply) -> bytes | None:
+    if not isinstance(reply, RedisUnavailableError):
+        found: bytes | None = reply
+        return found
+    if reply.kind != "wrong_type":
+        raise reply
+    return None
+
+
+def _slot_asked(request: Request) -> int:
+    return slot_of(_decode(request[1]))
+
+
+def _decode(key: Argument) -> str:
+    assert isinstance(key, bytes)  # noqa: S101 - for the type checker
+    return key.decode("utf-8", "surrogateescape")
 
 
 def _encode(key: str) -> bytes:

@@ -131,6 +131,7 @@ class SyncConsole:
         *,
         id: str | None = None,  # noqa: A002 - the contract's name
         broadcast: bool = False,
+        sent_by: str = "",
     ) -> Command:
         """Put a command into a project's control list (contract 002, section 3.1).
 
@@ -140,6 +141,8 @@ class SyncConsole:
             args: Its arguments.
             id: Its id; made up if absent.
             broadcast: Every replica is to run it (agents with ``replicas=True``).
+            sent_by: Who sends it; a record in the project's console list says so
+                before anything is sent. ``""`` for no record.
 
         Returns:
             The command as it was sent.
@@ -150,7 +153,13 @@ class SyncConsole:
             WrongTypeError: The project's control key is no list.
         """
         return self._call(
-            Console.send, project, command, args, id=id, broadcast=broadcast
+            Console.send,
+            project,
+            command,
+            args,
+            id=id,
+            broadcast=broadcast,
+            sent_by=sent_by,
         )
 
     def call(
@@ -161,10 +170,11 @@ class SyncConsole:
         *,
         timeout: float = 10.0,
         broadcast: bool = False,
+        sent_by: str = "",
     ) -> Outcome:
         """Send a command and wait for the record that says how it ended.
 
-        Of a broadcast, the first one.
+        Of a broadcast, the first one. ``sent_by``: as for :meth:`send`.
 
         Raises:
             NoOutcomeError: No such record within ``timeout`` seconds; the command may
@@ -179,6 +189,7 @@ class SyncConsole:
             args,
             timeout=timeout,
             broadcast=broadcast,
+            sent_by=sent_by,
         )
 
     def call_all(
@@ -188,8 +199,11 @@ class SyncConsole:
         args: Mapping[str, Any] | None = None,
         *,
         timeout: float = 10.0,
+        sent_by: str = "",
     ) -> dict[str, Outcome]:
         """Send a broadcast and wait until every living instance has said how it ended.
+
+        ``sent_by``: as for :meth:`send`.
 
         Returns:
             Instance → its outcome. Who is missing has not answered in time.
@@ -197,7 +211,9 @@ class SyncConsole:
         Raises:
             NoOutcomeError, RedisUnavailableError: As :meth:`call`.
         """
-        return self._call(Console.call_all, project, command, args, timeout=timeout)
+        return self._call(
+            Console.call_all, project, command, args, timeout=timeout, sent_by=sent_by
+        )
 
     def instances(self, project: str) -> dict[str, Status]:
         """Read which replicas of a project live, and what each says of itself.

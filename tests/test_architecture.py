@@ -65,6 +65,7 @@ COMPOSITION = [
     "loop_thread",
     "agent_thread",
     "agent",
+    "console_log",
     "console",
     "sync_console",
     "fleet",

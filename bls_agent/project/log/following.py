@@ -7,13 +7,13 @@ addition whether any are missing between two of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from bls_agent.project.messages import Level, LogEntry
 
-__all__ = ["Follower", "gap_entry"]
+__all__ = ["Follower", "find_end", "gap_entry"]
 
 ANCHOR: Final = 64  # records remembered to find the place again
 
@@ -31,6 +31,30 @@ def gap_entry(missing: int | None) -> LogEntry:
         message=f"{said} records are missing here",
         metadata={"gap": {"missing": missing}},
     )
+
+
+def find_end(
+    seen: Sequence[Hashable], window: Sequence[Hashable], grown: int
+) -> int | None:
+    """Find where in a window of the tail what was seen last ends.
+
+    Equal records may stand in several places: the one that fits the growth of the list
+    goes first.
+
+    Args:
+        seen: The last records that were seen, or what stands for each; not empty.
+        window: The tail of the list now, oldest first.
+        grown: By how much the list is longer than it was.
+
+    Returns:
+        Index of the first record behind it; ``None`` if it is not in the window.
+    """
+    for index in [len(window) - 1 - grown, *reversed(range(len(window)))]:
+        if 0 <= index < len(window):
+            known = min(index + 1, len(seen))
+            if list(window[index + 1 - known : index + 1]) == list(seen[-known:]):
+                return index + 1
+    return None
 
 
 @dataclass
@@ -117,15 +141,7 @@ class Follower:
         """
         if not self._anchor:
             return 0 if len(window) == length else None
-        grown: int = len(window) - 1 - (length - self._length)
-        for index in [grown, *reversed(range(len(window)))]:
-            if 0 <= index < len(window) and self._agrees(window, index):
-                return index + 1
-        return None
-
-    def _agrees(self, window: Sequence[bytes], index: int) -> bool:
-        known = min(index + 1, len(self._anchor))
-        return list(window[index + 1 - known : index + 1]) == self._anchor[-known:]
+        return find_end(self._anchor, window, length - self._length)
 
     def _remember(self, window: Sequence[bytes], length: int) -> None:
         self._anchor = list(window[-ANCHOR:])

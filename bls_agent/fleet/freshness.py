@@ -1,0 +1,70 @@
+"""How old a status is, judged from the time that it has left: no I/O.
+
+From outside only the TTL is seen. How much of it had been given is known once a refresh
+was seen; until then it is taken for what the contract suggests.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from bls_agent.keys import PROJECT_STATUS
+
+__all__ = ["Freshness"]
+
+SUGGESTED: Final = float(PROJECT_STATUS.ttl or 0)
+TOLERANCE: Final = 0.25  # seconds by which two looks may disagree about one TTL
+CLOSE: Final = 1.0  # seconds between two looks that leave no doubt: TTLs are whole ones
+
+
+@dataclass
+class Freshness:
+    """Follows the TTL of one status.
+
+    Attributes:
+        exact: Whether a refresh was seen, so that the age is known.
+    """
+
+    exact: bool = False
+    _given: float = 0.0  # the TTL with which the status was written, as far as known
+    _left: float | None = None
+    _at: float = 0.0
+
+    def note(self, left: float | None, now: float) -> None:
+        """Take what a look has found.
+
+        Args:
+            left: Seconds until the status expires; ``None`` if it does not, or is absent.
+            now: Seconds of any clock that does not jump.
+        """
+        before, gap = self.left(now), now - self._at
+        self._left, self._at = left, now
+        if left is None:
+            self.exact, self._given = False, 0.0
+        elif before is None:
+            self._given = _guess(left)
+        elif left > before + TOLERANCE:
+            self._refreshed(left, gap)
+        elif left > self._given:  # somebody gave it more time bit by bit
+            self._given = math.ceil(left)
+
+    def _refreshed(self, left: float, gap: float) -> None:
+        if gap <= CLOSE:
+            self._given, self.exact = float(math.ceil(left)), True
+        elif not left <= self._given <= left + gap:
+            self._given, self.exact = _guess(left), False
+
+    def left(self, now: float) -> float | None:
+        """Say how many seconds the status has left; ``None`` if it does not expire."""
+        return None if self._left is None else max(0.0, self._left - (now - self._at))
+
+    def age(self, now: float) -> float | None:
+        """Say how many seconds ago the status was written; ``None`` without a TTL."""
+        left = self.left(now)
+        return None if left is None else max(0.0, self._given - left)
+
+
+def _guess(left: float) -> float:
+    return max(SUGGESTED, float(math.ceil(left)))

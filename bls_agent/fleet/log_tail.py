@@ -1,0 +1,174 @@
+"""What is new in one console list, seen in bounded windows of its tail: no I/O.
+
+Most looks read the length and the newest record alone. A window is read when these have
+changed, as long as the growth asks for and never longer than the caller allows; what is
+not in it is counted by the records' numbers, by the growth of the list or, as the last
+resort, by the timestamps in the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bls_agent.codec import parse_timestamp
+from bls_agent.project.log.following import find_end
+from bls_agent.project.messages import LogEntry
+
+__all__ = ["LogTail", "News"]
+
+SEEN: Final = 16  # records that are remembered to find the place again
+OVERLAP: Final = 4  # of them that a window is to show again
+FIRST: Final = 64  # records of the first window
+MOST: Final = 512  # records of any window
+PROCESSES: Final = 64  # of one project whose numbers are remembered
+
+
+@dataclass(frozen=True)
+class News:
+    """What a window has brought.
+
+    Attributes:
+        entries: The new records in it, oldest first.
+        count: How many there are, those that the window does not show included.
+        counted: Whether ``count`` is exact.
+    """
+
+    entries: Sequence[LogEntry]
+    count: int
+    counted: bool
+
+    @property
+    def complete(self) -> bool:
+        """Whether every new record is among the entries."""
+        return self.counted and len(self.entries) == self.count
+
+
+class LogTail:
+    """Remembers the tail of one list, in hashes: a few hundred bytes, whatever is in it.
+
+    Attributes:
+        started: Whether a first window was seen.
+    """
+
+    def __init__(self) -> None:
+        """Know nothing."""
+        self.started = False
+        self._length = 0
+        self._seen: list[int] = []
+        self._numbers: dict[
+            str, int
+        ] = {}  # by process, the one that wrote last at the end
+        self._mean = 0.0  # bytes of a record
+        self._usual = FIRST
+        self._looked_at = 0.0
+
+    def wants(self, length: int, last: bytes | None, room: int) -> int:
+        """Say how many records of the tail to read; 0: nothing is new.
+
+        Args:
+            length: Length of the list.
+            last: Its newest record.
+            room: Bytes that may be read, about.
+        """
+        if last is None or not length:
+            self._seen, self._length, self.started = [], 0, True
+            return 0
+        same = bool(self._seen) and self._seen[-1] == hash(last)
+        if self.started and same and length <= self._length:
+            self._length = length  # trimmed from the front, perhaps
+            return 0
+        most = int(room / max(self._mean, len(last), 1.0))
+        return max(OVERLAP, min(self._wish(length, last), length, most, MOST))
+
+    def _wish(self, length: int, last: bytes) -> int:
+        if not self.started:
+            return FIRST
+        entry = LogEntry.decode(last)
+        before = self._numbers.get(entry.instance)
+        grown = length - self._length
+        if entry.number is not None and before is not None:
+            grown = max(grown, entry.number - before)
+        if grown > 0 and len(self._numbers) <= 1:
+            return grown + OVERLAP
+        return max(grown, self._usual) + OVERLAP
+
+    def take(self, window: Sequence[bytes], length: int, now: float) -> News:
+        """Pick what is new and say how much there is.
+
+        Args:
+            window: The tail of the list, oldest first.
+            length: Length of the whole list at the same moment.
+            now: Seconds of any clock that does not jump.
+        """
+        marks = [hash(payload) for payload in window]
+        grown = length - self._length
+        place = find_end(self._seen, marks, grown) if self._seen else None
+        whole = len(window) >= length
+        entries = [LogEntry.decode(payload) for payload in window[place or 0 :]]
+        numbered = self._note_numbers(entries)
+        if not self.started:
+            news = News(entries, len(entries), whole)
+        elif place is not None or (whole and not self._seen):
+            news = News(entries, len(entries), counted=True)
+        else:
+            news = self._estimate(entries, grown, numbered, now - self._looked_at)
+        self._remember(window, marks, length, len(entries), now)
+        return news
+
+    def _estimate(
+        self, entries: Sequence[LogEntry], grown: int, numbered: int | None, gap: float
+    ) -> News:
+        """Count what was written while the window was too short to show all of it."""
+        if numbered is not None:
+            return News(entries, max(numbered, len(entries)), counted=True)
+        if grown > 0:
+            return News(entries, max(grown, len(entries)), counted=False)
+        moments = [_seconds(entry) for entry in entries]
+        known = [moment for moment in moments if moment is not None]
+        span = max(known) - min(known) if len(known) > 1 else 0.0
+        count = round(len(known) * gap / span) if 0.0 < span < gap else 0
+        return News(entries, max(count, len(entries)), counted=False)
+
+    def _note_numbers(self, entries: Sequence[LogEntry]) -> int | None:
+        """Count by the records' numbers; ``None`` if not every record is numbered."""
+        total = 0
+        latest: dict[str, tuple[int, int]] = {}
+        whole = True
+        for entry in entries:
+            if entry.number is None:
+                whole = False
+                continue
+            first = latest.get(entry.instance, (entry.number, 0))[0]
+            latest[entry.instance] = (first, entry.number)
+        for process, (first, last) in latest.items():
+            before = self._numbers.pop(process, None)
+            if before is None or last < before:
+                before = first - 1
+            total += max(0, last - before)
+            self._numbers[process] = last
+        for process in list(self._numbers)[:-PROCESSES]:
+            del self._numbers[process]
+        return total if whole else None
+
+    def _remember(
+        self,
+        window: Sequence[bytes],
+        marks: Sequence[int],
+        length: int,
+        new: int,
+        now: float,
+    ) -> None:
+        self.started = True
+        self._seen = list(marks[-SEEN:])
+        self._length = length
+        self._looked_at = now
+        self._usual = max(OVERLAP, 2 * new)
+        if window:
+            self._mean = sum(map(len, window)) / len(window)
+
+
+def _seconds(entry: LogEntry) -> float | None:
+    moment = parse_timestamp(entry.timestamp)
+    return None if moment is None else moment.timestamp()

@@ -1,0 +1,186 @@
+"""The reads behind a look at all projects, in few round trips and bounded bytes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from typing import Final, NamedTuple
+
+import anyio.lowlevel
+
+from bls_agent.endpoint import Reply, Request
+from bls_agent.errors import RedisRefusedError, RedisUnavailableError
+from bls_agent.fleet.track import Moment, Sample, Track
+from bls_agent.keyed_wires import KeyedWires
+from bls_agent.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
+
+__all__ = ["Survey"]
+
+TEMPLATES: Final = (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL)
+TOGETHER: Final = 250  # projects in one write
+STATUS_BYTES: Final = 64  # of a value that are read: the contract's four have six
+BYTES: Final = 2 * 1024 * 1024  # of records that one look reads, about
+BYTES_EACH: Final = 64 * 1024  # of one project's
+NO_KEY: Final = -2  # what PTTL says
+NO_TTL: Final = -1
+
+
+class _Keys(NamedTuple):
+    status: bytes
+    console: bytes
+    control: bytes
+
+    @classmethod
+    def of(cls, project: str) -> _Keys:
+        located = (template.locate(project=project) for template in TEMPLATES)
+        return cls(*(key.encode("utf-8", "surrogateescape") for key in located))
+
+
+class Survey:
+    """What is known of every project, and the reads that find out more.
+
+    Attributes:
+        tracks: Project → what is known of it.
+    """
+
+    def __init__(self, wires: KeyedWires) -> None:
+        """Know nothing."""
+        self.tracks: dict[str, Track] = {}
+        self._wires = wires
+        self._keys: dict[str, _Keys] = {}
+        self._clock_offset = 0.0
+
+    async def ask_time(self) -> float | None:
+        """Ask the server for its clock, in Unix seconds; ``None`` if that is refused."""
+        try:
+            async with self._wires.to("") as wire:
+                seconds, micros = await wire.read("TIME")
+        except RedisRefusedError:
+            return None
+        return int(seconds) + int(micros) / 1e6
+
+    async def scan(self) -> AsyncGenerator[set[str]]:
+        """Give the names of projects, step by step through all keys."""
+        async with aclosing(self._wires.scan_steps(_common_pattern())) as steps:
+            async for keys in steps:
+                yield set(_names_in(keys))
+
+    def add(self, project: str, at: Moment) -> None:
+        """Begin to watch a project."""
+        self.tracks[project] = Track(project, at)
+        self._keys[project] = _Keys.of(project)
+
+    def forget(self, project: str) -> None:
+        """Watch a project no more."""
+        del self.tracks[project], self._keys[project]
+
+    async def read_statuses(self, projects: Iterable[str], at: Moment) -> None:
+        """Read statuses and how long they last.
+
+        Raises:
+            RedisUnavailableError: Redis cannot answer, or refuses that.
+        """
+        for part in _parts(projects):
+            requests: list[Request] = []
+            for name in part:
+                key = self._keys[name].status
+                requests += [("GETRANGE", key, 0, STATUS_BYTES - 1), ("PTTL", key)]
+            replies = await self._wires.read_many(requests)
+            for name, value, left in zip(part, *_split(replies, 2), strict=True):
+                _note_status(self.tracks[name], value, left, at)
+            await anyio.lowlevel.checkpoint()
+
+    async def read_lists(self, projects: Iterable[str], at: Moment) -> None:
+        """Read how long queues and logs are, and what is new in the logs.
+
+        Raises:
+            RedisUnavailableError: Redis cannot answer, or refuses that.
+        """
+        wanted: dict[str, int] = {}
+        for part in _parts(projects):
+            await self._read_lengths(part, at, wanted)
+            await anyio.lowlevel.checkpoint()
+        await self._read_windows(wanted, at)
+
+    async def _read_lengths(
+        self, part: Sequence[str], at: Moment, wanted: dict[str, int]
+    ) -> None:
+        requests: list[Request] = []
+        looked = [self.tracks[name].wants_record(at.now) for name in part]
+        for name, look in zip(part, looked, strict=True):
+            keys = self._keys[name]
+            requests += [("LLEN", keys.control), ("LLEN", keys.console)]
+            if look:
+                requests.append(("LINDEX", keys.console, -1))
+        replies = iter(await self._wires.read_many(requests))
+        for name, look in zip(part, looked, strict=True):
+            sample = Sample(
+                queue=_list_value(next(replies)),
+                records=_list_value(next(replies)),
+                last=_list_value(next(replies)) if look else None,
+                looked=look,
+            )
+            count = self.tracks[name].note_lists(sample, at, BYTES_EACH)
+            if count:
+                wanted[name] = count
+
+    async def _read_windows(self, wanted: dict[str, int], at: Moment) -> None:
+        for part in _parts(wanted):
+            requests: list[Request] = []
+            for name in part:
+                key = self._keys[name].console
+                requests += [("LRANGE", key, -wanted[name], -1), ("LLEN", key)]
+            replies = await self._wires.read_many(requests)
+            for name, window, length in zip(part, *_split(replies, 2), strict=True):
+                self.tracks[name].note_window(
+                    _list_value(window) or [], _list_value(length) or 0, at
+                )
+            await anyio.lowlevel.checkpoint()
+
+
+def _common_pattern() -> bytes:
+    """Make one pattern for all three kinds of keys, so that one SCAN finds them.
+
+    They differ in their last byte. What else ends in it is left out when it is parsed.
+    """
+    ends = {template.pattern().encode()[-1:] for template in TEMPLATES}
+    return b"*[" + b"".join(sorted(ends)) + b"]"
+
+
+def _names_in(keys: Iterable[bytes]) -> Iterator[str]:
+    for key in keys:
+        for template in TEMPLATES:
+            parsed = template.parse(key)
+            if parsed is not None:
+                yield parsed["project"]
+
+
+def _parts(projects: Iterable[str]) -> Iterator[list[str]]:
+    names = list(projects)
+    for begin in range(0, len(names), TOGETHER):
+        yield names[begin : begin + TOGETHER]
+
+
+def _split(replies: Sequence[Reply], kinds: int) -> list[Sequence[Reply]]:
+    return [replies[kind::kinds] for kind in range(kinds)]
+
+
+def _note_status(track: Track, value: Reply, left: Reply, at: Moment) -> None:
+    if isinstance(left, RedisUnavailableError):
+        raise left
+    wrong = isinstance(value, RedisUnavailableError)
+    if wrong and value.kind != "wrong_type":
+        raise value
+    if left == NO_KEY or wrong:
+        value = None
+    ttl = None if left < 0 else left / 1000
+    track.note_status(value, ttl, at, wrong=wrong and left != NO_KEY)
+
+
+def _list_value(reply: Reply) -> Reply:
+    """Give what a request about a list brought; ``None`` for a key of another type."""
+    if not isinstance(reply, RedisUnavailableError):
+        return reply
+    if reply.kind != "wrong_type":
+        raise reply
+    return None
