@@ -37,7 +37,7 @@ from bls_agent.web.manual import (
     is_ours,
     read_manual,
 )
-from bls_agent.web.names_in_urls import project_in_query, quote_name
+from bls_agent.web.names_in_urls import FIELD, project_in_query, quote_name
 from bls_agent.web.rendering import render, texts_of, visible_lines
 from bls_agent.web.sending import send_command
 from bls_agent.web.state import web_state
@@ -97,7 +97,7 @@ async def show_commands(request: Request) -> Response:
             return render(
                 request,
                 "asking.html",
-                query=f"projectName={quote_name(project)}",
+                query=f"{FIELD}={quote_name(project)}",
             )
         manual = found
     chosen = request.query_params.get("chosen", "")
@@ -195,7 +195,7 @@ def _review(
     return render(
         request,
         "review.html",
-        query=f"projectName={quote_name(project)}",
+        query=f"{FIELD}={quote_name(project)}",
         before=before,
         name=visible(project),
         after=after,
@@ -259,7 +259,7 @@ def _form(
         "commands.html",
         200,
         headers,
-        query=f"projectName={quote_name(project)}",
+        query=f"{FIELD}={quote_name(project)}",
         manual=manual.entries,
         chosen=filled.chosen,
         by_hand=filled.by_hand,

@@ -17,10 +17,12 @@ from bls_agent.web.answers import json_answer
 from bls_agent.web.cards import KINDS, make_card, sort_cards
 from bls_agent.web.command_pages import command_routes
 from bls_agent.web.names_in_urls import (
+    FIELD,
     project_in_path,
     project_in_query,
     quote_name,
 )
+from bls_agent.web.origins import local_target
 from bls_agent.web.rendering import render, texts_of
 from bls_agent.web.state import web_state
 
@@ -67,7 +69,7 @@ async def show_project(request: Request) -> Response:
         request,
         "project.html",
         card=make_card(view, fleet.seconds_since(project)),
-        query=f"projectName={quote_name(project)}",
+        query=f"{FIELD}={quote_name(project)}",
         kinds=KINDS,
         away=fleet.unavailable.kind if fleet.unavailable else "",
     )
@@ -86,7 +88,9 @@ async def show_card(request: Request) -> Response:
 
 async def show_login(request: Request) -> Response:
     """Ask for the password."""
-    return login_page(request, next_path=request.query_params.get("next", "/"))
+    root: str = request.scope.get("root_path", "")
+    wanted = request.query_params.get("next", "")
+    return login_page(request, next_path=local_target(wanted, default=f"{root}/"))
 
 
 def login_page(
