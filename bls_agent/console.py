@@ -37,6 +37,7 @@ from bls_agent.keys import (
 from bls_agent.names import check_name
 from bls_agent.project.commands.sent import SendNote
 from bls_agent.project.log.following import Follower
+from bls_agent.project.log.paging import LogPage
 from bls_agent.project.messages import Command, LogEntry, Outcome, Status
 from bls_agent.project.state.roster import RollCall, read_roster
 from bls_agent.redaction import Redactor
@@ -302,6 +303,30 @@ class Console:
             raise ConfigurationError("limit", limit, "at least 1")
         window, _ = await self._log(project).tail(limit)
         return [LogEntry.decode(item) for item in window]
+
+    async def log_page(
+        self, project: str, *, before: str = "", limit: int = 200
+    ) -> LogPage:
+        """Read records page by page, backwards from the newest.
+
+        Exact while the list grows and is cut from its front: no record twice and none
+        left out between a page and the one before it. Equal records in a row, without
+        ids, are taken for one another.
+
+        Args:
+            project: Its name.
+            before: ``page.before`` of the page behind the one that is wanted; ``""``
+                for the newest.
+            limit: Records at most.
+
+        Raises:
+            ConfigurationError: ``before`` or ``limit`` makes no sense.
+            WrongTypeError: The key is no list.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        if limit < 1:
+            raise ConfigurationError("limit", limit, "at least 1")
+        return await self._log(project).page(before, limit)
 
     async def follow_logs(
         self, project: str, *, last: int = 0, interval: float = 0.25

@@ -8,6 +8,7 @@ from bls_agent.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.keyed_wires import KeyedWires
 from bls_agent.keys import PROJECT_CONSOLE, KeyTemplate
 from bls_agent.project.log.following import Follower
+from bls_agent.project.log.paging import LogPage, LogPlace, cut_page
 from bls_agent.project.messages import LogEntry
 
 __all__ = ["WINDOW", "LogReader", "as_wrong_type"]
@@ -15,6 +16,8 @@ __all__ = ["WINDOW", "LogReader", "as_wrong_type"]
 WINDOW: Final = (
     64  # records a follower looks at first; four times as many while too few
 )
+
+SEARCHED: Final = 1_000  # records in one read while a place is searched for
 
 
 class LogReader:
@@ -38,6 +41,29 @@ class LogReader:
     async def tail(self, size: int) -> tuple[list[bytes], int]:
         """Read the newest records, and how many there are, at one moment."""
         return await self._window(-size, -1)
+
+    async def page(self, before: str, limit: int) -> LogPage:
+        """Read the newest records, or those before a place that an earlier page named."""
+        if not before:
+            window, length = await self.tail(limit)
+            index = max(0, length - len(window)) if len(window) == limit else 0
+            return cut_page(window, index, len(window), limit)
+        place = LogPlace.decode(before)
+        top, size = place.index, limit
+        while True:
+            first = max(0, top - size)
+            window, length = await self._window(first, top + place.count - 1)
+            at = place.find_in(window)
+            if at is not None and (at >= limit or not first):
+                return cut_page(window, first, at, limit)
+            if at is not None:  # it was cut off by so much that the page is not whole
+                top, size = first + at, limit
+            elif first:
+                # What is cut moves records to the front: it can only stand there.
+                top = max(0, min(first - 1, length - place.count))
+                size = max(limit, SEARCHED)
+            else:
+                return LogPage(entries=(), trimmed=True)
 
     async def _window(self, first: int, last: int) -> tuple[list[bytes], int]:
         encoded = self._encoded

@@ -16,6 +16,7 @@ from bls_agent.loop_thread import (
     result_of,
     wait_for,
 )
+from bls_agent.project.log.paging import LogPage
 from bls_agent.project.messages import Command, LogEntry, Outcome, Status
 
 __all__ = ["SyncConsole"]
@@ -262,6 +263,22 @@ class SyncConsole:
             RedisUnavailableError: Redis cannot answer.
         """
         return self._call(Console.logs, project, limit)
+
+    def log_page(self, project: str, *, before: str = "", limit: int = 200) -> LogPage:
+        """Read records page by page, backwards from the newest.
+
+        Args:
+            project: Its name.
+            before: ``page.before`` of the page behind the one that is wanted; ``""``
+                for the newest.
+            limit: Records at most.
+
+        Raises:
+            ConfigurationError: ``before`` or ``limit`` makes no sense.
+            WrongTypeError: The key is no list.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        return self._call(Console.log_page, project, before=before, limit=limit)
 
     def follow_logs(
         self, project: str, *, last: int = 0, interval: float = 0.25

@@ -59,6 +59,8 @@ class ConsoleApp(Starlette):
     def close_streams(self) -> None:
         """End every stream now: the server is about to stop."""
         self.web.closing.set()
+        self.web.fleet.close()
+        self.web.logs.close()
 
 
 def create_app(config: WebConfig | None = None) -> ConsoleApp:

@@ -34,6 +34,7 @@ class FleetFeed:
         views: Project → how it is; as fresh as the watch.
         unavailable: Why Redis does not answer, ``None`` if it does.
         watching: Whether the watch runs.
+        closed: Whether every follower has to end.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -48,6 +49,12 @@ class FleetFeed:
         self.views: dict[str, ProjectView] = {}
         self.unavailable: RedisUnavailableError | None = None
         self.watching = False
+        self.closed = False
+
+    def close(self) -> None:
+        """Let every follower end."""
+        self.closed = True
+        self._ring.wake()
 
     async def aclose(self) -> None:
         """Close what the watch had opened."""
@@ -73,7 +80,7 @@ class FleetFeed:
             await self.ready()
             place = self._ring.end
             yield self._whole()
-            while True:
+            while not self.closed:
                 await self._ring.wait(place, heartbeat)
                 items, missed = self._ring.since(place)
                 place = self._ring.end

@@ -35,7 +35,17 @@ logger = logging.getLogger(__name__)
 
 
 class LogFeed:
-    """The newest records of one list, and who follows them."""
+    """The newest records of one list, and who follows them.
+
+    Attributes:
+        ring: The records as JSON, and what else is told: ``log``, ``gap``,
+            ``unavailable``, ``available``.
+        followers: How many follow.
+        begun: Set when the records that were there already are in the ring.
+        error: Why it is over for good, ``None`` if it is not.
+        unavailable: Why Redis does not answer, ``None`` if it does.
+        closed: Whether every follower has to end.
+    """
 
     def __init__(self, console: Console, project: str) -> None:
         """Begin with nothing."""
@@ -47,6 +57,13 @@ class LogFeed:
         self.unavailable: RedisUnavailableError | None = None
         self._last = float("-inf")
         self.begun = anyio.Event()
+        self.closed = False
+
+    def close(self) -> None:
+        """Let every follower end."""
+        self.closed = True
+        self.begun.set()
+        self.ring.wake()
 
     async def run(self) -> None:
         """Read until cancelled, or until Redis refuses for good (:attr:`error`)."""
@@ -125,6 +142,11 @@ class LogFeeds:
     def open(self, tasks: TaskGroup) -> None:
         """Say where the readers may run."""
         self._tasks = tasks
+
+    def close(self) -> None:
+        """Let every follower of every list end."""
+        for feed in self._feeds.values():
+            feed.close()
 
     @contextmanager
     def join(self, project: str) -> Iterator[LogFeed]:

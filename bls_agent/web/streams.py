@@ -26,6 +26,7 @@ __all__ = ["fleet_events", "log_events"]
 BEGINNING = b"retry: 2000\n\n"
 HEARTBEAT = b": \n\n"
 FIRST_WAIT = 5.0  # seconds for the first look at a list
+PATIENCE = 0.3  # seconds for streams to end when the console does
 EVENT_SIZE = 256 * 1024  # bytes of one event with records
 
 
@@ -47,13 +48,15 @@ class _Stream(EventSourceResponse):
                 tasks.cancel_scope.cancel()
 
     async def _end_with_console(self, scope: anyio.CancelScope) -> None:
+        """Cut off who has not come to his end soon after he was told."""
         await self._state.closing.wait()
+        await anyio.sleep(PATIENCE)
         scope.cancel()
 
     async def _ending(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Give events until the session is over."""
         yield BEGINNING
-        async for event in events:
+        async for event in events:  # they end by themselves when the console does
             session, state = self._session, self._state
             if session is not None:
                 if state.sessions.is_over(session, state.now()):
@@ -115,6 +118,7 @@ async def _log_events(
                 yield event
             if feed.error is not None:
                 yield _last_words(feed.error)
+            if feed.error is not None or feed.closed:
                 return
             await feed.ring.wait(place, heartbeat)
             items, missed = feed.ring.since(place)
