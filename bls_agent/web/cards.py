@@ -31,8 +31,12 @@ _KIND_OF_STATUS: Final = {
 }
 
 
-def make_card(view: ProjectView) -> JSONObject:
+def make_card(view: ProjectView, late: float = 0.0) -> JSONObject:
     """Make the card of a project.
+
+    Args:
+        view: What was seen of it.
+        late: Seconds since then.
 
     Returns:
         ``path`` (its page, and what it is known by), ``name``, ``kind`` (one of
@@ -47,9 +51,9 @@ def make_card(view: ProjectView) -> JSONObject:
         "kind": _kind_of(view),
         "presence": view.presence.value,
         "odd": visible(view.status_text[:LONGEST_STATUS]),
-        "age": _seconds(view.age),
-        "ttl": _seconds(view.ttl),
-        "last": _seconds(view.last_record_age),
+        "age": _seconds(view.age, late),
+        "ttl": _seconds(view.ttl, -late),
+        "last": _seconds(view.last_record_age, late),
         "queue": view.queue,
         "errors": view.errors,
         "rate": round(view.rate, 1),
@@ -66,8 +70,8 @@ def _kind_of(view: ProjectView) -> str:
     return "never" if view.presence is Presence.NEVER else "stale"
 
 
-def _seconds(value: float | None) -> JSONValue:
-    return None if value is None else round(value, 1)
+def _seconds(value: float | None, late: float) -> JSONValue:
+    return None if value is None else round(max(value + late, 0.0), 1)
 
 
 def _message_of(entry: LogEntry | None) -> str:
@@ -77,20 +81,35 @@ def _message_of(entry: LogEntry | None) -> str:
     return visible(cut) + "…" * (cut != entry.message)
 
 
-def sort_cards(views: Iterable[ProjectView]) -> list[JSONObject]:
-    """Make all cards, worst first, by name among equals."""
-    cards = [make_card(view) for view in views]
+def sort_cards(
+    views: Iterable[ProjectView], late: Mapping[str, float]
+) -> list[JSONObject]:
+    """Make all cards, worst first, by name among equals.
+
+    Args:
+        views: What was seen.
+        late: Project → seconds since then.
+    """
+    cards = [make_card(view, late.get(view.project, 0.0)) for view in views]
     return sorted(cards, key=lambda card: (KINDS.index(card["kind"]), card["name"]))
 
 
 def encode_picture(
-    views: Mapping[str, ProjectView], unavailable: RedisUnavailableError | None
+    views: Mapping[str, ProjectView],
+    unavailable: RedisUnavailableError | None,
+    late: Mapping[str, float],
 ) -> bytes:
-    """Write the whole picture, for somebody who begins to follow."""
+    """Write the whole picture, for somebody who begins to follow.
+
+    Args:
+        views: What was seen.
+        unavailable: Why Redis does not answer.
+        late: Project → seconds since it was seen.
+    """
     return encode(
         {
             "whole": True,
-            "cards": [make_card(view) for view in views.values()],
+            "cards": sort_cards(views.values(), late),
             "away": _away(unavailable),
         }
     )

@@ -18,6 +18,7 @@ from bls_agent.web.ring import Item, Ring
 __all__ = ["FleetFeed"]
 
 GRACE: Final = 30.0  # seconds for which the watch outlives its last follower
+SAME_MOMENT: Final = 0.5  # seconds for which ages may stand still
 AGAIN: Final = 2.0  # seconds after a watch that broke
 MOST: Final = 256  # changes that are kept for slow followers
 SIZE: Final = 8 * 1024 * 1024  # bytes of them
@@ -33,6 +34,7 @@ class FleetFeed:
     Attributes:
         views: Project → how it is; as fresh as the watch.
         unavailable: Why Redis does not answer, ``None`` if it does.
+        looked: Whether there was a first picture.
         watching: Whether the watch runs.
         closed: Whether every follower has to end.
     """
@@ -42,10 +44,12 @@ class FleetFeed:
         self._fleet = fleet
         self._tasks: TaskGroup | None = None
         self._ring = Ring(most=MOST, size=SIZE)
-        self._picture = (-1, b"")
+        self._picture = (-1, 0.0, b"")
         self._followers = 0
         self._wanted_until = 0.0
         self._seen = anyio.Event()
+        self._seen_at: dict[str, float] = {}
+        self.looked = False
         self.views: dict[str, ProjectView] = {}
         self.unavailable: RedisUnavailableError | None = None
         self.watching = False
@@ -106,12 +110,19 @@ class FleetFeed:
             self.watching = True
             self._tasks.start_soon(self._watch)
 
+    def seconds_since(self, project: str) -> float:
+        """Tell how long ago a project was seen as it is: its view's ages are of then."""
+        now = anyio.current_time()
+        return now - self._seen_at.get(project, now)
+
     def _whole(self) -> bytes:
         """Write the picture, once for all who ask at the same moment."""
-        if self._picture[0] != self._ring.end:
-            picture = encode_picture(self.views, self.unavailable)
-            self._picture = (self._ring.end, picture)
-        return self._picture[1]
+        now = anyio.current_time()
+        if self._picture[0] != self._ring.end or now - self._picture[1] > SAME_MOMENT:
+            late = {name: self.seconds_since(name) for name in self.views}
+            picture = encode_picture(self.views, self.unavailable, late)
+            self._picture = (self._ring.end, now, picture)
+        return self._picture[2]
 
     async def _watch(self) -> None:
         try:
@@ -138,9 +149,12 @@ class FleetFeed:
             gone = self.views.keys() - change.views.keys()
             change = FleetChange(views=change.views, gone=frozenset(gone))
         self.unavailable = change.unavailable
+        self.looked = self.looked or change.unavailable is None
         self.views.update(change.views)
+        self._seen_at.update(dict.fromkeys(change.views, anyio.current_time()))
         for name in change.gone:
             self.views.pop(name, None)
+            self._seen_at.pop(name, None)
         self._ring.add(Item(encode_changes(change)))
         self._seen.set()
 

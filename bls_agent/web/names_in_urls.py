@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote
 
-__all__ = ["project_in_path", "project_in_query", "project_path", "quote_name"]
+__all__ = ["FIELD", "project_in_path", "project_in_query", "project_path", "quote_name"]
 
 PROJECTS: Final = "/projects/"
 FIELD: Final = "projectName"
