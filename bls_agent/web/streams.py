@@ -26,7 +26,7 @@ from bls_agent.web.state import WebState, web_state
 __all__ = ["fleet_events", "log_events"]
 
 BEGINNING = b"retry: 2000\n\n"
-HEARTBEAT = b": \n\n"
+HEARTBEAT = b"event: beat\ndata: {}\n\n"  # a comment would not reach the page
 FIRST_WAIT = 5.0  # seconds for the first look at a list
 PATIENCE = 0.3  # seconds for streams to end when the console does
 EVENT_SIZE = 256 * 1024  # bytes of one event with records
