@@ -101,7 +101,9 @@ async def show_commands(request: Request) -> Response:
             )
         manual = found
     chosen = request.query_params.get("chosen", "")
-    return _form(request, project, manual, _chosen(manual, chosen, _note(manual, texts)))
+    return _form(
+        request, project, manual, _chosen(manual, chosen, _note(manual, texts))
+    )
 
 
 async def _look_up(request: Request, project: str) -> Manual | None:
@@ -150,13 +152,17 @@ async def ask_help(request: Request) -> Response:
             project, HELP, timeout=HELP_TIMEOUT, sent_by=request.state.sent_by
         )
         entries = read_manual(outcome.result)
-        note = "" if entries else texts["help_odd" if outcome.succeeded else "help_silent"]
+        note = (
+            "" if entries else texts["help_odd" if outcome.succeeded else "help_silent"]
+        )
     except CommandError:
         note = texts["help_silent"]
     except BlsError as error:
         note = texts["not_sent"].format(reason=visible(str(error)))
     manual = _manuals(request).put(project, entries, time.monotonic())
-    return _form(request, project, manual, _chosen(manual, "", note or _note(manual, texts)))
+    return _form(
+        request, project, manual, _chosen(manual, "", note or _note(manual, texts))
+    )
 
 
 async def review(request: Request) -> Response:
@@ -252,7 +258,9 @@ def _form(
     typed = _Typed(filled.typed)
     form = entry.form if entry else None
     if form and not filled.typed:
-        typed |= {f"arg.{one.name}": show_value(one, one.default) for one in form.fields}
+        typed |= {
+            f"arg.{one.name}": show_value(one, one.default) for one in form.fields
+        }
     headers = {"hx-retarget": "#command"} if retarget else None
     return render(
         request,
