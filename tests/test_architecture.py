@@ -83,6 +83,7 @@ PROGRAMS = [
     "doctor",
     "web",
     "cli",
+    "__main__",
 ]
 FLOORS = [WORDS, WIRES, CONTRACTS, COMPOSITION, FACE, PROGRAMS]
 

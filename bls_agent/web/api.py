@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import anyio
+import anyio.lowlevel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -103,9 +104,17 @@ async def get_logs(request: Request) -> Response:
     """``GET /api/logs``: the newest records of a project, newest last, or older ones."""
     limit = read_limit(request.query_params.get("limit"))
     project = await existing_project(request, project_in_query(request.scope))
-    entries = await web_state(request).console.logs(project, limit)
-    records = b",".join([encode_record(entry) for entry in entries])
-    head = encode({"projectName": show_name(project), "before": None, "trimmed": False})
+    console = web_state(request).console
+    before = request.query_params.get("before", "")
+    page = await console.log_page(project, before=before, limit=limit)
+    records = b",".join([encode_record(entry) for entry in page.entries])
+    head = encode(
+        {
+            "projectName": show_name(project),
+            "before": page.before or None,
+            "trimmed": page.trimmed,
+        }
+    )
     return json_answer(head[:-1] + b',"logs":[' + records + b"]}")
 
 
@@ -118,7 +127,7 @@ async def get_projects(request: Request) -> Response:
         parts += [
             encode(describe_project(view)) for view in views[begin : begin + SLICE]
         ]
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
     return json_answer(b'{"projects":[' + b",".join(parts) + b"]}")
 
 

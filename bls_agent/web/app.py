@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -128,7 +128,7 @@ def _routes() -> list[BaseRoute]:
 
 
 @asynccontextmanager
-async def _lifespan(app: ConsoleApp) -> AsyncIterator[None]:
+async def _lifespan(app: ConsoleApp) -> AsyncGenerator[None]:
     state = app.web
     try:
         async with anyio.create_task_group() as tasks:
@@ -153,21 +153,24 @@ def _handlers() -> Mapping[Any, ExceptionHandler]:
 
 
 def _on_refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+    if not isinstance(error, HTTPException):
+        raise error
     if error.status_code == 405 and request.method == "OPTIONS":  # noqa: PLR2004
         return Response(status_code=204, headers=error.headers)
     return refused(request, error)
 
 
 def _on_field_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, FieldError)
+    if not isinstance(error, FieldError):
+        raise error
     if is_data(request):
         return error_answer(400, "fields are wrong", fields=error.fields)
     return pages.error_page(request, 400, detail=str(error))
 
 
 def _on_error_of_ours(request: Request, error: Exception) -> Response:
-    assert isinstance(error, BlsError)
+    if not isinstance(error, BlsError):
+        raise error
     status = status_of(error)
     wait = RETRY_AFTER if status == 503 else 0  # noqa: PLR2004
     if is_data(request):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 from urllib.parse import quote
 
+import anyio
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -24,6 +26,7 @@ __all__ = ["Entrance", "is_data", "route_path"]
 
 OPEN_TO_ALL = frozenset({"/login", "/api/health"})
 MISDIRECTED = 421
+CLOSE = {"connection": "close"}
 _FORWARDED = ("x-forwarded-for", "x-forwarded-host", "x-real-ip", "forwarded", "via")
 
 
@@ -149,17 +152,23 @@ class Entrance:
         return is_open or not self._state.config.users or bool(request.state.user)
 
     def _limited(self, receive: Receive) -> Receive:
-        """Count the bytes of a body as they come, whatever was promised."""
-        limit, seen = self._state.config.limits.body, 0
+        """Count the bytes of a body as they come, and do not wait for ever for them."""
+        limits = self._state.config.limits
+        limit, seen, patience = limits.body, 0, limits.stall
 
         async def receive_limited() -> Message:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
+            nonlocal seen, patience
+            with anyio.move_on_after(patience):
+                message = await receive()
+                if not message.get("more_body", False):
+                    patience = math.inf  # what comes now is the end of the connection
+                seen += len(message.get("body", b""))
+                return check(message)
+            raise HTTPException(408, "the body did not come", CLOSE)
+
+        def check(message: Message) -> Message:
             if seen > limit:
-                headers = {"connection": "close"}
-                detail = f"a body has at most {limit} bytes"
-                raise HTTPException(413, detail, headers)
+                raise HTTPException(413, f"a body has at most {limit} bytes", CLOSE)
             return message
 
         return receive_limited
@@ -181,7 +190,7 @@ def is_data(request: Request) -> bool:
 
 def is_secure(request: Request) -> bool:
     """Tell whether the browser came over TLS."""
-    return request.scope["scheme"] == "https"
+    return str(request.scope["scheme"]) == "https"
 
 
 def read_basic(headers: Headers) -> tuple[str, str] | None:

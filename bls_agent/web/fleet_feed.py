@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager
 from typing import Final
 
@@ -74,7 +74,7 @@ class FleetFeed:
         with anyio.move_on_after(timeout):
             await self._seen.wait()
 
-    async def follow(self, heartbeat: float) -> AsyncIterator[bytes]:
+    async def follow(self, heartbeat: float) -> AsyncGenerator[bytes]:
         """Give the whole picture, then every change; who is too slow, the picture again.
 
         Args:
@@ -96,7 +96,7 @@ class FleetFeed:
                     yield item.payload
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _counted(self) -> Generator[None]:
         self._followers += 1
         try:
             yield
@@ -106,7 +106,7 @@ class FleetFeed:
 
     def _touch(self) -> None:
         self._wanted_until = anyio.current_time() + GRACE
-        if not self.watching and self._tasks is not None:
+        if not self.watching and not self.closed and self._tasks is not None:
             self.watching = True
             self._tasks.start_soon(self._watch)
 
@@ -136,16 +136,18 @@ class FleetFeed:
             self._seen = anyio.Event()
 
     async def _watch_once(self) -> None:
+        complete = False  # the first change that is no outage tells everything
         try:
             async for change in self._fleet.watch():
-                self._take(change)
+                self._take(change, whole=not complete)
+                complete = complete or change.unavailable is None
         except RedisUnavailableError as error:
-            self._take(FleetChange(unavailable=error))
+            self._take(FleetChange(unavailable=error), whole=False)
         except Exception:  # the console goes on, and somebody reads its log
             logger.exception("the watch of the fleet broke; it is begun anew")
 
-    def _take(self, change: FleetChange) -> None:
-        if not self._seen.is_set() and change.unavailable is None:
+    def _take(self, change: FleetChange, *, whole: bool) -> None:
+        if whole and change.unavailable is None:
             gone = self.views.keys() - change.views.keys()
             change = FleetChange(views=change.views, gone=frozenset(gone))
         self.unavailable = change.unavailable

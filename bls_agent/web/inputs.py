@@ -16,6 +16,7 @@ from bls_agent.errors import DecodeError
 __all__ = ["CommandRequest", "FieldError", "read_command", "read_form", "read_limit"]
 
 MOST_LOGS: Final = 1_000
+DIGITS: Final = 4
 DEFAULT_LOGS: Final = 200
 LONGEST_WAIT: Final = 30.0  # seconds
 LONGEST_ID: Final = 200  # characters
@@ -127,7 +128,12 @@ def read_limit(value: str | None) -> int:
     """
     if value is None:
         return DEFAULT_LOGS
-    if value.isascii() and value.isdigit() and len(value) < 5 and 1 <= int(value) <= MOST_LOGS:
+    if (
+        value.isascii()
+        and value.isdigit()
+        and len(value) <= DIGITS
+        and 1 <= int(value) <= MOST_LOGS
+    ):
         return int(value)
     rule = f"it has to be a whole number from 1 to {MOST_LOGS}"
     raise FieldError({"limit": rule})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -18,13 +18,16 @@ from bls_agent.errors import (
     RedisRefusedError,
     RedisUnavailableError,
 )
+from bls_agent.project.log.paging import LogPage
 from bls_agent.project.messages import LogEntry
 from bls_agent.web.records import encode_record
 from bls_agent.web.ring import Item, Ring
 
 __all__ = ["LogFeed", "LogFeeds"]
 
-FIRST: Final = 1_000  # records that a reader begins with
+FIRST: Final = 64  # records that a reader begins with
+ALIKE: Final = 8  # records by which a page finds its place in the ring
+ALIGN: Final = 2.0  # seconds for the ring to get as far as a page
 MOST: Final = 4_000  # records that are kept for all followers of a list
 SIZE: Final = 4 * 1024 * 1024  # bytes of them
 GRACE: Final = 5.0  # seconds for which a reader outlives its last follower
@@ -90,6 +93,24 @@ class LogFeed:
                 self.ring.add(Item(encode_record(entry), "log"))
             self.begun.set()
 
+    async def newest(self, limit: int) -> tuple[LogPage, int]:
+        """Read the newest records, and find the place in the ring behind them.
+
+        Raises:
+            WrongTypeError: The key is no list.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        place = self.ring.end
+        page = await self._console.log_page(self._project, limit=limit)
+        known = [encode_record(entry) for entry in page.entries[-ALIKE:]]
+        with anyio.move_on_after(ALIGN):
+            while known and not self.closed and self.error is None:
+                found = find_behind(self.ring, known)
+                if found is not None:
+                    return page, found
+                await self.ring.wait(self.ring.end, ALIGN)
+        return page, self.ring.end if known else place
+
     async def _newest(self) -> list[LogEntry]:
         """Read the newest record, once Redis is there: nothing comes of an empty list."""
         while True:
@@ -126,6 +147,24 @@ class LogFeed:
             self.ring.add(Item(b"{}", "available"))
 
 
+def find_behind(ring: Ring, known: Sequence[bytes]) -> int | None:
+    """Find the place behind records that stand in a ring, in a row, for the last time."""
+    items, _ = ring.since(ring.begin)
+    records = [
+        (place, item.payload)
+        for place, item in enumerate(items, ring.begin)
+        if item.kind == "log"
+    ]
+    for end in range(len(records), 0, -1):
+        begin = max(0, end - len(known))
+        if records[end - 1][1] != known[-1]:
+            continue
+        row = [payload for _, payload in records[begin:end]]
+        if row == list(known[len(known) - len(row) :]):
+            return records[end - 1][0] + 1
+    return None
+
+
 class LogFeeds:
     """The feeds of all logs that are followed."""
 
@@ -149,7 +188,7 @@ class LogFeeds:
             feed.close()
 
     @contextmanager
-    def join(self, project: str) -> Iterator[LogFeed]:
+    def join(self, project: str) -> Generator[LogFeed]:
         """Give the feed of a project's log, for as long as the block lasts."""
         feed = self._feeds.get(project)
         if feed is None or feed.error is not None:

@@ -130,4 +130,4 @@ def _set_cookie(request: Request, answer: Response, token: str) -> None:
 
 
 def _is_secure(request: Request) -> bool:
-    return request.scope["scheme"] == "https"
+    return str(request.scope["scheme"]) == "https"

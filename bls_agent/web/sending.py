@@ -9,10 +9,10 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from bls_agent.project.messages import Command
+from bls_agent.project.messages import Command, Outcome
 from bls_agent.web.state import WebState, web_state
 
-__all__ = ["count_command", "send_command"]
+__all__ = ["call_command", "count_command", "send_command"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,29 @@ async def send_command(
     )
     logger.info("%s sent %r (%s) to %r", sent_by, command, sent.id, project)
     return sent
+
+
+async def call_command(
+    request: Request,
+    project: str,
+    command: str,
+    args: Mapping[str, Any] | None = None,
+    *,
+    timeout: float = 3.0,
+) -> Outcome:
+    """Send a command as :func:`send_command` does, and wait for its outcome.
+
+    Raises:
+        HTTPException, ConfigurationError, RedisUnavailableError, WrongTypeError: As
+            :func:`send_command`.
+        NoOutcomeError: There is none within ``timeout`` seconds.
+    """
+    state = web_state(request)
+    count_command(state, request)
+    sent_by: str = request.state.sent_by
+    return await state.console.call(
+        project, command, args, timeout=timeout, sent_by=sent_by
+    )
 
 
 def count_command(state: WebState, request: Request) -> None:

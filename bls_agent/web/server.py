@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
@@ -22,7 +22,7 @@ from bls_agent.web.configuration import (
 )
 from bls_agent.web.protocol import make_protocol
 
-__all__ = ["open_sockets", "serve", "urls_of"]
+__all__ = ["make_server", "open_sockets", "serve", "urls_of"]
 
 BACKLOG: Final = 512
 KEEP_ALIVE: Final = 15  # seconds
@@ -64,27 +64,36 @@ def serve(
         ConfigurationError: It cannot listen there, or TLS cannot be set up.
         KeyboardInterrupt: After SIGINT.
     """
-    app = create_app(config)
     with open_sockets(config) as sockets:
-        urls = urls_of(config, sockets)
-        server = _Server(
-            _uvicorn_config(app, config), app, lambda: ready(urls) if ready else None
-        )
-        server.run(list(sockets))
+        make_server(config, sockets, ready).run(sockets)
+
+
+def make_server(
+    config: WebConfig,
+    sockets: Sequence[socket.socket],
+    ready: Callable[[Sequence[str]], None] | None = None,
+) -> uvicorn.Server:
+    """Make the server of a console for sockets that are open.
+
+    Raises:
+        ConfigurationError: TLS cannot be set up.
+    """
+    app = create_app(config)
+    urls = urls_of(config, sockets)
+    return _Server(
+        _uvicorn_config(app, config), app, lambda: ready(urls) if ready else None
+    )
 
 
 def _uvicorn_config(app: ConsoleApp, config: WebConfig) -> uvicorn.Config:
-    limits, counts = config.limits, app.web.counts
-
-    def count(reason: str) -> None:
-        counts[reason] += 1
-
+    limits = config.limits
+    protocol = make_protocol(
+        stall=limits.stall, most=limits.connections, counts=app.web.counts
+    )
     try:
         made = uvicorn.Config(
             app,
-            http=make_protocol(
-                stall=limits.stall, connections=limits.connections, count=count
-            ),
+            http=protocol,
             ws="none",
             lifespan="on",
             loop="asyncio",
@@ -108,7 +117,7 @@ def _uvicorn_config(app: ConsoleApp, config: WebConfig) -> uvicorn.Config:
 
 
 @contextmanager
-def open_sockets(config: WebConfig) -> Iterator[list[socket.socket]]:
+def open_sockets(config: WebConfig) -> Generator[list[socket.socket]]:
     """Listen where the configuration says; what was resolved is what is opened.
 
     Raises:
@@ -136,12 +145,14 @@ def _resolve(config: WebConfig) -> list[tuple[socket.AddressFamily, str]]:
     except OSError as error:
         rule = f"it is no address of this machine ({error.strerror})"
         raise ConfigurationError("host", config.host, rule) from None
-    places = list(dict.fromkeys((family, str(place[0])) for family, *_, place in found))
+    places: dict[tuple[socket.AddressFamily, str], None] = dict.fromkeys(
+        (family, str(place[0])) for family, *_, place in found
+    )
     for _, address in places:
         if not config.users and not is_loopback(address):
             rule = f"it means {address}, which others can reach, and {NEEDS_USERS}"
             raise ConfigurationError("host", config.host, rule, MAKE_USERS)
-    return places
+    return list(places)
 
 
 def _open_tcp(
@@ -166,7 +177,7 @@ def _open_tcp(
 
 
 @contextmanager
-def _open_unix(path: Path) -> Iterator[socket.socket]:
+def _open_unix(path: Path) -> Generator[socket.socket]:
     """Listen at a path that only our user can open; a dead one is replaced."""
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -211,5 +222,3 @@ def urls_of(config: WebConfig, sockets: Sequence[socket.socket]) -> list[str]:
         host = "127.0.0.1" if address in {"0.0.0.0", "::"} else address  # noqa: S104 - shown
         urls.append(f"{scheme}://{show_host(host)}:{port}{config.root_path}/")
     return urls
-
-

@@ -15,8 +15,10 @@ from starlette.types import Receive, Scope, Send
 from bls_agent.codec import encode
 from bls_agent.errors import BlsError, RedisUnavailableError
 from bls_agent.web.inputs import read_limit
+from bls_agent.web.log_feeds import LogFeed
 from bls_agent.web.names_in_urls import project_in_query
 from bls_agent.web.projects import existing_project
+from bls_agent.web.records import encode_record
 from bls_agent.web.ring import Item
 from bls_agent.web.sessions import Session
 from bls_agent.web.state import WebState, web_state
@@ -24,7 +26,7 @@ from bls_agent.web.state import WebState, web_state
 __all__ = ["fleet_events", "log_events"]
 
 BEGINNING = b"retry: 2000\n\n"
-HEARTBEAT = b": \n\n"
+HEARTBEAT = b"event: beat\ndata: {}\n\n"  # a comment would not reach the page
 FIRST_WAIT = 5.0  # seconds for the first look at a list
 PATIENCE = 0.3  # seconds for streams to end when the console does
 EVENT_SIZE = 256 * 1024  # bytes of one event with records
@@ -37,7 +39,8 @@ class _Stream(EventSourceResponse):
         self._state = web_state(request)
         self._user = request.state.user or request.state.client
         self._session: Session | None = request.state.session
-        super().__init__(self._ending(events), ping=0)
+        content = self._ending(events)
+        super().__init__(content, ping=0)  # pyright: ignore[reportUnknownMemberType] - a dict of its own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream, as one of a bounded number."""
@@ -110,24 +113,34 @@ async def _log_events(
     with state.logs.join(project) as feed:
         with anyio.move_on_after(FIRST_WAIT):
             await feed.begun.wait()
-        items, _ = feed.ring.since(max(feed.ring.begin, feed.ring.end - limit))
-        place = feed.ring.end
-        yield write_event("place", encode({"before": None}))
-        while True:
-            for event in write_items(items):
-                yield event
-            if feed.error is not None:
-                yield _last_words(feed.error)
-            if feed.error is not None or feed.closed:
-                return
+        first, place = await _first_events(feed, limit)
+        for event in first:
+            yield event
+        while not feed.closed:
             await feed.ring.wait(place, heartbeat)
             items, missed = feed.ring.since(place)
             place = feed.ring.end
             if missed:
                 state.counts["log_records_missed"] += missed
                 yield write_event("gap", encode({"missing": missed}))
-            elif not items:
+            for event in write_items(items):
+                yield event
+            if feed.error is not None:
+                yield _last_words(feed.error)
+                return
+            if not items:
                 yield b""
+
+
+async def _first_events(feed: LogFeed, limit: int) -> tuple[list[bytes], int]:
+    """Write what a newcomer gets, and find where he goes on."""
+    try:
+        page, place = await feed.newest(limit)
+    except BlsError as error:
+        return [_last_words(error)], feed.ring.end
+    items = [Item(encode_record(entry), "log") for entry in page.entries]
+    beginning = write_event("place", encode({"before": page.before or None}))
+    return [beginning, *write_items(items)], place
 
 
 def write_items(items: Iterable[Item]) -> list[bytes]:
@@ -152,4 +165,3 @@ def write_items(items: Iterable[Item]) -> list[bytes]:
 def _last_words(error: BlsError) -> bytes:
     kind = error.kind if isinstance(error, RedisUnavailableError) else "wrong_type"
     return write_event("unavailable", encode({"kind": kind, "reason": str(error)}))
-

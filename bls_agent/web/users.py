@@ -92,14 +92,15 @@ def parse_users(text: str) -> dict[str, str]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
+        place = f"users, line {number}"
         name, colon, value = line.strip().partition(":")
         if not colon or not _is_argon2(value):
             rule = "a line is a name, a colon and an argon2 hash"
             remedy = "Make it with `bls-agent console-password NAME`."
-            raise ConfigurationError(f"users, line {number}", "***", rule, remedy)
+            raise ConfigurationError(place, "***", rule, remedy)
         if _check_user(name) in users:
             rule = "a user has one line"
-            raise ConfigurationError(f"users, line {number}", name, rule)
+            raise ConfigurationError(place, name, rule)
         users[name] = value
     return users
 

@@ -1,0 +1,9 @@
+"""``python -m bls_agent``: the command line."""
+
+from __future__ import annotations
+
+import sys
+
+from bls_agent.cli import main
+
+sys.exit(main())

@@ -1,0 +1,154 @@
+"""How a failed command ends: one sentence, perhaps a second one, and an exit code.
+
+:func:`judge` decides without I/O; a traceback is shown for faults of this package alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bls_agent.cli.exits import Exit, Failure
+from bls_agent.cli.invocation import Invocation
+from bls_agent.errors import (
+    BlsError,
+    ConfigurationError,
+    NoOutcomeError,
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
+from bls_agent.redaction import redact_traceback
+from bls_agent.texts import Texts
+
+__all__ = ["Verdict", "judge", "tell"]
+
+# Answers after which nothing can be read or written at all.
+_SHUT_OUT: Final = frozenset({"auth", "tls", "not_redis", "protocol"})
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is said about a failure.
+
+    Attributes:
+        code: The exit code.
+        text: What is wrong.
+        hint: What to do, or ``""``.
+        internal: Whether it is a fault of this package.
+    """
+
+    code: int
+    text: str
+    hint: str = ""
+    internal: bool = False
+
+
+def tell(error: BaseException, invocation: Invocation) -> int:
+    """Say on standard error why a command has failed, and give its exit code."""
+    error = unwrap(error)
+    if isinstance(error, BrokenPipeError):
+        invocation.out.give_up()
+        return Exit.BROKEN_PIPE
+    if isinstance(error, KeyboardInterrupt):
+        return Exit.INTERRUPTED
+    verdict = judge(error, invocation.texts, os.environ, redis=invocation.redis)
+    err = invocation.err
+    if isinstance(error, OSError):
+        invocation.out.give_up()
+    if verdict.internal:
+        for line in redact_traceback(error).splitlines():
+            err.line(line)
+    err.paragraph(invocation.say("error", text=verdict.text), "red")
+    if verdict.hint:
+        err.paragraph(verdict.hint)
+    return verdict.code
+
+
+def unwrap(error: BaseException) -> BaseException:
+    """Take the one error out of the groups that task groups make of it."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def judge(
+    error: BaseException,
+    texts: Texts,
+    environ: Mapping[str, str],
+    *,
+    redis: str | None,
+) -> Verdict:
+    """Decide what to say.
+
+    Args:
+        error: What was raised.
+        texts: The catalogue ``cli``.
+        environ: The environment.
+        redis: What ``--redis`` said.
+    """
+    if isinstance(error, Failure):
+        hint = texts[error.hint].format(**error.values) if error.hint else ""
+        return Verdict(error.code, texts[error.text].format(**error.values), hint)
+    if hasattr(error, "format_message"):
+        return _judge_usage(error, texts)
+    if isinstance(error, RedisUnavailableError):
+        return _judge_outage(error, texts, environ, redis)
+    if isinstance(error, BlsError | OSError):
+        code = Exit.USAGE if isinstance(error, ConfigurationError) else Exit.FAILED
+        return Verdict(code, _text_of(error, texts))
+    return Verdict(Exit.FAILED, texts["internal"], internal=True)
+
+
+def _text_of(error: Exception, texts: Texts) -> str:
+    if isinstance(error, WrongTypeError):
+        return texts["wrong_type"].format(key=error.key, expected=error.expected)
+    if isinstance(error, NoOutcomeError):
+        return texts["no_outcome"].format(id=error.command_id)
+    return str(error)
+
+
+def _judge_outage(
+    error: RedisUnavailableError,
+    texts: Texts,
+    environ: Mapping[str, str],
+    redis: str | None,
+) -> Verdict:
+    values = {"address": error.address, "kind": error.kind, "reason": error.reason}
+    shut_out = error.kind in _SHUT_OUT or error.connecting
+    if isinstance(error, RedisRefusedError) and not shut_out:
+        hint = texts["hint_rights"] if error.kind == "no_permission" else ""
+        return Verdict(Exit.FAILED, texts["refused"].format(**values), hint)
+    hint = texts["hint_sent_perhaps"] if error.ambiguous else ""
+    if error.kind == "auth":
+        hint = texts["hint_password"]
+    elif not redis and not environ.get("BLS_REDIS_URL"):
+        hint = texts["hint_default_redis"]
+    text = "refused" if isinstance(error, RedisRefusedError) else "unavailable"
+    return Verdict(Exit.UNAVAILABLE, texts[text].format(**values), hint)
+
+
+def _judge_usage(error: Any, texts: Texts) -> Verdict:
+    """Say what typer did not understand, in the reader's language where we can."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "bls-agent"
+    hint = texts["hint_help"].format(command=path)
+    return Verdict(Exit.USAGE, _usage_text(error, texts), hint)
+
+
+def _usage_text(error: Any, texts: Texts) -> str:
+    kind = type(error).__name__
+    param = getattr(error, "param", None)
+    name = param.get_error_hint() if param is not None else ""
+    values = {"name": str(name).strip("'"), "message": error.format_message()}
+    if kind == "MissingParameter" and name:
+        return texts["usage_missing"].format(**values)
+    if kind == "NoSuchOption":
+        values["name"] = error.option_name
+        likely = ", ".join(sorted(error.possibilities or ()))
+        text = texts["usage_no_option"].format(**values)
+        advice = texts["did_you_mean"].format(names=likely) if likely else ""
+        return f"{text} {advice}".rstrip()
+    return str(values["message"])

@@ -1,0 +1,33 @@
+"""``bls-agent projects``: every project that has a status, a log or waiting commands."""
+
+from __future__ import annotations
+
+from bls_agent.cli.command import command, new_app
+from bls_agent.cli.exits import Exit
+from bls_agent.cli.invocation import Invocation
+from bls_agent.cli.screen import Column
+from bls_agent.cli.words import status_cell
+
+__all__ = ["projects"]
+
+app = new_app()
+
+
+@command(app, "projects")
+async def projects(invocation: Invocation) -> Exit:
+    """List the projects with their statuses."""
+    with invocation.waiting("waiting_redis"):
+        async with invocation.console() as console:
+            found = await console.projects()
+    if invocation.json:
+        for name, status in found.items():
+            invocation.out.json({"project": name, "status": status})
+        return Exit.DONE
+    texts = invocation.texts
+    invocation.out.table(
+        [Column(texts["project"], 12), Column(texts["status"])],
+        [(name, status_cell(status, texts)) for name, status in found.items()],
+    )
+    if not found:
+        invocation.hint("no_projects")
+    return Exit.DONE
