@@ -25,7 +25,7 @@ from bls_agent.errors import (
 from bls_agent.project.messages import Command, LogEntry, Status
 from bls_agent.terminal import visible
 from bls_agent.texts import Texts
-from bls_agent.web.fields import ABSENT, Field, FieldKind, Form, show_value
+from bls_agent.web.fields import Absent, Field, FieldKind, Form, show_value
 from bls_agent.web.forms import FieldError, read_submission
 from bls_agent.web.inputs import read_form
 from bls_agent.web.manual import (
@@ -253,7 +253,6 @@ def _form(
     *,
     retarget: bool = False,
 ) -> Response:
-    texts = texts_of(request)
     entry = manual.entries[filled.chosen] if filled.chosen >= 0 else None
     typed = _Typed(filled.typed)
     form = entry.form if entry else None
@@ -277,18 +276,15 @@ def _form(
         errors=filled.errors,
         command=typed["command"],
         note=filled.note,
-        absent=ABSENT,
-        show_default=lambda one: _show(one, one.default, texts),
+        show_default=_show_default,
         options=_options,
         limits=_limits,
         placeholders={"array": "[]", "object": "{}", "": "null"},
     )
 
 
-def _show(one: Field, value: Any, texts: Texts) -> str:
-    if one.kind is FieldKind.CHOICE or not isinstance(value, str):
-        return encode(value).decode()
-    return value or texts["left_out"]
+def _show_default(one: Field) -> str:
+    return "" if isinstance(one.default, Absent) else encode(one.default).decode()
 
 
 def _options(one: Field) -> list[tuple[str, str]]:

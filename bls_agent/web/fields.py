@@ -217,7 +217,7 @@ def _limit(
     limit, beyond = _number(schema, name), _number(schema, exclusive)
     if beyond is None or limit is None:
         return (limit, False) if beyond is None else (beyond, True)
-    return tighter((limit, False), (beyond, True), key=lambda pair: pair[0])
+    return tighter((beyond, True), (limit, False), key=lambda pair: pair[0])
 
 
 def _number(schema: Schema, name: str) -> float | None:

@@ -130,11 +130,13 @@ def error_page(
     hint = texts["error_503_hint"] if status == 503 else ""  # noqa: PLR2004 - HTTP's own
     if status == 404 and name:  # noqa: PLR2004
         headline, hint = texts["error_404_project"], texts["error_404_hint"]
+    part_of_page = "hx-request" in request.headers
     return render(
         request,
-        "error.html",
+        "trouble.html" if part_of_page else "error.html",
         status,
         {"retry-after": str(AGAIN)} if status == 503 else None,  # noqa: PLR2004
+        number=status,
         headline=headline,
         hint=hint,
         name=visible(name),

@@ -5,7 +5,8 @@ import { sayDuration } from "./sent.js";
 
 const RANKS = { debug: 0, info: 1, warn: 2, error: 3 };
 const NOT_TOLD = new Set(["agent"]);
-const LONGEST_ANSWER = 300;
+const LONGEST_ANSWER = 160;
+const LONGEST_FIELDS = 160; // characters of metadata beside a message
 
 function part(kind, name, text) {
   const element = document.createElement(kind);
@@ -107,6 +108,25 @@ function writeText(element, record, needle) {
     return;
   }
   write(element, visible(record.message), needle);
+  const fields = sayFields(metadata);
+  if (fields) {
+    const beside = part("span", "fields");
+    write(beside, fields, needle);
+    element.append(beside);
+  }
+}
+
+// Write the plain fields of metadata beside a message, as far as there is room.
+function sayFields(metadata) {
+  let told = "";
+  for (const [name, value] of Object.entries(metadata)) {
+    if (NOT_TOLD.has(name)) continue;
+    const error = name === "exception" && value && typeof value === "object" ? [value.type, value.message].filter(Boolean).join(": ") : value;
+    if (error === null || (typeof error === "object" && error)) continue;
+    told += `${told && "  "}${name}=${String(error)}`;
+    if (told.length > LONGEST_FIELDS) return visible(`${told.slice(0, LONGEST_FIELDS)}…`);
+  }
+  return visible(told);
 }
 
 function sayOr(name, fallback) {

@@ -5,6 +5,9 @@ import { byId, say, setText, visible, visibleLines } from "./chrome.js";
 const MOST = 100; // commands on the page
 const EARLY = 500; // outcomes that may come before their command is known
 
+const LONGEST = 4000; // characters of an answer
+const SHORT = 90; // of one that stands on one line
+
 const list = byId("sent");
 const rows = new Map(); // command id → element
 const early = new Map(); // command id → outcome
@@ -72,5 +75,7 @@ function sayAnswer(answer, good) {
     const said = [answer.type, answer.message ?? answer.reason].filter((text) => typeof text === "string").join(": ");
     if (said) return said;
   }
-  return typeof answer === "string" ? answer : JSON.stringify(answer, null, 1).slice(0, 4000);
+  if (typeof answer === "string") return answer.slice(0, LONGEST);
+  const short = JSON.stringify(answer);
+  return (short.length < SHORT ? short : JSON.stringify(answer, null, 1)).slice(0, LONGEST);
 }
