@@ -14,6 +14,7 @@ from bls_agent.codec import JSONObject
 from bls_agent.fleet import ProjectView
 from bls_agent.terminal import visible
 from bls_agent.web.answers import json_answer
+from bls_agent.web.anything import ANYTHING
 from bls_agent.web.cards import KINDS, make_card, sort_cards
 from bls_agent.web.command_pages import command_routes
 from bls_agent.web.names_in_urls import (
@@ -147,7 +148,7 @@ def error_page(
 
 routes: Final = [
     Route("/", show_wallboard),
-    Route("/projects/{project:path}", show_project),
+    Route(f"/projects/{ANYTHING}", show_project),
     Route("/fragments/card", show_card),
     Route("/login", show_login, methods=["GET"]),
     *command_routes,
