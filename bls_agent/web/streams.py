@@ -103,7 +103,9 @@ async def log_events(request: Request) -> Response:
     """``GET /api/logs/stream``: the newest records of a project, and what follows."""
     limit = read_limit(request.query_params.get("limit"))
     project = await existing_project(request, project_in_query(request.scope))
-    return _open(request, _log_events(web_state(request), project, limit))
+    state = web_state(request)
+    await state.console.logs(project, 1)  # what can be said with a status is said now
+    return _open(request, _log_events(state, project, limit))
 
 
 async def _log_events(
