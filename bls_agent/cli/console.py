@@ -30,6 +30,7 @@ app = new_app()
 @subcommands(app)
 def console(
     invocation: Invocation,
+    *,
     host: Annotated[
         str, typer.Option("--host", metavar="ADDRESS", help="opt_console_host")
     ] = "127.0.0.1",

@@ -188,7 +188,11 @@ async def test_wrong_questions_are_named(
     await redis.set(status_key(project), "在线")
     path = f"/api/logs?projectName={quote(project)}"
     assert (await client.get(path)).json()["logs"] == []
-    for query, name in (("limit=0", "limit"), ("limit=x", "limit"), ("before=x", "before")):
+    for query, name in (
+        ("limit=0", "limit"),
+        ("limit=x", "limit"),
+        ("before=x", "before"),
+    ):
         answer = await client.get(f"{path}&{query}")
         assert answer.status_code == 400
         assert set(answer.json()["fields"]) == {name}
@@ -222,7 +226,8 @@ async def test_foreign_records_are_shown_as_they_are(
 
 
 @pytest.mark.parametrize(
-    "name", ["..", "a/b", "a%2Fb", "a\r\nset-cookie: x=y", "{}*?[", "a\x00b", "<script>"]
+    "name",
+    ["..", "a/b", "a%2Fb", "a\r\nset-cookie: x=y", "{}*?[", "a\x00b", "<script>"],
 )
 async def test_hostile_names_are_names(
     client: httpx.AsyncClient, redis: Redis, name: str, project: str

@@ -10,10 +10,10 @@ import httpx2 as httpx
 import pytest
 from redis.asyncio import Redis
 
-from bls_agent.web import logins
 from bls_agent.web.app import create_app
 from bls_agent.web.configuration import Limits, WebConfig
 from bls_agent.web.headers import HEADERS
+from bls_agent.web.users import BusyError
 from tests.web.serving import OWN, PASSWORD, USERS, asking, console_of, log_in
 
 FORM = "application/x-www-form-urlencoded"
@@ -125,7 +125,8 @@ async def test_a_fault_of_ours_is_told_with_headers_and_without_details(
 
 
 @pytest.mark.parametrize(
-    "host", ["rebound.example", "rebound.example:8765", "", "127.0.0.1.x.example", "a b"]
+    "host",
+    ["rebound.example", "rebound.example:8765", "", "127.0.0.1.x.example", "a b"],
 )
 @pytest.mark.parametrize("path", ["/", "/api/health", "/api/projects", "/static/x.js"])
 async def test_a_foreign_name_is_not_ours(
@@ -308,7 +309,12 @@ async def test_a_logout_ends_the_session(locked: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize(
     "target",
-    ["//evil.example", "https://evil.example", "/\\evil.example", "/a\r\nset-cookie: x=y"],
+    [
+        "//evil.example",
+        "https://evil.example",
+        "/\\evil.example",
+        "/a\r\nset-cookie: x=y",
+    ],
 )
 async def test_a_login_leads_nowhere_else(
     locked: httpx.AsyncClient, target: str
@@ -347,7 +353,9 @@ async def test_guessing_ends_soon(redis_url: str) -> None:
     """Ten wrong passwords of one address; others are not locked out by that."""
     app = create_app(WebConfig(redis=redis_url, users=USERS))
     async with asking(app) as client:
-        codes = [(await log_in(client, "alice", f"wrong{n}")).status_code for n in range(12)]
+        codes = [
+            (await log_in(client, "alice", f"wrong{n}")).status_code for n in range(12)
+        ]
         assert codes == [401] * 10 + [429] * 2
         answer = await log_in(client)
         assert answer.status_code == 429  # the right one, too: nothing is verified
@@ -420,7 +428,7 @@ async def test_a_busy_verifier_is_said(
     app = create_app(WebConfig(redis=redis_url, users=USERS, limits=Limits(logins=1)))
 
     async def busy(user: str, password: str) -> bool:
-        raise logins.BusyError
+        raise BusyError
 
     async with asking(app) as client:
         with monkeypatch.context() as patch:
@@ -485,9 +493,7 @@ async def test_requests_have_a_rate(redis_url: str) -> None:
             assert (await other.get("/api/health")).status_code == 200
 
 
-async def test_commands_have_a_rate(
-    redis_url: str, redis: Redis, project: str
-) -> None:
+async def test_commands_have_a_rate(redis_url: str, redis: Redis, project: str) -> None:
     """Of one user, whatever the way."""
     await seed(redis, project)
     limits = Limits(command_burst=2, commands=0.01)
@@ -516,7 +522,9 @@ async def test_commands_have_a_rate(
         "/static/" + "a" * 300,
     ],
 )
-async def test_files_are_those_of_the_pages(client: httpx.AsyncClient, path: str) -> None:
+async def test_files_are_those_of_the_pages(
+    client: httpx.AsyncClient, path: str
+) -> None:
     """No way leads out of their folder, and none lists it."""
     answer = await client.get(path)
     assert answer.status_code in {404, 307}

@@ -12,6 +12,7 @@ import httpx2 as httpx
 import orjson
 import pytest
 from redis.asyncio import Redis
+from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from bls_agent import ProjectAgent
@@ -63,7 +64,9 @@ def test_every_reference_leads_somewhere() -> None:
     assert said == [*[status.value for status in Status], None]
 
 
-async def ask(client: httpx.AsyncClient, op: tuple[str, str], project: str, **more: Any) -> int:
+async def ask(
+    client: httpx.AsyncClient, op: tuple[str, str], project: str, **more: Any
+) -> int:
     """Ask what is right, changed by what a test wants wrong."""
     method, path = op
     options: dict[str, Any] = {"headers": more.pop("headers", {})}
@@ -110,24 +113,8 @@ async def test_every_status_happens(
     await look(config={"limits": Limits(url=1)})
     await look(config={"limits": Limits(request_burst=1, requests=0.01)}, times=2)
 
-    def break_it(app: Any) -> None:
-        for route in app.routes:
-            if getattr(route, "path", "").startswith("/api/"):
-
-                async def broken(*_: object) -> None:
-                    raise RuntimeError
-
-                monkeypatch.setattr(route, "app", broken)
-
-    await look(prepare=break_it)
-    monkeypatch.undo()
-
-    def be_busy(app: Any) -> None:
-        async def busy(*_: object) -> bool:
-            raise api.HTTPException(503)
-
-        app.web.verifier.check = busy
-
+    with monkeypatch.context() as patch:
+        await look(prepare=lambda app: break_routes(app, patch))
     await look("redis://127.0.0.1:1")
     basic = httpx.BasicAuth("alice", PASSWORD)
     await look(config={"users": USERS}, prepare=be_busy, auth=basic)
@@ -147,6 +134,26 @@ async def test_every_status_happens(
     await redis.set(f"{project}_项目控制台", "no list")
     await look()
     assert seen == statuses(*op)
+
+
+def break_routes(app: Any, patch: pytest.MonkeyPatch) -> None:
+    """Let a fault of our own happen in every route."""
+
+    async def broken(*_: object) -> None:
+        raise RuntimeError
+
+    for route in app.routes:
+        if getattr(route, "path", "").startswith("/api/"):
+            patch.setattr(route, "app", broken)
+
+
+def be_busy(app: Any) -> None:
+    """Let too many passwords wait."""
+
+    async def busy(*_: object) -> bool:
+        raise HTTPException(503)
+
+    app.web.verifier.check = busy
 
 
 async def never() -> AsyncIterator[bytes]:

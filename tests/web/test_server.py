@@ -286,7 +286,9 @@ def test_a_missing_extra_is_said_in_one_line(
     """With the command that installs it."""
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "argon2" else find(name)
+        importlib.util,
+        "find_spec",
+        lambda name: None if name == "argon2" else find(name),
     )
     assert main(["console"]) == 2
     assert "bls-agent[web]" in capsys.readouterr().err

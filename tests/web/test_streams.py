@@ -136,7 +136,9 @@ async def test_a_slow_follower_gets_a_gap(
             feed = console.app.web.logs._feeds[project]
             await write(redis, project, *map(str, range(500)))
             _, gap = await next_of(events, "gap")
-            assert await messages_until(events, "499") == [str(n) for n in range(450, 500)]
+            assert await messages_until(events, "499") == [
+                str(n) for n in range(450, 500)
+            ]
             assert gap == {"missing": 450}
             assert feed.ring.end - feed.ring.begin <= 50
             assert console.app.web.counts["log_records_missed"] == 450
