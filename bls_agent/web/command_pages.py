@@ -39,7 +39,7 @@ from bls_agent.web.manual import (
 )
 from bls_agent.web.names_in_urls import FIELD, project_in_query, quote_name
 from bls_agent.web.rendering import render, texts_of, visible_lines
-from bls_agent.web.sending import send_command
+from bls_agent.web.sending import call_command, send_command
 from bls_agent.web.state import web_state
 from bls_agent.web.words import Words
 
@@ -146,9 +146,7 @@ async def ask_help(request: Request) -> Response:
     note = ""
     entries: tuple[Entry, ...] = ()
     try:
-        outcome = await web_state(request).console.call(
-            project, HELP, timeout=HELP_TIMEOUT, sent_by=request.state.sent_by
-        )
+        outcome = await call_command(request, project, HELP, timeout=HELP_TIMEOUT)
         entries = read_manual(outcome.result)
         note = "" if entries else texts["help_odd" if outcome.succeeded else "help_silent"]
     except CommandError:

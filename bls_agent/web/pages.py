@@ -6,12 +6,14 @@ import math
 from collections import Counter
 from typing import Final
 
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from bls_agent.codec import JSONObject
-from bls_agent.fleet import ProjectView
+from bls_agent.errors import ContractError
+from bls_agent.fleet import Presence, ProjectView
 from bls_agent.terminal import visible
 from bls_agent.web.answers import json_answer
 from bls_agent.web.cards import KINDS, make_card, sort_cards
@@ -32,6 +34,15 @@ LONGEST_DETAIL: Final = 500
 AGAIN: Final = 3  # seconds after which a page that needs Redis tries again
 _BLANK: Final[JSONObject] = make_card(ProjectView(project=""))
 _WITH_HEADLINE: Final = frozenset({400, 403, 404, 405, 413, 429, 500, 503})
+
+
+class _AnyConvertor(StringConvertor):
+    """A part of a path that may hold anything: slashes, and line ends."""
+
+    regex = r"[\s\S]*"
+
+
+register_url_convertor("any", _AnyConvertor())
 
 
 async def show_wallboard(request: Request) -> Response:
@@ -60,10 +71,11 @@ async def show_project(request: Request) -> Response:
     fleet = web_state(request).fleet
     await fleet.ready()
     view = fleet.views.get(project)
+    if view is None and (fleet.unavailable or not fleet.looked):
+        kind = fleet.unavailable.kind if fleet.unavailable else ""
+        return error_page(request, 503, name=project, detail=kind)
+    view = view or await _newcomer(request, project)
     if view is None:
-        if fleet.unavailable or not fleet.looked:
-            kind = fleet.unavailable.kind if fleet.unavailable else ""
-            return error_page(request, 503, name=project, detail=kind)
         return error_page(request, 404, name=project)
     return render(
         request,
@@ -73,6 +85,19 @@ async def show_project(request: Request) -> Response:
         kinds=KINDS,
         away=fleet.unavailable.kind if fleet.unavailable else "",
     )
+
+
+async def _newcomer(request: Request, project: str) -> ProjectView | None:
+    """Look for a project that the fleet has not met yet."""
+    state = web_state(request)
+    if not project or not await state.directory.knows(project):
+        return None
+    try:
+        status = await state.console.status(project)
+    except ContractError:
+        status = None
+    known = Presence.NEVER if status is None else Presence.UNTIMED
+    return ProjectView(project=project, status=status, presence=known)
 
 
 async def show_card(request: Request) -> Response:
@@ -147,7 +172,7 @@ def error_page(
 
 routes: Final = [
     Route("/", show_wallboard),
-    Route("/projects/{project:path}", show_project),
+    Route("/projects/{project:any}", show_project),
     Route("/fragments/card", show_card),
     Route("/login", show_login, methods=["GET"]),
     *command_routes,
