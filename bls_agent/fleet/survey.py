@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Final, NamedTuple
 
@@ -19,8 +19,10 @@ __all__ = ["Survey"]
 TEMPLATES: Final = (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL)
 TOGETHER: Final = 250  # projects in one write
 STATUS_BYTES: Final = 64  # of a value that are read: the contract's four have six
-BYTES: Final = 2 * 1024 * 1024  # of records that one look reads, about
+FIRST_BYTES: Final = 32 * 1024 * 1024  # of records that the first look reads, about
+BYTES: Final = 2 * 1024 * 1024  # that each later one reads
 BYTES_EACH: Final = 64 * 1024  # of one project's
+WINDOWS: Final = 50  # projects whose records are read in one write
 NO_KEY: Final = -2  # what PTTL says
 NO_TTL: Final = -1
 
@@ -48,7 +50,7 @@ class Survey:
         self.tracks: dict[str, Track] = {}
         self._wires = wires
         self._keys: dict[str, _Keys] = {}
-        self._clock_offset = 0.0
+        self._share, self._among = FIRST_BYTES, 0
 
     async def ask_time(self) -> float | None:
         """Ask the server for its clock, in Unix seconds; ``None`` if that is refused."""
@@ -97,10 +99,17 @@ class Survey:
             RedisUnavailableError: Redis cannot answer, or refuses that.
         """
         wanted: dict[str, int] = {}
+        self._among = self._among or len(self.tracks)
         for part in _parts(projects):
             await self._read_lengths(part, at, wanted)
             await anyio.lowlevel.checkpoint()
         await self._read_windows(wanted, at)
+        self._share, self._among = BYTES, len(wanted)
+
+    @property
+    def _room(self) -> int:
+        """Bytes of records that may be read of one project, as many as wrote last time."""
+        return min(BYTES_EACH, self._share // max(1, self._among))
 
     async def _read_lengths(
         self, part: Sequence[str], at: Moment, wanted: dict[str, int]
@@ -120,22 +129,26 @@ class Survey:
                 last=_list_value(next(replies)) if look else None,
                 looked=look,
             )
-            count = self.tracks[name].note_lists(sample, at, BYTES_EACH)
+            count = self.tracks[name].note_lists(sample, at, self._room)
             if count:
                 wanted[name] = count
 
-    async def _read_windows(self, wanted: dict[str, int], at: Moment) -> None:
-        for part in _parts(wanted):
-            requests: list[Request] = []
-            for name in part:
-                key = self._keys[name].console
-                requests += [("LRANGE", key, -wanted[name], -1), ("LLEN", key)]
-            replies = await self._wires.read_many(requests)
-            for name, window, length in zip(part, *_split(replies, 2), strict=True):
-                self.tracks[name].note_window(
-                    _list_value(window) or [], _list_value(length) or 0, at
-                )
-            await anyio.lowlevel.checkpoint()
+    async def _read_windows(self, wanted: Mapping[str, int], at: Moment) -> None:
+        while wanted:
+            again: dict[str, int] = {}
+            for part in _parts(wanted, WINDOWS):
+                requests: list[Request] = []
+                for name in part:
+                    key = self._keys[name].console
+                    requests += [("LRANGE", key, -wanted[name], -1), ("LLEN", key)]
+                replies = await self._wires.read_many(requests)
+                for name, records, size in zip(part, *_split(replies, 2), strict=True):
+                    window, length = _list_value(records), _list_value(size)
+                    more = self.tracks[name].note_window(window or [], length or 0, at)
+                    if more > wanted[name]:
+                        again[name] = more
+                await anyio.lowlevel.checkpoint()
+            wanted = again
 
 
 def _common_pattern() -> bytes:
@@ -155,10 +168,10 @@ def _names_in(keys: Iterable[bytes]) -> Iterator[str]:
                 yield parsed["project"]
 
 
-def _parts(projects: Iterable[str]) -> Iterator[list[str]]:
+def _parts(projects: Iterable[str], size: int = TOGETHER) -> Iterator[list[str]]:
     names = list(projects)
-    for begin in range(0, len(names), TOGETHER):
-        yield names[begin : begin + TOGETHER]
+    for begin in range(0, len(names), size):
+        yield names[begin : begin + size]
 
 
 def _split(replies: Sequence[Reply], kinds: int) -> list[Sequence[Reply]]:

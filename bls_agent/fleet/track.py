@@ -77,7 +77,7 @@ class Track:
         self._records: int | None = 0
         self._tail = LogTail()
         self._activity = Activity(at.now)
-        self._last_payload: bytes | None = None
+        self._last_mark: int | None = None
         self._last: LogEntry | None = None
         self._last_at: float | None = None  # unix
         self._last_error: LogEntry | None = None
@@ -150,10 +150,10 @@ class Track:
         return self._tail.wants(sample.records or 0, sample.last, room)
 
     def _note_last(self, payload: bytes | None, at: Moment) -> None:
-        if payload == self._last_payload:
+        mark = None if payload is None else hash(payload)
+        if mark == self._last_mark:
             return
-        # Of a long one only the bytes' hash would be cheaper to keep; they are few.
-        self._last_payload = payload
+        self._last_mark = mark
         self.version += 1
         if payload is None:
             self._last = self._last_at = None
@@ -170,10 +170,16 @@ class Track:
         elif self._empty_since is None:
             self._empty_since = now
 
-    def note_window(self, window: Sequence[bytes], length: int, at: Moment) -> None:
-        """Take the records that :meth:`note_lists` has asked for."""
+    def note_window(self, window: Sequence[bytes], length: int, at: Moment) -> int:
+        """Take the records that :meth:`note_lists` has asked for.
+
+        Returns:
+            How many records are to be read instead; 0: these did.
+        """
         first = not self._tail.started
         news = self._tail.take(window, length, at.now)
+        if news is None:
+            return self._tail.most
         self._activity.turn(at.now)
         self._note_error(news)
         if first:
@@ -181,6 +187,7 @@ class Track:
         elif news.count:
             self._count(news, at)
             self.version += 1
+        return 0
 
     def _count_past(self, news: News, at: Moment) -> None:
         """Count what was there before anybody watched, by the records' own times."""

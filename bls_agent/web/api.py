@@ -18,6 +18,7 @@ from bls_agent.codec import JSONObject, encode
 from bls_agent.fleet import ProjectView
 from bls_agent.project.messages import Command, LogEntry, Outcome
 from bls_agent.web.answers import json_answer
+from bls_agent.web.anything import ANYTHING
 from bls_agent.web.inputs import CommandRequest, FieldError, read_command, read_limit
 from bls_agent.web.names_in_urls import project_in_path, project_in_query
 from bls_agent.web.projects import existing_project
@@ -92,7 +93,7 @@ async def _send_and_wait(
 def describe_outcome(outcome: Outcome) -> JSONObject:
     """Describe how a command ended, as its record does."""
     told: dict[str, Any] = {
-        "outcome": outcome.kind.value,
+        "kind": outcome.kind.value,
         "durationMs": outcome.duration_ms,
     }
     if outcome.succeeded:
@@ -219,7 +220,7 @@ routes: list[BaseRoute] = [
     Route("/api/logs", get_logs),
     Route("/api/logs/stream", log_events),
     Route("/api/projects", get_projects),
-    Route("/api/projects/{project:path}", get_project),
+    Route(f"/api/projects/{ANYTHING}", get_project),
     Route("/api/health", get_health),
     Route("/api/openapi.json", get_openapi),
 ]

@@ -152,7 +152,7 @@ def _handlers() -> Mapping[Any, ExceptionHandler]:
     }
 
 
-def _on_refusal(request: Request, error: Exception) -> Response:
+async def _on_refusal(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     if error.status_code == 405 and request.method == "OPTIONS":  # noqa: PLR2004
@@ -160,7 +160,7 @@ def _on_refusal(request: Request, error: Exception) -> Response:
     return refused(request, error)
 
 
-def _on_field_error(request: Request, error: Exception) -> Response:
+async def _on_field_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, FieldError):
         raise error
     if is_data(request):
@@ -168,7 +168,7 @@ def _on_field_error(request: Request, error: Exception) -> Response:
     return pages.error_page(request, 400, detail=str(error))
 
 
-def _on_error_of_ours(request: Request, error: Exception) -> Response:
+async def _on_error_of_ours(request: Request, error: Exception) -> Response:
     if not isinstance(error, BlsError):
         raise error
     status = status_of(error)
@@ -189,7 +189,7 @@ def _on_error_of_ours(request: Request, error: Exception) -> Response:
 _FIELDS = {"project": "targetProjectName"}
 
 
-def _on_surprise(request: Request, _: Exception) -> Response:
+async def _on_surprise(request: Request, _: Exception) -> Response:
     """Answer for a fault of our own; what it was stands in the log of the server."""
     if is_data(request):
         return error_answer(500, "something went wrong here; see the console's log")

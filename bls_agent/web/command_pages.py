@@ -25,7 +25,7 @@ from bls_agent.errors import (
 from bls_agent.project.messages import Command, LogEntry, Status
 from bls_agent.terminal import visible
 from bls_agent.texts import Texts
-from bls_agent.web.fields import Absent, Field, FieldKind, Form, show_value
+from bls_agent.web.fields import Absent, Field, FieldKind, show_value
 from bls_agent.web.forms import FieldError, read_submission
 from bls_agent.web.inputs import read_form
 from bls_agent.web.manual import (
@@ -38,7 +38,7 @@ from bls_agent.web.manual import (
     read_manual,
 )
 from bls_agent.web.names_in_urls import FIELD, project_in_query, quote_name
-from bls_agent.web.rendering import render, texts_of, visible_lines
+from bls_agent.web.rendering import render, texts_of
 from bls_agent.web.sending import call_command, send_command
 from bls_agent.web.state import web_state
 from bls_agent.web.words import Words
@@ -101,7 +101,9 @@ async def show_commands(request: Request) -> Response:
             )
         manual = found
     chosen = request.query_params.get("chosen", "")
-    return _form(request, project, manual, _chosen(manual, chosen, _note(manual, texts)))
+    return _form(
+        request, project, manual, _chosen(manual, chosen, _note(manual, texts))
+    )
 
 
 async def _look_up(request: Request, project: str) -> Manual | None:
@@ -148,13 +150,17 @@ async def ask_help(request: Request) -> Response:
     try:
         outcome = await call_command(request, project, HELP, timeout=HELP_TIMEOUT)
         entries = read_manual(outcome.result)
-        note = "" if entries else texts["help_odd" if outcome.succeeded else "help_silent"]
+        note = (
+            "" if entries else texts["help_odd" if outcome.succeeded else "help_silent"]
+        )
     except CommandError:
         note = texts["help_silent"]
     except BlsError as error:
         note = texts["not_sent"].format(reason=visible(str(error)))
     manual = _manuals(request).put(project, entries, time.monotonic())
-    return _form(request, project, manual, _chosen(manual, "", note or _note(manual, texts)))
+    return _form(
+        request, project, manual, _chosen(manual, "", note or _note(manual, texts))
+    )
 
 
 async def review(request: Request) -> Response:
@@ -249,7 +255,9 @@ def _form(
     typed = _Typed(filled.typed)
     form = entry.form if entry else None
     if form and not filled.typed:
-        typed |= {f"arg.{one.name}": show_value(one, one.default) for one in form.fields}
+        typed |= {
+            f"arg.{one.name}": show_value(one, one.default) for one in form.fields
+        }
     headers = {"hx-retarget": "#command"} if retarget else None
     return render(
         request,

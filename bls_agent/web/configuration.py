@@ -17,7 +17,7 @@ __all__ = ["Limits", "WebConfig", "is_loopback", "show_host"]
 LARGEST_PORT: Final = 65_535
 NEEDS_USERS: Final = "whoever reaches it commands the fleet, so that it needs users"
 MAKE_USERS: Final = (
-    "Make a file with `bls-agent console-password NAME` and pass it with --users."
+    "Make a file with `bls-agent console password NAME` and pass it with --users."
 )
 
 

@@ -14,7 +14,15 @@ from bls_agent.codec import JSONValue
 from bls_agent.project.messages import LogEntry
 from bls_agent.web.fields import Form, read_form
 
-__all__ = ["HELP", "Entry", "Manual", "Manuals", "find_manual", "is_ours", "read_manual"]
+__all__ = [
+    "HELP",
+    "Entry",
+    "Manual",
+    "Manuals",
+    "find_manual",
+    "is_ours",
+    "read_manual",
+]
 
 HELP: Final = "help"
 MOST_ENTRIES: Final = 300

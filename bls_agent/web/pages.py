@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from typing import Final
 
-from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -16,6 +15,7 @@ from bls_agent.errors import ContractError
 from bls_agent.fleet import Presence, ProjectView
 from bls_agent.terminal import visible
 from bls_agent.web.answers import json_answer
+from bls_agent.web.anything import ANYTHING
 from bls_agent.web.cards import KINDS, make_card, sort_cards
 from bls_agent.web.command_pages import command_routes
 from bls_agent.web.names_in_urls import (
@@ -34,15 +34,6 @@ LONGEST_DETAIL: Final = 500
 AGAIN: Final = 3  # seconds after which a page that needs Redis tries again
 _BLANK: Final[JSONObject] = make_card(ProjectView(project=""))
 _WITH_HEADLINE: Final = frozenset({400, 403, 404, 405, 413, 429, 500, 503})
-
-
-class _AnyConvertor(StringConvertor):
-    """A part of a path that may hold anything: slashes, and line ends."""
-
-    regex = r"[\s\S]*"
-
-
-register_url_convertor("any", _AnyConvertor())
 
 
 async def show_wallboard(request: Request) -> Response:
@@ -172,7 +163,7 @@ def error_page(
 
 routes: Final = [
     Route("/", show_wallboard),
-    Route("/projects/{project:any}", show_project),
+    Route(f"/projects/{ANYTHING}", show_project),
     Route("/fragments/card", show_card),
     Route("/login", show_login, methods=["GET"]),
     *command_routes,

@@ -39,8 +39,13 @@ class _Stream(EventSourceResponse):
         self._state = web_state(request)
         self._user = request.state.user or request.state.client
         self._session: Session | None = request.state.session
-        content = self._ending(events)
-        super().__init__(content, ping=0)  # pyright: ignore[reportUnknownMemberType] - a dict of its own
+        super().__init__(  # pyright: ignore[reportUnknownMemberType] - a dict of its own
+            self._ending(events),
+            ping=0,  # beats are events of ours
+            # It watches for the end of uvicorn, too: the one that ends streams is ours.
+            shutdown_event=anyio.Event(),
+            shutdown_grace_period=10 * PATIENCE,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream, as one of a bounded number."""
@@ -103,7 +108,9 @@ async def log_events(request: Request) -> Response:
     """``GET /api/logs/stream``: the newest records of a project, and what follows."""
     limit = read_limit(request.query_params.get("limit"))
     project = await existing_project(request, project_in_query(request.scope))
-    return _open(request, _log_events(web_state(request), project, limit))
+    state = web_state(request)
+    await state.console.logs(project, 1)  # what can be said with a status is said now
+    return _open(request, _log_events(state, project, limit))
 
 
 async def _log_events(

@@ -96,7 +96,7 @@ def parse_users(text: str) -> dict[str, str]:
         name, colon, value = line.strip().partition(":")
         if not colon or not _is_argon2(value):
             rule = "a line is a name, a colon and an argon2 hash"
-            remedy = "Make it with `bls-agent console-password NAME`."
+            remedy = "Make it with `bls-agent console password NAME`."
             raise ConfigurationError(place, "***", rule, remedy)
         if _check_user(name) in users:
             rule = "a user has one line"
@@ -136,7 +136,7 @@ def read_users(path: Path) -> dict[str, str]:
         raise ConfigurationError("users", str(path), "it is no UTF-8 text") from None
     if not users:
         rule = "there is no user in it"
-        remedy = f"bls-agent console-password NAME >> {path}"
+        remedy = f"bls-agent console password NAME >> {path}"
         raise ConfigurationError("users", str(path), rule, remedy)
     return users
 

@@ -83,7 +83,10 @@ class Watched:
         note, page = self.complaints.append, self.page
         page.set_default_timeout(DEADLINE)
         page.add_init_script(LISTEN)
-        page.on("dialog", lambda dialog: (note(f"dialog {dialog.message}"), dialog.dismiss()))
+        page.on(
+            "dialog",
+            lambda dialog: (note(f"dialog {dialog.message}"), dialog.dismiss()),
+        )
         page.on("pageerror", lambda error: note(f"error {error}"))
         page.on("console", self._said)
         page.on("request", self._asked)
@@ -110,7 +113,9 @@ class Watched:
 
     def wait(self, condition: str, argument: Any = None) -> float:
         """Wait until an expression of the page holds; give the seconds it took."""
-        if "=>" not in condition:  # a bare expression would need eval, which is forbidden
+        if (
+            "=>" not in condition
+        ):  # a bare expression would need eval, which is forbidden
             condition = f"() => {condition}"
         began = time.perf_counter()
         self.page.wait_for_function(condition, arg=argument, polling=20)
@@ -159,9 +164,13 @@ def looking(
         context.close()
 
 
-def record(message: str, level: str = "info", ago: float = 0.0, **metadata: Any) -> bytes:
+def record(
+    message: str, level: str = "info", ago: float = 0.0, **metadata: Any
+) -> bytes:
     """Write a record as somebody who knows the contract only."""
-    stamp = (datetime.now(UTC) - timedelta(seconds=ago)).isoformat(timespec="milliseconds")
+    stamp = (datetime.now(UTC) - timedelta(seconds=ago)).isoformat(
+        timespec="milliseconds"
+    )
     fields: dict[str, Any] = {
         "timestamp": stamp.replace("+00:00", "Z"),
         "level": level,

@@ -81,7 +81,10 @@ def served(config: WebConfig) -> Iterator[Served]:
 
 
 async def log_in(
-    client: httpx.AsyncClient, user: str = "alice", password: str = PASSWORD, **more: Any
+    client: httpx.AsyncClient,
+    user: str = "alice",
+    password: str = PASSWORD,
+    **more: Any,
 ) -> httpx.Response:
     """Post the login form as a browser does."""
     form = {"user": user, "password": password, "next": "/"} | more

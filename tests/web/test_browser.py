@@ -77,13 +77,17 @@ def test_the_wallboard_follows(
         kind_is(looked, foreign.name, "fault")
         took = time.perf_counter() - began
         with capsys.disabled():
-            print(f"\n  a status was on the wallboard after {took * 1000:.0f} ms")
+            print(f"\n  a status was on the wallboard after {took * 1000:.0f} ms")  # noqa: T201 - a figure is shown
         assert took < 5
         assert looked.texts(".card a")[0] == foreign.name
         foreign.log(record("银行通道超时", "error"), b"no json at all")
-        looked.wait("document.querySelector('.card .last').textContent === '银行通道超时'")
+        looked.wait(
+            "document.querySelector('.card .last').textContent === '银行通道超时'"
+        )
         foreign.redis.rpush(f"{foreign.name}_控制", b"{}")
-        looked.wait("document.querySelector('.card[data-waits] .queue dd')?.textContent === '1'")
+        looked.wait(
+            "document.querySelector('.card[data-waits] .queue dd')?.textContent === '1'"
+        )
         foreign.remove()
         looked.wait(
             """(name) => ![...document.querySelectorAll(".card a")].some(
@@ -96,7 +100,9 @@ def test_the_wallboard_follows(
 def test_filter_and_keyboard(browser: Any, base: str, redis: Redis) -> None:
     """Without a mouse: filter, move, open, come back."""
     for number in range(12):
-        Foreign(redis, f"边缘节点_{number:02}").status("故障" if number == 7 else "在线")
+        Foreign(redis, f"边缘节点_{number:02}").status(
+            "故障" if number == 7 else "在线"
+        )
     with looking(browser, base, language="en") as looked:
         page = looked.page
         looked.open("/")
@@ -127,14 +133,16 @@ def test_filter_and_keyboard(browser: Any, base: str, redis: Redis) -> None:
         assert page.locator(".chip[data-chip=online] b").text_content() == "11"
 
 
-def test_a_command_shows_its_outcome(
+def test_a_command_shows_its_outcome(  # noqa: PLR0915 - one story
     browser: Any, base: str, redis: Redis, project: str, server: DevServer
 ) -> None:
     """A form from the agent's help, a question before it is sent, the outcome."""
     agent = ProjectAgent(project, redis=server.url)
 
     @agent.command("导入订单")
-    def load(path: str, limit: int = 100, mode: Literal["fast", "safe"] = "fast") -> Any:
+    def load(
+        path: str, limit: int = 100, mode: Literal["fast", "safe"] = "fast"
+    ) -> Any:
         """从文件导入订单。"""
         if path == "bad":
             raise ValueError("文件损坏")
@@ -155,7 +163,7 @@ def test_a_command_shows_its_outcome(
         page.locator(".complaint").wait_for()
         assert page.locator(".complaint").text_content() == "请填写整数"
         assert page.locator("[name='arg.path']").input_value() == "orders.csv"
-        page.fill("[name='arg.limit']", "１２")
+        page.fill("[name='arg.limit']", "\uff11\uff12")
         page.select_option("[name='arg.mode']", label="safe")
         page.click("#command button.main")
         shown = orjson.loads(page.locator(".review .code").text_content())
@@ -166,7 +174,10 @@ def test_a_command_shows_its_outcome(
         page.keyboard.press("Enter")
         page.locator(".sent [data-good]").wait_for()
         assert "成功" in page.locator(".sent .end").text_content()
-        assert page.locator(".sent .answer").text_content() == '{"imported":12,"mode":"safe"}'
+        assert (
+            page.locator(".sent .answer").text_content()
+            == '{"imported":12,"mode":"safe"}'
+        )
         page.fill("[name='arg.path']", "bad")
         page.click("#command button.main")
         page.click(".review button.main")
@@ -179,7 +190,9 @@ def test_a_command_shows_its_outcome(
         assert any("→ 导入订单" in text for text in looked.texts(".row .end"))
 
 
-def test_a_command_to_a_foreign_agent(browser: Any, base: str, foreign: Foreign) -> None:
+def test_a_command_to_a_foreign_agent(
+    browser: Any, base: str, foreign: Foreign
+) -> None:
     """Who does not know help is not asked; what was sent stands there as waiting."""
     foreign.status("在线", None)
     foreign.log(record("started"))
@@ -204,7 +217,9 @@ def test_a_command_to_a_foreign_agent(browser: Any, base: str, foreign: Foreign)
         assert sent["args"] == {"force": True, "n": 9007199254740993}
         looked.wait("document.querySelectorAll('.sent li').length === 1")
         outcome = {"commandId": sent["id"], "command": "reload", "durationMs": 1500}
-        foreign.log(record("done", outcome="rejected", error={"message": "no"}, **outcome))
+        foreign.log(
+            record("done", outcome="rejected", error={"message": "no"}, **outcome)
+        )
         page.locator(".sent [data-bad]").wait_for()
         assert "1.5 s" in page.locator(".sent .end").text_content()
 
@@ -231,7 +246,12 @@ def test_the_log_follows_pauses_and_filters(
         assert rows.count() == 200
         foreign.log(record("新的", "warn", sku="A7"))
         last_is(looked, "新的")
-        assert looked.wait("document.querySelector('#log').scrollTop + document.querySelector('#log').clientHeight > document.querySelector('#log').scrollHeight - 5") < 5
+        assert (
+            looked.wait(
+                "document.querySelector('#log').scrollTop + document.querySelector('#log').clientHeight > document.querySelector('#log').scrollHeight - 5"
+            )
+            < 5
+        )
         page.keyboard.press("p")
         foreign.log(*(record(f"停 {number}") for number in range(3)))
         looked.wait("document.querySelector('#newer').textContent.includes('3 条')")
@@ -249,7 +269,11 @@ def test_the_log_follows_pauses_and_filters(
         page.fill("#search", "")
         foreign.log(
             orjson.dumps(
-                {"level": "error", "message": "一\n二", "metadata": {"big": 0, "trace": "a\n  b"}}
+                {
+                    "level": "error",
+                    "message": "一\n二",
+                    "metadata": {"big": 0, "trace": "a\n  b"},
+                }
             ).replace(b'"big":0', b'"big":9007199254740993')
         )
         last_is(looked, "一\\n二")
@@ -260,7 +284,9 @@ def test_the_log_follows_pauses_and_filters(
         assert '"big": 9007199254740993' in blocks[2]
 
 
-def test_older_records_on_scrolling_up(browser: Any, base: str, foreign: Foreign) -> None:
+def test_older_records_on_scrolling_up(
+    browser: Any, base: str, foreign: Foreign
+) -> None:
     """Page by page back to the beginning, while new ones come and none is shown twice."""
     foreign.status("在线")
     foreign.log(*(record(f"第 {number} 条") for number in range(900)))
@@ -270,10 +296,14 @@ def test_older_records_on_scrolling_up(browser: Any, base: str, foreign: Foreign
         up = "document.querySelector('#log').scrollTop = 0"
         for count in (400, 600, 800, 900):
             looked.page.evaluate(up)
-            looked.wait("(n) => document.querySelectorAll('#records .row').length >= n", count)
+            looked.wait(
+                "(n) => document.querySelectorAll('#records .row').length >= n", count
+            )
             foreign.log(record("还在写"))
         looked.page.evaluate(up)
-        looked.wait("document.querySelector('#log-top').textContent.includes('从这里开始')")
+        looked.wait(
+            "document.querySelector('#log-top').textContent.includes('从这里开始')"
+        )
         expected = [f"第 {number} 条" for number in range(900)]
         assert looked.texts("#records .text")[:900] == expected
         looked.wait("document.querySelector('#newer').textContent.includes('4 条')")
@@ -302,13 +332,11 @@ def test_a_flood_of_records(
         last_is(looked, "end")
         longest = looked.page.evaluate("window.longest")
         with capsys.disabled():
-            print(f"\n  6,000 records in 3 s: the longest frame took {longest:.0f} ms")
+            print(f"\n  6,000 records in 3 s: the longest frame took {longest:.0f} ms")  # noqa: T201
         assert looked.page.locator("#records > li").count() <= 2_000
 
 
-def test_status_history_and_replicas(
-    browser: Any, base: str, foreign: Foreign
-) -> None:
+def test_status_history_and_replicas(browser: Any, base: str, foreign: Foreign) -> None:
     """The page keeps what the status was since it is open."""
     foreign.status("在线")
     with looking(browser, base, language="en") as looked:
@@ -349,7 +377,9 @@ def test_narrow_pages(browser: Any, base: str, foreign: Foreign, language: str) 
     foreign.log(record("x" * 300, "error", url="y" * 300))
     long = Foreign(foreign.redis, "一个名字非常非常长的项目" * 8)
     long.status("在线")
-    with looking(browser, base, language=language, size=(360, 740), expected=("404",)) as looked:
+    with looking(
+        browser, base, language=language, size=(360, 740), expected=("404",)
+    ) as looked:
         looked.open("/")
         kind_is(looked, foreign.name, "error")
         assert looked.width() <= 360
@@ -375,7 +405,10 @@ def test_unknown_projects(browser: Any, base: str, redis: Redis, language: str) 
 def test_login(browser: Any, server: DevServer, redis: Redis) -> None:
     """A wrong password is said, the right one opens the page that was wanted."""
     config = WebConfig(redis=server.url, users=USERS, port=0)
-    with served(config) as console, looking(browser, console.url, expected=("401",)) as looked:
+    with (
+        served(config) as console,
+        looking(browser, console.url, expected=("401",)) as looked,
+    ):
         page = looked.page
         looked.open("/?lang=zh")
         page.fill("[name=user]", "王五")
@@ -393,7 +426,10 @@ def test_login(browser: Any, server: DevServer, redis: Redis) -> None:
 
 def test_redis_goes_and_comes_back(browser: Any, project: str) -> None:
     """An outage is a banner over what was known, not an empty page."""
-    with DevServer(append_only=True) as server, served(WebConfig(redis=server.url, port=0)) as console:
+    with (
+        DevServer(append_only=True) as server,
+        served(WebConfig(redis=server.url, port=0)) as console,
+    ):
         with Redis.from_url(server.url, protocol=2) as redis:
             Foreign(redis, project).status("在线", None)
         with looking(browser, console.url, expected=("503",)) as looked:
@@ -408,7 +444,9 @@ def test_redis_goes_and_comes_back(browser: Any, project: str) -> None:
             looked.wait("document.querySelector('#link').dataset.state === 'live'")
 
 
-def test_the_console_goes_and_comes_back(browser: Any, server: DevServer, foreign: Foreign) -> None:
+def test_the_console_goes_and_comes_back(
+    browser: Any, server: DevServer, foreign: Foreign
+) -> None:
     """A cut line is said, and mended by the page itself."""
     foreign.status("在线")
     refused = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE", "ERR_EMPTY")

@@ -39,14 +39,37 @@ def outcome(text: str) -> bytes:
 def manual() -> bytes:
     """Write an answer to help in which everything is hostile."""
     schema = {
-        f"p{number}": {"type": "string", "title": text, "description": text, "default": text}
+        f"p{number}": {
+            "type": "string",
+            "title": text,
+            "description": text,
+            "default": text,
+        }
         for number, text in enumerate(TEXTS)
     } | {"choice": {"enum": TEXTS, "description": TEXTS[0]}}
     told = [
-        {"name": "all", "description": "\n".join(TEXTS), "parameters": {"properties": schema}},
-        *({"name": text, "description": text, "parameters": {"properties": {text: {}}}} for text in TEXTS),
+        {
+            "name": "all",
+            "description": "\n".join(TEXTS),
+            "parameters": {"properties": schema},
+        },
+        *(
+            {
+                "name": text,
+                "description": text,
+                "parameters": {"properties": {text: {}}},
+            }
+            for text in TEXTS
+        ),
     ]
-    return record("x", command="help", commandId="h", outcome="succeeded", durationMs=1, result=told)
+    return record(
+        "x",
+        command="help",
+        commandId="h",
+        outcome="succeeded",
+        durationMs=1,
+        result=told,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +86,13 @@ def base(browser: Any) -> Iterator[str]:
         project = Foreign(redis, NAME)
         project.status("在线")
         for text in TEXTS:
-            project.log(record(text, "error", **{text: text, "list": [text, {text: text}]}))
+            project.log(
+                record(text, "error", **{text: text, "list": [text, {text: text}]})
+            )
             project.log(outcome(text), text.encode())
-            project.log(orjson.dumps({"message": text, "level": text, "timestamp": text}))
+            project.log(
+                orjson.dumps({"message": text, "level": text, "timestamp": text})
+            )
             named = Foreign(redis, f"n{text}")
             named.status(text)
             named.log(record(text, "error"))
@@ -95,10 +122,12 @@ def test_the_corpus_on_the_wallboard(
         looked.open("/")
         names = {visible(f"n{text}") for text in TEXTS} | {NAME}
         for _ in ("as it was served", "as the stream told it"):
-            looked.wait("(n) => document.querySelectorAll('.card').length > n", len(TEXTS))
+            looked.wait(
+                "(n) => document.querySelectorAll('.card').length > n", len(TEXTS)
+            )
             assert names <= set(looked.texts(".card a"))
             assert {visible(text) for text in TEXTS} <= set(looked.texts(".card .last"))
-            assert SHORT <= set(looked.texts(".odd"))
+            assert set(looked.texts(".odd")) >= SHORT
             assert own_elements(looked) == []
             looked.wait("document.querySelector('#cards').dataset.changes > 0")
 
@@ -116,7 +145,9 @@ def test_the_corpus_on_a_project_page(
         shown = looked.texts("#records .text")
         for text in TEXTS:
             assert any(row.startswith(visible(text)) for row in shown), text
-        page.evaluate("document.querySelectorAll('.row .more').forEach((one) => one.click())")
+        page.evaluate(
+            "document.querySelectorAll('.row .more').forEach((one) => one.click())"
+        )
         unfolded = "\n".join(looked.texts("#records pre"))
         assert "<script>alert(1)</script>" in unfolded
         assert "\u202e" not in unfolded
@@ -125,7 +156,9 @@ def test_the_corpus_on_a_project_page(
         page.select_option("select[name=chosen]", label="all")
         page.locator("[name='arg.p0']").wait_for()
         assert own_elements(looked) == []
-        page.select_option("[name='arg.choice']", label=visible(HOSTILE_TEXTS["script"]))
+        page.select_option(
+            "[name='arg.choice']", label=visible(HOSTILE_TEXTS["script"])
+        )
         page.click("#command button.main")
         page.locator(".review .code").wait_for()
         told = page.locator(".review .code").text_content()
@@ -139,7 +172,9 @@ def test_every_hostile_name_has_a_page(browser: Any, base: str) -> None:
         looked.open("/")
         looked.wait("(n) => document.querySelectorAll('.card').length > n", len(TEXTS))
         links = looked.page.locator(".card a")
-        found = links.evaluate_all("(all) => all.map((one) => [one.getAttribute('href'), one.textContent])")
+        found = links.evaluate_all(
+            "(all) => all.map((one) => [one.getAttribute('href'), one.textContent])"
+        )
         odd = [pair for pair in found if "%" in pair[0] and pair[1] != NAME]
         assert len(odd) >= len(TEXTS)
         for path, name in odd[::6] + [pair for pair in odd if "\\udc" in pair[1]]:
@@ -149,12 +184,18 @@ def test_every_hostile_name_has_a_page(browser: Any, base: str) -> None:
             assert own_elements(looked) == []
 
 
-@pytest.mark.parametrize("text", ["script", "attribute-double", "htmx-out-of-band", "base"])
+@pytest.mark.parametrize(
+    "text", ["script", "attribute-double", "htmx-out-of-band", "base"]
+)
 def test_hostile_addresses(browser: Any, base: str, text: str) -> None:
     """What somebody puts into a link is displayed as text, too."""
     with looking(browser, base, expected=("404", "400")) as looked:
         looked.open_project(HOSTILE_TEXTS[text])
-        assert looked.page.locator(".subject").text_content() == visible(HOSTILE_TEXTS[text])
+        assert looked.page.locator(".subject").text_content() == visible(
+            HOSTILE_TEXTS[text]
+        )
         assert own_elements(looked) == []
-        looked.page.goto(f"{base.rstrip('/')}/login?next={HOSTILE_TEXTS[text]}&lang={HOSTILE_TEXTS[text]}")
+        looked.page.goto(
+            f"{base.rstrip('/')}/login?next={HOSTILE_TEXTS[text]}&lang={HOSTILE_TEXTS[text]}"
+        )
         assert looked.page.locator("[name=next]").get_attribute("value") == "/"

@@ -122,7 +122,9 @@ def test_the_default_port_may_be_left_out() -> None:
         ("http://console.example:80", "http://console.example"),
     ):
         assert refuse(Told(method="POST", own=own, origin=origin)) == ""
-    told = Told(method="POST", own="https://console.example", origin="https://x.example")
+    told = Told(
+        method="POST", own="https://console.example", origin="https://x.example"
+    )
     assert refuse(told)
 
 
