@@ -53,7 +53,7 @@ OTHER: Final = "other"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filled:
+class _Filled:
     """What stands in the form.
 
     Attributes:
@@ -86,7 +86,7 @@ def _manuals(request: Request) -> Manuals:
     return manuals
 
 
-async def show_commands(request: Request) -> Response:
+async def _show_commands(request: Request) -> Response:
     """Give the form of the chosen command, or the commands to choose from."""
     project = project_in_query(request.scope)
     texts = texts_of(request)
@@ -132,16 +132,16 @@ def _note(manual: Manual, texts: Texts) -> str:
     return texts["help_known"].format(age=ago)
 
 
-def _chosen(manual: Manual, chosen: str, note: str = "") -> Filled:
+def _chosen(manual: Manual, chosen: str, note: str = "") -> _Filled:
     """Read which command is chosen; without a manual it is written by hand."""
     if not manual.entries or chosen == OTHER:
-        return Filled(by_hand=True, note=note)
+        return _Filled(by_hand=True, note=note)
     usable = chosen.isascii() and chosen.isdecimal() and len(chosen) < len("1000")
     place = int(chosen) if usable else -1
-    return Filled(chosen=place if place < len(manual.entries) else -1, note=note)
+    return _Filled(chosen=place if place < len(manual.entries) else -1, note=note)
 
 
-async def ask_help(request: Request) -> Response:
+async def _ask_help(request: Request) -> Response:
     """Ask the agent what it can do."""
     project = project_in_query(request.scope)
     texts = texts_of(request)
@@ -163,7 +163,7 @@ async def ask_help(request: Request) -> Response:
     )
 
 
-async def review(request: Request) -> Response:
+async def _review(request: Request) -> Response:
     """Read what was typed: what would be sent, or the form with what is wrong."""
     project = project_in_query(request.scope)
     texts = texts_of(request)
@@ -178,11 +178,11 @@ async def review(request: Request) -> Response:
     if not command.strip() or len(command) > LONGEST_COMMAND:
         errors["command"] = texts["field_command"]
     if errors:
-        wrong = Filled(
+        wrong = _Filled(
             chosen=filled.chosen, by_hand=filled.by_hand, typed=typed, errors=errors
         )
         return _form(request, project, manual, wrong, retarget=True)
-    return _review(request, project, command, told.arguments)
+    return _ask_before(request, project, command, told.arguments)
 
 
 def _say(error: FieldError, texts: Texts) -> str:
@@ -190,7 +190,7 @@ def _say(error: FieldError, texts: Texts) -> str:
     return texts[f"field_{error.code}"].format(**values)
 
 
-def _review(
+def _ask_before(
     request: Request, project: str, command: str, arguments: Mapping[str, JSONValue]
 ) -> Response:
     before, _, after = texts_of(request)["will_send"].partition("{project}")
@@ -208,7 +208,7 @@ def _review(
     )
 
 
-async def send(request: Request) -> Response:
+async def _send(request: Request) -> Response:
     """Send exactly what was shown."""
     project = project_in_query(request.scope)
     texts = texts_of(request)
@@ -247,7 +247,7 @@ def _form(
     request: Request,
     project: str,
     manual: Manual,
-    filled: Filled,
+    filled: _Filled,
     *,
     retarget: bool = False,
 ) -> Response:
@@ -307,7 +307,7 @@ def _limits(one: Field) -> str:
     return f"{left}n{right}"
 
 
-async def show_instances(request: Request) -> Response:
+async def _show_instances(request: Request) -> Response:
     """Give the replicas of a project, if it has any."""
     project = project_in_query(request.scope)
     kinds = {
@@ -325,9 +325,9 @@ async def show_instances(request: Request) -> Response:
 
 
 command_routes: Final = [
-    Route("/fragments/commands", show_commands),
-    Route("/fragments/help", ask_help, methods=["POST"]),
-    Route("/fragments/review", review, methods=["POST"]),
-    Route("/fragments/send", send, methods=["POST"]),
-    Route("/fragments/instances", show_instances),
+    Route("/fragments/commands", _show_commands),
+    Route("/fragments/help", _ask_help, methods=["POST"]),
+    Route("/fragments/review", _review, methods=["POST"]),
+    Route("/fragments/send", _send, methods=["POST"]),
+    Route("/fragments/instances", _show_instances),
 ]

@@ -21,7 +21,7 @@ MOST_CHOICES: Final = 200
 LONGEST_TEXT: Final = 500  # characters of a description or title
 LONGEST_NAME: Final = 200
 
-Schema: TypeAlias = Mapping[str, Any]
+_Schema: TypeAlias = Mapping[str, Any]
 
 
 class Absent:
@@ -100,7 +100,7 @@ def read_form(schema: object) -> Form | None:
     """
     if not isinstance(schema, Mapping):
         return None
-    told = cast("Schema", schema)
+    told = cast("_Schema", schema)
     if told.get("type", "object") != "object":
         return None
     properties = _properties_of(told)
@@ -117,7 +117,7 @@ def read_form(schema: object) -> Form | None:
     )
 
 
-def _properties_of(schema: Schema) -> Mapping[str, object] | None:
+def _properties_of(schema: _Schema) -> Mapping[str, object] | None:
     told = schema.get("properties", {})
     if not isinstance(told, Mapping):
         return None
@@ -135,7 +135,7 @@ def _is_usable_name(name: object) -> bool:
 
 def _read_field(name: str, schema: object, *, required: bool) -> Field:
     told, nullable = _without_null(
-        cast("Schema", schema) if isinstance(schema, Mapping) else {}
+        cast("_Schema", schema) if isinstance(schema, Mapping) else {}
     )
     kind, choices = _kind_of(told)
     least, most, beyond = _limits_of(told, kind)
@@ -155,13 +155,13 @@ def _read_field(name: str, schema: object, *, required: bool) -> Field:
     )
 
 
-def _without_null(schema: Schema) -> tuple[Schema, bool]:
+def _without_null(schema: _Schema) -> tuple[_Schema, bool]:
     """Take ``null`` out of ``anyOf: [X, null]`` and ``type: [X, "null"]``."""
     rest = {key: value for key, value in schema.items() if key not in _EITHER}
     parts = _pair(schema.get("anyOf", schema.get("oneOf")))
     others = [part for part in parts if part != {"type": "null"}]
     if len(parts) - len(others) == 1 and isinstance(others[0], Mapping):
-        return {**cast("Schema", others[0]), **rest}, True
+        return {**cast("_Schema", others[0]), **rest}, True
     kinds = _pair(schema.get("type"))
     others = [kind for kind in kinds if kind != "null"]
     if len(kinds) - len(others) == 1:
@@ -186,7 +186,7 @@ _KINDS: Final[Mapping[str, FieldKind]] = {
 }
 
 
-def _kind_of(schema: Schema) -> tuple[FieldKind, tuple[JSONValue, ...]]:
+def _kind_of(schema: _Schema) -> tuple[FieldKind, tuple[JSONValue, ...]]:
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(choices, list):
         known = tuple(cast("list[JSONValue]", choices))
@@ -205,13 +205,13 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, str | int | float | bool | None)
 
 
-def _shape_of(schema: Schema) -> str:
+def _shape_of(schema: _Schema) -> str:
     kind = schema.get("type")
     return kind if kind in ("array", "object") else ""
 
 
 def _limits_of(
-    schema: Schema, kind: FieldKind
+    schema: _Schema, kind: FieldKind
 ) -> tuple[float | None, float | None, tuple[bool, bool]]:
     if kind is FieldKind.TEXT:
         least, most = _number(schema, "minLength"), _number(schema, "maxLength")
@@ -224,7 +224,7 @@ def _limits_of(
 
 
 def _limit(
-    schema: Schema, name: str, exclusive: str, tighter: Callable[[float, float], float]
+    schema: _Schema, name: str, exclusive: str, tighter: Callable[[float, float], float]
 ) -> tuple[float | None, bool]:
     """Give the tighter one of two limits, and whether it is itself excluded."""
     limit, beyond = _number(schema, name), _number(schema, exclusive)
@@ -234,7 +234,7 @@ def _limit(
     return both, both == beyond
 
 
-def _number(schema: Schema, name: str) -> float | None:
+def _number(schema: _Schema, name: str) -> float | None:
     value = schema.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -254,7 +254,7 @@ def show_value(field: Field, value: JSONValue | Absent) -> str:
             (
                 str(place)
                 for place, choice in enumerate(field.choices)
-                if is_same(choice, value)
+                if _is_same(choice, value)
             ),
             "",
         )
@@ -263,6 +263,6 @@ def show_value(field: Field, value: JSONValue | Absent) -> str:
     return encode(value).decode()
 
 
-def is_same(one: JSONValue, other: JSONValue) -> bool:
+def _is_same(one: JSONValue, other: JSONValue) -> bool:
     """Compare as JSON does: ``true`` is not ``1``, ``1`` is not ``1.0``."""
     return type(one) is type(other) and one == other

@@ -36,7 +36,7 @@ _BLANK: Final[JSONObject] = make_card(ProjectView(project=""))
 _WITH_HEADLINE: Final = frozenset({400, 403, 404, 405, 413, 429, 500, 503})
 
 
-async def show_wallboard(request: Request) -> Response:
+async def _show_wallboard(request: Request) -> Response:
     """Show every project, worst first."""
     fleet = web_state(request).fleet
     await fleet.ready()
@@ -56,7 +56,7 @@ async def show_wallboard(request: Request) -> Response:
     )
 
 
-async def show_project(request: Request) -> Response:
+async def _show_project(request: Request) -> Response:
     """Show one project: its card, log and commands."""
     project = project_in_path(request.scope)
     fleet = web_state(request).fleet
@@ -91,7 +91,7 @@ async def _newcomer(request: Request, project: str) -> ProjectView | None:
     return ProjectView(project=project, status=status, presence=known)
 
 
-async def show_card(request: Request) -> Response:
+async def _show_card(request: Request) -> Response:
     """Give a project's card as JSON, as the wallboard's stream does."""
     project = project_in_query(request.scope)
     fleet = web_state(request).fleet
@@ -102,7 +102,7 @@ async def show_card(request: Request) -> Response:
     return json_answer({"cards": [card] if card else [], "away": away})
 
 
-async def show_login(request: Request) -> Response:
+async def _show_login(request: Request) -> Response:
     """Ask for the password."""
     root: str = request.scope.get("root_path", "")
     wanted = request.query_params.get("next", "")
@@ -162,9 +162,9 @@ def error_page(
 
 
 routes: Final = [
-    Route("/", show_wallboard),
-    Route(f"/projects/{ANYTHING}", show_project),
-    Route("/fragments/card", show_card),
-    Route("/login", show_login, methods=["GET"]),
+    Route("/", _show_wallboard),
+    Route(f"/projects/{ANYTHING}", _show_project),
+    Route("/fragments/card", _show_card),
+    Route("/login", _show_login, methods=["GET"]),
     *command_routes,
 ]

@@ -165,7 +165,7 @@ def looking(
 
 
 def record(
-    message: str, level: str = "info", ago: float = 0.0, **metadata: Any
+    message: str, level: str = "info", ago: float = 0.0, /, **metadata: Any
 ) -> bytes:
     """Write a record as somebody who knows the contract only."""
     stamp = (datetime.now(UTC) - timedelta(seconds=ago)).isoformat(
