@@ -25,7 +25,7 @@ from bls_agent.errors import (
 from bls_agent.project.messages import Command, LogEntry, Status
 from bls_agent.terminal import visible
 from bls_agent.texts import Texts
-from bls_agent.web.fields import Absent, Field, FieldKind, Form, show_value
+from bls_agent.web.fields import Absent, Field, FieldKind, show_value
 from bls_agent.web.forms import FieldError, read_submission
 from bls_agent.web.inputs import read_form
 from bls_agent.web.manual import (
@@ -38,8 +38,8 @@ from bls_agent.web.manual import (
     read_manual,
 )
 from bls_agent.web.names_in_urls import FIELD, project_in_query, quote_name
-from bls_agent.web.rendering import render, texts_of, visible_lines
-from bls_agent.web.sending import send_command
+from bls_agent.web.rendering import render, texts_of
+from bls_agent.web.sending import call_command, send_command
 from bls_agent.web.state import web_state
 from bls_agent.web.words import Words
 
@@ -53,7 +53,7 @@ OTHER: Final = "other"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filled:
+class _Filled:
     """What stands in the form.
 
     Attributes:
@@ -86,7 +86,7 @@ def _manuals(request: Request) -> Manuals:
     return manuals
 
 
-async def show_commands(request: Request) -> Response:
+async def _show_commands(request: Request) -> Response:
     """Give the form of the chosen command, or the commands to choose from."""
     project = project_in_query(request.scope)
     texts = texts_of(request)
@@ -132,25 +132,23 @@ def _note(manual: Manual, texts: Texts) -> str:
     return texts["help_known"].format(age=ago)
 
 
-def _chosen(manual: Manual, chosen: str, note: str = "") -> Filled:
+def _chosen(manual: Manual, chosen: str, note: str = "") -> _Filled:
     """Read which command is chosen; without a manual it is written by hand."""
     if not manual.entries or chosen == OTHER:
-        return Filled(by_hand=True, note=note)
+        return _Filled(by_hand=True, note=note)
     usable = chosen.isascii() and chosen.isdecimal() and len(chosen) < len("1000")
     place = int(chosen) if usable else -1
-    return Filled(chosen=place if place < len(manual.entries) else -1, note=note)
+    return _Filled(chosen=place if place < len(manual.entries) else -1, note=note)
 
 
-async def ask_help(request: Request) -> Response:
+async def _ask_help(request: Request) -> Response:
     """Ask the agent what it can do."""
     project = project_in_query(request.scope)
     texts = texts_of(request)
     note = ""
     entries: tuple[Entry, ...] = ()
     try:
-        outcome = await web_state(request).console.call(
-            project, HELP, timeout=HELP_TIMEOUT, sent_by=request.state.sent_by
-        )
+        outcome = await call_command(request, project, HELP, timeout=HELP_TIMEOUT)
         entries = read_manual(outcome.result)
         note = (
             "" if entries else texts["help_odd" if outcome.succeeded else "help_silent"]
@@ -165,7 +163,7 @@ async def ask_help(request: Request) -> Response:
     )
 
 
-async def review(request: Request) -> Response:
+async def _review(request: Request) -> Response:
     """Read what was typed: what would be sent, or the form with what is wrong."""
     project = project_in_query(request.scope)
     texts = texts_of(request)
@@ -180,11 +178,11 @@ async def review(request: Request) -> Response:
     if not command.strip() or len(command) > LONGEST_COMMAND:
         errors["command"] = texts["field_command"]
     if errors:
-        wrong = Filled(
+        wrong = _Filled(
             chosen=filled.chosen, by_hand=filled.by_hand, typed=typed, errors=errors
         )
         return _form(request, project, manual, wrong, retarget=True)
-    return _review(request, project, command, told.arguments)
+    return _ask_before(request, project, command, told.arguments)
 
 
 def _say(error: FieldError, texts: Texts) -> str:
@@ -192,7 +190,7 @@ def _say(error: FieldError, texts: Texts) -> str:
     return texts[f"field_{error.code}"].format(**values)
 
 
-def _review(
+def _ask_before(
     request: Request, project: str, command: str, arguments: Mapping[str, JSONValue]
 ) -> Response:
     before, _, after = texts_of(request)["will_send"].partition("{project}")
@@ -210,7 +208,7 @@ def _review(
     )
 
 
-async def send(request: Request) -> Response:
+async def _send(request: Request) -> Response:
     """Send exactly what was shown."""
     project = project_in_query(request.scope)
     texts = texts_of(request)
@@ -249,7 +247,7 @@ def _form(
     request: Request,
     project: str,
     manual: Manual,
-    filled: Filled,
+    filled: _Filled,
     *,
     retarget: bool = False,
 ) -> Response:
@@ -309,7 +307,7 @@ def _limits(one: Field) -> str:
     return f"{left}n{right}"
 
 
-async def show_instances(request: Request) -> Response:
+async def _show_instances(request: Request) -> Response:
     """Give the replicas of a project, if it has any."""
     project = project_in_query(request.scope)
     kinds = {
@@ -327,9 +325,9 @@ async def show_instances(request: Request) -> Response:
 
 
 command_routes: Final = [
-    Route("/fragments/commands", show_commands),
-    Route("/fragments/help", ask_help, methods=["POST"]),
-    Route("/fragments/review", review, methods=["POST"]),
-    Route("/fragments/send", send, methods=["POST"]),
-    Route("/fragments/instances", show_instances),
+    Route("/fragments/commands", _show_commands),
+    Route("/fragments/help", _ask_help, methods=["POST"]),
+    Route("/fragments/review", _review, methods=["POST"]),
+    Route("/fragments/send", _send, methods=["POST"]),
+    Route("/fragments/instances", _show_instances),
 ]

@@ -7,7 +7,7 @@ which the page shows one field for all arguments. Nothing here raises.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeAlias, cast
@@ -21,7 +21,7 @@ MOST_CHOICES: Final = 200
 LONGEST_TEXT: Final = 500  # characters of a description or title
 LONGEST_NAME: Final = 200
 
-Schema: TypeAlias = Mapping[str, Any]
+_Schema: TypeAlias = Mapping[str, Any]
 
 
 class Absent:
@@ -100,16 +100,14 @@ def read_form(schema: object) -> Form | None:
     """
     if not isinstance(schema, Mapping):
         return None
-    told = cast("Schema", schema)
+    told = cast("_Schema", schema)
     if told.get("type", "object") != "object":
         return None
-    properties = told.get("properties", {})
-    if not isinstance(properties, Mapping) or len(properties) > MOST_FIELDS:
-        return None
-    if not all(map(_is_usable_name, properties)):
+    properties = _properties_of(told)
+    if properties is None:
         return None
     required = told.get("required")
-    needed = required if isinstance(required, list) else []
+    needed = cast("list[object]", required) if isinstance(required, list) else []
     return Form(
         fields=tuple(
             _read_field(name, part, required=name in needed)
@@ -119,6 +117,16 @@ def read_form(schema: object) -> Form | None:
     )
 
 
+def _properties_of(schema: _Schema) -> Mapping[str, object] | None:
+    told = schema.get("properties", {})
+    if not isinstance(told, Mapping):
+        return None
+    properties = cast("Mapping[str, object]", told)
+    if len(properties) > MOST_FIELDS or not all(map(_is_usable_name, properties)):
+        return None
+    return properties
+
+
 def _is_usable_name(name: object) -> bool:
     return (
         isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME
@@ -126,8 +134,9 @@ def _is_usable_name(name: object) -> bool:
 
 
 def _read_field(name: str, schema: object, *, required: bool) -> Field:
-    told = cast("Schema", schema) if isinstance(schema, Mapping) else {}
-    told, nullable = _without_null(told)
+    told, nullable = _without_null(
+        cast("_Schema", schema) if isinstance(schema, Mapping) else {}
+    )
     kind, choices = _kind_of(told)
     least, most, beyond = _limits_of(told, kind)
     return Field(
@@ -146,25 +155,29 @@ def _read_field(name: str, schema: object, *, required: bool) -> Field:
     )
 
 
-def _without_null(schema: Schema) -> tuple[Schema, bool]:
+def _without_null(schema: _Schema) -> tuple[_Schema, bool]:
     """Take ``null`` out of ``anyOf: [X, null]`` and ``type: [X, "null"]``."""
-    rest = {key: value for key, value in schema.items() if key != "anyOf"}
-    parts = schema.get("anyOf", schema.get("oneOf"))
-    if _is_list(parts, 2) and {"type": "null"} in parts:
-        other = next((part for part in parts if part != {"type": "null"}), None)
-        if isinstance(other, Mapping):
-            return {**cast("Schema", other), **rest}, True
-    kinds = schema.get("type")
-    if _is_list(kinds, 2) and "null" in kinds:
-        other = next((kind for kind in kinds if kind != "null"), None)
-        return {**schema, "type": other}, True
+    rest = {key: value for key, value in schema.items() if key not in _EITHER}
+    parts = _pair(schema.get("anyOf", schema.get("oneOf")))
+    others = [part for part in parts if part != {"type": "null"}]
+    if len(parts) - len(others) == 1 and isinstance(others[0], Mapping):
+        return {**cast("_Schema", others[0]), **rest}, True
+    kinds = _pair(schema.get("type"))
+    others = [kind for kind in kinds if kind != "null"]
+    if len(kinds) - len(others) == 1:
+        return {**schema, "type": others[0]}, True
     return schema, False
 
 
-def _is_list(value: object, length: int) -> bool:
-    return isinstance(value, list) and len(cast("list[object]", value)) == length
+def _pair(value: object) -> list[object]:
+    """Give a list of two as it is, and nothing for anything else."""
+    if not isinstance(value, list):
+        return []
+    parts = cast("list[object]", value)
+    return parts if len(parts) == 2 else []  # noqa: PLR2004 - a value or null
 
 
+_EITHER: Final = ("anyOf", "oneOf")
 _KINDS: Final[Mapping[str, FieldKind]] = {
     "boolean": FieldKind.BOOLEAN,
     "integer": FieldKind.INTEGER,
@@ -173,7 +186,7 @@ _KINDS: Final[Mapping[str, FieldKind]] = {
 }
 
 
-def _kind_of(schema: Schema) -> tuple[FieldKind, tuple[JSONValue, ...]]:
+def _kind_of(schema: _Schema) -> tuple[FieldKind, tuple[JSONValue, ...]]:
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(choices, list):
         known = tuple(cast("list[JSONValue]", choices))
@@ -192,13 +205,13 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, str | int | float | bool | None)
 
 
-def _shape_of(schema: Schema) -> str:
+def _shape_of(schema: _Schema) -> str:
     kind = schema.get("type")
     return kind if kind in ("array", "object") else ""
 
 
 def _limits_of(
-    schema: Schema, kind: FieldKind
+    schema: _Schema, kind: FieldKind
 ) -> tuple[float | None, float | None, tuple[bool, bool]]:
     if kind is FieldKind.TEXT:
         least, most = _number(schema, "minLength"), _number(schema, "maxLength")
@@ -211,16 +224,17 @@ def _limits_of(
 
 
 def _limit(
-    schema: Schema, name: str, exclusive: str, tighter: Any
+    schema: _Schema, name: str, exclusive: str, tighter: Callable[[float, float], float]
 ) -> tuple[float | None, bool]:
     """Give the tighter one of two limits, and whether it is itself excluded."""
     limit, beyond = _number(schema, name), _number(schema, exclusive)
     if beyond is None or limit is None:
         return (limit, False) if beyond is None else (beyond, True)
-    return tighter((beyond, True), (limit, False), key=lambda pair: pair[0])
+    both = tighter(limit, beyond)
+    return both, both == beyond
 
 
-def _number(schema: Schema, name: str) -> float | None:
+def _number(schema: _Schema, name: str) -> float | None:
     value = schema.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -240,7 +254,7 @@ def show_value(field: Field, value: JSONValue | Absent) -> str:
             (
                 str(place)
                 for place, choice in enumerate(field.choices)
-                if is_same(choice, value)
+                if _is_same(choice, value)
             ),
             "",
         )
@@ -249,12 +263,6 @@ def show_value(field: Field, value: JSONValue | Absent) -> str:
     return encode(value).decode()
 
 
-def is_same(one: JSONValue, other: JSONValue) -> bool:
+def _is_same(one: JSONValue, other: JSONValue) -> bool:
     """Compare as JSON does: ``true`` is not ``1``, ``1`` is not ``1.0``."""
     return type(one) is type(other) and one == other
-
-
-def find_field(form: Form | None, name: str) -> Field | None:
-    """Give the field of a name."""
-    fields: Sequence[Field] = form.fields if form else ()
-    return next((field for field in fields if field.name == name), None)

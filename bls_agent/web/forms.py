@@ -12,13 +12,13 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field as part
-from typing import Final
+from typing import Final, cast
 
 from bls_agent.codec import JSONObject, JSONValue, decode
 from bls_agent.errors import DecodeError
 from bls_agent.web.fields import ABSENT, Absent, Field, FieldKind, Form
 
-__all__ = ["ALL", "MORE", "FieldError", "Submission", "read_value", "read_submission"]
+__all__ = ["ALL", "MORE", "FieldError", "Submission", "read_submission", "read_value"]
 
 ALL: Final = "args"  # one field for all arguments
 MORE: Final = "more"  # those that have no field
@@ -89,10 +89,9 @@ def _read_object(name: str, text: str, taken: frozenset[str]) -> Submission:
     if not text.strip():
         return Submission()
     try:
-        value = _read_json(text, "object")
+        value = cast("JSONObject", _read_json(text, "object"))
     except FieldError as error:
         return Submission(errors={name: error})
-    assert isinstance(value, dict)
     if twice := sorted(taken & value.keys()):
         return Submission(errors={name: FieldError("twice", name=twice[0])})
     return Submission(arguments=value)

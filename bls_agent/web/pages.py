@@ -11,7 +11,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from bls_agent.codec import JSONObject
-from bls_agent.fleet import ProjectView
+from bls_agent.errors import ContractError
+from bls_agent.fleet import Presence, ProjectView
 from bls_agent.terminal import visible
 from bls_agent.web.answers import json_answer
 from bls_agent.web.anything import ANYTHING
@@ -35,7 +36,7 @@ _BLANK: Final[JSONObject] = make_card(ProjectView(project=""))
 _WITH_HEADLINE: Final = frozenset({400, 403, 404, 405, 413, 429, 500, 503})
 
 
-async def show_wallboard(request: Request) -> Response:
+async def _show_wallboard(request: Request) -> Response:
     """Show every project, worst first."""
     fleet = web_state(request).fleet
     await fleet.ready()
@@ -55,16 +56,17 @@ async def show_wallboard(request: Request) -> Response:
     )
 
 
-async def show_project(request: Request) -> Response:
+async def _show_project(request: Request) -> Response:
     """Show one project: its card, log and commands."""
     project = project_in_path(request.scope)
     fleet = web_state(request).fleet
     await fleet.ready()
     view = fleet.views.get(project)
+    if view is None and (fleet.unavailable or not fleet.looked):
+        kind = fleet.unavailable.kind if fleet.unavailable else ""
+        return error_page(request, 503, name=project, detail=kind)
+    view = view or await _newcomer(request, project)
     if view is None:
-        if fleet.unavailable or not fleet.looked:
-            kind = fleet.unavailable.kind if fleet.unavailable else ""
-            return error_page(request, 503, name=project, detail=kind)
         return error_page(request, 404, name=project)
     return render(
         request,
@@ -76,7 +78,20 @@ async def show_project(request: Request) -> Response:
     )
 
 
-async def show_card(request: Request) -> Response:
+async def _newcomer(request: Request, project: str) -> ProjectView | None:
+    """Look for a project that the fleet has not met yet."""
+    state = web_state(request)
+    if not project or not await state.directory.knows(project):
+        return None
+    try:
+        status = await state.console.status(project)
+    except ContractError:
+        status = None
+    known = Presence.NEVER if status is None else Presence.UNTIMED
+    return ProjectView(project=project, status=status, presence=known)
+
+
+async def _show_card(request: Request) -> Response:
     """Give a project's card as JSON, as the wallboard's stream does."""
     project = project_in_query(request.scope)
     fleet = web_state(request).fleet
@@ -87,7 +102,7 @@ async def show_card(request: Request) -> Response:
     return json_answer({"cards": [card] if card else [], "away": away})
 
 
-async def show_login(request: Request) -> Response:
+async def _show_login(request: Request) -> Response:
     """Ask for the password."""
     root: str = request.scope.get("root_path", "")
     wanted = request.query_params.get("next", "")
@@ -147,9 +162,9 @@ def error_page(
 
 
 routes: Final = [
-    Route("/", show_wallboard),
-    Route(f"/projects/{ANYTHING}", show_project),
-    Route("/fragments/card", show_card),
-    Route("/login", show_login, methods=["GET"]),
+    Route("/", _show_wallboard),
+    Route(f"/projects/{ANYTHING}", _show_project),
+    Route("/fragments/card", _show_card),
+    Route("/login", _show_login, methods=["GET"]),
     *command_routes,
 ]

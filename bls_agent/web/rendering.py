@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -116,7 +116,7 @@ def render(
                 "theme": theme if theme in THEMES else "",
                 "root": root,
                 "words": Words(texts=texts, root=root),
-                "static": lambda file: f"{root}/static/{file}?v={asset_version()}",
+                "static": partial(_address_of, root),
                 "user": getattr(request.state, "user", ""),
                 "may_log_out": bool(getattr(request.state, "user", "")),
             }
@@ -130,6 +130,11 @@ def render(
             "lang", language, max_age=YEAR, path=root or "/", samesite="strict"
         )
     return answer
+
+
+def _address_of(root: str, file: str) -> str:
+    """Give the address of a file of the pages, which may be kept for ever."""
+    return f"{root}/static/{file}?v={asset_version()}"
 
 
 def _other_language(request: Request, language: str) -> str:

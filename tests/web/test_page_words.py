@@ -282,7 +282,8 @@ def test_manual() -> None:
     assert [entry.name for entry in entries] == ["odd", "reload"]
     assert entries[0].form is None
     assert entries[1].description == "Again."
-    for nonsense in (None, {}, "help", 7):
+    odd: list[Any] = [None, {}, "help", 7]
+    for nonsense in odd:
         assert read_manual(nonsense) == ()
 
 

@@ -1,6 +1,6 @@
 // The live log of a project: follows, pauses, filters, pages back; never more than so many rows.
 
-import { byId, root, say, setText } from "./chrome.js";
+import { byId, root, say, setText, visible } from "./chrome.js";
 import { Entry, gapRow, isOutcome, isSent } from "./records.js";
 import { noteOutcome, noteSent } from "./sent.js";
 import { follow, showLink } from "./stream.js";
@@ -40,6 +40,7 @@ export class Log {
     this.coming = []; // not on the page yet
     this.skipped = 0;
     this.following = true;
+    this.end = 0; // where the end was when it was scrolled to
     this.byHand = false; // paused by the button, not by scrolling
     this.behind = false; // the stream began anew while paused: begin anew to follow
     this.cutBelow = false; // newer records had to give way to older ones
@@ -56,7 +57,7 @@ export class Log {
       place: (data) => this.begin(JSON.parse(data)),
       log: (data) => this.take(data),
       gap: (data) => this.come([new Gap(sayGap(JSON.parse(data)?.missing))]),
-      unavailable: () => showLink("away"),
+      unavailable: (data) => this.refused(JSON.parse(data)),
       available: () => showLink("live"),
     });
   }
@@ -84,8 +85,15 @@ export class Log {
     this.before = place.before;
     this.known = true;
     this.list.replaceChildren();
+    this.end = 0;
     setText(this.top, "");
     setTimeout(() => this.sayEmpty(), 400);
+  }
+
+  // Redis does not answer, or the key holds something else for good.
+  refused({ reason }) {
+    showLink("away");
+    if (reason) setText(this.top, visible(reason));
   }
 
   take(data) {
@@ -120,6 +128,7 @@ export class Log {
     const once = () => {
       if (!this.drawing) return;
       this.drawing = false;
+      if (this.following && this.box.scrollTop < this.end - NEAR) this.pause(false); // the event comes later
       if (this.following) this.flush();
       this.show();
     };
@@ -160,6 +169,7 @@ export class Log {
   filter(rank, needle) {
     this.rank = rank;
     this.needle = needle;
+    this.end = 0;
     this.list.replaceChildren(this.render(this.entries));
     this.sayEmpty();
     if (this.following) this.toEnd();
@@ -178,6 +188,7 @@ export class Log {
 
   toEnd() {
     this.box.scrollTop = this.box.scrollHeight;
+    this.end = this.box.scrollTop;
   }
 
   pause(byHand) {

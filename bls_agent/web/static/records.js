@@ -40,7 +40,7 @@ export class Entry {
   matches(rank, needle) {
     if ((RANKS[this.record.level] ?? 1) < rank) return false;
     if (!needle) return true;
-    this.sought ??= `${this.record.message}\n${JSON.stringify(this.record.metadata)}`.toLowerCase();
+    this.sought ??= `${this.record.message}\n${sayFields(this.record.metadata ?? {})}\n${JSON.stringify(this.record.metadata)}`.toLowerCase();
     return this.sought.includes(needle);
   }
 
