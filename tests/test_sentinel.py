@@ -22,9 +22,11 @@ from bls_agent import (
     patrol,
 )
 from bls_agent.devserver import DevServer
+from bls_agent.doctor.examine import examine
 from bls_agent.endpoint import Endpoint
 from bls_agent.engines import Routes
 from bls_agent.errors import RedisUnavailableError
+from bls_agent.fleet import Fleet
 from bls_agent.wire import Wire
 from tests.engines import DOWN_AFTER, LOOPBACK, SentinelTopology, ask, until
 from tests.harness import eventually
@@ -57,6 +59,18 @@ def record_outage(
         record_property(f"outage_{subject.mode}", round(silence, 2))
 
 
+async def test_a_doctor_examines_the_master(
+    topology: SentinelTopology, project: str
+) -> None:
+    """By the sentinels' URL: neither a sentinel nor a replica."""
+    async with ProjectAgent(project, redis=topology.url) as agent:
+        await agent.ready(10)
+        report = await examine(topology.url, project=project)
+    assert report.seen >= 1
+    assert "read-only" not in {group.rule for group in report.groups}
+    assert report.tried == project
+
+
 async def test_an_agent_and_a_console_find_the_master(
     topology: SentinelTopology, project: str
 ) -> None:
@@ -77,6 +91,8 @@ async def test_an_agent_and_a_console_find_the_master(
             entries = await console.logs(name)
             assert "hier" in [entry.message for entry in entries]
             assert len(agent.stats().connections) == 3
+            async with Fleet(where) as fleet:
+                assert (await fleet.look())[name].status is Status.ONLINE
         async with Console(where) as console:
             assert await console.status(name) is Status.OFFLINE
     await client.aclose()
