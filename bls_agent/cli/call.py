@@ -10,7 +10,7 @@ from bls_agent.cli.command import command, new_app
 from bls_agent.cli.exits import Exit
 from bls_agent.cli.invocation import Invocation
 from bls_agent.cli.naming import ProjectArgument, normalise
-from bls_agent.cli.screen import json_text
+from bls_agent.cli.printable import json_text
 from bls_agent.cli.sending import (
     ArgOption,
     ArgsFileOption,
