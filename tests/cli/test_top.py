@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -115,10 +117,11 @@ async def test_at_a_terminal(own_server: DevServer, admin: Redis) -> None:
     )
     shown = Seen(user)
     shown.until("系统00")
+    shown.until("a\\x1b]0;x\\x07")
     assert "a\\x1b]0;x\\x07" in shown.text
     assert "\x1b]" not in shown.text  # of all that is written nothing sets a title
-    assert "另有" in shown.text
-    assert "41 个项目，1 个故障或报错" in shown.text
+    shown.until("另有")
+    shown.until("41 个项目，1 个故障或报错")
     await admin.set("系统39_项目状态", "报错", ex=600)
     shown.until("系统39")
     own_server.kill()
@@ -159,9 +162,8 @@ class Seen:
 
     def until(self, wanted: str, after: str = "") -> None:
         """Read until a text is shown, behind the last place of another one."""
-        while (
-            wanted not in self.text.rpartition(after)[2]
-            if after
-            else wanted not in self.text
-        ):
+        end = time.monotonic() + 30
+        while wanted not in (self.text.rpartition(after)[2] if after else self.text):
+            ready, _, _ = select.select([self._user], [], [], end - time.monotonic())
+            assert ready, f"{wanted} was not shown"
             self._bytes += os.read(self._user, 65_536)
