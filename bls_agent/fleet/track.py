@@ -62,13 +62,15 @@ class Track:
         empty_since: When it was first seen that nothing is left of it; else ``None``.
     """
 
-    def __init__(self, project: str, at: Moment, *, is_new: bool = False) -> None:
+    def __init__(
+        self, project: str, at: Moment, *, absent_at: float | None = None
+    ) -> None:
         """Begin with a project of which nothing is known but its name.
 
         Args:
             project: Its name.
             at: When it was found.
-            is_new: It was not there a moment ago: whatever it has logged is new, too.
+            absent_at: When it surely was not there: whatever it has logged is newer.
         """
         self.project = project
         self.version = 1
@@ -83,7 +85,9 @@ class Track:
         self._queue: int | None = 0
         self._records: int | None = 0
         self._tail = LogTail()
-        self._tail.started = is_new
+        if absent_at is not None:
+            self._tail.started = True
+            self._freshness.note(None, absent_at)
         self._listed_at = self._since = at.now
         self._activity = Activity(at.now)
         self._last_mark: int | None = None

@@ -68,7 +68,7 @@ class Fleet:
             None  # of the server's clock to the one of the loop
         )
         self._complete = False
-        self._is_recent = False  # the search before this one is not long ago
+        self._absent_at: float | None = None  # when a name that is found was not there
         self._search: AsyncGenerator[set[str]] | None = None
         self._search_at = self._lists_at = self._statuses_at = float("-inf")
         self._hidden_at = float("-inf")
@@ -229,7 +229,8 @@ class Fleet:
         if self._search is None:
             if self._complete and now - self._search_at < SEARCH:
                 return
-            self._is_recent = now - self._searched_at < RECENT
+            recent = now - self._searched_at < RECENT
+            self._absent_at = self._searched_at if recent else None
             self._search, self._search_at = self._survey.scan(), now
             if now - self._hidden_at >= HIDDEN:
                 self._survey.hidden.clear()  # rights may have been given meanwhile
@@ -246,7 +247,7 @@ class Fleet:
     def _add(self, names: set[str]) -> None:
         survey = self._survey
         for name in names - survey.tracks.keys() - survey.hidden:
-            survey.add(name, self._now(), is_new=self._is_recent)
+            survey.add(name, self._now(), absent_at=self._absent_at)
             self._statuses_at = self._lists_at = float("-inf")
 
     async def _end_search(self) -> None:

@@ -76,11 +76,25 @@ def test_a_refresh_during_an_outage_is_no_measure() -> None:
     assert freshness.age(90.0) == 1.0
 
 
+def test_what_was_not_there_has_just_been_written() -> None:
+    """Seen to appear, a status is young, whatever its TTL."""
+    freshness = Freshness()
+    freshness.note(None, 0.0)
+    freshness.note(2.7, 0.5)
+    assert (freshness.age(0.5), freshness.exact) == (pytest.approx(0.3), True)
+    freshness.note(None, 4.0)
+    freshness.note(28.2, 9.0)
+    assert (freshness.age(9.0), freshness.exact) == (pytest.approx(0.8), False)
+    freshness.note(None, 40.0)
+    freshness.note(28.0, 60.0)
+    assert freshness.age(60.0) == 32.0
+
+
 def test_without_ttl_nobody_knows() -> None:
     """No TTL or no key: no age, and what was learnt is forgotten."""
     freshness = watched(60.0, 10.0, looks=60, interval=0.5)
     freshness.note(None, 31.0)
     assert (freshness.age(31.0), freshness.left(31.0)) == (None, None)
     assert not freshness.exact
-    freshness.note(20.0, 32.0)
-    assert freshness.age(32.0) == 40.0
+    freshness.note(20.0, 62.0)
+    assert freshness.age(62.0) == 40.0

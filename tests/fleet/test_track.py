@@ -147,10 +147,12 @@ def test_new_records_are_counted() -> None:
 def test_a_new_project_has_no_past() -> None:
     """Of one that was not there a moment ago every record is new, with a time or without."""
     watched = Watched()
-    watched.track = Track("订单系统", at(0.0), is_new=True)
+    watched.track = Track("订单系统", at(0.0), absent_at=-2.0)
     watched.items = [b'{"level":"error"}', record(5.0), b"no JSON"]
     view = watched.look(0.0)
     assert (sum(view.rates), view.errors, view.estimated) == (3, 1, False)
+    watched.track = Track("订单系统", at(0.0), absent_at=-2.0)
+    assert watched.look(0.0, ONLINE, 4.5).age == 0.5
 
 
 def test_an_hour_between_two_looks() -> None:
