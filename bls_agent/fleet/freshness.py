@@ -56,6 +56,11 @@ class Freshness:
         elif not left <= self._given <= left + gap:
             self._given, self.exact = _guess(left), False
 
+    @property
+    def timed(self) -> bool:
+        """Whether the status expires."""
+        return self._left is not None
+
     def left(self, now: float) -> float | None:
         """Say how many seconds the status has left; ``None`` if it does not expire."""
         return None if self._left is None else max(0.0, self._left - (now - self._at))

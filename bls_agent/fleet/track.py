@@ -130,8 +130,7 @@ class Track:
     @property
     def _presence(self) -> Presence:
         if self._exists:
-            timed = self._freshness.left(0.0) is not None
-            return Presence.FRESH if timed else Presence.UNTIMED
+            return Presence.FRESH if self._freshness.timed else Presence.UNTIMED
         known = self._was_seen or self._records != 0
         return Presence.STALE if known else Presence.NEVER
 

@@ -18,6 +18,13 @@ def watched(ttl: float, every: float, *, looks: int, interval: float) -> Freshne
     return freshness
 
 
+def said(freshness: Freshness, now: float) -> tuple[float, bool]:
+    """The age in whole milliseconds, and whether it is exact."""
+    age = freshness.age(now)
+    assert age is not None
+    return round(age, 3), freshness.exact
+
+
 def test_before_a_refresh_it_is_estimated() -> None:
     """What has 45 s left is taken for 15 s old, as if it had been given 60."""
     freshness = Freshness()
@@ -81,10 +88,10 @@ def test_what_was_not_there_has_just_been_written() -> None:
     freshness = Freshness()
     freshness.note(None, 0.0)
     freshness.note(2.7, 0.5)
-    assert (freshness.age(0.5), freshness.exact) == (pytest.approx(0.3), True)
+    assert said(freshness, 0.5) == (0.3, True)
     freshness.note(None, 4.0)
     freshness.note(28.2, 9.0)
-    assert (freshness.age(9.0), freshness.exact) == (pytest.approx(0.8), False)
+    assert said(freshness, 9.0) == (0.8, False)
     freshness.note(None, 40.0)
     freshness.note(28.0, 60.0)
     assert freshness.age(60.0) == 32.0
