@@ -136,8 +136,9 @@ class Fleet:
         then it is tried again with growing pauses, up to 2 s, and the first change
         after it says that Redis answers again, also if nothing else has changed.
 
-        A view is told again when anything in it has changed but the times that pass by
-        themselves: an ``age`` that was told is at most 15 s behind.
+        A view is told again when anything in it has changed but what time does by
+        itself: whoever lets ``age`` and ``last_record_age`` grow, and ``ttl`` shrink,
+        is right to 5 s.
 
         Raises:
             RedisRefusedError: Redis refuses for good; nobody repairs that by waiting.

@@ -208,12 +208,12 @@ def test_a_view_is_told_when_it_looks_different() -> None:
     assert not changed()
     watched.look(3.0, ONLINE, 59.9)  # refreshed: now its age is known
     assert changed()
-    watched.look(13.0, ONLINE, 59.9)  # refreshed in time
+    watched.look(5.0, ONLINE, 59.9)  # refreshed by somebody eager
     assert not changed()
-    watched.look(29.0, ONLINE, 43.9)  # late
+    watched.look(13.0, ONLINE, 59.9)  # refreshed: an age that had grown would be wrong
     assert changed()
-    watched.look(29.5, ONLINE, 59.9)
-    assert changed()
+    watched.look(29.0, ONLINE, 43.9)  # late, as one can see who lets the age grow
+    assert not changed()
     watched.look(30.0, "报错".encode(), 59.9)
     assert changed()
     watched.queue = 3
@@ -222,9 +222,9 @@ def test_a_view_is_told_when_it_looks_different() -> None:
     watched.items = [record(0.0)]
     watched.look(32.0, "报错".encode(), 57.9)
     assert changed()
-    watched.look(39.0, "报错".encode(), 59.9)
+    watched.look(39.0, "报错".encode(), 50.9)
     assert not changed()
-    watched.look(41.0, "报错".encode(), 57.9)  # a new bucket of the sparkline
+    watched.look(41.0, "报错".encode(), 48.9)  # a new bucket of the sparkline
     assert changed()
 
 
