@@ -474,14 +474,16 @@ async def test_many_floods_share_what_may_be_read(
     names = [f"洪水{number}" for number in range(100)]
     record = '{"level":"info","message":"%s"}' % ("x" * 500)
     async with Fleet(own_server.url) as fleet:
-        for _ in range(2):
-            for name in names:
-                await admin.rpush(f"{name}_项目控制台", *[record] * 600, "{}")
-            before = (await admin.info("stats"))["total_net_output_bytes"]
-            views = await fleet.look()
-            read = (await admin.info("stats"))["total_net_output_bytes"] - before
-        assert read < 2_500_000
-        assert {sum(views[name].rates) for name in names} == {601}
+        for name in names:
+            await admin.rpush(f"{name}_项目控制台", *[record] * 600, "{}")
+        await fleet.look()
+        for name in names:
+            await admin.rpush(f"{name}_项目控制台", *[record] * 600, "{}")
+        before = (await admin.info("stats"))["total_net_output_bytes"]
+        views = await fleet.look()
+        read = (await admin.info("stats"))["total_net_output_bytes"] - before
+    assert read < 2_500_000
+    assert {sum(views[name].rates) for name in names} == {601}
 
 
 async def test_a_flood_costs_little(own_server: DevServer, admin: Redis) -> None:
