@@ -26,7 +26,7 @@ from bls_agent.endpoint import Endpoint
 from bls_agent.errors import RedisRefusedError
 from bls_agent.keys import CONTROL, KEYS, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.names import check_name
-from bls_agent.project.twins import find_twin
+from bls_agent.project.twins import find_twin, name_fault
 from bls_agent.settings import Settings, check_seconds
 
 __all__ = ["Progress", "examine"]
@@ -34,6 +34,7 @@ __all__ = ["Progress", "examine"]
 Progress: TypeAlias = Callable[[int, int], None]
 
 SCAN_COUNT: Final = 1_000
+TOGETHER: Final = 250  # keys in one trip, up to 256 KiB of each
 WRONG_TYPE: Final = "wrong-type"
 PROJECTS: Final = 10  # of which rights are tried, where none was named
 
@@ -151,8 +152,8 @@ class _Examination:
         while first or cursor != b"0":
             first = False
             cursor, keys = await server.one("SCAN", cursor, "COUNT", SCAN_COUNT)
-            for begin in range(0, len(keys), SCAN_COUNT):
-                await self._look_at(server, keys[begin : begin + SCAN_COUNT])
+            for begin in range(0, len(keys), TOGETHER):
+                await self._look_at(server, keys[begin : begin + TOGETHER])
             self._seen += len(keys)
             self._total = max(self._total, self._seen)
             if self._progress is not None:
@@ -192,7 +193,7 @@ class _Examination:
 
     def _remember_project(self, kind: Kind) -> None:
         name = kind.fields.get("project", "") if kind.row == "project_status" else ""
-        if name and len(self._projects) < PROJECTS:
+        if name and len(self._projects) < PROJECTS and not name_fault(name):
             self._projects[name] = None
 
     def _judge_foreign(self, key: str) -> None:
