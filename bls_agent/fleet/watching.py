@@ -119,6 +119,21 @@ class Fleet:
             at = self._now()
             return {name: tracks[name].view(at) for name in sorted(tracks)}
 
+    async def look_at(self, project: str) -> ProjectView:
+        """Take one look at one project, whether it exists or not; searches for nothing.
+
+        Raises:
+            RedisUnavailableError: Redis cannot answer.
+        """
+        survey = Survey(self._wires)
+        async with self._turn:
+            await self._set_clock()
+            at = self._now()
+            survey.add(project, at)
+            await survey.read_statuses([project], at)
+            await survey.read_lists([project], at)
+        return survey.tracks[project].view(at)
+
     async def watch(self) -> AsyncIterator[FleetChange]:
         """Tell what changes, until the iteration is left or cancelled.
 
