@@ -15,7 +15,13 @@ from bls_agent import Console
 from bls_agent.devserver import DevServer, serve_or_use
 
 # What is made once for all tests of a module is made in one process alone.
-TOGETHER = ("test_chaos_short.py", "test_cluster.py", "test_sentinel.py")
+TOGETHER = (
+    "test_browser.py",
+    "test_browser_hostile.py",
+    "test_chaos_short.py",
+    "test_cluster.py",
+    "test_sentinel.py",
+)
 
 
 @pytest.hookimpl(optionalhook=True)

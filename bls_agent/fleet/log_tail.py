@@ -50,11 +50,13 @@ class LogTail:
 
     Attributes:
         started: Whether a first window was seen.
+        most: How many records may be read in this look.
     """
 
     def __init__(self) -> None:
         """Know nothing."""
         self.started = False
+        self.most = 0
         self._length = 0
         self._seen: list[int] = []
         self._numbers: dict[
@@ -79,8 +81,9 @@ class LogTail:
         if self.started and same and length <= self._length:
             self._length = length  # trimmed from the front, perhaps
             return 0
-        most = int(room / max(self._mean, len(last), 1.0))
-        return max(OVERLAP, min(self._wish(length, last), length, most, MOST))
+        fit = int(room / max(self._mean, len(last), 1.0))
+        self.most = min(max(OVERLAP, fit), length, MOST)
+        return min(self._wish(length, last), self.most)
 
     def _wish(self, length: int, last: bytes) -> int:
         if not self.started:
@@ -94,8 +97,11 @@ class LogTail:
             return grown + OVERLAP
         return max(grown, self._usual) + OVERLAP
 
-    def take(self, window: Sequence[bytes], length: int, now: float) -> News:
+    def take(self, window: Sequence[bytes], length: int, now: float) -> News | None:
         """Pick what is new and say how much there is.
+
+        ``None``: the window does not reach what was seen, and a longer one, of
+        :attr:`most` records, may.
 
         Args:
             window: The tail of the list, oldest first.
@@ -106,6 +112,8 @@ class LogTail:
         grown = length - self._length
         place = find_end(self._seen, marks, grown) if self._seen else None
         whole = len(window) >= length
+        if self._seen and place is None and not whole and len(window) < self.most:
+            return None
         entries = [LogEntry.decode(payload) for payload in window[place or 0 :]]
         numbered = self._note_numbers(entries)
         if not self.started:
@@ -132,22 +140,25 @@ class LogTail:
         return News(entries, max(count, len(entries)), counted=False)
 
     def _note_numbers(self, entries: Sequence[LogEntry]) -> int | None:
-        """Count by the records' numbers; ``None`` if not every record is numbered."""
+        """Count by the records' numbers; ``None`` if they do not tell all of it."""
         total = 0
-        latest: dict[str, tuple[int, int]] = {}
         whole = True
         for entry in entries:
-            if entry.number is None:
+            number = entry.number
+            if number is None:
                 whole = False
                 continue
-            first = latest.get(entry.instance, (entry.number, 0))[0]
-            latest[entry.instance] = (first, entry.number)
-        for process, (first, last) in latest.items():
-            before = self._numbers.pop(process, None)
-            if before is None or last < before:
-                before = first - 1
-            total += max(0, last - before)
-            self._numbers[process] = last
+            before = self._numbers.pop(entry.instance, None)
+            if before is None:
+                whole &= number == 1 or not self.started
+                total += 1
+            elif number > before:
+                total += number - before
+            elif number < before - MOST:  # it has begun anew, from 1
+                total += number
+            else:  # perhaps sent twice
+                number = before
+            self._numbers[entry.instance] = number
         for process in list(self._numbers)[:-PROCESSES]:
             del self._numbers[process]
         return total if whole else None

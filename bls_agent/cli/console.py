@@ -1,0 +1,170 @@
+"""``bls-agent console``: the console in the browser, and the passwords of its users."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from bls_agent.cli.command import command, new_app, subcommands
+from bls_agent.cli.exits import Exit, Failure
+from bls_agent.cli.invocation import Invocation
+from bls_agent.cli.options import find_value
+from bls_agent.texts import LANGUAGES
+
+if TYPE_CHECKING:
+    from bls_agent.web.configuration import WebConfig
+
+__all__ = ["console", "password"]
+
+LONGEST_LINE: Final = 2_000  # characters of a password that comes through a pipe
+
+app = new_app()
+
+
+@subcommands(app)
+def console(
+    invocation: Invocation,
+    *,
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="opt_console_host")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", metavar="NUMBER", help="opt_console_port")
+    ] = 8765,
+    unix_socket: Annotated[
+        Path | None,
+        typer.Option("--unix-socket", metavar="PATH", help="opt_console_unix_socket"),
+    ] = None,
+    users: Annotated[
+        Path | None, typer.Option("--users", metavar="FILE", help="opt_console_users")
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option("--allowed-host", metavar="NAME", help="opt_console_allowed_host"),
+    ] = None,
+    behind_proxy: Annotated[
+        bool, typer.Option("--behind-proxy", help="opt_console_behind_proxy")
+    ] = False,
+    root_path: Annotated[
+        str, typer.Option("--root-path", metavar="PATH", help="opt_console_root_path")
+    ] = "",
+    certificate: Annotated[
+        Path | None,
+        typer.Option("--certificate", metavar="FILE", help="opt_console_certificate"),
+    ] = None,
+    private_key: Annotated[
+        Path | None,
+        typer.Option("--private-key", metavar="FILE", help="opt_console_private_key"),
+    ] = None,
+) -> Exit:
+    """Serve the console until SIGINT or SIGTERM."""
+    _need_web()
+    from bls_agent.web.configuration import WebConfig
+    from bls_agent.web.server import serve
+    from bls_agent.web.users import read_users
+
+    config = WebConfig(
+        redis=invocation.redis,
+        host=host,
+        port=port,
+        unix_socket=unix_socket,
+        users=read_users(users) if users is not None else {},
+        allowed_hosts=tuple(allowed_host or ()),
+        behind_proxy=behind_proxy,
+        root_path=root_path,
+        certificate=certificate,
+        private_key=private_key,
+        language=_wanted_language(),
+    )
+    _log_to_stderr()
+    serve(config, lambda urls: _say_where(invocation, config, urls))
+    return Exit.DONE
+
+
+@command(app, "password")
+def password(
+    invocation: Invocation,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="arg_console_name")],
+) -> Exit:
+    """Make the line of a user for the file of ``--users``."""
+    _need_web()
+    from bls_agent.web.users import user_line
+
+    line = user_line(name, _ask_password(invocation))
+    invocation.result({"line": line}, line)
+    return Exit.DONE
+
+
+def _need_web() -> None:
+    """See to it that the extra is there.
+
+    Raises:
+        MissingExtraError: It is not.
+    """
+    from importlib.util import find_spec
+
+    from bls_agent.errors import MissingExtraError
+
+    for library in ("starlette", "uvicorn", "sse_starlette", "jinja2", "argon2"):
+        if find_spec(library) is None:
+            raise MissingExtraError("web", "the console in the browser")
+
+
+def _wanted_language() -> str:
+    """Give the language that was asked for; else each browser says what it prefers."""
+    wanted = find_value("--lang", sys.argv[1:]) or os.environ.get("BLS_LANG", "")
+    return wanted if wanted in LANGUAGES else ""
+
+
+def _log_to_stderr() -> None:
+    """Write what the console logs: logins that failed, commands that were sent."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    for name, level in (("bls_agent", logging.INFO), ("uvicorn", logging.WARNING)):
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.setLevel(level)
+
+
+def _say_where(invocation: Invocation, config: WebConfig, urls: Sequence[str]) -> None:
+    """Tell what to open, who may log in, and what is not safe about it."""
+    from bls_agent.web.configuration import is_loopback
+
+    if invocation.json:
+        invocation.out.json({"urls": list(urls), "users": len(config.users)})
+        return
+    for url in urls:
+        invocation.out.line(invocation.say("console_ready", url=url))
+    if config.users:
+        names = ", ".join(sorted(config.users))
+        invocation.hint("console_users", names=names)
+    elif config.unix_socket is None:
+        invocation.hint("console_everybody")
+    in_clear = is_loopback(config.host) is False and not config.unix_socket
+    if in_clear and not config.tls and not config.behind_proxy:
+        invocation.warn("console_in_clear")
+
+
+def _ask_password(invocation: Invocation) -> str:
+    """Read a password: twice at a terminal, one line from a pipe; never an argument.
+
+    Raises:
+        Failure: The two differ, or there is none.
+    """
+    if not sys.stdin.isatty():
+        line = sys.stdin.readline(LONGEST_LINE).rstrip("\r\n")
+        if not line:
+            raise Failure("console_no_password", Exit.USAGE)
+        return line
+    from getpass import getpass
+
+    first = getpass(invocation.say("console_ask_password"))
+    if first != getpass(invocation.say("console_ask_again")):
+        raise Failure("console_two_passwords", Exit.USAGE)
+    return first

@@ -1,0 +1,22 @@
+"""A part of an address that may be anything: names hold slashes and line ends, too."""
+
+from __future__ import annotations
+
+from starlette.convertors import Convertor, register_url_convertor
+
+__all__ = ["ANYTHING"]
+
+ANYTHING = "{project:anything}"
+
+
+class _Anything(Convertor[str]):
+    regex = r"[\s\S]*"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("anything", _Anything())

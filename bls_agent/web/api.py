@@ -1,0 +1,226 @@
+"""The HTTP interface of contract 002, section 5, in JSON."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import anyio.lowlevel
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+import bls_agent
+from bls_agent.codec import JSONObject, encode
+from bls_agent.fleet import ProjectView
+from bls_agent.project.messages import Command, LogEntry, Outcome
+from bls_agent.web.answers import json_answer
+from bls_agent.web.anything import ANYTHING
+from bls_agent.web.inputs import CommandRequest, FieldError, read_command, read_limit
+from bls_agent.web.names_in_urls import project_in_path, project_in_query
+from bls_agent.web.projects import existing_project
+from bls_agent.web.records import encode_record
+from bls_agent.web.sending import send_command
+from bls_agent.web.state import WebState, web_state
+from bls_agent.web.streams import log_events
+
+__all__ = ["routes"]
+
+OPENAPI: Final = Path(__file__).with_name("openapi.json")
+SLICE: Final = 100  # projects that are written without letting others run
+FIRST_WAIT: Final = 5.0  # seconds for the first look at a list
+
+
+async def _post_command(request: Request) -> Response:
+    """``POST /api/commands``: send a command; with ``wait``, tell how it ended."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HTTPException(415, "the body has to be application/json")
+    told = read_command(await request.body())
+    await existing_project(request, told.project)
+    if told.wait:
+        sent, outcome = await _send_and_wait(request, told)
+    else:
+        sent, outcome = await _send(request, told), None
+    content = {
+        "targetProjectName": told.project,
+        "id": sent.id,
+        "timestamp": sent.timestamp,
+        "source": sent.source,
+        "command": sent.command,
+        "args": sent.args,
+        "outcome": None if outcome is None else _describe_outcome(outcome),
+    }
+    return json_answer(content, 202 if outcome is None else 200)
+
+
+async def _send(request: Request, told: CommandRequest) -> Command:
+    return await send_command(
+        request, told.project, told.command, told.args, id=told.id
+    )
+
+
+async def _send_and_wait(
+    request: Request, told: CommandRequest
+) -> tuple[Command, Outcome | None]:
+    """Send, and read the project's log until the outcome is there, or time is up."""
+    state = web_state(request)
+    user = request.state.user or request.state.client
+    if status := state.streams.refuse(user):
+        raise HTTPException(status, "too many wait", {"retry-after": "5"})
+    with state.streams.hold(user), state.logs.join(told.project) as feed:
+        with anyio.move_on_after(FIRST_WAIT):
+            await feed.begun.wait()
+        place = feed.ring.end
+        sent = await _send(request, told)
+        mark = encode(sent.id)
+        with anyio.move_on_after(told.wait):
+            while feed.error is None and not state.closing.is_set():
+                await feed.ring.wait(place, 1.0)
+                items, _ = feed.ring.since(place)
+                place = feed.ring.end
+                for item in items:
+                    if mark in item.payload:
+                        outcome = LogEntry.decode(item.payload).outcome
+                        if outcome is not None and outcome.command_id == sent.id:
+                            return sent, outcome
+    return sent, None
+
+
+def _describe_outcome(outcome: Outcome) -> JSONObject:
+    """Describe how a command ended, as its record does."""
+    told: dict[str, Any] = {
+        "kind": outcome.kind.value,
+        "durationMs": outcome.duration_ms,
+    }
+    if outcome.succeeded:
+        return {**told, "result": outcome.result}
+    return {**told, "error": outcome.error}
+
+
+async def _get_logs(request: Request) -> Response:
+    """``GET /api/logs``: the newest records of a project, newest last, or older ones."""
+    limit = read_limit(request.query_params.get("limit"))
+    project = await existing_project(request, project_in_query(request.scope))
+    console = web_state(request).console
+    before = request.query_params.get("before", "")
+    page = await console.log_page(project, before=before, limit=limit)
+    records = b",".join([encode_record(entry) for entry in page.entries])
+    head = encode(
+        {
+            "projectName": _show_name(project),
+            "before": page.before or None,
+            "trimmed": page.trimmed,
+        }
+    )
+    return json_answer(head[:-1] + b',"logs":[' + records + b"]}")
+
+
+async def _get_projects(request: Request) -> Response:
+    """``GET /api/projects``: every project, and how it is."""
+    state = web_state(request)
+    views = list((await _fresh_views(state)).values())
+    parts: list[bytes] = []
+    for begin in range(0, len(views), SLICE):
+        parts += [
+            encode(_describe_project(view)) for view in views[begin : begin + SLICE]
+        ]
+        await anyio.lowlevel.checkpoint()
+    return json_answer(b'{"projects":[' + b",".join(parts) + b"]}")
+
+
+async def _get_project(request: Request) -> Response:
+    """``GET /api/projects/{project}``: one project, and how it is."""
+    name = project_in_path(request.scope)
+    if not name:
+        raise FieldError({"project": "it is missing"})
+    view = (await _fresh_views(web_state(request))).get(name)
+    if view is None:
+        raise HTTPException(404, "there is no such project")
+    return json_answer(_describe_project(view))
+
+
+async def _fresh_views(state: WebState) -> dict[str, ProjectView]:
+    """Give what the fleet looks like.
+
+    Raises:
+        RedisUnavailableError: Redis cannot answer.
+    """
+    await state.fleet.ready()
+    if state.fleet.unavailable is not None:
+        raise state.fleet.unavailable
+    return state.fleet.views
+
+
+def _describe_project(view: ProjectView) -> JSONObject:
+    """Describe a project; seconds, and ``null`` for what nobody can tell."""
+    return {
+        "projectName": _show_name(view.project),
+        "status": view.status and view.status.value,
+        "statusText": view.status_text,
+        "presence": view.presence.value,
+        "age": view.age,
+        "ttl": view.ttl,
+        "queue": view.queue,
+        "records": view.records,
+        "lastRecordAge": view.last_record_age,
+        "rate": view.rate,
+        "rates": list(view.rates),
+        "errors": view.errors,
+        "lastError": view.last_error and view.last_error.message,
+        "changedAt": view.changed_at,
+    }
+
+
+def _show_name(project: str) -> str:
+    """Write a name for JSON: bytes that are no UTF-8 as escapes."""
+    return project.encode("utf-8", "surrogateescape").decode(
+        "utf-8", "backslashreplace"
+    )
+
+
+async def _get_health(request: Request) -> Response:
+    """``GET /api/health``: 200 or 503; who is not logged in learns no more."""
+    state = web_state(request)
+    fault = await state.health.fault()
+    content: dict[str, Any] = {"status": "up" if fault is None else "down"}
+    if request.state.user or not state.config.users:
+        content |= {
+            "redis": {
+                "reachable": fault is None,
+                "kind": None if fault is None else fault.kind,
+            },
+            "version": bls_agent.__version__,
+            "uptimeSeconds": round(state.now() - state.started, 3),
+            "streams": state.streams.open,
+            "followedLists": len(state.logs),
+            "watching": state.fleet.watching,
+            "sessions": len(state.sessions),
+            "counts": dict(state.counts),
+        }
+    headers = {} if fault is None else {"retry-after": "2"}
+    return json_answer(content, 200 if fault is None else 503, headers)
+
+
+async def _get_openapi(_: Request) -> Response:
+    """``GET /api/openapi.json``: what this interface is."""
+    return json_answer(_read_openapi())
+
+
+@cache
+def _read_openapi() -> bytes:
+    return OPENAPI.read_bytes()
+
+
+routes: list[BaseRoute] = [
+    Route("/api/commands", _post_command, methods=["POST"]),
+    Route("/api/logs", _get_logs),
+    Route("/api/logs/stream", log_events),
+    Route("/api/projects", _get_projects),
+    Route(f"/api/projects/{ANYTHING}", _get_project),
+    Route("/api/health", _get_health),
+    Route("/api/openapi.json", _get_openapi),
+]

@@ -1,0 +1,197 @@
+"""The console as an ASGI application: its parts, put together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import ExceptionHandler, Receive, Scope, Send
+
+from bls_agent.console import Console
+from bls_agent.endpoint import Endpoint
+from bls_agent.errors import BlsError, ConfigurationError
+from bls_agent.fleet import Fleet
+from bls_agent.web import api, pages
+from bls_agent.web.answers import RETRY_AFTER, error_answer, status_of
+from bls_agent.web.configuration import WebConfig
+from bls_agent.web.directory import Directory
+from bls_agent.web.entrance import Entrance
+from bls_agent.web.fleet_feed import FleetFeed
+from bls_agent.web.headers import with_headers
+from bls_agent.web.health import RedisHealth
+from bls_agent.web.inputs import FieldError
+from bls_agent.web.limits import Bucket, Buckets, StreamQuota
+from bls_agent.web.log_feeds import LogFeeds
+from bls_agent.web.logins import log_in, log_out
+from bls_agent.web.origins import HostRule
+from bls_agent.web.refusals import is_data, refused
+from bls_agent.web.sessions import Sessions
+from bls_agent.web.state import WebState
+from bls_agent.web.static import STATIC, CachedFiles
+from bls_agent.web.streams import fleet_events
+from bls_agent.web.users import Verifier
+
+__all__ = ["ConsoleApp", "create_app"]
+
+
+class ConsoleApp(Starlette):
+    """The application; every answer that leaves it carries the headers.
+
+    Attributes:
+        web: What its parts share; also ``app.state.web``.
+    """
+
+    web: WebState
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, with the headers on whatever is answered."""
+        if scope["type"] == "http":
+            send = with_headers(send)
+        await super().__call__(scope, receive, send)
+
+    def close_streams(self) -> None:
+        """End every stream now: the server is about to stop."""
+        self.web.closing.set()
+        self.web.fleet.close()
+        self.web.logs.close()
+
+
+def create_app(config: WebConfig | None = None) -> ConsoleApp:
+    """Make the console.
+
+    Args:
+        config: What it is told; by default a console of this machine alone.
+
+    Raises:
+        ConfigurationError: The URL or client of Redis cannot be used.
+    """
+    config = config or WebConfig()
+    state = _make_state(config)
+    app = ConsoleApp(
+        routes=_routes(),
+        middleware=[Middleware(Entrance, state=state)],
+        exception_handlers=_handlers(),
+        lifespan=_lifespan,
+    )
+    app.web = app.state.web = state
+    app.state.console, app.state.fleet = state.console, state.fleet
+    app.state.password = bool(config.users)
+    return app
+
+
+def _make_state(config: WebConfig) -> WebState:
+    limits, redis = config.limits, config.redis
+    if redis is not None:
+        Endpoint.of(redis)  # refuse it now
+    console = Console(redis)
+    bound = "" if config.unix_socket else config.host
+    return WebState(
+        config=config,
+        console=console,
+        fleet=FleetFeed(Fleet(redis)),
+        logs=LogFeeds(console),
+        health=RedisHealth(console),
+        directory=Directory(console),
+        sessions=Sessions(
+            most=limits.sessions,
+            idle=limits.session_idle,
+            lifetime=limits.session_lifetime,
+        ),
+        verifier=(
+            Verifier(config.users, at_once=limits.hashing) if config.users else None
+        ),
+        hosts=HostRule(bound, frozenset(map(str.lower, config.allowed_hosts))),
+        requests=Buckets(limits.request_burst, limits.requests),
+        commands=Buckets(limits.command_burst, limits.commands),
+        logins=Buckets(limits.logins, 1 / 30),
+        all_logins=Bucket(limits.all_logins, 1 / 2, limits.all_logins, 0.0),
+        streams=StreamQuota(each=limits.user_streams, total=limits.streams),
+    )
+
+
+def _routes() -> list[BaseRoute]:
+    return [
+        Route("/events/fleet", fleet_events),
+        Route("/login", log_in, methods=["POST"]),
+        Route("/logout", log_out, methods=["POST"]),
+        *api.routes,
+        *pages.routes,
+        Mount("/static", CachedFiles(directory=STATIC, check_dir=False)),
+    ]
+
+
+@asynccontextmanager
+async def _lifespan(app: ConsoleApp) -> AsyncGenerator[None]:
+    state = app.web
+    try:
+        async with anyio.create_task_group() as tasks:
+            state.fleet.open(tasks)
+            state.logs.open(tasks)
+            yield
+            app.close_streams()
+            tasks.cancel_scope.cancel()
+    finally:
+        with anyio.move_on_after(1, shield=True):
+            await state.fleet.aclose()
+            await state.console.aclose()
+
+
+def _handlers() -> Mapping[Any, ExceptionHandler]:
+    return {
+        HTTPException: _on_refusal,
+        FieldError: _on_field_error,
+        BlsError: _on_error_of_ours,
+        Exception: _on_surprise,
+    }
+
+
+async def _on_refusal(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    if error.status_code == 405 and request.method == "OPTIONS":  # noqa: PLR2004
+        return Response(status_code=204, headers=error.headers)
+    return refused(request, error)
+
+
+async def _on_field_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, FieldError):
+        raise error
+    if is_data(request):
+        return error_answer(400, "fields are wrong", fields=error.fields)
+    return pages.error_page(request, 400, detail=str(error))
+
+
+async def _on_error_of_ours(request: Request, error: Exception) -> Response:
+    if not isinstance(error, BlsError):
+        raise error
+    status = status_of(error)
+    wait = RETRY_AFTER if status == 503 else 0  # noqa: PLR2004
+    if is_data(request):
+        fields = (
+            {_FIELDS.get(error.name, error.name): error.rule}
+            if isinstance(error, ConfigurationError)
+            else None
+        )
+        return error_answer(status, str(error), fields=fields, wait=wait)
+    answer = pages.error_page(request, status, detail=str(error))
+    if wait:
+        answer.headers["retry-after"] = str(wait)
+    return answer
+
+
+_FIELDS = {"project": "targetProjectName"}
+
+
+async def _on_surprise(request: Request, _: Exception) -> Response:
+    """Answer for a fault of our own; what it was stands in the log of the server."""
+    if is_data(request):
+        return error_answer(500, "something went wrong here; see the console's log")
+    return pages.error_page(request, 500)

@@ -1,0 +1,333 @@
+"""The command form of a project's page: parts of a page, fetched and sent by htmx.
+
+Choosing a command gives its form, checking gives what would be sent, sending sends
+exactly that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from bls_agent.codec import JSONValue, decode_object, encode
+from bls_agent.errors import (
+    BlsError,
+    CommandError,
+    ConfigurationError,
+    RedisUnavailableError,
+)
+from bls_agent.project.messages import Command, LogEntry, Status
+from bls_agent.terminal import visible
+from bls_agent.texts import Texts
+from bls_agent.web.fields import Absent, Field, FieldKind, show_value
+from bls_agent.web.forms import FieldError, read_submission
+from bls_agent.web.inputs import read_form
+from bls_agent.web.manual import (
+    HELP,
+    Entry,
+    Manual,
+    Manuals,
+    find_manual,
+    is_ours,
+    read_manual,
+)
+from bls_agent.web.names_in_urls import FIELD, project_in_query, quote_name
+from bls_agent.web.rendering import render, texts_of
+from bls_agent.web.sending import call_command, send_command
+from bls_agent.web.state import web_state
+from bls_agent.web.words import Words
+
+__all__ = ["command_routes"]
+
+LOOKED_AT: Final = 300  # records in which an answer to help may stand
+HELP_TIMEOUT: Final = 3.0
+LONGEST_COMMAND: Final = 1_000
+LONGEST_SHOWN: Final = 20_000  # characters of what is about to be sent
+OTHER: Final = "other"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Filled:
+    """What stands in the form.
+
+    Attributes:
+        chosen: Place of the command in the manual; -1 for none.
+        by_hand: Whether the command's name is written by hand.
+        typed: Name of an input → text.
+        errors: Name of an input → what is wrong.
+        note: A sentence below.
+    """
+
+    chosen: int = -1
+    by_hand: bool = False
+    typed: Mapping[str, str] = field(default_factory=dict[str, str])
+    errors: Mapping[str, str] = field(default_factory=dict[str, str])
+    note: str = ""
+
+
+class _Typed(dict[str, str]):
+    """What was typed; nothing where nothing was."""
+
+    def __missing__(self, name: str) -> str:
+        return ""
+
+
+def _manuals(request: Request) -> Manuals:
+    state = request.app.state
+    if not hasattr(state, "manuals"):
+        state.manuals = Manuals()
+    manuals: Manuals = state.manuals
+    return manuals
+
+
+async def _show_commands(request: Request) -> Response:
+    """Give the form of the chosen command, or the commands to choose from."""
+    project = project_in_query(request.scope)
+    texts = texts_of(request)
+    manual = _manuals(request).get(project, time.monotonic())
+    if manual is None:
+        found = await _look_up(request, project)
+        if found is None:
+            return render(
+                request,
+                "asking.html",
+                query=f"{FIELD}={quote_name(project)}",
+            )
+        manual = found
+    chosen = request.query_params.get("chosen", "")
+    return _form(
+        request, project, manual, _chosen(manual, chosen, _note(manual, texts))
+    )
+
+
+async def _look_up(request: Request, project: str) -> Manual | None:
+    """Find the commands without asking; ``None`` if the agent is to be asked."""
+    nothing = Manual(entries=(), told_at=time.monotonic())
+    console = web_state(request).console
+    try:
+        log = await console.logs(project, LOOKED_AT)
+    except BlsError:
+        return nothing
+    if entries := find_manual(log):
+        return _manuals(request).put(project, entries, time.monotonic())
+    return None if _would_answer(request, project, log) else nothing
+
+
+def _would_answer(request: Request, project: str, log: list[LogEntry]) -> bool:
+    view = web_state(request).fleet.views.get(project)
+    online = view is not None and view.status is Status.ONLINE and not view.queue
+    return online and is_ours(log)
+
+
+def _note(manual: Manual, texts: Texts) -> str:
+    if not manual.entries:
+        return ""
+    ago = Words(texts=texts).age(time.monotonic() - manual.told_at)
+    return texts["help_known"].format(age=ago)
+
+
+def _chosen(manual: Manual, chosen: str, note: str = "") -> _Filled:
+    """Read which command is chosen; without a manual it is written by hand."""
+    if not manual.entries or chosen == OTHER:
+        return _Filled(by_hand=True, note=note)
+    usable = chosen.isascii() and chosen.isdecimal() and len(chosen) < len("1000")
+    place = int(chosen) if usable else -1
+    return _Filled(chosen=place if place < len(manual.entries) else -1, note=note)
+
+
+async def _ask_help(request: Request) -> Response:
+    """Ask the agent what it can do."""
+    project = project_in_query(request.scope)
+    texts = texts_of(request)
+    note = ""
+    entries: tuple[Entry, ...] = ()
+    try:
+        outcome = await call_command(request, project, HELP, timeout=HELP_TIMEOUT)
+        entries = read_manual(outcome.result)
+        note = (
+            "" if entries else texts["help_odd" if outcome.succeeded else "help_silent"]
+        )
+    except CommandError:
+        note = texts["help_silent"]
+    except BlsError as error:
+        note = texts["not_sent"].format(reason=visible(str(error)))
+    manual = _manuals(request).put(project, entries, time.monotonic())
+    return _form(
+        request, project, manual, _chosen(manual, "", note or _note(manual, texts))
+    )
+
+
+async def _review(request: Request) -> Response:
+    """Read what was typed: what would be sent, or the form with what is wrong."""
+    project = project_in_query(request.scope)
+    texts = texts_of(request)
+    typed = await read_form(request)
+    manual = _manuals(request).get(project, time.monotonic())
+    manual = manual or Manual(entries=(), told_at=time.monotonic())
+    filled = _chosen(manual, typed.get("chosen", OTHER))
+    entry = manual.entries[filled.chosen] if filled.chosen >= 0 else None
+    command = entry.name if entry else typed.get("command", "")
+    told = read_submission(entry.form if entry else None, typed)
+    errors = {name: _say(error, texts) for name, error in told.errors.items()}
+    if not command.strip() or len(command) > LONGEST_COMMAND:
+        errors["command"] = texts["field_command"]
+    if errors:
+        wrong = _Filled(
+            chosen=filled.chosen, by_hand=filled.by_hand, typed=typed, errors=errors
+        )
+        return _form(request, project, manual, wrong, retarget=True)
+    return _ask_before(request, project, command, told.arguments)
+
+
+def _say(error: FieldError, texts: Texts) -> str:
+    values = {name: visible(value) for name, value in error.values.items()}
+    return texts[f"field_{error.code}"].format(**values)
+
+
+def _ask_before(
+    request: Request, project: str, command: str, arguments: Mapping[str, JSONValue]
+) -> Response:
+    before, _, after = texts_of(request)["will_send"].partition("{project}")
+    payload: dict[str, Any] = {"command": command, "args": dict(arguments)}
+    shown = encode(payload).decode()
+    return render(
+        request,
+        "review.html",
+        query=f"{FIELD}={quote_name(project)}",
+        before=before,
+        name=visible(project),
+        after=after,
+        shown=visible(shown[:LONGEST_SHOWN]),
+        payload=shown,
+    )
+
+
+async def _send(request: Request) -> Response:
+    """Send exactly what was shown."""
+    project = project_in_query(request.scope)
+    texts = texts_of(request)
+    typed = await read_form(request)
+    sent = ""
+    try:
+        payload = decode_object(typed.get("payload", "").encode())
+        command = await send_command(
+            request, project, payload.get("command", ""), payload.get("args") or {}
+        )
+        sent = _as_sent(command, request)
+        told = texts["sent"].format(id=visible(command.id))
+    except RedisUnavailableError as error:
+        told = texts["not_sent"].format(reason=visible(str(error)))
+        if error.ambiguous:
+            told = texts["perhaps_sent"]
+    except (BlsError, ConfigurationError) as error:
+        told = texts["not_sent"].format(reason=visible(str(error)))
+    return render(request, "told.html", sent=sent, told=told)
+
+
+def _as_sent(command: Command, request: Request) -> str:
+    """Tell the page's scripts which outcome to wait for."""
+    return encode(
+        {
+            "id": command.id,
+            "timestamp": command.timestamp,
+            "command": command.command,
+            "args": command.args,
+            "by": request.state.sent_by,
+        }
+    ).decode()
+
+
+def _form(
+    request: Request,
+    project: str,
+    manual: Manual,
+    filled: _Filled,
+    *,
+    retarget: bool = False,
+) -> Response:
+    entry = manual.entries[filled.chosen] if filled.chosen >= 0 else None
+    typed = _Typed(filled.typed)
+    form = entry.form if entry else None
+    if form and not filled.typed:
+        typed |= {
+            f"arg.{one.name}": show_value(one, one.default) for one in form.fields
+        }
+    headers = {"hx-retarget": "#command"} if retarget else None
+    return render(
+        request,
+        "commands.html",
+        200,
+        headers,
+        query=f"{FIELD}={quote_name(project)}",
+        manual=manual.entries,
+        chosen=filled.chosen,
+        by_hand=filled.by_hand,
+        entry=entry,
+        form=form,
+        typed=typed,
+        errors=filled.errors,
+        command=typed["command"],
+        note=filled.note,
+        show_default=_show_default,
+        options=_options,
+        limits=_limits,
+        placeholders={"array": "[]", "object": "{}", "": "null"},
+    )
+
+
+def _show_default(one: Field) -> str:
+    return "" if isinstance(one.default, Absent) else encode(one.default).decode()
+
+
+def _options(one: Field) -> list[tuple[str, str]]:
+    """Give value and text of each option of a list."""
+    if one.kind is FieldKind.BOOLEAN:
+        return [("true", "true"), ("false", "false")]
+    return [
+        (str(place), choice if isinstance(choice, str) else encode(choice).decode())
+        for place, choice in enumerate(one.choices)
+    ]
+
+
+def _limits(one: Field) -> str:
+    """Write the limits of a number as an interval."""
+    if one.least is None and one.most is None:
+        return ""
+    least = "" if one.least is None else f"{one.least:g}"
+    most = "" if one.most is None else f"{one.most:g}"
+    above, below = one.beyond
+    left = f"{least} {'<' if above else '≤'} " if least else ""
+    right = f" {'<' if below else '≤'} {most}" if most else ""
+    return f"{left}n{right}"
+
+
+async def _show_instances(request: Request) -> Response:
+    """Give the replicas of a project, if it has any."""
+    project = project_in_query(request.scope)
+    kinds = {
+        Status.FAULT: "fault",
+        Status.ERROR: "error",
+        Status.OFFLINE: "offline",
+        Status.ONLINE: "online",
+    }
+    try:
+        found = await web_state(request).console.instances(project)
+    except BlsError:
+        return Response(status_code=204)
+    instances = [(name, kinds[status]) for name, status in sorted(found.items())]
+    return render(request, "instances.html", instances=instances)
+
+
+command_routes: Final = [
+    Route("/fragments/commands", _show_commands),
+    Route("/fragments/help", _ask_help, methods=["POST"]),
+    Route("/fragments/review", _review, methods=["POST"]),
+    Route("/fragments/send", _send, methods=["POST"]),
+    Route("/fragments/instances", _show_instances),
+]

@@ -1,0 +1,203 @@
+"""What the local console is told at its start: values only, refused when they are wrong."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from bls_agent.errors import ConfigurationError
+from bls_agent.texts import LANGUAGES
+from bls_agent.web.origins import split_host
+
+__all__ = [
+    "MAKE_USERS",
+    "NEEDS_USERS",
+    "Limits",
+    "WebConfig",
+    "is_loopback",
+    "show_host",
+]
+
+LARGEST_PORT: Final = 65_535
+NEEDS_USERS: Final = "whoever reaches it commands the fleet, so that it needs users"
+MAKE_USERS: Final = (
+    "Make a file with `bls-agent console password NAME` and pass it with --users."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one client, and all of them together, may ask for.
+
+    Attributes:
+        body: Bytes of a request's body.
+        url: Bytes of a path with its query.
+        headers: Bytes of a request's headers.
+        connections: Open connections.
+        requests: Requests per second of one user (or address, before the login).
+        request_burst: Requests at once before that counts.
+        commands: Commands per second of one user.
+        command_burst: Commands at once before that counts.
+        streams: Open event streams.
+        user_streams: Open event streams of one user.
+        logins: Failed logins of one address before it waits 30 s for each.
+        all_logins: Failed logins of all before everybody waits 2 s for each.
+        hashing: Passwords that are verified at once, 64 MiB each.
+        sessions: Sessions that are remembered.
+        session_idle: Seconds without a request after which a session ends.
+        session_lifetime: Seconds after which it ends in any case.
+        heartbeat: Seconds between two comments in an event stream.
+        stall: Seconds that a client may take to read nothing, or to say nothing.
+    """
+
+    body: int = 256 * 1024
+    url: int = 8 * 1024
+    headers: int = 16 * 1024
+    connections: int = 1_000
+    requests: float = 100.0
+    request_burst: int = 500
+    commands: float = 5.0
+    command_burst: int = 30
+    streams: int = 256
+    user_streams: int = 128
+    logins: int = 10
+    all_logins: int = 100
+    hashing: int = 2
+    sessions: int = 1_000
+    session_idle: float = 8 * 3_600.0
+    session_lifetime: float = 7 * 86_400.0
+    heartbeat: float = 10.0
+    stall: float = 20.0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no limit.
+
+        Raises:
+            ConfigurationError: A value is not above zero.
+        """
+        for name, value in vars(self).items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ConfigurationError(name, value, "a limit is a number")
+            if not value > 0:
+                raise ConfigurationError(name, value, "a limit is above zero")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebConfig:
+    """Where the local console listens, who may use it, and what it speaks.
+
+    Attributes:
+        redis: URL or client, as for :class:`~bls_agent.Console`.
+        host: Address to listen at. Any other than loopback needs users.
+        port: Port; 0 takes a free one.
+        unix_socket: Listen at this path instead; only our user can open it.
+        users: Name → argon2 hash (:func:`bls_agent.web.users.read_users`); empty:
+            no login, everybody who can connect is ``local``.
+        allowed_hosts: Names, besides the address itself, under which browsers know
+            the console.
+        behind_proxy: Believe ``X-Forwarded-For`` and ``X-Forwarded-Proto`` of a proxy
+            on this machine. Needs users.
+        root_path: What the proxy cuts off the path, such as ``/console``.
+        certificate: PEM file with the certificate chain, to speak TLS itself.
+        private_key: PEM file with its key.
+        language: ``zh``, ``en`` or ``""`` for what the browser prefers.
+        limits: Bounds.
+
+    Raises:
+        ConfigurationError: A value is wrong, or they do not fit together.
+    """
+
+    redis: object = field(default=None, repr=False)
+    host: str = "127.0.0.1"
+    port: int = 8765
+    unix_socket: Path | None = None
+    users: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    allowed_hosts: tuple[str, ...] = ()
+    behind_proxy: bool = False
+    root_path: str = ""
+    certificate: Path | None = None
+    private_key: Path | None = None
+    language: str = ""
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        """Refuse what is wrong, before anything is opened."""
+        self._check_place()
+        self._check_exposure()
+        for name in self.allowed_hosts:
+            _check_host_name(name)
+        _check_root_path(self.root_path)
+        if (self.certificate is None) != (self.private_key is None):
+            missing = "private_key" if self.private_key is None else "certificate"
+            rule = "TLS needs a certificate and its key"
+            raise ConfigurationError(missing, None, rule, "Pass both, or neither.")
+        if self.language and self.language not in LANGUAGES:
+            rule = f"one of {', '.join(LANGUAGES)}, or empty"
+            raise ConfigurationError("language", self.language, rule)
+
+    def _check_place(self) -> None:
+        _check_port(self.port)
+        if not self.host or self.host != self.host.strip():
+            rule = "an address or a name of this machine"
+            raise ConfigurationError("host", self.host, rule, "Try 127.0.0.1.")
+
+    def _check_exposure(self) -> None:
+        """Refuse everything that others than this machine's users would reach."""
+        if self.users:
+            return
+        if self.unix_socket is None and is_loopback(self.host) is False:
+            rule = f"others can reach this address, and {NEEDS_USERS}"
+            raise ConfigurationError("host", self.host, rule, MAKE_USERS)
+        if self.behind_proxy:
+            rule = f"others come through the proxy, and {NEEDS_USERS}"
+            raise ConfigurationError("behind_proxy", True, rule, MAKE_USERS)  # noqa: FBT003 - the value that was given
+        if self.allowed_hosts:
+            rule = f"others know the console by this name, and {NEEDS_USERS}"
+            shown = ", ".join(self.allowed_hosts)
+            raise ConfigurationError("allowed_hosts", shown, rule, MAKE_USERS)
+
+    @property
+    def tls(self) -> bool:
+        """Whether the console speaks TLS itself."""
+        return self.certificate is not None
+
+
+def _check_port(port: object) -> None:
+    if not isinstance(port, int) or isinstance(port, bool):
+        rule = "a port is a whole number"
+        raise ConfigurationError("port", port, rule)
+    if not 0 <= port <= LARGEST_PORT:
+        rule = f"a port is between 0 and {LARGEST_PORT}"
+        raise ConfigurationError("port", port, rule)
+
+
+def is_loopback(host: str) -> bool | None:
+    """Tell whether an address stays on this machine; ``None`` for a name."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return None
+
+
+def show_host(host: str) -> str:
+    """Write an address as it stands in a URL."""
+    return f"[{host}]" if ":" in host else host
+
+
+def _check_host_name(name: str) -> None:
+    found = split_host(name)
+    if found is None or found != (name.lower(), ""):
+        rule = "a host name as browsers send it, without scheme, port and path"
+        raise ConfigurationError("allowed_hosts", name, rule, "Try console.example.")
+
+
+def _check_root_path(path: str) -> None:
+    good = path.isascii() and path.isprintable() and not set(path) & set("?#\\ %\"'<>")
+    if path and (not path.startswith("/") or path.endswith("/") or "//" in path):
+        good = False
+    if not good:
+        rule = "it begins with a slash, ends without one, and is plain ASCII"
+        raise ConfigurationError("root_path", path, rule, "Try /console.")

@@ -1,0 +1,190 @@
+"""The door: what every request has to pass before anything answers it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+
+import anyio
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bls_agent.web.limits import group_address
+from bls_agent.web.logins import attempt
+from bls_agent.web.origins import Told, refuse
+from bls_agent.web.refusals import is_data, refused, route_path, to_login
+from bls_agent.web.sessions import cookie_name
+from bls_agent.web.state import WebState, client_address
+
+__all__ = ["Entrance"]
+
+OPEN_TO_ALL = frozenset({"/login", "/api/health"})
+MISDIRECTED = 421
+CLOSE = {"connection": "close"}
+_FORWARDED = ("x-forwarded-for", "x-forwarded-host", "x-real-ip", "forwarded", "via")
+
+
+class Entrance:
+    """ASGI middleware: sizes, names, origins, rates, and who it is.
+
+    What passes has ``request.state.user`` (``""`` without users), ``.session``,
+    ``.client`` (the address) and ``.sent_by`` (what is recorded with a command).
+    """
+
+    def __init__(self, app: ASGIApp, state: WebState) -> None:
+        """Remember what is behind the door."""
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, or turn it away."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        request.state.user, request.state.session = "", None
+        request.state.client = group_address(client_address(request))
+        request.state.sent_by = f"local@{client_address(request)}"
+        try:
+            answer = await self._admit(request)
+        except HTTPException as refusal:
+            self._state.counts[f"refused_{refusal.status_code}"] += 1
+            answer = refused(request, refusal)
+        if answer is not None:
+            await answer(scope, receive, send)
+            return
+        await self._app(scope, self._limited(receive), send)
+
+    async def _admit(self, request: Request) -> Response | None:
+        """Check everything; an answer of its own sends to the login.
+
+        Raises:
+            HTTPException: The request is turned away.
+        """
+        self._check_size(request)
+        self._check_names(request)
+        self._check_origin(request)
+        self._find_session(request)
+        who = request.state.user or request.state.client
+        wait = self._state.requests.take(who, self._state.now())
+        if wait:
+            raise HTTPException(429, "too many requests", {"retry-after": "1"})
+        await self._find_program(request)
+        if self._may_pass(request):
+            return None
+        return to_login(request)
+
+    def _check_size(self, request: Request) -> None:
+        limits, scope = self._state.config.limits, request.scope
+        path: bytes = scope.get("raw_path") or scope["path"].encode()
+        if len(path) + len(scope["query_string"]) > limits.url:
+            raise HTTPException(414, "the address is too long")
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > (
+            limits.headers
+        ):
+            raise HTTPException(431, "the headers are too long")
+        length = request.headers.get("content-length", "0")
+        if not length.isascii() or not length.isdigit():
+            raise HTTPException(400, "Content-Length is no length")
+        if len(length) > 15 or int(length) > limits.body:  # noqa: PLR2004 - digits
+            raise HTTPException(413, f"a body has at most {limits.body} bytes")
+
+    def _check_names(self, request: Request) -> None:
+        """Refuse a name of somebody else's that points here (DNS rebinding)."""
+        hosts = request.headers.getlist("host")
+        if len(hosts) != 1 or not self._state.hosts.allows(hosts[0]):
+            detail = "this console does not go by that name; see --allowed-host"
+            raise HTTPException(MISDIRECTED, detail)
+        if not self._state.config.users and any(
+            name in request.headers for name in _FORWARDED
+        ):
+            detail = "a proxy makes this console known to others: it needs users"
+            raise HTTPException(403, detail)
+
+    def _check_origin(self, request: Request) -> None:
+        headers = request.headers
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        told = Told(
+            method=request.method,
+            own=f"{request.scope['scheme']}://{headers['host']}",
+            origin=headers.get("origin"),
+            site=headers.get("sec-fetch-site"),
+            mode=headers.get("sec-fetch-mode"),
+            json=kind == "application/json",
+            data=is_data(request),
+        )
+        reason = refuse(told)
+        if reason:
+            raise HTTPException(403, reason)
+
+    def _find_session(self, request: Request) -> None:
+        token = request.cookies.get(cookie_name(secure=_is_secure(request)))
+        if not token or not self._state.config.users:
+            return
+        session = self._state.sessions.find(token, self._state.now())
+        if session is not None:
+            request.state.session = session
+            self._welcome(request, session.user)
+
+    async def _find_program(self, request: Request) -> None:
+        """Take name and password of a program, which keeps no cookie."""
+        told = _read_basic(request.headers)
+        if request.state.user or told is None or not is_data(request):
+            return
+        if self._state.verifier is not None and await attempt(
+            self._state, request, *told, program=True
+        ):
+            self._welcome(request, told[0])
+
+    def _welcome(self, request: Request, user: str) -> None:
+        request.state.user = user
+        request.state.sent_by = f"{user}@{client_address(request)}"
+
+    def _may_pass(self, request: Request) -> bool:
+        path = route_path(request)
+        is_open = path in OPEN_TO_ALL or path.startswith("/static/")
+        return is_open or not self._state.config.users or bool(request.state.user)
+
+    def _limited(self, receive: Receive) -> Receive:
+        """Count the bytes of a body as they come, and do not wait for ever for them."""
+        limits = self._state.config.limits
+        limit, seen, patience = limits.body, 0, limits.stall
+
+        async def receive_limited() -> Message:
+            nonlocal seen, patience
+            with anyio.move_on_after(patience):
+                message = await receive()
+                if not message.get("more_body", False):
+                    patience = math.inf  # what comes now is the end of the connection
+                seen += len(message.get("body", b""))
+                return check(message)
+            raise HTTPException(408, "the body did not come", CLOSE)
+
+        def check(message: Message) -> Message:
+            if seen > limit:
+                raise HTTPException(413, f"a body has at most {limit} bytes", CLOSE)
+            return message
+
+        return receive_limited
+
+
+def _is_secure(request: Request) -> bool:
+    """Tell whether the browser came over TLS."""
+    return str(request.scope["scheme"]) == "https"
+
+
+def _read_basic(headers: Headers) -> tuple[str, str] | None:
+    """Read name and password of HTTP's Basic scheme."""
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        text = base64.b64decode(value.strip(), validate=True).decode()
+    except (binascii.Error, ValueError):
+        return None
+    user, colon, password = text.partition(":")
+    return (user, password) if colon else None

@@ -1,0 +1,208 @@
+"""What was typed into a command's form, as the arguments of the command. Pure.
+
+The texts of a browser come in by the names ``arg.<argument>``, ``null.<argument>``
+(ticked: it is null), ``more`` (JSON object of further arguments) and ``args`` (JSON
+object of all of them, where there are no fields).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field as part
+from typing import Final, cast
+
+from bls_agent.codec import JSONObject, JSONValue, decode
+from bls_agent.errors import DecodeError
+from bls_agent.web.fields import ABSENT, Absent, Field, FieldKind, Form
+
+__all__ = ["ALL", "MORE", "FieldError", "Submission", "read_submission", "read_value"]
+
+ALL: Final = "args"  # one field for all arguments
+MORE: Final = "more"  # those that have no field
+LONGEST_NUMBER: Final = 400  # digits; beyond that a number is a mistake
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,400}")
+_NUMBER: Final = re.compile(
+    r"[+-]?([0-9]{1,400}\.?[0-9]{0,400}|\.[0-9]{1,400})(e[+-]?[0-9]{1,4})?"
+)
+
+
+class FieldError(Exception):
+    """What was typed does not fit its field.
+
+    Attributes:
+        code: Name of the text in the catalogue, after ``field_``.
+        values: What the text names.
+    """
+
+    def __init__(self, code: str, **values: object) -> None:
+        """Name the text and what stands in it."""
+        self.code = code
+        self.values = {name: str(value) for name, value in values.items()}
+        super().__init__(code)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """What was typed into a form.
+
+    Attributes:
+        arguments: The arguments, as far as they fit.
+        errors: Field → what is wrong. Under ``more`` and ``args`` stand those of the
+            fields for JSON objects.
+    """
+
+    arguments: JSONObject = part(default_factory=dict[str, JSONValue])
+    errors: Mapping[str, FieldError] = part(default_factory=dict[str, FieldError])
+
+
+def read_submission(form: Form | None, typed: Mapping[str, str]) -> Submission:
+    """Read everything that was typed; never raises.
+
+    Args:
+        form: The fields of the command; ``None`` for one field with all of them.
+        typed: Name of the input → text.
+    """
+    if form is None:
+        return _read_object(ALL, typed.get(ALL, ""), frozenset())
+    arguments: JSONObject = {}
+    errors: dict[str, FieldError] = {}
+    for field in form.fields:
+        try:
+            value = read_value(field, typed)
+        except FieldError as error:
+            errors[f"arg.{field.name}"] = error
+            continue
+        if not isinstance(value, Absent):
+            arguments[field.name] = value
+    if form.open:
+        names = frozenset(field.name for field in form.fields)
+        more = _read_object(MORE, typed.get(MORE, ""), names)
+        arguments |= more.arguments
+        errors |= more.errors
+    return Submission(arguments=arguments, errors=errors)
+
+
+def _read_object(name: str, text: str, taken: frozenset[str]) -> Submission:
+    if not text.strip():
+        return Submission()
+    try:
+        value = cast("JSONObject", _read_json(text, "object"))
+    except FieldError as error:
+        return Submission(errors={name: error})
+    if twice := sorted(taken & value.keys()):
+        return Submission(errors={name: FieldError("twice", name=twice[0])})
+    return Submission(arguments=value)
+
+
+def read_value(field: Field, typed: Mapping[str, str]) -> JSONValue | Absent:
+    """Read the value of one field.
+
+    Raises:
+        FieldError: It does not fit.
+    """
+    if field.nullable and typed.get(f"null.{field.name}"):
+        return None
+    text = typed.get(f"arg.{field.name}", "").replace("\r\n", "\n")
+    if field.kind is FieldKind.TEXT:
+        return _read_text(field, text)
+    if not text.strip():
+        if field.required:
+            raise FieldError("required")
+        return ABSENT
+    return _READERS[field.kind](field, text)
+
+
+def _read_text(field: Field, text: str) -> JSONValue | Absent:
+    if not text and not field.required:
+        return ABSENT
+    if field.least is not None and len(text) < field.least:
+        raise FieldError("too_short", least=_plain(field.least))
+    if field.most is not None and len(text) > field.most:
+        raise FieldError("too_long", most=_plain(field.most))
+    return text
+
+
+def _read_boolean(_: Field, text: str) -> JSONValue:
+    if text not in ("true", "false"):
+        raise FieldError("choice")
+    return text == "true"
+
+
+def _read_choice(field: Field, text: str) -> JSONValue:
+    if not text.isascii() or not text.isdecimal() or len(text) > len("199"):
+        raise FieldError("choice")
+    place = int(text)
+    if place >= len(field.choices):
+        raise FieldError("choice")
+    return field.choices[place]
+
+
+def _read_integer(field: Field, text: str) -> JSONValue:
+    digits = _half_width(text)
+    if not _INTEGER.fullmatch(digits):
+        raise FieldError("integer")
+    return _within(field, int(digits))
+
+
+def _read_number(field: Field, text: str) -> JSONValue:
+    digits = _half_width(text)
+    if _INTEGER.fullmatch(digits):
+        return _within(field, int(digits))
+    if not _NUMBER.fullmatch(digits):
+        raise FieldError("number")
+    value = float(digits)
+    if not math.isfinite(value):
+        raise FieldError("number")
+    return _within(field, value)
+
+
+def _half_width(text: str) -> str:
+    """Read the digits of a Chinese keyboard like any others."""
+    return unicodedata.normalize("NFKC", text[: 2 * LONGEST_NUMBER]).strip().lower()
+
+
+def _within(field: Field, value: float) -> JSONValue:
+    above, below = field.beyond
+    if field.least is not None and (
+        value <= field.least if above else value < field.least
+    ):
+        code = "more_than" if above else "at_least"
+        raise FieldError(code, least=_plain(field.least))
+    if field.most is not None and (
+        value >= field.most if below else value > field.most
+    ):
+        raise FieldError("less_than" if below else "at_most", most=_plain(field.most))
+    return value
+
+
+def _plain(limit: float) -> str:
+    return (
+        str(int(limit)) if isinstance(limit, int) or limit.is_integer() else str(limit)
+    )
+
+
+def _read_json_field(field: Field, text: str) -> JSONValue:
+    return _read_json(text, field.shape)
+
+
+def _read_json(text: str, shape: str) -> JSONValue:
+    try:
+        value = decode(text.encode("utf-8", "replace"))
+    except DecodeError as error:
+        raise FieldError("too_deep" if error.reason == "too_deep" else "json") from None
+    wanted = {"array": list, "object": dict}.get(shape)
+    if wanted is not None and not isinstance(value, wanted):
+        raise FieldError(shape)
+    return value
+
+
+_READERS: Final[Mapping[FieldKind, Callable[[Field, str], JSONValue]]] = {
+    FieldKind.BOOLEAN: _read_boolean,
+    FieldKind.INTEGER: _read_integer,
+    FieldKind.NUMBER: _read_number,
+    FieldKind.CHOICE: _read_choice,
+    FieldKind.JSON: _read_json_field,
+}

@@ -1,0 +1,160 @@
+"""What a request says, as values: each wrong field named with what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from bls_agent.codec import decode
+from bls_agent.errors import DecodeError
+
+__all__ = ["CommandRequest", "FieldError", "read_command", "read_form", "read_limit"]
+
+MOST_LOGS: Final = 1_000
+DIGITS: Final = 4
+DEFAULT_LOGS: Final = 200
+LONGEST_WAIT: Final = 30.0  # seconds
+LONGEST_ID: Final = 200  # characters
+LONGEST_COMMAND: Final = 1_000
+FORM_FIELDS: Final = 500
+
+
+class FieldError(Exception):
+    """Fields of a request are wrong.
+
+    Attributes:
+        fields: Name → what is wrong with it.
+    """
+
+    def __init__(self, fields: Mapping[str, str]) -> None:
+        """Name them."""
+        self.fields = dict(fields)
+        super().__init__("; ".join(f"{name}: {said}" for name, said in fields.items()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandRequest:
+    """The body of ``POST /api/commands``.
+
+    Attributes:
+        project: Whose command it is.
+        command: Its name.
+        args: Its arguments.
+        id: Its id, ``None`` for a new one.
+        wait: Seconds to wait for the outcome.
+    """
+
+    project: str
+    command: str
+    args: dict[str, Any] = field(default_factory=dict[str, Any])
+    id: str | None = None
+    wait: float = 0.0
+
+
+_COMMAND_FIELDS: Final = frozenset(
+    {"targetProjectName", "projectName", "command", "args", "id", "wait"}
+)
+
+
+def read_command(body: bytes) -> CommandRequest:
+    """Read the body of ``POST /api/commands``.
+
+    Raises:
+        FieldError: With every field that is wrong; ``body`` for the whole.
+    """
+    try:
+        told = decode(body)
+    except DecodeError as error:
+        raise FieldError({"body": f"it is no JSON ({error.reason})"}) from None
+    if not isinstance(told, dict):
+        raise FieldError({"body": "it has to be a JSON object"})
+    wrong = {name[:60]: "unknown" for name in told.keys() - _COMMAND_FIELDS}
+    wrong |= _wrong_names(told)
+    if not isinstance(told.get("args") or {}, dict):
+        wrong["args"] = "it has to be an object"
+    given = told.get("id")
+    if given is not None and not _is_text(given, LONGEST_ID):
+        wrong["id"] = f"it has to be a text of 1 to {LONGEST_ID} characters"
+    wait = told.get("wait") or 0
+    if isinstance(wait, bool) or not isinstance(wait, int | float):
+        wrong["wait"] = "it has to be a number of seconds"
+    elif not 0 <= wait <= LONGEST_WAIT:
+        wrong["wait"] = f"it has to be between 0 and {LONGEST_WAIT:g} seconds"
+    if wrong:
+        raise FieldError(wrong)
+    fields: dict[str, Any] = dict(told)
+    return CommandRequest(
+        project=fields.get("targetProjectName") or fields["projectName"],
+        command=fields["command"],
+        args=fields.get("args") or {},
+        id=fields.get("id"),
+        wait=float(fields.get("wait") or 0),
+    )
+
+
+def _wrong_names(told: Mapping[str, Any]) -> dict[str, str]:
+    """Check the project's name, under either name of it, and the command's."""
+    wrong: dict[str, str] = {}
+    names = [name for name in ("targetProjectName", "projectName") if told.get(name)]
+    if not names:
+        wrong["targetProjectName"] = "it is missing"
+    elif len({str(told[name]) for name in names}) > 1:
+        wrong["projectName"] = "it is another one than targetProjectName"
+    for name in names:
+        if not isinstance(told[name], str):
+            wrong[name] = "it has to be a text"
+    command = told.get("command")
+    if not _is_text(command, LONGEST_COMMAND):
+        missing = command is None
+        rule = f"it has to be a text of 1 to {LONGEST_COMMAND} characters"
+        wrong["command"] = "it is missing" if missing else rule
+    return wrong
+
+
+def _is_text(value: object, longest: int) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and len(value) <= longest
+
+
+def read_limit(value: str | None) -> int:
+    """Read how many records are wanted.
+
+    Raises:
+        FieldError: It is no number, or too large.
+    """
+    if value is None:
+        return DEFAULT_LOGS
+    if (
+        value.isascii()
+        and value.isdigit()
+        and len(value) <= DIGITS
+        and 1 <= int(value) <= MOST_LOGS
+    ):
+        return int(value)
+    rule = f"it has to be a whole number from 1 to {MOST_LOGS}"
+    raise FieldError({"limit": rule})
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """Read the fields of a form; of a name that comes twice, the last one.
+
+    Raises:
+        HTTPException: 415 for another content type, 400 for what is no form.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        raise HTTPException(415)
+    try:
+        pairs = parse_qsl(
+            (await request.body()).decode("ascii"),
+            keep_blank_values=True,
+            max_num_fields=FORM_FIELDS,
+            errors="strict",
+        )
+    except ValueError:
+        raise HTTPException(400) from None
+    return dict(pairs)

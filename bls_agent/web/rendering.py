@@ -1,0 +1,143 @@
+"""Templates: everything that stands on a page is escaped, nothing is left undefined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from bls_agent.codec import encode
+from bls_agent.terminal import visible
+from bls_agent.texts import LANGUAGES, Texts, load_texts
+from bls_agent.web.language import (
+    LANGUAGE_TAGS,
+    choose_page_language,
+    in_other_language,
+)
+from bls_agent.web.static import asset_version
+from bls_agent.web.words import Words
+
+__all__ = ["language_of", "render", "texts_of", "visible_lines"]
+
+TEMPLATES: Final = Path(__file__).with_name("templates")
+THEMES: Final = ("light", "dark")
+YEAR: Final = 31_536_000  # seconds
+
+
+def visible_lines(text: str) -> str:
+    """Make a text of several lines fit to be shown, with its lines."""
+    return "\n".join(map(visible, text.replace("\r\n", "\n").split("\n")))
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        auto_reload=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["visible"] = visible
+    environment.filters["visible_lines"] = visible_lines
+    return environment
+
+
+@cache
+def _texts(language: str) -> Texts:
+    return load_texts("web", language)
+
+
+@cache
+def _script_texts(language: str) -> str:
+    told = {
+        name.removeprefix("js_"): text
+        for name, text in _texts(language).items()
+        if name.startswith("js_")
+    }
+    kinds = {
+        name: text
+        for name, text in _texts(language).items()
+        if name.startswith("kind_")
+    }
+    return encode(told | kinds).decode()
+
+
+def language_of(request: Request) -> str:
+    """Choose the language of an answer."""
+    fallback = getattr(getattr(request.app.state, "web", None), "config", None)
+    return choose_page_language(
+        request.query_params,
+        request.cookies,
+        request.headers.get("accept-language", ""),
+        getattr(fallback, "language", "") or "en",
+    )
+
+
+def texts_of(request: Request) -> Texts:
+    """Give the catalogue in the language of an answer."""
+    return _texts(language_of(request))
+
+
+def render(
+    request: Request,
+    template: str,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+    **values: Any,
+) -> HTMLResponse:
+    """Fill a template and answer with it.
+
+    Args:
+        request: Whose language, theme and place behind a proxy count.
+        template: Its file.
+        status: HTTP status.
+        headers: More headers.
+        values: What the template names, besides what every page has.
+    """
+    language = language_of(request)
+    texts = _texts(language)
+    root: str = request.scope.get("root_path", "")
+    theme = request.cookies.get("theme", "")
+    page = _environment().get_template(template)
+    answer = HTMLResponse(
+        page.render(
+            {
+                "texts": texts,
+                "language_tag": LANGUAGE_TAGS[language],
+                "script_texts": _script_texts(language),
+                "other_language": _other_language(request, language),
+                "theme": theme if theme in THEMES else "",
+                "root": root,
+                "words": Words(texts=texts, root=root),
+                "static": partial(_address_of, root),
+                "user": getattr(request.state, "user", ""),
+                "may_log_out": bool(getattr(request.state, "user", "")),
+            }
+            | values
+        ),
+        status,
+        dict(headers or {}),
+    )
+    if request.query_params.get("lang") in LANGUAGES:
+        answer.set_cookie(
+            "lang", language, max_age=YEAR, path=root or "/", samesite="strict"
+        )
+    return answer
+
+
+def _address_of(root: str, file: str) -> str:
+    """Give the address of a file of the pages, which may be kept for ever."""
+    return f"{root}/static/{file}?v={asset_version()}"
+
+
+def _other_language(request: Request, language: str) -> str:
+    other = next(known for known in LANGUAGES if known != language)
+    query = request.scope.get("query_string", b"").decode("ascii", "replace")
+    return in_other_language(query, other)

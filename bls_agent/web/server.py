@@ -1,0 +1,224 @@
+"""The console as a process: its sockets, uvicorn, and an end within two seconds."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+
+from bls_agent.errors import ConfigurationError
+from bls_agent.web.app import ConsoleApp, create_app
+from bls_agent.web.configuration import (
+    MAKE_USERS,
+    NEEDS_USERS,
+    WebConfig,
+    is_loopback,
+    show_host,
+)
+from bls_agent.web.protocol import make_protocol
+
+__all__ = ["make_server", "open_sockets", "serve", "urls_of"]
+
+BACKLOG: Final = 512
+KEEP_ALIVE: Final = 15  # seconds
+GRACE: Final = 1  # seconds that answers get to come to their end
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, which ends the streams before it waits for them."""
+
+    def __init__(
+        self, config: uvicorn.Config, app: ConsoleApp, ready: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self._app = app
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen, and say so."""
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the streams, then everything."""
+        self._app.close_streams()
+        await super().shutdown(sockets)
+
+
+def serve(
+    config: WebConfig, ready: Callable[[Sequence[str]], None] | None = None
+) -> None:
+    """Run the console until SIGINT or SIGTERM, which then ends the process as usual.
+
+    Args:
+        config: What it is told.
+        ready: Called with the URLs to open, once it listens.
+
+    Raises:
+        ConfigurationError: It cannot listen there, or TLS cannot be set up.
+        KeyboardInterrupt: After SIGINT.
+    """
+    with open_sockets(config) as sockets:
+        make_server(config, sockets, ready).run(sockets)
+
+
+def make_server(
+    config: WebConfig,
+    sockets: Sequence[socket.socket],
+    ready: Callable[[Sequence[str]], None] | None = None,
+) -> uvicorn.Server:
+    """Make the server of a console for sockets that are open.
+
+    Raises:
+        ConfigurationError: TLS cannot be set up.
+    """
+    app = create_app(config)
+    urls = urls_of(config, sockets)
+    return _Server(
+        _uvicorn_config(app, config), app, lambda: ready(urls) if ready else None
+    )
+
+
+def _uvicorn_config(app: ConsoleApp, config: WebConfig) -> uvicorn.Config:
+    limits = config.limits
+    protocol = make_protocol(
+        stall=limits.stall, most=limits.connections, counts=app.web.counts
+    )
+    try:
+        made = uvicorn.Config(
+            app,
+            http=protocol,
+            ws="none",
+            lifespan="on",
+            loop="asyncio",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=config.behind_proxy,
+            forwarded_allow_ips=["127.0.0.1", "::1", "unix", ""],
+            root_path=config.root_path,
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=GRACE,
+            h11_max_incomplete_event_size=limits.url + limits.headers,
+            ssl_certfile=config.certificate,
+            ssl_keyfile=config.private_key,
+        )
+        made.load()
+    except OSError as error:  # ssl.SSLError is one
+        rule = f"TLS cannot be set up with it ({error})"
+        raise ConfigurationError("certificate", str(config.certificate), rule) from None
+    return made
+
+
+@contextmanager
+def open_sockets(config: WebConfig) -> Generator[list[socket.socket]]:
+    """Listen where the configuration says; what was resolved is what is opened.
+
+    Raises:
+        ConfigurationError: It is taken or is no address of ours, or a name means an
+            address that others can reach, and there are no users.
+    """
+    with ExitStack() as stack:
+        if config.unix_socket is not None:
+            yield [stack.enter_context(_open_unix(config.unix_socket))]
+            return
+        opened: list[socket.socket] = []
+        port = config.port
+        for family, address in _resolve(config):
+            channel = stack.enter_context(_open_tcp(family, address, port, config))
+            port = port or channel.getsockname()[1]
+            opened.append(channel)
+        yield opened
+
+
+def _resolve(config: WebConfig) -> list[tuple[socket.AddressFamily, str]]:
+    try:
+        found = socket.getaddrinfo(
+            config.host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as error:
+        rule = f"it is no address of this machine ({error.strerror})"
+        raise ConfigurationError("host", config.host, rule) from None
+    places: dict[tuple[socket.AddressFamily, str], None] = dict.fromkeys(
+        (family, str(place[0])) for family, *_, place in found
+    )
+    for _, address in places:
+        if not config.users and not is_loopback(address):
+            rule = f"it means {address}, which others can reach, and {NEEDS_USERS}"
+            raise ConfigurationError("host", config.host, rule, MAKE_USERS)
+    return list(places)
+
+
+def _open_tcp(
+    family: socket.AddressFamily, address: str, port: int, config: WebConfig
+) -> socket.socket:
+    channel = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if os.name == "posix":
+            channel.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            channel.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        channel.bind((address, port))
+        channel.listen(BACKLOG)
+    except OSError as error:
+        channel.close()
+        name = "port" if config.port else "host"
+        shown = f"{show_host(address)}:{port}"
+        rule = f"it is not possible to listen there ({error.strerror})"
+        remedy = "Choose another one with --port." if name == "port" else ""
+        raise ConfigurationError(name, shown, rule, remedy) from None
+    return channel
+
+
+@contextmanager
+def _open_unix(path: Path) -> Generator[socket.socket]:
+    """Listen at a path that only our user can open; a dead one is replaced."""
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket() and not _answers(path):
+            path.unlink()
+        before = os.umask(0o177)
+        try:
+            channel.bind(str(path))
+        finally:
+            os.umask(before)
+        channel.listen(BACKLOG)
+    except OSError as error:
+        channel.close()
+        rule = f"it is not possible to listen there ({error.strerror})"
+        raise ConfigurationError("unix_socket", str(path), rule) from None
+    try:
+        yield channel
+    finally:
+        channel.close()
+        path.unlink(missing_ok=True)
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def urls_of(config: WebConfig, sockets: Sequence[socket.socket]) -> list[str]:
+    """Give the addresses to open in a browser."""
+    scheme = "https" if config.tls else "http"
+    if config.unix_socket is not None:
+        return [f"unix:{config.unix_socket}"]
+    if config.behind_proxy and config.allowed_hosts:
+        return [f"https://{name}{config.root_path}/" for name in config.allowed_hosts]
+    urls: list[str] = []
+    for channel in sockets:
+        address, port = channel.getsockname()[:2]
+        host = "127.0.0.1" if address in {"0.0.0.0", "::"} else address  # noqa: S104 - shown
+        urls.append(f"{scheme}://{show_host(host)}:{port}{config.root_path}/")
+    return urls

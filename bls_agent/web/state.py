@@ -1,0 +1,81 @@
+"""What the parts of the running console share."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import anyio
+from starlette.requests import Request
+
+from bls_agent.console import Console
+from bls_agent.web.configuration import WebConfig
+from bls_agent.web.directory import Directory
+from bls_agent.web.fleet_feed import FleetFeed
+from bls_agent.web.health import RedisHealth
+from bls_agent.web.limits import Bucket, Buckets, StreamQuota
+from bls_agent.web.log_feeds import LogFeeds
+from bls_agent.web.origins import HostRule
+from bls_agent.web.sessions import Sessions
+from bls_agent.web.users import Verifier
+
+__all__ = ["WebState", "client_address", "web_state"]
+
+
+@dataclass
+class WebState:
+    """One running console: its configuration, feeds, sessions and counts.
+
+    Attributes:
+        config: What it was told.
+        console: The other end of contract 002.
+        fleet: One watch of all projects for all wallboards.
+        logs: One reader for each followed list.
+        health: Whether Redis answers.
+        directory: Which projects there are.
+        sessions: Who is logged in.
+        verifier: Checks passwords; ``None`` without users.
+        hosts: By which names browsers may call us.
+        requests: Requests of each client.
+        commands: Commands of each user.
+        logins: Failed logins of each address.
+        all_logins: Failed logins of everybody.
+        streams: Open event streams.
+        counts: What was refused and dropped, by reason.
+        closing: Set when everything has to end.
+        started: When it began, by the monotonic clock.
+    """
+
+    config: WebConfig
+    console: Console
+    fleet: FleetFeed
+    logs: LogFeeds
+    health: RedisHealth
+    directory: Directory
+    sessions: Sessions
+    verifier: Verifier | None
+    hosts: HostRule
+    requests: Buckets
+    commands: Buckets
+    logins: Buckets
+    all_logins: Bucket
+    streams: StreamQuota
+    counts: Counter[str] = field(default_factory=Counter[str])
+    closing: anyio.Event = field(default_factory=anyio.Event)
+    started: float = field(default_factory=time.monotonic)
+
+    def now(self) -> float:
+        """Seconds of a clock that never jumps."""
+        return time.monotonic()
+
+
+def web_state(request: Request) -> WebState:
+    """Give what a request's console consists of."""
+    state: WebState = request.app.state.web
+    return state
+
+
+def client_address(request: Request) -> str:
+    """Name where a request comes from."""
+    return request.client.host if request.client and request.client.host else "unix"

@@ -1,0 +1,93 @@
+// Cards of projects: filled from what the server says, with texts only, never with markup.
+
+import { byId, root, say, setText } from "./chrome.js";
+
+export const KINDS = ["fault", "error", "odd", "stale", "offline", "online", "never"];
+
+export function sayAge(seconds) {
+  if (seconds < 1) return say("age_now");
+  if (seconds < 60) return say("age_seconds", { n: Math.floor(seconds) });
+  if (seconds < 3600) return say("age_minutes", { n: Math.floor(seconds / 60) });
+  if (seconds < 86400) return say("age_hours", { n: Math.floor(seconds / 3600) });
+  return say("age_days", { n: Math.floor(seconds / 86400) });
+}
+
+const BEFORE = { untimed: "no_expiry", stale: "expired", never: "only_commands" };
+
+// Say how far a status can be believed; since: seconds since the card was made.
+function sayFreshness(card, since) {
+  if (card.presence === "fresh") return say("refreshed", { age: sayAge((card.age ?? 0) + since) });
+  const last = card.last === null ? say("no_record") : say("last_record", { age: sayAge(card.last + since) });
+  return `${say(BEFORE[card.presence])} · ${last}`;
+}
+
+const sayRate = (rate) => (rate >= 10 || rate === 0 ? rate.toFixed(0) : rate.toFixed(1));
+
+function drawSpark(rates) {
+  const step = 90 / Math.max(rates.length, 1);
+  const highest = Math.max(...rates, 1);
+  let path = "";
+  rates.forEach((rate, place) => {
+    if (rate) path += `M${(place * step + 0.4).toFixed(1)} 24v-${Math.max((24 * rate) / highest, 1.5).toFixed(1)}h${(step - 0.8).toFixed(1)}V24z`;
+  });
+  return path;
+}
+
+// One card on the page.
+export class Card {
+  constructor(element) {
+    const find = (selector) => element.querySelector(selector);
+    this.element = element;
+    this.path = element.dataset.path;
+    this.kind = element.dataset.kind;
+    this.link = find("a");
+    this.name = this.link.textContent;
+    this.age = find(".age");
+    this.odd = find(".odd");
+    this.queue = find(".queue dd");
+    this.errors = find(".errors dd");
+    this.rate = find(".rate dd");
+    this.spark = find(".spark path");
+    this.last = find(".last bdi");
+    this.told = null;
+    this.at = 0;
+  }
+
+  static blank(template) {
+    return new Card(template.content.firstElementChild.cloneNode(true));
+  }
+
+  // Show what the server has told now.
+  fill(told) {
+    const { element } = this;
+    this.told = told;
+    this.at = performance.now();
+    if (this.path !== told.path || this.link.textContent !== told.name) {
+      this.path = element.dataset.path = told.path;
+      this.name = told.name;
+      this.link.href = root + told.path;
+      this.link.firstElementChild.textContent = told.name;
+    }
+    if (this.kind !== told.kind) {
+      this.kind = element.dataset.kind = told.kind;
+      const badge = byId(`badge-${told.kind}`).content.firstElementChild.cloneNode(true);
+      element.querySelector(".badge").replaceWith(badge);
+    }
+    element.toggleAttribute("data-waits", Boolean(told.queue));
+    element.toggleAttribute("data-errs", told.errors > 0);
+    setText(this.odd, told.odd);
+    setText(this.queue, told.queue === null ? say("wrong_type") : String(told.queue));
+    setText(this.errors, String(told.errors));
+    setText(this.rate, sayRate(told.rate));
+    setText(this.last, told.error);
+    this.last.title = told.error;
+    const path = drawSpark(told.rates);
+    if (this.spark.getAttribute("d") !== path) this.spark.setAttribute("d", path);
+    this.tick();
+  }
+
+  // Let the ages grow.
+  tick() {
+    if (this.told) setText(this.age, sayFreshness(this.told, (performance.now() - this.at) / 1000));
+  }
+}

@@ -1,0 +1,61 @@
+// What every page has: texts, theme, the key for the search, pages that try again.
+
+const page = document.documentElement;
+export const root = page.dataset.root;
+export const texts = JSON.parse(document.body.dataset.texts);
+
+// Fill the {fields} of a text of the catalogue.
+export function say(name, values = {}) {
+  return texts[name].replace(/\{(\w+)\}/g, (_, field) => String(values[field]));
+}
+
+export const byId = (id) => document.getElementById(id);
+
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+const OBEYED = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]|(?! )\p{Zs}/gu;
+const SHORT = { "\n": "\\n", "\r": "\\r", "\t": "\\t" };
+
+// Show what a page would obey or hide (control and bidi characters) as escapes.
+export function visible(text) {
+  return text.replace(OBEYED, (letter) => {
+    if (SHORT[letter]) return SHORT[letter];
+    const code = letter.codePointAt(0).toString(16);
+    if (code.length < 3) return `\\x${code.padStart(2, "0")}`;
+    return code.length < 5 ? `\\u${code.padStart(4, "0")}` : `\\U${code.padStart(8, "0")}`;
+  });
+}
+
+// The same, with the lines of the text.
+export const visibleLines = (text) => text.replace(/\r\n/g, "\n").split("\n").map(visible).join("\n");
+
+function applyTheme(theme) {
+  if (theme) page.dataset.theme = theme;
+  else delete page.dataset.theme;
+  document.cookie = `theme=${theme}; path=${root || "/"}; max-age=31536000; samesite=strict`;
+}
+
+byId("theme").addEventListener("change", (event) => applyTheme(event.target.value));
+
+export const isTyping = (element) => element.matches("input, textarea, select, [contenteditable]");
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
+  const search = byId("search");
+  if (!search) return;
+  if (event.key === "/" && !isTyping(event.target)) {
+    event.preventDefault();
+    search.focus();
+    search.select();
+  } else if (event.key === "Escape" && event.target === search) {
+    if (search.value) {
+      search.value = "";
+      search.dispatchEvent(new Event("input"));
+    } else search.blur();
+  }
+});
+
+const again = document.querySelector("[data-again]");
+if (again) setTimeout(() => location.reload(), Number(again.dataset.again) * 1000);

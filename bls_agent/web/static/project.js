@@ -1,0 +1,82 @@
+// The page of one project: its card, log, commands and the history of its status.
+
+import { byId, isTyping, root, setText } from "./chrome.js";
+import { Card } from "./cards.js";
+import { Log } from "./log.js";
+import { noteSent } from "./sent.js";
+import { showLink } from "./stream.js";
+
+const INTERVAL = 1000; // ms between two looks at the card
+const MOST = 200; // changes of the status that are kept
+
+const list = byId("cards");
+const { query } = list.dataset;
+const card = new Card(list.firstElementChild);
+const log = new Log(query);
+let away = false;
+
+function noteStatus(kind) {
+  const history = byId("history");
+  const item = document.createElement("li");
+  item.dataset.kind = kind;
+  const time = document.createElement("time");
+  time.textContent = new Date().toLocaleTimeString(document.documentElement.lang, { hour12: false });
+  item.append(time, byId(`badge-${kind}`).content.firstElementChild.cloneNode(true));
+  history.prepend(item);
+  while (history.children.length > MOST) history.lastElementChild.remove();
+}
+
+function take(told) {
+  const [now] = told.cards;
+  if (now) {
+    if (now.kind !== card.kind) noteStatus(now.kind);
+    card.fill(now);
+  }
+  byId("away").hidden = !told.away;
+  setText(byId("away-kind"), told.away ?? "");
+  if (Boolean(told.away) !== away) showLink(told.away ? "away" : "live");
+  away = Boolean(told.away);
+}
+
+async function look() {
+  if (document.hidden) return;
+  try {
+    const answer = await fetch(`${root}/fragments/card?${query}`, { signal: AbortSignal.timeout(8000) });
+    if (answer.ok && !answer.redirected) take(await answer.json());
+  } catch {
+    card.tick();
+  }
+}
+
+async function keepLooking() {
+  await look();
+  setTimeout(keepLooking, INTERVAL);
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
+  if (event.key === "Escape" && byId("review").firstElementChild) {
+    closeReview();
+  } else if (event.key === "p" && !isTyping(event.target)) byId("follow").click();
+});
+
+function closeReview() {
+  byId("review").replaceChildren();
+  byId("command").querySelector("button.main")?.focus();
+}
+
+byId("review").addEventListener("click", (event) => {
+  if (event.target.closest("[data-cancel]")) closeReview();
+});
+byId("command").addEventListener("input", () => byId("review").replaceChildren());
+
+// htmx puts what the server says into the page; what was sent waits for its outcome.
+document.addEventListener("htmx:after:swap", () => {
+  const told = document.querySelector("[data-sent]");
+  if (!told) return;
+  noteSent(JSON.parse(told.dataset.sent));
+  delete told.dataset.sent;
+});
+
+noteStatus(card.kind);
+keepLooking();

@@ -1,0 +1,188 @@
+// One record of a log as a row: texts only, details unfolded on demand.
+
+import { say, visible, visibleLines } from "./chrome.js";
+import { sayDuration } from "./sent.js";
+
+const RANKS = { debug: 0, info: 1, warn: 2, error: 3 };
+const NOT_TOLD = new Set(["agent"]);
+const LONGEST_ANSWER = 160;
+const LONGEST_FIELDS = 160; // characters of metadata beside a message
+
+function part(kind, name, text) {
+  const element = document.createElement(kind);
+  element.className = name;
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
+
+const pad = (number, digits = 2) => String(number).padStart(digits, "0");
+
+export function sayTime(timestamp) {
+  const when = new Date(timestamp);
+  if (!timestamp || Number.isNaN(when.valueOf())) return timestamp ? visible(timestamp.slice(0, 12)) : "—";
+  return `${pad(when.getHours())}:${pad(when.getMinutes())}:${pad(when.getSeconds())}.${pad(when.getMilliseconds(), 3)}`;
+}
+
+export const isOutcome = (metadata) =>
+  typeof metadata.outcome === "string" && "command" in metadata && typeof metadata.durationMs === "number";
+export const isSent = (metadata) => typeof metadata.sentBy === "string" && typeof metadata.commandId === "string";
+
+// A record that the page knows; batch: the text that it came in, place: where in that.
+export class Entry {
+  constructor(record, batch, place) {
+    this.record = record;
+    this.batch = batch;
+    this.place = place;
+    this.row = null;
+    this.sought = null;
+  }
+
+  matches(rank, needle) {
+    if ((RANKS[this.record.level] ?? 1) < rank) return false;
+    if (!needle) return true;
+    this.sought ??= `${this.record.message}\n${sayFields(this.record.metadata ?? {})}\n${JSON.stringify(this.record.metadata)}`.toLowerCase();
+    return this.sought.includes(needle);
+  }
+
+  // Build the row; needle: what is searched for, marked in the text.
+  render(needle) {
+    const { record } = this;
+    const metadata = record.metadata ?? {};
+    const row = part("li", "row");
+    row.dataset.level = record.level;
+    const time = part("time", "", sayTime(record.timestamp));
+    time.title = visible(record.timestamp);
+    const text = part("bdi", "text");
+    writeText(text, record, needle);
+    const notes = part("span", "notes");
+    if (record.valid === false) notes.append(part("span", "from", say("not_contract")));
+    if (record.cut) notes.append(part("span", "from", say("cut_record")));
+    if (hasDetails(record)) notes.append(this.unfolder(row));
+    row.append(time, part("span", "level", record.level), text, notes);
+    this.row = row;
+    return row;
+  }
+
+  unfolder(row) {
+    const button = part("button", "more", "{…}");
+    button.type = "button";
+    button.setAttribute("aria-expanded", "false");
+    button.setAttribute("aria-label", say("unfold"));
+    button.addEventListener("click", () => {
+      const open = button.getAttribute("aria-expanded") !== "true";
+      button.setAttribute("aria-expanded", String(open));
+      if (open) row.append(...details(this.exactly()));
+      else row.querySelectorAll("pre").forEach((pre) => pre.remove());
+      row.dispatchEvent(new CustomEvent("unfold", { bubbles: true }));
+    });
+    return button;
+  }
+
+  // The record with numbers as they were written, beyond what a double can hold.
+  exactly() {
+    if (!JSON.rawJSON || !/\d{16}/.test(this.batch)) return this.record;
+    const keep = (_, value, context) =>
+      typeof value === "number" && context && String(value) !== context.source ? JSON.rawJSON(context.source) : value;
+    const read = JSON.parse(this.batch, keep);
+    return (read.logs ?? read)[this.place];
+  }
+}
+
+function writeText(element, record, needle) {
+  const metadata = record.metadata ?? {};
+  if (isOutcome(metadata)) {
+    const good = metadata.outcome === "succeeded";
+    const known = `outcome_${metadata.outcome}`;
+    const end = part("span", "end", `${good ? "✓" : "✗"} ${visible(String(metadata.command))} ${sayOr(known, metadata.outcome)}`);
+    end.toggleAttribute(good ? "data-good" : "data-bad", true);
+    element.append(end);
+    const answer = good ? metadata.result : (metadata.error?.message ?? metadata.error?.reason ?? metadata.error);
+    const told = answer === null || answer === undefined ? "" : typeof answer === "string" ? answer : JSON.stringify(answer);
+    write(element, `${sayDuration(metadata.durationMs)}${told && `  ${visible(told.slice(0, LONGEST_ANSWER))}`}`, needle);
+    return;
+  }
+  if (isSent(metadata) && metadata.sent === undefined) {
+    element.append(part("span", "end", `→ ${visible(String(metadata.command))}`));
+    const args = metadata.args && Object.keys(metadata.args).length ? `  ${visible(JSON.stringify(metadata.args).slice(0, LONGEST_ANSWER))}` : "";
+    write(element, `${say("sent_by", { user: visible(metadata.sentBy) })}${args}`, needle);
+    return;
+  }
+  write(element, visible(record.message), needle);
+  const fields = sayFields(metadata);
+  if (fields) {
+    const beside = part("span", "fields");
+    write(beside, fields, needle);
+    element.append(beside);
+  }
+}
+
+// Write the plain fields of metadata beside a message, as far as there is room.
+function sayFields(metadata) {
+  let told = "";
+  for (const [name, value] of Object.entries(metadata)) {
+    if (NOT_TOLD.has(name)) continue;
+    const error = name === "exception" && value && typeof value === "object" ? [value.type, value.message].filter(Boolean).join(": ") : value;
+    if (error === null || (typeof error === "object" && error)) continue;
+    told += `${told && "  "}${name}=${String(error)}`;
+    if (told.length > LONGEST_FIELDS) return visible(`${told.slice(0, LONGEST_FIELDS)}…`);
+  }
+  return visible(told);
+}
+
+function sayOr(name, fallback) {
+  try {
+    return say(name);
+  } catch {
+    return visible(fallback);
+  }
+}
+
+// Write a text with what is searched for marked in it.
+function write(element, text, needle) {
+  const lower = needle ? text.toLowerCase() : "";
+  let from = 0;
+  if (needle && lower.length === text.length) {
+    for (let at = lower.indexOf(needle); at >= 0; at = lower.indexOf(needle, from)) {
+      element.append(text.slice(from, at), part("mark", "", text.slice(at, at + needle.length)));
+      from = at + needle.length;
+    }
+  }
+  element.append(text.slice(from));
+}
+
+function hasDetails(record) {
+  return record.message.includes("\n") || Object.keys(record.metadata ?? {}).some((name) => !NOT_TOLD.has(name));
+}
+
+function details(record) {
+  const shown = [];
+  if (record.message.includes("\n")) shown.push(block("message", record.message));
+  for (const [name, text] of tracebacks(record.metadata, "")) shown.push(block(name, text));
+  const json = JSON.stringify(record.metadata, null, 2);
+  if (json && json !== "{}") shown.push(block("metadata", json));
+  return shown;
+}
+
+function block(name, text) {
+  const pre = document.createElement("pre");
+  pre.tabIndex = 0;
+  pre.append(part("span", "field-name", visible(name)), visibleLines(text));
+  return pre;
+}
+
+// Find texts of several lines in metadata: tracebacks, most of all.
+function tracebacks(value, path, found = []) {
+  if (found.length > 4 || path.length > 200) return found;
+  if (typeof value === "string") {
+    if (value.includes("\n")) found.push([path, value]);
+  } else if (value && typeof value === "object" && !JSON.isRawJSON?.(value)) {
+    for (const [name, inner] of Object.entries(value).slice(0, 100)) tracebacks(inner, path ? `${path}.${name}` : name, found);
+  }
+  return found;
+}
+
+export function gapRow(text) {
+  const row = part("li", "row gap", text);
+  row.dataset.level = "warn";
+  return row;
+}

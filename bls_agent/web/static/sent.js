@@ -1,0 +1,81 @@
+// The commands that were sent while this page is open, each with its outcome.
+
+import { byId, say, setText, visible, visibleLines } from "./chrome.js";
+
+const MOST = 100; // commands on the page
+const EARLY = 500; // outcomes that may come before their command is known
+
+const LONGEST = 4000; // characters of an answer
+const SHORT = 90; // of one that stands on one line
+
+const list = byId("sent");
+const rows = new Map(); // command id → element
+const early = new Map(); // command id → outcome
+
+export function sayDuration(ms) {
+  return ms < 1000 ? say("milliseconds", { n: ms < 10 ? ms.toFixed(1) : ms.toFixed(0) }) : say("seconds", { n: (ms / 1000).toFixed(1) });
+}
+
+function part(kind, name, text) {
+  const element = document.createElement(kind);
+  element.className = name;
+  element.textContent = text;
+  return element;
+}
+
+const clock = (timestamp) => {
+  const when = new Date(timestamp);
+  return Number.isNaN(when.valueOf()) ? "" : when.toLocaleTimeString(document.documentElement.lang, { hour12: false });
+};
+
+// Note a command that was sent: {id, timestamp, command, args, by}.
+export function noteSent(sent) {
+  if (typeof sent.id !== "string" || !sent.id || rows.has(sent.id)) return;
+  const row = document.createElement("li");
+  const hasArgs = sent.args && Object.keys(sent.args).length > 0;
+  row.append(
+    part("bdi", "name", visible(String(sent.command))),
+    part("span", "end", say("outcome_pending")),
+    part("bdi", "args", hasArgs ? visible(JSON.stringify(sent.args)) : ""),
+    part("bdi", "answer", ""),
+    part("bdi", "when", visible([clock(sent.timestamp), sent.by && say("sent_by", { user: sent.by })].filter(Boolean).join(" · "))),
+  );
+  row.dataset.command = sent.id;
+  row.querySelector(".end").dataset.open = "";
+  rows.set(sent.id, row);
+  list.prepend(row);
+  byId("nothing-sent").hidden = true;
+  while (list.children.length > MOST) {
+    rows.delete(list.lastElementChild.dataset.command);
+    list.lastElementChild.remove();
+  }
+  if (early.has(sent.id)) noteOutcome(early.get(sent.id));
+}
+
+// Note how a command ended, from the metadata of its record.
+export function noteOutcome(metadata) {
+  const row = rows.get(metadata.commandId);
+  if (!row) {
+    early.set(metadata.commandId, metadata);
+    if (early.size > EARLY) early.delete(early.keys().next().value);
+    return;
+  }
+  const good = metadata.outcome === "succeeded";
+  const end = row.querySelector(".end");
+  delete end.dataset.open;
+  end.toggleAttribute("data-good", good);
+  end.toggleAttribute("data-bad", !good);
+  setText(end, `${good ? "✓" : "✗"} ${say(`outcome_${metadata.outcome}`)} · ${sayDuration(metadata.durationMs)}`);
+  const answer = good ? metadata.result : metadata.error;
+  setText(row.querySelector(".answer"), answer === null || answer === undefined ? "" : visibleLines(sayAnswer(answer, good)));
+}
+
+function sayAnswer(answer, good) {
+  if (!good && typeof answer === "object" && !Array.isArray(answer)) {
+    const said = [answer.type, answer.message ?? answer.reason].filter((text) => typeof text === "string").join(": ");
+    if (said) return said;
+  }
+  if (typeof answer === "string") return answer.slice(0, LONGEST);
+  const short = JSON.stringify(answer);
+  return (short.length < SHORT ? short : JSON.stringify(answer, null, 1)).slice(0, LONGEST);
+}

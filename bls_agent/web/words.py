@@ -1,0 +1,86 @@
+"""How numbers and times are said on a page, in the reader's language. Pure.
+
+The scripts of the page say the same in the same way once the page lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bls_agent.codec import JSONObject, JSONValue
+from bls_agent.texts import Texts
+
+__all__ = ["Words", "draw_spark"]
+
+MINUTE: Final = 60
+HOUR: Final = 3_600
+DAY: Final = 86_400
+SPARK: Final = (90, 24)  # the view box of a sparkline
+WHOLE: Final = 10  # a rate from here on is said without a fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """Says what stands on a card.
+
+    Attributes:
+        texts: The catalogue.
+        root: What stands before each path, behind a proxy.
+    """
+
+    texts: Texts
+    root: str = ""
+
+    def age(self, seconds: float) -> str:
+        """Say how long ago something was."""
+        if seconds < 1:
+            return self.texts["js_age_now"]
+        if seconds < MINUTE:
+            return self.texts["js_age_seconds"].format(n=int(seconds))
+        if seconds < HOUR:
+            return self.texts["js_age_minutes"].format(n=int(seconds // MINUTE))
+        if seconds < DAY:
+            return self.texts["js_age_hours"].format(n=int(seconds // HOUR))
+        return self.texts["js_age_days"].format(n=int(seconds // DAY))
+
+    def freshness(self, card: JSONObject) -> str:
+        """Say how far a card's status can be believed."""
+        texts = self.texts
+        if card["presence"] == "fresh":
+            return texts["js_refreshed"].format(age=self.age(card["age"] or 0.0))
+        last = texts["js_no_record"]
+        if card["last"] is not None:
+            last = texts["js_last_record"].format(age=self.age(card["last"]))
+        said = {
+            "untimed": texts["js_no_expiry"],
+            "stale": texts["js_expired"],
+            "never": texts["js_only_commands"],
+        }
+        return f"{said[card['presence']]} · {last}"
+
+    def queue(self, card: JSONObject) -> str:
+        """Say how many commands wait."""
+        waiting: JSONValue = card["queue"]
+        return self.texts["js_wrong_type"] if waiting is None else str(waiting)
+
+    def rate(self, rate: float) -> str:
+        """Say how many records come in a second."""
+        return f"{rate:.0f}" if rate >= WHOLE or not rate else f"{rate:.1f}"
+
+    def spark(self, rates: Sequence[int]) -> str:
+        """Give the path of a sparkline."""
+        return draw_spark(rates)
+
+
+def draw_spark(rates: Sequence[int]) -> str:
+    """Draw bars as the ``d`` of a path: nothing for no record, the highest is full."""
+    width, height = SPARK
+    step = width / max(len(rates), 1)
+    highest = max([*rates, 1])
+    return "".join(
+        f"M{place * step + 0.4:g} {height}v-{max(height * rate / highest, 1.5):.4g}h{step - 0.8:.4g}V{height}z"
+        for place, rate in enumerate(rates)
+        if rate
+    )

@@ -1,0 +1,211 @@
+"""Who sent a command stands in the project's console list, before the command is sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent import (
+    Command,
+    ConfigurationError,
+    Console,
+    Level,
+    LogEntry,
+    ProjectAgent,
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
+from bls_agent.devserver import DevServer
+from bls_agent.project.commands.sent import SendNote
+from tests.harness import execute, records
+
+NOW = 1_768_221_300.0  # 2026-01-12T12:35:00Z
+
+PROTOCOL = Path(__file__).parents[1] / "docs" / "protocol.md"
+
+
+def documented() -> str:
+    """The record that the document shows."""
+    text = PROTOCOL.read_text("utf-8").partition("### Who sent a command")[2]
+    return text.partition("```json\n")[2].partition("\n```")[0]
+
+
+async def only_record(redis: Redis, project: str) -> bytes:
+    """The bytes of the one record in the console list."""
+    (record,) = await redis.lrange(f"{project}_项目控制台", 0, -1)
+    assert isinstance(record, bytes)
+    return record
+
+
+async def test_the_record_is_as_documented(
+    redis: Redis, console: Console, project: str
+) -> None:
+    """To the byte; the command itself holds what the record must not; nothing else is written."""
+    console._clock = lambda: NOW
+    args = {"force": True, "password": "geheim"}
+    identity = "cmd-1700000000000-abc123"
+    sent = await console.send(project, "reload", args, id=identity, sent_by="王小明")
+    record = await only_record(redis, project)
+    assert record.decode() == documented()
+    (command,) = await redis.lrange(f"{project}_控制", 0, -1)
+    assert orjson.loads(command)["args"] == args
+    assert command == sent.encode()
+    assert await redis.ttl(f"{project}_项目控制台") == -1
+    entry = LogEntry.decode(record)
+    assert entry.valid
+    assert entry.outcome is None
+    assert entry.number is None
+
+
+async def test_no_record_without_a_name(
+    redis: Redis, console: Console, project: str
+) -> None:
+    """Without sent_by the console list is not touched."""
+    await console.send(project, "reload")
+    assert not await redis.exists(f"{project}_项目控制台")
+
+
+async def test_no_other_record_is_cut_off(
+    redis: Redis, console: Console, project: str
+) -> None:
+    """The list is the project's: it is not trimmed by who sends."""
+    await redis.rpush(f"{project}_项目控制台", *["{}"] * 10_005)
+    await console.send(project, "reload", sent_by="王小明")
+    assert await redis.llen(f"{project}_项目控制台") == 10_006
+
+
+async def test_a_call_says_it_too(
+    redis: Redis, redis_url: str, console: Console, project: str
+) -> None:
+    """call and call_all: the record stands in front of the outcome."""
+    agent = ProjectAgent(project, redis=redis_url, replicas=True, instance="一")
+    async with agent:
+        await agent.ready(5)
+        assert (await console.call(project, "ping", sent_by="王小明")).succeeded
+        assert await console.call_all(project, "ping", sent_by="李雷")
+    said = [record["metadata"] for record in await records(redis, project)]
+    assert [fields.get("sentBy", fields.get("outcome")) for fields in said] == [
+        "王小明",
+        "succeeded",
+        "李雷",
+        "succeeded",
+    ]
+    assert said[0]["commandId"] == said[1]["commandId"]
+
+
+@pytest.mark.parametrize("sent_by", [" ", "\n", 5, b"x"], ids=repr)
+async def test_a_name_that_is_none(
+    redis: Redis, console: Console, project: str, sent_by: Any
+) -> None:
+    """A blank name, or what is no text, is refused before anything is written."""
+    with pytest.raises(ConfigurationError, match="sent_by"):
+        await console.send(project, "reload", sent_by=sent_by)
+    assert not await redis.exists(f"{project}_控制", f"{project}_项目控制台")
+
+
+async def test_a_record_is_shortened_like_any(
+    redis: Redis, console: Console, project: str
+) -> None:
+    """However long arguments, command and name are: a valid record under 64 KB."""
+    args = {"text": "长" * 100_000, "list": ["\u202e\x1b[31m"] * 1_000}
+    await console.send(project, "重" * 50_000, args, sent_by="名\x00" * 50_000)
+    record = await only_record(redis, project)
+    assert len(record) < 65_536
+    entry = LogEntry.decode(record)
+    assert entry.metadata["commandId"]
+    assert entry.metadata["sentBy"].startswith("名")
+    (command,) = await redis.lrange(f"{project}_控制", 0, -1)
+    assert orjson.loads(command)["args"] == args
+
+
+async def test_secrets_by_the_names_of_the_environment(
+    redis: Redis, console: Console, project: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BLS_REDACT_KEYS counts for the record as for an agent's."""
+    monkeypatch.setenv("BLS_REDACT_KEYS", "员工号")
+    await console.send(project, "x", {"员工号": "geheim"}, sent_by="王小明")
+    (record,) = await records(redis, project)
+    assert record["metadata"]["args"] == {"员工号": "[redacted]"}
+
+
+async def test_a_record_that_cannot_be_written_stops_the_command(
+    redis: Redis, console: Console, project: str
+) -> None:
+    """Nobody commands unseen: the command is not sent either."""
+    await redis.set(f"{project}_项目控制台", "no list")
+    with pytest.raises(WrongTypeError):
+        await console.send(project, "reload", sent_by="王小明")
+    assert not await redis.exists(f"{project}_控制")
+
+
+async def test_a_command_that_was_not_sent(
+    redis: Redis, console: Console, project: str
+) -> None:
+    """A second record says so, with the same id; the caller gets the error."""
+    await redis.set(f"{project}_控制", "no list")
+    with pytest.raises(WrongTypeError):
+        await console.send(project, "reload", {"token": "geheim"}, sent_by="王小明")
+    first, second = await console.logs(project)
+    assert second.level is Level.WARN
+    assert second.message.startswith("command 'reload' was not sent: ")
+    assert second.metadata["sent"] is False
+    assert second.metadata["commandId"] == first.metadata["commandId"]
+    assert second.metadata["error"]["type"] == "WrongTypeError"
+    assert "geheim" not in str((first, second))
+
+
+async def test_a_right_to_write_records_is_needed(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """Refused: the command is not sent. With it, and without the right to command: said."""
+    rules = ["on", ">x", "-@all", "+rpush", "+select", "+client|setname", "+client|id"]
+    for pattern, written in (("*_控制", 0), ("*_项目控制台", 2)):
+        name = f"user{written}"
+        await execute(admin, "ACL", "SETUSER", name, *rules, f"~{pattern}")
+        url = own_server.url.replace("//", f"//{name}:x@")
+        async with Console(url) as console:
+            with pytest.raises(RedisRefusedError):
+                await console.send(project, "reload", sent_by="王小明")
+        assert await admin.llen(f"{project}_控制") == 0
+        assert await admin.llen(f"{project}_项目控制台") == written
+
+
+async def test_redis_is_away(own_server: DevServer, project: str) -> None:
+    """Frozen while the record is on its way: the command was surely not sent."""
+    async with Console(own_server.url, timeout=0.3) as console:
+        await console.status(project)
+        own_server.freeze()
+        with pytest.raises(RedisUnavailableError) as caught:
+            await console.send(project, "reload", sent_by="王小明")
+        own_server.thaw()
+        assert not caught.value.ambiguous
+        async with Redis.from_url(own_server.url, protocol=2) as redis:
+            assert not await redis.exists(f"{project}_控制")
+
+
+@pytest.mark.parametrize(
+    ("ambiguous", "said", "sent"),
+    [(False, "was not sent", False), (True, "may not have been sent", None)],
+    ids=["surely not", "perhaps"],
+)
+def test_what_is_said_of_a_failure(
+    ambiguous: bool, said: str, sent: bool | None
+) -> None:
+    """Whether the command may have reached Redis all the same is told apart."""
+    command = Command.create("reload", {"a": 1}, now=NOW)
+    error = RedisUnavailableError("timeout", "too late", ambiguous=ambiguous)
+    entry = LogEntry.decode(SendNote(command, "王小明").after(error, NOW))
+    assert entry.message == f"command 'reload' {said}: {error}"
+    assert entry.level is Level.WARN
+    assert entry.metadata == {
+        "sentBy": "王小明",
+        "commandId": command.id,
+        "command": "reload",
+        "sent": sent,
+        "error": {"type": "RedisUnavailableError", "message": str(error)},
+    }

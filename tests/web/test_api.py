@@ -1,0 +1,343 @@
+"""The HTTP interface of contract 002: what it answers, whoever wrote the keys."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from urllib.parse import quote
+
+import anyio
+import httpx2 as httpx
+import orjson
+import pytest
+from redis.asyncio import Redis
+
+import bls_agent
+from bls_agent import ProjectAgent
+from bls_agent.devserver import DevServer
+from tests.harness import eventually
+from tests.web.serving import USERS, console_of, log_in
+
+GBK = "订单".encode("gbk")
+
+
+@pytest.fixture
+async def client(redis_url: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A program at this machine."""
+    async with console_of(redis_url) as asked:
+        yield asked
+
+
+def status_key(project: str) -> str:
+    return f"{project}_项目状态"
+
+
+def log_key(project: str) -> str:
+    return f"{project}_项目控制台"
+
+
+async def write_log(redis: Redis, project: str, *messages: str) -> None:
+    records = [orjson.dumps({"level": "INFO", "message": text}) for text in messages]
+    await redis.rpush(log_key(project), *records)
+
+
+# ── Commands ────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_command_is_recorded_and_sent(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """Who, when and what, in the project's own list; and the command as it was sent."""
+    await redis.set(status_key(project), "在线")
+    body = {"targetProjectName": project, "command": "reload", "args": {"force": True}}
+    answer = await client.post("/api/commands", json=body)
+    assert answer.status_code == 202
+    told = answer.json()
+    (command,) = await redis.lrange(f"{project}_控制", 0, -1)
+    wire = orjson.loads(command)
+    assert told == {"targetProjectName": project, "outcome": None, **wire}
+    assert wire["source"] == "BLS Project Console"
+    (record,) = [orjson.loads(x) for x in await redis.lrange(log_key(project), 0, -1)]
+    assert record["metadata"]["sentBy"] == "local@127.0.0.1"
+    assert record["metadata"]["commandId"] == wire["id"]
+    assert record["metadata"]["command"] == "reload"
+    assert record["timestamp"] <= wire["timestamp"]
+
+
+async def test_the_record_names_the_user(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """And where he was."""
+    await redis.set(status_key(project), "在线")
+    body = {"projectName": project, "command": "reload", "id": "mine"}
+    async with console_of(redis_url, users=USERS) as client:
+        await log_in(client, "王五")
+        answer = await client.post("/api/commands", json=body)
+    assert answer.status_code == 202
+    assert answer.json()["id"] == "mine"
+    (record,) = [orjson.loads(x) for x in await redis.lrange(log_key(project), 0, -1)]
+    assert record["metadata"]["sentBy"] == "王五@127.0.0.1"
+
+
+async def test_without_a_record_nothing_is_sent(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """A console key of another type refuses the record, and so the command."""
+    await redis.set(status_key(project), "在线")
+    await redis.set(log_key(project), "no list")
+    body = {"targetProjectName": project, "command": "reload"}
+    answer = await client.post("/api/commands", json=body)
+    assert answer.status_code == 409
+    assert "another type" in answer.json()["error"]
+    assert await redis.llen(f"{project}_控制") == 0
+    assert await redis.get(log_key(project)) == b"no list"
+
+
+async def test_a_command_may_wait_for_its_outcome(
+    redis_url: str, client: httpx.AsyncClient, project: str
+) -> None:
+    """200 with the outcome, 202 when nothing is known of it in time."""
+    over = anyio.Event()
+    async with ProjectAgent(project, redis=redis_url) as agent:
+
+        @agent.command
+        async def add(a: int, b: int) -> int:
+            return a + b
+
+        @agent.command
+        async def sleep() -> None:
+            await over.wait()
+
+        await agent.ready(10)
+        body = {"targetProjectName": project, "command": "add", "wait": 20}
+        answer = await client.post(
+            "/api/commands", json={**body, "args": {"a": 2, "b": 3}, "id": "x-1"}
+        )
+        assert answer.status_code == 200
+        outcome = answer.json()["outcome"]
+        assert (outcome["kind"], outcome["result"]) == ("succeeded", 5)
+        assert answer.json()["id"] == "x-1"
+        answer = await client.post("/api/commands", json={**body, "args": {"a": "x"}})
+        assert answer.status_code == 200
+        assert answer.json()["outcome"]["kind"] == "rejected"
+        assert answer.json()["outcome"]["error"]["type"] == "ArgumentError"
+        slow = {**body, "command": "sleep", "wait": 0.2}
+        answer = await client.post("/api/commands", json=slow)
+        assert (answer.status_code, answer.json()["outcome"]) == (202, None)
+        over.set()
+
+
+async def test_what_cannot_be_sent_names_its_fields(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """400 with the fields, also for what only the sender finds."""
+    await redis.set(status_key(project), "在线")
+    answer = await client.post("/api/commands", json={"wait": -1})
+    assert answer.status_code == 400
+    assert set(answer.json()["fields"]) == {"targetProjectName", "command", "wait"}
+    answer = await client.post(
+        "/api/commands", content=b"{", headers={"content-type": "application/json"}
+    )
+    assert set(answer.json()["fields"]) == {"body"}
+    await redis.set(status_key(f" {project}"), "在线")
+    try:
+        body = {"targetProjectName": f" {project}", "command": "x"}
+        answer = await client.post("/api/commands", json=body)
+    finally:
+        await redis.delete(status_key(f" {project}"))
+    assert answer.status_code == 400
+    assert set(answer.json()["fields"]) == {"targetProjectName"}
+    body = {"targetProjectName": f"{project}-nobody", "command": "x"}
+    assert (await client.post("/api/commands", json=body)).status_code == 404
+    assert not await redis.exists(f"{project}-nobody_控制")
+
+
+# ── Logs ────────────────────────────────────────────────────────────────────────────
+
+
+async def test_logs_are_read_newest_last_and_page_by_page(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """Each record once, while more are written."""
+    await write_log(redis, project, *map(str, range(250)))
+    path = f"/api/logs?projectName={quote(project)}"
+    told = (await client.get(path)).json()
+    assert [one["message"] for one in told["logs"]] == [str(n) for n in range(50, 250)]
+    assert told["projectName"] == project
+    assert told["logs"][0] == {
+        "timestamp": "",
+        "level": "info",
+        "message": "50",
+        "metadata": {},
+        "valid": True,
+    }
+    await write_log(redis, project, "later")
+    older = (await client.get(f"{path}&limit=30&before={told['before']}")).json()
+    assert [one["message"] for one in older["logs"]] == [str(n) for n in range(20, 50)]
+    oldest = (await client.get(f"{path}&before={older['before']}")).json()
+    assert [one["message"] for one in oldest["logs"]] == [str(n) for n in range(20)]
+    assert oldest["before"] is None
+    await redis.ltrim(log_key(project), -10, -1)
+    trimmed = (await client.get(f"{path}&before={older['before']}")).json()
+    assert trimmed["trimmed"]
+
+
+async def test_wrong_questions_are_named(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """400 with the field, 404 for nobody, 409 for what is no list."""
+    await redis.set(status_key(project), "在线")
+    path = f"/api/logs?projectName={quote(project)}"
+    assert (await client.get(path)).json()["logs"] == []
+    for query, name in (
+        ("limit=0", "limit"),
+        ("limit=x", "limit"),
+        ("before=x", "before"),
+    ):
+        answer = await client.get(f"{path}&{query}")
+        assert answer.status_code == 400
+        assert set(answer.json()["fields"]) == {name}
+    await redis.set(log_key(project), "no list")
+    assert (await client.get(path)).status_code == 409
+
+
+async def test_foreign_records_are_shown_as_they_are(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """No JSON, no UTF-8, huge ones: data, and never longer than 64 KiB each."""
+    await redis.rpush(
+        log_key(project),
+        b"plain text",
+        b"\xd6\xd0\xce\xc4",
+        b'{"message": "</script><script>alert(1)</script>", "level": "FATAL"}',
+        b'{"message": "%s"}' % (b"x" * 300_000),
+        b'{"message": "\\ud800", "metadata": {"n": 1e400}}',
+        b"\x00\x1b[31m",
+    )
+    answer = await client.get(f"/api/logs?projectName={quote(project)}")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/json"
+    logs = answer.json()["logs"]
+    assert len(logs) == 6
+    assert not logs[0]["valid"]
+    assert logs[2]["level"] == "error"
+    assert logs[3]["cut"]
+    assert len(orjson.dumps(logs[3])) <= 65_536
+    assert logs[5]["message"] == "\x00\x1b[31m"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["..", "a/b", "a%2Fb", "a\r\nset-cookie: x=y", "{}*?[", "a\x00b", "<script>"],
+)
+async def test_hostile_names_are_names(
+    client: httpx.AsyncClient, redis: Redis, name: str, project: str
+) -> None:
+    """In a query and in a path, they come back as they are, and nowhere else."""
+    name = f"{name}{project}"
+    await redis.set(status_key(name), "故障")
+    await write_log(redis, name, "mine")
+    try:
+        quoted = quote(name, safe="")
+        answer = await client.get(f"/api/logs?projectName={quoted}")
+        assert [one["message"] for one in answer.json()["logs"]] == ["mine"]
+        assert answer.json()["projectName"] == name
+        assert "set-cookie" not in answer.headers
+
+        async def listed() -> bool:
+            return (await client.get(f"/api/projects/{quoted}")).status_code == 200
+
+        await eventually(listed, 10)
+        answer = await client.get(f"/api/projects/{quoted}")
+        assert answer.json()["projectName"] == name
+    finally:
+        await redis.delete(status_key(name), log_key(name))
+
+
+async def test_names_that_are_no_utf8_are_read(
+    client: httpx.AsyncClient, redis: Redis
+) -> None:
+    """The GBK twin of a project is found by its bytes."""
+    suffix = "_项目控制台".encode()
+    await redis.rpush(GBK + suffix, b'{"message": "gbk"}')
+    try:
+        answer = await client.get(f"/api/logs?projectName={quote(GBK)}")
+        assert answer.status_code == 200
+        assert answer.json()["logs"][0]["message"] == "gbk"
+        assert answer.json()["projectName"] == "\\xb6\\xa9\\xb5\\xa5"
+    finally:
+        await redis.delete(GBK + suffix)
+
+
+# ── Projects and health ─────────────────────────────────────────────────────────────
+
+
+async def test_projects_are_listed(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """With status, freshness, queue and log."""
+    await redis.set(status_key(project), "在线", ex=60)
+    await redis.rpush(f"{project}_控制", b"{}", b"{}")
+    await write_log(redis, project, "a", "b")
+    projects = (await client.get("/api/projects")).json()["projects"]
+    (mine,) = [one for one in projects if one["projectName"] == project]
+    assert (mine["status"], mine["presence"], mine["queue"], mine["records"]) == (
+        "在线",
+        "fresh",
+        2,
+        2,
+    )
+    assert 50 < mine["ttl"] <= 60
+    alone = (await client.get(f"/api/projects/{quote(project)}")).json()
+    assert alone["projectName"] == project
+    assert (await client.get("/api/projects/nobody")).status_code == 404
+
+
+async def test_health_tells_more_to_users(redis_url: str) -> None:
+    """A load balancer learns whether, a user learns what."""
+    async with console_of(redis_url, users=USERS) as client:
+        answer = await client.get("/api/health")
+        assert (answer.status_code, answer.json()) == (200, {"status": "up"})
+        await log_in(client, password="wrong")
+        await log_in(client)
+        told = (await client.get("/api/health")).json()
+    assert told["version"] == bls_agent.__version__
+    assert told["redis"] == {"reachable": True, "kind": None}
+    assert told["sessions"] == 1
+    assert told["counts"]["logins_failed"] == 1
+
+
+async def test_away_is_not_empty(own_server: DevServer, project: str) -> None:
+    """503 everywhere while Redis is away, from the start or in between; then again 200."""
+    redis = Redis.from_url(own_server.url, protocol=2)
+    await redis.set(status_key(project), "在线")
+    own_server.kill()
+    quoted = quote(project)
+    body = {"targetProjectName": project, "command": "reload"}
+    paths = (
+        "/api/projects",
+        f"/api/projects/{quoted}",
+        f"/api/logs?projectName={quoted}",
+        f"/api/logs/stream?projectName={quoted}",
+        "/api/health",
+    )
+    async with console_of(own_server.url) as client:
+        for _ in range(2):
+            for path in paths:
+                answer = await client.get(path)
+                assert answer.status_code == 503, path
+                assert int(answer.headers["retry-after"]) > 0
+            answer = await client.post("/api/commands", json=body)
+            assert answer.status_code == 503
+            assert (await client.get("/")).status_code in {200, 503}
+            own_server.restart()
+            await redis.set(status_key(project), "在线")
+
+            async def back() -> bool:
+                codes = [(await client.get(path)).status_code for path in paths[:3]]
+                return codes == [200] * 3
+
+            await eventually(back, 20)
+            assert (await client.post("/api/commands", json=body)).status_code == 202
+            own_server.kill()
+            await anyio.sleep(1.1)  # what was found a second ago counts as found now
+    await redis.aclose()

@@ -1,0 +1,460 @@
+"""The pages of the console in a real Chromium, over agents of ours and foreign keys."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import orjson
+import pytest
+from redis import Redis
+
+from bls_agent import ProjectAgent
+from bls_agent.devserver import DevServer
+from bls_agent.web.configuration import WebConfig
+from tests.web.browsers import Foreign, Watched, a_browser, looking, record, until
+from tests.web.serving import PASSWORD, USERS, served
+
+AGO = "document.querySelector('#cards').dataset.changes > 0"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """One Chromium for all tests of this module."""
+    with a_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def server(browser: Any) -> Iterator[DevServer]:
+    """A server with nothing on it but what the test writes."""
+    with DevServer() as server:
+        yield server
+
+
+@pytest.fixture
+def base(server: DevServer) -> Iterator[str]:
+    """A console that listens."""
+    with served(WebConfig(redis=server.url, port=0)) as console:
+        yield console.url
+
+
+@pytest.fixture
+def redis(server: DevServer) -> Iterator[Redis]:
+    """A bare client."""
+    with Redis.from_url(server.url, protocol=2) as client:
+        yield client
+
+
+@pytest.fixture
+def foreign(redis: Redis, project: str) -> Foreign:
+    """A project in another language."""
+    return Foreign(redis, project)
+
+
+def kind_is(looked: Watched, name: str, kind: str) -> float:
+    """Wait until the card of a project is of a kind; give the seconds it took."""
+    return looked.wait(
+        """([name, kind]) => [...document.querySelectorAll(".card")].some(
+             (card) => card.querySelector("a").textContent === name && card.dataset.kind === kind)""",
+        [name, kind],
+    )
+
+
+def test_the_wallboard_follows(
+    browser: Any, base: str, foreign: Foreign, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A status that changes is on the wallboard at once, the worst stand first."""
+    others = [Foreign(foreign.redis, f"其他系统_{number}") for number in range(5)]
+    for other in (*others, foreign):
+        other.status("在线")
+    with looking(browser, base) as looked:
+        looked.open("/")
+        kind_is(looked, foreign.name, "online")
+        began = time.perf_counter()
+        foreign.status("故障")
+        kind_is(looked, foreign.name, "fault")
+        took = time.perf_counter() - began
+        with capsys.disabled():
+            print(f"\n  a status was on the wallboard after {took * 1000:.0f} ms")  # noqa: T201 - a figure is shown
+        assert took < 5
+        assert looked.texts(".card a")[0] == foreign.name
+        foreign.log(record("银行通道超时", "error"), b"no json at all")
+        looked.wait(
+            "document.querySelector('.card .last').textContent === '银行通道超时'"
+        )
+        foreign.redis.rpush(f"{foreign.name}_控制", b"{}")
+        looked.wait(
+            "document.querySelector('.card[data-waits] .queue dd')?.textContent === '1'"
+        )
+        foreign.remove()
+        looked.wait(
+            """(name) => ![...document.querySelectorAll(".card a")].some(
+                 (link) => link.textContent === name)
+               || document.querySelector('[data-kind=stale] a')?.textContent === name""",
+            foreign.name,
+        )
+
+
+def test_filter_and_keyboard(browser: Any, base: str, redis: Redis) -> None:
+    """Without a mouse: filter, move, open, come back."""
+    for number in range(12):
+        Foreign(redis, f"边缘节点_{number:02}").status(
+            "故障" if number == 7 else "在线"
+        )
+    with looking(browser, base, language="en") as looked:
+        page = looked.page
+        looked.open("/")
+        looked.wait(AGO)
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "skip"
+        page.keyboard.press("/")
+        page.keyboard.type("节点_0")
+        shown = page.locator(".card:visible a")
+        assert shown.count() == 10
+        page.keyboard.press("ArrowDown")
+        assert page.evaluate("document.activeElement.textContent") == "边缘节点_07"
+        page.keyboard.press("j")
+        assert page.evaluate("document.activeElement.textContent") == "边缘节点_00"
+        page.keyboard.press("k")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/projects/**")
+        looked.wait("document.title.startsWith('边缘节点_07')")
+        page.go_back()
+        looked.wait(AGO)
+        page.keyboard.press("/")
+        page.keyboard.type("no such thing")
+        assert page.locator("#unmatched").is_visible()
+        page.keyboard.press("Escape")
+        assert page.locator(".card:visible").count() == 12
+        page.click(".chip[data-chip=fault]")
+        assert page.locator(".card:visible").count() == 1
+        assert page.locator(".chip[data-chip=online] b").text_content() == "11"
+
+
+def test_a_command_shows_its_outcome(  # noqa: PLR0915 - one story
+    browser: Any, base: str, redis: Redis, project: str, server: DevServer
+) -> None:
+    """A form from the agent's help, a question before it is sent, the outcome."""
+    agent = ProjectAgent(project, redis=server.url)
+
+    @agent.command("导入订单")
+    def load(
+        path: str, limit: int = 100, mode: Literal["fast", "safe"] = "fast"
+    ) -> Any:
+        """从文件导入订单。"""
+        if path == "bad":
+            raise ValueError("文件损坏")
+        return {"imported": limit, "mode": mode}
+
+    with agent.in_thread(), looking(browser, base) as looked:
+        page = looked.page
+        agent.log.info("started")
+        until(lambda: redis.exists(f"{project}_项目控制台") > 0)
+        looked.open("/")
+        kind_is(looked, project, "online")
+        looked.open_project(project)
+        page.select_option("select[name=chosen]", label="导入订单")
+        assert "从文件导入订单" in page.locator("p.about").text_content()
+        page.fill("[name='arg.path']", "orders.csv")
+        page.fill("[name='arg.limit']", "12x")
+        page.keyboard.press("Enter")
+        page.locator(".complaint").wait_for()
+        assert page.locator(".complaint").text_content() == "请填写整数"
+        assert page.locator("[name='arg.path']").input_value() == "orders.csv"
+        page.fill("[name='arg.limit']", "\uff11\uff12")
+        page.select_option("[name='arg.mode']", label="safe")
+        page.click("#command button.main")
+        shown = orjson.loads(page.locator(".review .code").text_content())
+        args = {"path": "orders.csv", "limit": 12, "mode": "safe"}
+        assert shown == {"command": "导入订单", "args": args}
+        assert project in page.locator(".review p").first.text_content()
+        looked.wait("document.activeElement.closest('.review') !== null")
+        page.keyboard.press("Enter")
+        page.locator(".sent [data-good]").wait_for()
+        assert "成功" in page.locator(".sent .end").text_content()
+        assert (
+            page.locator(".sent .answer").text_content()
+            == '{"imported":12,"mode":"safe"}'
+        )
+        page.fill("[name='arg.path']", "bad")
+        page.click("#command button.main")
+        page.click(".review button.main")
+        page.locator(".sent [data-bad]").wait_for()
+        assert "文件损坏" in page.locator(".sent .answer").first.text_content()
+        page.click("#command button.main")
+        page.locator(".review").wait_for()
+        page.keyboard.press("Escape")
+        assert page.locator(".review").count() == 0
+        assert any("→ 导入订单" in text for text in looked.texts(".row .end"))
+
+
+def test_a_command_to_a_foreign_agent(
+    browser: Any, base: str, foreign: Foreign
+) -> None:
+    """Who does not know help is not asked; what was sent stands there as waiting."""
+    foreign.status("在线", None)
+    foreign.log(record("started"))
+    with looking(browser, base, language="en") as looked:
+        page = looked.page
+        looked.open("/")
+        kind_is(looked, foreign.name, "online")
+        assert "no expiry" in looked.texts(".fresh")[0]
+        looked.open_project(foreign.name)
+        page.fill("[name=command]", "reload")
+        page.fill("[name=args]", "{force}")
+        page.click("#command button.main")
+        page.locator(".complaint").wait_for()
+        assert page.locator("[name=command]").input_value() == "reload"
+        page.fill("[name=args]", '{"force": true, "n": 9007199254740993}')
+        page.click("#command button.main")
+        page.click(".review button.main")
+        page.locator(".sent [data-open]").wait_for()
+        assert "waiting for its outcome" in page.locator(".sent .end").text_content()
+        (sent,) = foreign.waiting()
+        assert sent["command"] == "reload"
+        assert sent["args"] == {"force": True, "n": 9007199254740993}
+        looked.wait("document.querySelectorAll('.sent li').length === 1")
+        outcome = {"commandId": sent["id"], "command": "reload", "durationMs": 1500}
+        foreign.log(
+            record("done", outcome="rejected", error={"message": "no"}, **outcome)
+        )
+        page.locator(".sent [data-bad]").wait_for()
+        assert "1.5 s" in page.locator(".sent .end").text_content()
+
+
+def last_is(looked: Watched, text: str) -> float:
+    """Wait until the newest row holds a text."""
+    return looked.wait(
+        "(text) => document.querySelector('#records > :last-child .text')?.textContent.startsWith(text)",
+        text,
+    )
+
+
+def test_the_log_follows_pauses_and_filters(
+    browser: Any, base: str, foreign: Foreign
+) -> None:
+    """New records come by themselves, until somebody reads; levels and texts filter."""
+    foreign.status("在线")
+    foreign.log(*(record(f"第 {number} 条", order=number) for number in range(300)))
+    with looking(browser, base) as looked:
+        page = looked.page
+        looked.open_project(foreign.name)
+        last_is(looked, "第 299 条")
+        rows = page.locator("#records .row")
+        assert rows.count() == 200
+        foreign.log(record("新的", "warn", sku="A7"))
+        last_is(looked, "新的")
+        assert (
+            looked.wait(
+                "document.querySelector('#log').scrollTop + document.querySelector('#log').clientHeight > document.querySelector('#log').scrollHeight - 5"
+            )
+            < 5
+        )
+        page.keyboard.press("p")
+        foreign.log(*(record(f"停 {number}") for number in range(3)))
+        looked.wait("document.querySelector('#newer').textContent.includes('3 条')")
+        last_is(looked, "新的")
+        page.click("#newer")
+        last_is(looked, "停 2")
+        page.select_option("#level", "warn")
+        assert looked.texts("#records .text") == ["新的sku=A7"]
+        page.select_option("#level", "all")
+        page.fill("#search", "order=298")
+        assert page.locator("#records mark").text_content() == "order=298"
+        assert rows.count() == 1
+        page.fill("#search", "没有这个")
+        assert "没有符合" in page.locator("#log-top").text_content()
+        page.fill("#search", "")
+        foreign.log(
+            orjson.dumps(
+                {
+                    "level": "error",
+                    "message": "一\n二",
+                    "metadata": {"big": 0, "trace": "a\n  b"},
+                }
+            ).replace(b'"big":0', b'"big":9007199254740993')
+        )
+        last_is(looked, "一\\n二")
+        row = page.locator("#records .row").last
+        row.locator(".more").click()
+        blocks = row.locator("pre").all_text_contents()
+        assert blocks[:2] == ["message一\n二", "tracea\n  b"]
+        assert '"big": 9007199254740993' in blocks[2]
+
+
+def test_older_records_on_scrolling_up(
+    browser: Any, base: str, foreign: Foreign
+) -> None:
+    """Page by page back to the beginning, while new ones come and none is shown twice."""
+    foreign.status("在线")
+    foreign.log(*(record(f"第 {number} 条") for number in range(900)))
+    with looking(browser, base) as looked:
+        looked.open_project(foreign.name)
+        last_is(looked, "第 899 条")
+        up = "document.querySelector('#log').scrollTop = 0"
+        for count in (400, 600, 800, 900):
+            looked.page.evaluate(up)
+            looked.wait(
+                "(n) => document.querySelectorAll('#records .row').length >= n", count
+            )
+            foreign.log(record("还在写"))
+        looked.page.evaluate(up)
+        looked.wait(
+            "document.querySelector('#log-top').textContent.includes('从这里开始')"
+        )
+        expected = [f"第 {number} 条" for number in range(900)]
+        assert looked.texts("#records .text")[:900] == expected
+        looked.wait("document.querySelector('#newer').textContent.includes('4 条')")
+
+
+def test_a_flood_of_records(
+    browser: Any, base: str, foreign: Foreign, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Thousands of records a second: rows stay bounded and the page stays alive."""
+    foreign.status("在线")
+    foreign.log(record("begin"))
+    with looking(browser, base) as looked:
+        looked.open_project(foreign.name)
+        last_is(looked, "begin")
+        looked.page.evaluate(
+            """() => { window.longest = 0; let last = performance.now();
+               const beat = () => { const now = performance.now();
+                 window.longest = Math.max(window.longest, now - last); last = now;
+                 requestAnimationFrame(beat); };
+               requestAnimationFrame(beat); }"""
+        )
+        for batch in range(60):
+            foreign.log(*(record(f"{batch}-{n}", order=n, sku="A") for n in range(100)))
+            looked.page.wait_for_timeout(50)
+        foreign.log(record("end"))
+        last_is(looked, "end")
+        longest = looked.page.evaluate("window.longest")
+        with capsys.disabled():
+            print(f"\n  6,000 records in 3 s: the longest frame took {longest:.0f} ms")  # noqa: T201
+        assert looked.page.locator("#records > li").count() <= 2_000
+
+
+def test_status_history_and_replicas(browser: Any, base: str, foreign: Foreign) -> None:
+    """The page keeps what the status was since it is open."""
+    foreign.status("在线")
+    with looking(browser, base, language="en") as looked:
+        looked.open_project(foreign.name)
+        kind_is(looked, foreign.name, "online")
+        foreign.status("报错")
+        looked.wait("document.querySelectorAll('#history li').length === 2")
+        assert looked.texts("#history b") == ["报错 error", "在线 online"]
+        foreign.redis.set(f"{foreign.name}_项目状态", b"running")
+        looked.wait("document.querySelector('#cards .odd').textContent === 'running'")
+
+
+def test_language_and_theme_stay(browser: Any, base: str, foreign: Foreign) -> None:
+    """The switches keep the page, and are remembered."""
+    foreign.status("离线", None)
+    with looking(browser, base, scheme="dark") as looked:
+        page = looked.page
+        looked.open_project(foreign.name)
+        ground = "getComputedStyle(document.documentElement).backgroundColor"
+        dark = page.evaluate(ground)
+        page.select_option("#theme", "light")
+        assert page.evaluate(ground) != dark
+        page.click("text=English")
+        page.wait_for_url("**/projects/**lang=en")
+        assert page.locator("html").get_attribute("lang") == "en"
+        assert page.locator("html").get_attribute("data-theme") == "light"
+        assert page.locator("h2").first.text_content() == "Log"
+        looked.open("/")
+        assert page.title() == "Projects · BLS console"
+        page.select_option("#theme", "")
+        assert page.evaluate(ground) == dark
+
+
+@pytest.mark.parametrize("language", ["zh", "en"])
+def test_narrow_pages(browser: Any, base: str, foreign: Foreign, language: str) -> None:
+    """At 360 px nothing has to be scrolled sideways."""
+    foreign.status("报错")
+    foreign.log(record("x" * 300, "error", url="y" * 300))
+    long = Foreign(foreign.redis, "一个名字非常非常长的项目" * 8)
+    long.status("在线")
+    with looking(
+        browser, base, language=language, size=(360, 740), expected=("404",)
+    ) as looked:
+        looked.open("/")
+        kind_is(looked, foreign.name, "error")
+        assert looked.width() <= 360
+        for name in (foreign.name, long.name):
+            looked.open_project(name)
+            looked.page.locator("form.command").wait_for()
+            assert looked.width() <= 360
+        for path in ("/login", "/projects/nobody"):
+            looked.open(path)
+            assert looked.width() <= 360
+
+
+@pytest.mark.parametrize("language", ["zh", "en"])
+def test_unknown_projects(browser: Any, base: str, redis: Redis, language: str) -> None:
+    """Who mistypes a name is told so, and finds the way back."""
+    with looking(browser, base, language=language, expected=("404",)) as looked:
+        assert looked.open_project("<b>无</b>").status == 404
+        assert looked.page.locator(".subject").text_content() == "<b>无</b>"
+        looked.page.click("a.main")
+        looked.page.locator("#nothing").wait_for()
+
+
+def test_login(browser: Any, server: DevServer, redis: Redis) -> None:
+    """A wrong password is said, the right one opens the page that was wanted."""
+    config = WebConfig(redis=server.url, users=USERS, port=0)
+    with (
+        served(config) as console,
+        looking(browser, console.url, expected=("401",)) as looked,
+    ):
+        page = looked.page
+        looked.open("/?lang=zh")
+        page.fill("[name=user]", "王五")
+        page.fill("[name=password]", "wrong")
+        page.keyboard.press("Enter")
+        page.locator("#complaint").wait_for()
+        page.fill("[name=user]", "王五")
+        page.fill("[name=password]", PASSWORD)
+        page.keyboard.press("Enter")
+        page.locator("#nothing").wait_for()
+        looked.wait("document.querySelector('#link').dataset.state === 'live'")
+        page.click("text=退出登录")
+        page.locator("[name=password]").wait_for()
+
+
+def test_redis_goes_and_comes_back(browser: Any, project: str) -> None:
+    """An outage is a banner over what was known, not an empty page."""
+    with (
+        DevServer(append_only=True) as server,
+        served(WebConfig(redis=server.url, port=0)) as console,
+    ):
+        with Redis.from_url(server.url, protocol=2) as redis:
+            Foreign(redis, project).status("在线", None)
+        with looking(browser, console.url, expected=("503",)) as looked:
+            looked.open("/")
+            kind_is(looked, project, "online")
+            server.kill()
+            looked.page.locator("#away").wait_for(state="visible")
+            assert project in looked.texts(".card a")
+            assert looked.page.locator("#link").get_attribute("data-state") == "away"
+            server.restart()
+            looked.page.locator("#away").wait_for(state="hidden", timeout=20_000)
+            looked.wait("document.querySelector('#link').dataset.state === 'live'")
+
+
+def test_the_console_goes_and_comes_back(
+    browser: Any, server: DevServer, foreign: Foreign
+) -> None:
+    """A cut line is said, and mended by the page itself."""
+    foreign.status("在线")
+    refused = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE", "ERR_EMPTY")
+    with served(WebConfig(redis=server.url, port=0)) as first:
+        port = first.port
+        with looking(browser, first.url, expected=refused) as looked:
+            looked.open("/")
+            kind_is(looked, foreign.name, "online")
+            first.app.close_streams()
+            looked.wait("document.querySelector('#link').dataset.state === 'cut'")
+    assert port

@@ -1,0 +1,64 @@
+"""What is kept once for many followers."""
+
+from __future__ import annotations
+
+import anyio
+
+from bls_agent.web.ring import Item, Ring
+
+
+def payloads(items: list[Item]) -> list[bytes]:
+    return [item.payload for item in items]
+
+
+def test_a_follower_reads_on_from_his_place() -> None:
+    """Everything from there on, in order, and nothing twice."""
+    ring = Ring(most=10, size=1_000)
+    ring.add(Item(b"a"), Item(b"b"))
+    items, missed = ring.since(0)
+    assert (payloads(items), missed) == ([b"a", b"b"], 0)
+    place = ring.end
+    ring.add(Item(b"c"))
+    assert payloads(ring.since(place)[0]) == [b"c"]
+    assert ring.since(ring.end) == ([], 0)
+
+
+def test_a_slow_follower_learns_what_he_missed() -> None:
+    """The ring does not grow for him, neither in number nor in bytes."""
+    ring = Ring(most=3, size=1_000)
+    for n in range(10):
+        ring.add(Item(str(n).encode()))
+    items, missed = ring.since(2)
+    assert (payloads(items), missed) == ([b"7", b"8", b"9"], 5)
+    ring = Ring(most=100, size=10)
+    for n in range(10):
+        ring.add(Item(str(n).encode() * 4))
+    items, missed = ring.since(0)
+    assert (payloads(items), missed) == ([b"8888", b"9999"], 8)
+    ring.add(Item(b"x" * 100))
+    assert payloads(ring.since(0)[0]) == [b"x" * 100]  # the newest in any case
+    assert ring.begin == 10
+
+
+async def test_waiting_ends_with_more_or_with_its_time() -> None:
+    """Who waits is woken by what comes, by a call, and by the clock."""
+    ring = Ring(most=3, size=1_000)
+    woken: list[int] = []
+
+    async def wait(timeout: float) -> None:
+        await ring.wait(ring.end, timeout)
+        woken.append(ring.end)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(wait, 60)
+            await anyio.wait_all_tasks_blocked()
+            ring.add(Item(b"a"))
+        assert woken == [1] * 5
+        await ring.wait(0, 60)  # it is there already
+        await ring.wait(1, 0.01)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait, 60)
+            await anyio.wait_all_tasks_blocked()
+            ring.wake()

@@ -1,0 +1,168 @@
+"""Who may log in: the file, and what a password costs."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import anyio
+import pytest
+from argon2 import PasswordHasher
+
+from bls_agent import ConfigurationError
+from bls_agent.web import users as users_module
+from bls_agent.web.users import (
+    BusyError,
+    Verifier,
+    hash_password,
+    parse_users,
+    read_users,
+    user_line,
+)
+from tests.web.serving import HASH, PASSWORD, USERS
+
+
+def test_a_line_that_was_made_is_read() -> None:
+    """Names may be Chinese; comments and blank lines are skipped."""
+    line = user_line("王五", "correct horse")
+    name, _, value = line.partition(":")
+    assert name == "王五"
+    assert value.startswith("$argon2id$v=19$m=65536,t=3,p=4$")
+    assert parse_users(f"# people\n\n  {line}\nalice:{HASH}\n") == {
+        "王五": value,
+        "alice": HASH,
+    }
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "alice",
+        "alice:geheim",
+        "alice:",
+        f":{HASH}",
+        f"alice:{HASH}\nalice:{HASH}",
+        "alice:$argon2i$v=19$m=65536,t=3,p=4$c29tZXNhbHQ$aGFzaA",
+        f"al\x07ice:{HASH}",
+        f"{'a' * 65}:{HASH}",
+    ],
+)
+def test_a_wrong_line_is_named_and_not_shown(line: str) -> None:
+    """What was taken for a hash may be a password."""
+    with pytest.raises(ConfigurationError) as error:
+        parse_users(f"# people\n{line}\n")
+    assert "geheim" not in str(error.value)
+
+
+@pytest.mark.parametrize("password", ["", "short", "x" * 1_025, "密" * 400])
+def test_a_password_has_bounds(password: str) -> None:
+    """Too short is guessed, too long is work for nothing."""
+    with pytest.raises(ConfigurationError) as error:
+        hash_password(password)
+    assert not password or password not in str(error.value)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o604, 0o620, 0o666])
+def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    """With the remedy in the message."""
+    path = tmp_path / "users"
+    path.write_text(f"alice:{HASH}\n")
+    path.chmod(mode)
+    with pytest.raises(ConfigurationError, match=f"mode {mode:03o}.*chmod 600"):
+        read_users(path)
+    path.chmod(0o640)
+    assert read_users(path) == {"alice": HASH}
+
+
+@pytest.mark.parametrize("content", [b"", b"# nobody\n", b"\xff\xfe"])
+def test_a_file_without_users_is_refused(tmp_path: Path, content: bytes) -> None:
+    """Nobody could log in; without a file everybody could."""
+    path = tmp_path / "users"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(ConfigurationError, match="users"):
+        read_users(path)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_users(tmp_path / "absent")
+
+
+async def test_a_password_is_right_or_wrong() -> None:
+    """For its user alone; what argon2 cannot take is wrong, too."""
+    verifier = Verifier(USERS, at_once=2)
+    assert await verifier.check("alice", PASSWORD)
+    assert await verifier.check("王五", PASSWORD)
+    for user, password in (
+        ("alice", "wrong"),
+        ("alice", ""),
+        ("", PASSWORD),
+        ("mallory", PASSWORD),
+        ("Alice", PASSWORD),
+        ("alice", "\ud800"),
+        ("alice", "x" * 5_000),
+    ):
+        assert not await verifier.check(user, password)
+
+
+async def test_an_unknown_user_costs_a_verification(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody learns from the time whether a name exists: argon2 runs in any case."""
+    verified: list[str] = []
+    original = PasswordHasher.verify
+
+    def verify(self: PasswordHasher, value: str, password: bytes) -> bool:
+        verified.append(value)
+        return bool(original(self, value, password))
+
+    monkeypatch.setattr(PasswordHasher, "verify", verify)
+    verifier = Verifier(USERS, at_once=1)
+    await verifier.check("alice", "wrong")
+    await verifier.check("mallory", "wrong")
+    await verifier.check("mallory", PASSWORD)
+    assert verified == [HASH] * 3
+
+
+async def test_few_passwords_are_verified_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In threads, a bounded number of them, while a bounded number waits."""
+    running, most = 0, 0
+    lock, go = threading.Lock(), threading.Event()
+
+    def verify(self: PasswordHasher, value: str, password: bytes) -> bool:
+        nonlocal running, most
+        assert threading.current_thread() is not threading.main_thread()
+        with lock:
+            running += 1
+            most = max(most, running)
+        assert go.wait(10)
+        with lock:
+            running -= 1
+        return True
+
+    monkeypatch.setattr(PasswordHasher, "verify", verify)
+    verifier = Verifier(USERS, at_once=2)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(users_module.WAITING):
+            tasks.start_soon(verifier.check, "alice", PASSWORD)
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(BusyError):
+            await verifier.check("alice", PASSWORD)
+        go.set()
+    assert most == 2
+    assert await verifier.check("alice", PASSWORD)
+
+
+def test_a_program_is_believed_for_a_minute() -> None:
+    """Exactly this name with exactly this password, and not for longer."""
+    verifier = Verifier(USERS, at_once=2)
+    assert not verifier.was_right("alice", PASSWORD, 0.0)
+    verifier.remember("alice", PASSWORD, 0.0)
+    assert verifier.was_right("alice", PASSWORD, 59.0)
+    assert not verifier.was_right("alice", PASSWORD, 60.0)
+    assert not verifier.was_right("alice", "wrong", 1.0)
+    assert not verifier.was_right("bob", PASSWORD, 1.0)
+    assert PASSWORD.encode() not in repr(vars(verifier)).encode()
+    for n in range(1_000):
+        verifier.remember(f"user{n}", PASSWORD, 0.0)
+    assert len(verifier._right) == users_module.REMEMBERED
