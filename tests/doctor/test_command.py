@@ -76,7 +76,7 @@ def test_notes_are_no_fault(own: DevServer, client: Redis, capsys: Any) -> None:
     assert run(own, "--lang", "en") == 0
     out, err = capsys.readouterr()
     assert out.startswith(f"note\tstatus-untimed\t{STATUS}\t")
-    assert "Nothing is wrong; 1 notes." in err
+    assert "Nothing is wrong. Notes: 1." in err
 
 
 @needs_selectors
