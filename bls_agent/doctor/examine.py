@@ -34,7 +34,8 @@ __all__ = ["Progress", "examine"]
 Progress: TypeAlias = Callable[[int, int], None]
 
 SCAN_COUNT: Final = 1_000
-TOGETHER: Final = 250  # keys in one trip, up to 256 KiB of each
+TOGETHER: Final = 250  # keys in one trip, up to 256 KiB of each in the worst case
+ABSENT: Final = "project-absent"
 WRONG_TYPE: Final = "wrong-type"
 PROJECTS: Final = 10  # of which rights are tried, where none was named
 
@@ -113,6 +114,8 @@ class _Examination:
                 await self._look_without_scan(refusal)
                 break
         self._note_unread()
+        if self._project and not self._keys:
+            self._note(_server_finding(ABSENT, Severity.WARNING, self._project))
         access = await self._try_rights(everywhere[0])
         return Report(
             groups=self._tally.groups,

@@ -27,6 +27,7 @@ from tests.harness import needs_selectors
 STATUS, CONTROL = "订单系统_项目状态", "订单系统_控制"
 # Findings that no rule of the two tables makes.
 OTHERS = {
+    "project-absent",
     "keys-unread",
     "scan-refused",
     "rights-untried",

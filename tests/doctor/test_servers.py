@@ -206,6 +206,7 @@ async def test_the_rights_of_an_agent_are_enough(
     mode: Any, admin: Redis, own_server: DevServer
 ) -> None:
     """What acl_line() gives is all that is asked for: nothing is missing in that mode."""
+    await admin.set(STATUS, "在线", ex=60)
     rules = acl_rules(PROJECT, mode, replicas=True)
     url = await url_with_rights(admin, own_server, *rules, *READING[1:])
     report = await examine(url, project=PROJECT)
@@ -221,6 +222,7 @@ async def test_a_right_that_is_missing_is_named(
     admin: Redis, own_server: DevServer
 ) -> None:
     """Without a right that is not essential an agent is weaker: a note."""
+    await admin.set(STATUS, "在线", ex=60)
     rules = [rule.replace("+expire ", "") for rule in acl_rules(PROJECT, "blocking")]
     url = await url_with_rights(admin, own_server, *rules, *READING[1:])
     report = await examine(url, project=PROJECT)
@@ -260,6 +262,13 @@ async def test_without_scan_no_project_is_known(
     url = await url_with_rights(admin, own_server, "-@all", "+ping", "~*")
     report = await examine(url)
     assert rules_of(report) == {"not-looked-at", "scan-refused"}
+    assert not report.healthy
+
+
+async def test_a_project_that_is_not_there(own_server: DevServer) -> None:
+    """A misspelt name is no healthy project."""
+    report = await examine(own_server.url, project="订单糸统")
+    assert rules_of(report) == {"project-absent"}
     assert not report.healthy
 
 
