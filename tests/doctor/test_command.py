@@ -18,8 +18,10 @@ from redis import Redis
 
 from bls_agent.cli import main
 from bls_agent.devserver import DevServer
+from bls_agent.doctor.access import CONSOLE_RIGHTS
 from bls_agent.doctor.rules import KEY_RULES
 from bls_agent.doctor.server_rules import SERVER_RULES
+from bls_agent.rights import RIGHTS
 from bls_agent.terminal import count_columns
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 from tests.harness import needs_selectors
@@ -223,3 +225,6 @@ def test_the_catalogue_has_three_texts_for_every_rule() -> None:
     parts = ("wrong", "contract", "remedy")
     of_rules = {name for name in english if name.rpartition("_")[2] in parts}
     assert of_rules == {f"{code}_{part}" for code in codes for part in parts}
+    weaker = {right.weaker for right in (*RIGHTS, *CONSOLE_RIGHTS)}
+    assert weaker <= set(english)
+    assert all(english[sentence] == sentence for sentence in weaker)
