@@ -14,13 +14,14 @@ AT_ONCE := --numprocesses=4
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint bench chaos screenshots clean
+.PHONY: help demo test lint bench load chaos screenshots clean
 
 help:
 	@echo 'make demo    see an agent and a console at work, on a server of its own'
 	@echo 'make test    run the tests, four at once (ARGS="-k heartbeat" goes to pytest)'
 	@echo 'make lint    ruff, mypy and pyright'
 	@echo 'make bench   figures beside a bare loop and others (ARGS="--quick" for a look)'
+	@echo 'make load    the console under 1,000 projects and 50 browsers, for ten minutes'
 	@echo 'make chaos   every fault in every mode, and docs/ledger.md (15 minutes at most)'
 	@echo 'make screenshots   pictures of the console for the documents, by chromium'
 	@echo 'make clean   remove .venv and what the tools left behind'
@@ -42,6 +43,9 @@ lint: $(VENV)/.lint
 
 bench: $(VENV)/.bench
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+load: $(VENV)/.test
+	@$(BIN)/python -m benchmarks.load $(ARGS)
 
 chaos: $(VENV)/.test
 	@$(BIN)/python -m tests.chaos $(ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import time
 import warnings
@@ -273,8 +274,8 @@ class ProjectAgent(Registration):
         *,
         handle_signals: bool = True,
         task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
-    ) -> None:
-        """Serve until SIGTERM or SIGINT, or until cancelled; then drain and return.
+    ) -> signal.Signals | None:
+        """Serve until SIGTERM, SIGINT or cancelled; drain; give the signal, if any.
 
         A second signal cuts the time of running handlers short.
 
@@ -290,6 +291,7 @@ class ProjectAgent(Registration):
                     start_soon(tasks, obey_signals, session)
                 await session.closed.wait()
                 tasks.cancel_scope.cancel()
+        return session.ended_by()
 
     def in_thread(self) -> AgentThread:
         """Live in a thread, for a program without an event loop: ``with`` the result.

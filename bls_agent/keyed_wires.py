@@ -113,16 +113,8 @@ class KeyedWires:
                 yield wire
             return
         for node in await cluster.masters():
-            async with self._passing(cluster.node(*node)) as wire:
+            async with self._node(cluster, node) as wire:
                 yield wire
-
-    @asynccontextmanager
-    async def _passing(self, server: Endpoint) -> AsyncGenerator[Wire]:
-        wire = Wire(server, self._name, timeout=self._timeout)
-        try:
-            yield wire
-        finally:
-            await wire.aclose()
 
     async def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
         """Read many strings; ``None`` for a key that is absent or of another type.

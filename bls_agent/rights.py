@@ -28,7 +28,16 @@ from bls_agent.keys import (
 )
 from bls_agent.names import check_name, place_beside
 
-__all__ = ["RIGHTS", "KeyGroup", "Mode", "Right", "acl_line", "acl_rules", "find_right"]
+__all__ = [
+    "RIGHTS",
+    "KeyGroup",
+    "Mode",
+    "Right",
+    "acl_line",
+    "acl_rules",
+    "console_acl_rules",
+    "find_right",
+]
 
 Mode: TypeAlias = Literal["blocking", "compat", "reliable"]
 
@@ -165,6 +174,17 @@ RIGHTS: Final = (
 # fmt: on
 
 
+# What a console needs; those that write are for sending commands.
+_CONSOLE: Final = (
+    (None, "select ping client|setname client|id scan time"),
+    (PROJECT_STATUS, "get mget getrange pttl"),
+    (PROJECT_CONSOLE, "lrange llen lindex"),
+    (CONTROL, "llen"),
+    (INSTANCES, "hgetall"),
+)
+_SENDING: Final = ((PROJECT_CONSOLE, "rpush"), (CONTROL, "rpush"))
+
+
 def find_right(request: Sequence[object], *, by_key: bool = True) -> Right | None:
     """Find the row of a request that was refused.
 
@@ -252,6 +272,50 @@ def acl_rules(
         opened = [f"%RW~{pattern}" for pattern in _patterns(key, project)]
         rules.append(f"({' '.join([*commands, *opened])})")
     return rules
+
+
+def console_acl_rules(
+    project: str | None = None, *, send: bool = True, selectors: bool = True
+) -> list[str]:
+    """Give the rights of a console, of one project or of all, as words of their own.
+
+    They are enough for :class:`~bls_agent.Console`, the command line and the console in
+    the browser; the doctor, which looks at every key, needs more.
+
+    Args:
+        project: The only project that it may see; ``None`` for all.
+        send: Whether it may send commands, and leave records of who sends them.
+        selectors: As for :func:`acl_line`.
+
+    Raises:
+        ConfigurationError: As :func:`acl_rules`.
+    """
+    if project is not None and " " in check_name("project", project):
+        raise ConfigurationError(
+            "project", project, "an ACL pattern holds no blanks", "Use '_' instead."
+        )
+    rows = [(key, commands, "%R~") for key, commands in _CONSOLE]
+    rows += [(key, commands, "%W~") for key, commands in _SENDING if send]
+    rules, keys = ["-@all"], dict[str, None]()
+    for key, commands, access in rows:
+        words = [f"+{command}" for command in commands.split()]
+        if key is not None and selectors:
+            rules.append(
+                f"({' '.join(words)} {access}{_console_pattern(key, project)})"
+            )
+            continue
+        rules += [word for word in words if word not in rules]
+        if key is not None:
+            keys[f"~{_console_pattern(key, project)}"] = None
+    return [*rules, *keys]
+
+
+def _console_pattern(key: KeyTemplate, project: str | None) -> str:
+    if key is not INSTANCES:
+        return key.pattern() if project is None else key.pattern(project=project)
+    if project is None:
+        return key.locate(place=place_beside(PROJECT_STATUS.pattern()))
+    return key.pattern(place=place_beside(PROJECT_STATUS.locate(project=project)))
 
 
 def _patterns(key: KeyTemplate | KeyGroup, project: str) -> list[str]:

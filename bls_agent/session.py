@@ -9,6 +9,7 @@ status is written.
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -61,6 +62,8 @@ class Session:
         ended_unasked: Whether somebody cancelled the session from outside.
         loop: Where it lives, once it does.
         inherited: Whether it goes on in the parent process, and not here.
+        signal: The signal that began the end, if one did.
+        failure: What ended it that should not have happened.
         opened: Set when the loops run.
         closed: Set when everything is over.
     """
@@ -75,6 +78,8 @@ class Session:
         self.faults = 0
         self.ended_unasked = False
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.signal: signal.Signals | None = None
+        self.failure: BaseException | None = None
         self._abandoned = self.inherited = False
         register(self)
         self.opened = anyio.Event()
@@ -116,6 +121,12 @@ class Session:
         if not self.stop_requested.is_set():
             self._last_word = last_word
             self._call_there(self.stop_requested.set)
+
+    def ended_by(self) -> signal.Signals | None:
+        """Tell which signal ended it, if one did; raise what it failed with."""
+        if self.failure is not None:
+            raise self.failure
+        return self.signal
 
     def force(self) -> None:
         """Cut the time of running handlers short; from any thread."""

@@ -42,8 +42,8 @@ def start_supervisor(session: Session, project: str) -> asyncio.Task[None]:
 
     def tell(_: asyncio.Task[None]) -> None:
         # A task that is cancelled before it began runs nothing of its own, no finally.
+        error = session.failure = None if task.cancelled() else task.exception()
         session.is_over()
-        error = None if task.cancelled() else task.exception()
         if error is not None:
             logger.error("the agent failed\n%s", redact_traceback(error))
         elif session.ended_unasked:
@@ -85,7 +85,7 @@ async def obey_signals(session: Session) -> None:
     with anyio.open_signal_receiver(*SIGNALS) as signals:
         listening = _Listening()
         register(listening)
-        await anext(signals)
+        session.signal = await anext(signals)
         session.stop(Status.OFFLINE)
         await anext(signals)
         session.force()

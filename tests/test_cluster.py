@@ -28,6 +28,7 @@ from bls_agent.devserver import DevServer
 from bls_agent.endpoint import Endpoint
 from bls_agent.engines import Routes
 from bls_agent.faults import classify
+from bls_agent.fleet import Fleet, Presence
 from bls_agent.link import Lost
 from bls_agent.names import slot_of
 from bls_agent.rights import acl_rules
@@ -178,6 +179,33 @@ async def test_an_agent_and_a_console_on_three_nodes(
                 assert agent.stats().mode == "blocking"
             assert await console.status(names[0]) is Status.OFFLINE
             assert len(console._wires._wires) <= 8
+    await client.aclose()
+
+
+async def test_a_fleet_on_three_nodes(topology: ClusterTopology, project: str) -> None:
+    """Keys on every node are read together, over one connection to each; nothing is kept."""
+    names = [f"{project}-舰队-{number}" for number in range(40)]
+    client = RedisCluster(LOOPBACK, topology.nodes[1].port)
+    async with Fleet(topology.url) as fleet:
+        assert not names & (await fleet.look()).keys()
+        for name in names:
+            await client.set(f"{name}_项目状态", "在线", ex=60)
+            await client.rpush(f"{name}_项目控制台", "{}", '{"level":"error"}')
+            await client.rpush(f"{name}_控制", "{}")
+        views = await fleet.look()
+        assert {(views[name].status, views[name].presence) for name in names} == {
+            (Status.ONLINE, Presence.FRESH)
+        }
+        told = {(v.queue, v.records, v.errors) for n, v in views.items() if n in names}
+        assert told == {(1, 2, 1)}
+        async for change in fleet.watch():
+            assert change.views.keys() >= set(names)
+            break
+        former = (LOOPBACK, 1)
+        fleet._wires._nodes[former] = Wire(Endpoint.of(f"redis://{LOOPBACK}:1"), "x")
+        await fleet.look()
+        assert len(fleet._wires._nodes) == 3
+        assert len(fleet._wires._wires) <= 1
     await client.aclose()
 
 

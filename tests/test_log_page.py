@@ -18,11 +18,9 @@ def line(number: int) -> str:
 async def push(redis: Redis, project: str, first: int, last: int, cap: int = 0) -> None:
     """Append records, and cut the list if there is a cap."""
     key = f"{project}_项目控制台"
-    async with redis.pipeline(transaction=False) as pipe:
-        pipe.rpush(key, *map(line, range(first, last + 1)))
-        if cap:
-            pipe.ltrim(key, -cap, -1)
-        await pipe.execute()
+    await redis.rpush(key, *map(line, range(first, last + 1)))
+    if cap:
+        await redis.ltrim(key, -cap, -1)
 
 
 def show(page: LogPage) -> list[int]:

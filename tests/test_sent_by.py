@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -25,13 +26,20 @@ from tests.harness import execute, records
 
 NOW = 1_768_221_300.0  # 2026-01-12T12:35:00Z
 
-# As docs/protocol.md shows it.
-DOCUMENTED = (
-    '{"timestamp":"2026-01-12T12:35:00.000Z","level":"info","message":"command '
-    '\'reload\' sent by 王小明","metadata":{"sentBy":"王小明","commandId":'
-    '"cmd-1700000000000-abc123","command":"reload","args":{"force":true,'
-    '"password":"[redacted]"},"source":"BLS Project Console"}}'
-)
+PROTOCOL = Path(__file__).parents[1] / "docs" / "protocol.md"
+
+
+def documented() -> str:
+    """The record that the document shows."""
+    text = PROTOCOL.read_text("utf-8").partition("### Who sent a command")[2]
+    return text.partition("```json\n")[2].partition("\n```")[0]
+
+
+async def only_record(redis: Redis, project: str) -> bytes:
+    """The bytes of the one record in the console list."""
+    (record,) = await redis.lrange(f"{project}_项目控制台", 0, -1)
+    assert isinstance(record, bytes)
+    return record
 
 
 async def test_the_record_is_as_documented(
@@ -42,8 +50,8 @@ async def test_the_record_is_as_documented(
     args = {"force": True, "password": "geheim"}
     identity = "cmd-1700000000000-abc123"
     sent = await console.send(project, "reload", args, id=identity, sent_by="王小明")
-    (record,) = await redis.lrange(f"{project}_项目控制台", 0, -1)
-    assert record.decode() == DOCUMENTED
+    record = await only_record(redis, project)
+    assert record.decode() == documented()
     (command,) = await redis.lrange(f"{project}_控制", 0, -1)
     assert orjson.loads(command)["args"] == args
     assert command == sent.encode()
@@ -106,7 +114,7 @@ async def test_a_record_is_shortened_like_any(
     """However long arguments, command and name are: a valid record under 64 KB."""
     args = {"text": "长" * 100_000, "list": ["\u202e\x1b[31m"] * 1_000}
     await console.send(project, "重" * 50_000, args, sent_by="名\x00" * 50_000)
-    (record,) = await redis.lrange(f"{project}_项目控制台", 0, -1)
+    record = await only_record(redis, project)
     assert len(record) < 65_536
     entry = LogEntry.decode(record)
     assert entry.metadata["commandId"]

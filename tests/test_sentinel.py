@@ -25,6 +25,7 @@ from bls_agent.devserver import DevServer
 from bls_agent.endpoint import Endpoint
 from bls_agent.engines import Routes
 from bls_agent.errors import RedisUnavailableError
+from bls_agent.fleet import Fleet
 from bls_agent.wire import Wire
 from tests.engines import DOWN_AFTER, LOOPBACK, SentinelTopology, ask, until
 from tests.harness import eventually
@@ -77,6 +78,8 @@ async def test_an_agent_and_a_console_find_the_master(
             entries = await console.logs(name)
             assert "hier" in [entry.message for entry in entries]
             assert len(agent.stats().connections) == 3
+            async with Fleet(where) as fleet:
+                assert (await fleet.look())[name].status is Status.ONLINE
         async with Console(where) as console:
             assert await console.status(name) is Status.OFFLINE
     await client.aclose()

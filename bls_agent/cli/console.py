@@ -48,7 +48,7 @@ def console(
         list[str] | None,
         typer.Option("--allowed-host", metavar="NAME", help="opt_console_allowed_host"),
     ] = None,
-    behind_proxy: Annotated[  # noqa: FBT002 - typer's way to declare a flag
+    behind_proxy: Annotated[
         bool, typer.Option("--behind-proxy", help="opt_console_behind_proxy")
     ] = False,
     root_path: Annotated[

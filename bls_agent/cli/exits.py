@@ -27,6 +27,7 @@ class Failure(Exception):  # noqa: N818 - a way to end, not an error of the prog
         text: Key of the sentence in the catalogue ``cli``.
         code: The exit code.
         values: What the sentence names; shown, never obeyed.
+        details: Lines that stand before the sentence: the traceback of a user's code.
         hint: Key of a second sentence that says what to do, or ``""``.
     """
 
@@ -44,4 +45,5 @@ class Failure(Exception):  # noqa: N818 - a way to end, not an error of the prog
         self.code = code
         self.hint = hint
         self.values = values
+        self.details = ""
         super().__init__(text)

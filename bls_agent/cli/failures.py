@@ -58,9 +58,11 @@ def tell(error: BaseException, invocation: Invocation) -> int:
     err = invocation.err
     if isinstance(error, OSError):
         invocation.out.give_up()
+    details = error.details if isinstance(error, Failure) else ""
     if verdict.internal:
-        for line in redact_traceback(error).splitlines():
-            err.line(line)
+        details = redact_traceback(error)
+    for line in details.splitlines():
+        err.line(line)
     err.paragraph(invocation.say("error", text=verdict.text), "red")
     if verdict.hint:
         err.paragraph(verdict.hint)

@@ -91,9 +91,9 @@ app = typer.Typer(cls=_Program, rich_markup_mode=None)
 def _program(
     context: typer.Context,
     redis: RedisOption = "",
-    json: JsonOption = False,  # noqa: FBT002 - typer's way to declare a flag
+    json: JsonOption = False,
     lang: LangOption = None,  # noqa: ARG001 - read before the parsing
-    version: Annotated[bool, typer.Option("--version", help="opt_version")] = False,  # noqa: FBT002 - as above
+    version: Annotated[bool, typer.Option("--version", help="opt_version")] = False,
 ) -> int:
     invocation: Invocation = context.obj
     context.obj = replace(invocation, redis=redis or None, json=json)

@@ -23,10 +23,13 @@ async def projects(invocation: Invocation) -> Exit:
         for name, status in found.items():
             invocation.out.json({"project": name, "status": status})
         return Exit.DONE
-    texts = invocation.texts
+    texts, people = invocation.texts, invocation.out.terminal
     invocation.out.table(
         [Column(texts["project"], 12), Column(texts["status"])],
-        [(name, status_cell(status, texts)) for name, status in found.items()],
+        [
+            (name, status_cell(status, texts, meaning_too=people))
+            for name, status in found.items()
+        ],
     )
     if not found:
         invocation.hint("no_projects")

@@ -92,7 +92,13 @@ class Screen:
         for line in wrap(visible(text), self.columns) if self.terminal else [text]:
             self.line((line, style))
 
-    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> None:
+    def table(
+        self,
+        columns: Sequence[Column],
+        rows: Iterable[Sequence[Cell]],
+        *,
+        header: bool = True,
+    ) -> None:
         """Write a table; in a pipe its rows alone, with tabs between the cells."""
         cells = [[*row] for row in rows]
         if not self.terminal:
@@ -101,15 +107,24 @@ class Screen:
             return
         room = self.columns - GAP * (len(columns) - 1)
         if sum(map(min, _widths(columns, cells), (c.least for c in columns))) > room:
-            self._stack(columns, cells)
+            self._stack(columns, cells, header=header)
         else:
-            self._render(_make_table(columns, cells))
+            self._render(_make_table(columns, cells, header=header))
 
-    def _stack(self, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
+    def _stack(
+        self,
+        columns: Sequence[Column],
+        rows: Sequence[Sequence[Cell]],
+        *,
+        header: bool,
+    ) -> None:
         """Write each row below the other: too narrow for a table."""
         for number, row in enumerate(rows):
-            if number:
+            if number and header:
                 self.write("")
+            if not header:  # its first cell says what the second is
+                self.line((f"{_plain(row[0])}: ", "dim"), *row[1:])
+                continue
             for column, cell in zip(columns, row, strict=True):
                 if _plain(cell):
                     self.line((f"{column.title}: ", "dim"), cell)
@@ -235,10 +250,13 @@ def _widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[i
     ]
 
 
-def _make_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> Table:
+def _make_table(
+    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, header: bool
+) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    table.show_header = header
     for column, width in zip(columns, _widths(columns, rows), strict=True):
         least = min(width, column.least)
         table.add_column(_text(column.title), overflow="fold", min_width=least)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 from bls_agent.cli.screen import Cell
-from bls_agent.codec import parse_timestamp
+from bls_agent.codec import format_timestamp, parse_timestamp
 from bls_agent.project.messages import Level, Status
 from bls_agent.texts import Texts
 
-__all__ = ["LEVEL_STYLES", "STATUS_STYLES", "clock_of", "status_cell"]
+__all__ = ["LEVEL_STYLES", "STATUS_STYLES", "clock_of", "now_clock", "status_cell"]
 
 STATUS_STYLES: Final = {
     Status.ONLINE: "green",
@@ -26,8 +26,18 @@ LEVEL_STYLES: Final = {
 }
 
 
-def status_cell(status: Status | None, texts: Texts) -> Cell:
-    """Give a status in the contract's word, with its meaning where that is another."""
+def status_cell(
+    status: Status | None, texts: Texts, *, meaning_too: bool = True
+) -> Cell:
+    """Give a status in the contract's word, with its meaning where that is another.
+
+    Args:
+        status: The status.
+        texts: The catalogue ``cli``.
+        meaning_too: For people; programs want the contract's word alone.
+    """
+    if status is not None and not meaning_too:
+        return status.value, STATUS_STYLES[status]
     if status is None:
         return texts["status_none"], "dim"
     meaning = texts[f"status_{status.name}"]
@@ -43,3 +53,11 @@ def clock_of(timestamp: str) -> str:
     except (OverflowError, OSError, ValueError):  # the year 1, the year 9999
         local = None
     return local.strftime("%m-%d %H:%M:%S") if local else "--:--:--"
+
+
+def now_clock(*, iso: bool = False) -> str:
+    """Give the time of now: local for people, UTC as in the contract for programs."""
+    now = datetime.now(UTC)
+    if iso:
+        return format_timestamp(now.timestamp())
+    return now.astimezone().strftime("%m-%d %H:%M:%S")

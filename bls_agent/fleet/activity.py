@@ -39,6 +39,13 @@ class Activity:
             self._records[min(place, -1)] += records
             self._errors[min(place, -1)] += errors
 
+    def spread(self, since: float, now: float, records: int, errors: int) -> None:
+        """Count records of which only is known between which looks they were written."""
+        parts = int((now - since) // BUCKET) + 1
+        for part in range(parts):
+            share = _share(records, part, parts), _share(errors, part, parts)
+            self.note(since + (now - since) * (part + 1) / parts, *share)
+
     def note_sample(self, at: float) -> None:
         """Note that what was counted then is an estimate."""
         self._sampled_at = at
@@ -77,3 +84,8 @@ class Activity:
     def is_estimated(self, now: float) -> bool:
         """Say whether an estimate is among what is counted."""
         return now - self._sampled_at < SPAN
+
+
+def _share(count: int, part: int, parts: int) -> int:
+    """Divide a count so that the parts add up to it."""
+    return count * (part + 1) // parts - count * part // parts

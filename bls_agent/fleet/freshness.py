@@ -15,7 +15,6 @@ from bls_agent.keys import PROJECT_STATUS
 __all__ = ["Freshness"]
 
 SUGGESTED: Final = float(PROJECT_STATUS.ttl or 0)
-TOLERANCE: Final = 0.25  # seconds by which two looks may disagree about one TTL
 CLOSE: Final = 1.0  # seconds between two looks that leave no doubt: TTLs are whole ones
 
 
@@ -39,16 +38,14 @@ class Freshness:
             left: Seconds until the status expires; ``None`` if it does not, or is absent.
             now: Seconds of any clock that does not jump.
         """
-        before, gap = self.left(now), now - self._at
+        before, gap = self._left, now - self._at
         self._left, self._at = left, now
         if left is None:
             self.exact, self._given = False, 0.0
         elif before is None:
             self._given = _guess(left)
-        elif left > before + TOLERANCE:
+        elif left > before:  # what is left never grows by itself
             self._refreshed(left, gap)
-        elif left > self._given:  # somebody gave it more time bit by bit
-            self._given = math.ceil(left)
 
     def _refreshed(self, left: float, gap: float) -> None:
         if gap <= CLOSE:

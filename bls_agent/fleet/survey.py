@@ -24,7 +24,8 @@ BYTES: Final = 2 * 1024 * 1024  # that each later one reads
 BYTES_EACH: Final = 64 * 1024  # of one project's
 WINDOWS: Final = 50  # projects whose records are read in one write
 NO_KEY: Final = -2  # what PTTL says
-NO_TTL: Final = -1
+WRONG: Final = "wrong_type"
+FORBIDDEN: Final = "no_permission"
 
 
 class _Keys(NamedTuple):
@@ -43,11 +44,13 @@ class Survey:
 
     Attributes:
         tracks: Project → what is known of it.
+        hidden: Projects whose status may not be read.
     """
 
     def __init__(self, wires: KeyedWires) -> None:
         """Know nothing."""
         self.tracks: dict[str, Track] = {}
+        self.hidden: set[str] = set()
         self._wires = wires
         self._keys: dict[str, _Keys] = {}
         self._share, self._among = FIRST_BYTES, 0
@@ -67,32 +70,41 @@ class Survey:
             async for keys in steps:
                 yield set(_names_in(keys))
 
-    def add(self, project: str, at: Moment) -> None:
-        """Begin to watch a project."""
-        self.tracks[project] = Track(project, at)
+    def add(self, project: str, at: Moment, *, is_new: bool) -> None:
+        """Begin to watch a project, one that was not there a moment ago or an old one."""
+        self.tracks[project] = Track(project, at, is_new=is_new)
         self._keys[project] = _Keys.of(project)
 
     def forget(self, project: str) -> None:
         """Watch a project no more."""
         del self.tracks[project], self._keys[project]
 
-    async def read_statuses(self, projects: Iterable[str], at: Moment) -> None:
-        """Read statuses and how long they last.
+    async def read_statuses(self, at: Moment) -> None:
+        """Read statuses and how long they last; hide whose may not be read.
 
         Raises:
-            RedisUnavailableError: Redis cannot answer, or refuses that.
+            RedisUnavailableError: Redis cannot answer.
+            RedisRefusedError: It refuses to, of every project.
         """
-        for part in _parts(projects):
+        refused: dict[str, RedisUnavailableError] = {}
+        for part in _parts(self.tracks):
             requests: list[Request] = []
             for name in part:
                 key = self._keys[name].status
                 requests += [("GETRANGE", key, 0, STATUS_BYTES - 1), ("PTTL", key)]
             replies = await self._wires.read_many(requests)
             for name, value, left in zip(part, *_split(replies, 2), strict=True):
-                _note_status(self.tracks[name], value, left, at)
+                error = _note_status(self.tracks[name], value, left, at)
+                if error is not None:
+                    refused[name] = error
             await anyio.lowlevel.checkpoint()
+        if refused and len(refused) == len(self.tracks):
+            raise next(iter(refused.values()))
+        for name in refused:
+            self.forget(name)
+            self.hidden.add(name)
 
-    async def read_lists(self, projects: Iterable[str], at: Moment) -> None:
+    async def read_lists(self, at: Moment) -> None:
         """Read how long queues and logs are, and what is new in the logs.
 
         Raises:
@@ -100,7 +112,7 @@ class Survey:
         """
         wanted: dict[str, int] = {}
         self._among = self._among or len(self.tracks)
-        for part in _parts(projects):
+        for part in _parts(self.tracks):
             await self._read_lengths(part, at, wanted)
             await anyio.lowlevel.checkpoint()
         await self._read_windows(wanted, at)
@@ -178,22 +190,29 @@ def _split(replies: Sequence[Reply], kinds: int) -> list[Sequence[Reply]]:
     return [replies[kind::kinds] for kind in range(kinds)]
 
 
-def _note_status(track: Track, value: Reply, left: Reply, at: Moment) -> None:
-    if isinstance(left, RedisUnavailableError):
-        raise left
-    wrong = isinstance(value, RedisUnavailableError)
-    if wrong and value.kind != "wrong_type":
-        raise value
-    if left == NO_KEY or wrong:
-        value = None
+def _note_status(
+    track: Track, value: Reply, left: Reply, at: Moment
+) -> RedisUnavailableError | None:
+    """Take what was read; give the error if this project may not be read."""
+    wrong = False
+    for reply in (value, left):
+        if isinstance(reply, RedisUnavailableError):
+            if reply.kind == FORBIDDEN:
+                return reply
+            if reply.kind != WRONG:
+                raise reply
+            wrong = True
+    exists = left != NO_KEY
     ttl = None if left < 0 else left / 1000
-    track.note_status(value, ttl, at, wrong=wrong and left != NO_KEY)
+    text = value if exists and not wrong else None
+    track.note_status(text, ttl, at, wrong=wrong and exists)
+    return None
 
 
 def _list_value(reply: Reply) -> Reply:
-    """Give what a request about a list brought; ``None`` for a key of another type."""
+    """Give what a request about a list brought; ``None`` where that is no list for us."""
     if not isinstance(reply, RedisUnavailableError):
         return reply
-    if reply.kind != "wrong_type":
+    if reply.kind not in (WRONG, FORBIDDEN):
         raise reply
     return None

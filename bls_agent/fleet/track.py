@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from bls_agent.codec import cut_text, parse_timestamp
 from bls_agent.errors import DecodeError
-from bls_agent.fleet.activity import SPAN, Activity
+from bls_agent.fleet.activity import BUCKET, SPAN, Activity
 from bls_agent.fleet.freshness import Freshness
 from bls_agent.fleet.log_tail import LogTail, News
 from bls_agent.fleet.views import Presence, ProjectView
@@ -59,10 +59,17 @@ class Track:
     Attributes:
         project: Its name.
         version: Grows whenever a view of it would look different.
+        empty_since: When it was first seen that nothing is left of it; else ``None``.
     """
 
-    def __init__(self, project: str, at: Moment) -> None:
-        """Begin with a project of which nothing is known but its name."""
+    def __init__(self, project: str, at: Moment, *, is_new: bool = False) -> None:
+        """Begin with a project of which nothing is known but its name.
+
+        Args:
+            project: Its name.
+            at: When it was found.
+            is_new: It was not there a moment ago: whatever it has logged is new, too.
+        """
         self.project = project
         self.version = 1
         self._changed_at = at.unix
@@ -76,13 +83,15 @@ class Track:
         self._queue: int | None = 0
         self._records: int | None = 0
         self._tail = LogTail()
+        self._tail.started = is_new
+        self._listed_at = self._since = at.now
         self._activity = Activity(at.now)
         self._last_mark: int | None = None
         self._last: LogEntry | None = None
         self._last_at: float | None = None  # unix
         self._last_error: LogEntry | None = None
         self._next_record = at.now
-        self._empty_since: float | None = None
+        self.empty_since: float | None = None
 
     def note_status(
         self, value: bytes | None, ttl: float | None, at: Moment, *, wrong: bool = False
@@ -95,13 +104,14 @@ class Track:
             at: When.
             wrong: The key holds no string.
         """
-        before = self._said
+        before = self._said, self._freshness.exact
         self._exists = value is not None or wrong
         self._value, self._wrong = value, wrong
         self._freshness.note(ttl if self._exists else None, at.now)
         self._was_seen |= self._exists
-        if self._said != before:
-            self._changed_at = at.unix if self._looked else self._changed_at
+        if self._said != before[0] and self._looked:
+            self._changed_at = at.unix
+        if (self._said, self._freshness.exact) != before:
             self.version += 1
         self._looked = True
         step = int((self._freshness.age(at.now) or 0.0) // STEP)
@@ -144,6 +154,7 @@ class Track:
         self._note_emptiness(at.now)
         if not sample.looked:
             return 0
+        self._since, self._listed_at = self._listed_at, at.now
         self._note_last(sample.last, at)
         size = len(sample.last or b"")
         self._next_record = at.now + min(size // SHOWN, LONGEST_PAUSE)
@@ -166,9 +177,9 @@ class Track:
     def _note_emptiness(self, now: float) -> None:
         empty = not self._exists and self._queue == 0 and self._records == 0
         if not empty:
-            self._empty_since = None
-        elif self._empty_since is None:
-            self._empty_since = now
+            self.empty_since = None
+        elif self.empty_since is None:
+            self.empty_since = now
 
     def note_window(self, window: Sequence[bytes], length: int, at: Moment) -> int:
         """Take the records that :meth:`note_lists` has asked for.
@@ -207,12 +218,21 @@ class Track:
             self._activity.knows_since(at.now - SPAN)
 
     def _count(self, news: News, at: Moment) -> None:
-        """Count what came since the look before."""
-        errors = sum(entry.level is Level.ERROR for entry in news.entries)
+        """Count what came since the look before: then, not now, if that is long ago."""
+        wrong = [entry.level is Level.ERROR for entry in news.entries]
+        unseen = news.count - len(wrong)
+        unseen_wrong = round(sum(wrong) * unseen / max(1, len(wrong)))
+        if at.now - self._since <= BUCKET:
+            self._activity.note(at.now, news.count, sum(wrong) + unseen_wrong)
+        else:
+            for entry, is_error in zip(news.entries, wrong, strict=True):
+                written = _written_at(entry)
+                then = at.now if written is None else at.now - (at.unix - written)
+                then = max(self._since, min(then, at.now))
+                self._activity.note(then, 1, int(is_error))
+            self._activity.spread(self._since, at.now, unseen, unseen_wrong)
         if not news.complete:
-            errors = round(errors * news.count / max(1, len(news.entries)))
             self._activity.note_sample(at.now)
-        self._activity.note(at.now, news.count, errors)
 
     def _note_error(self, news: News) -> None:
         for entry in reversed(news.entries):
@@ -227,9 +247,9 @@ class Track:
 
     def is_forgotten(self, now: float) -> bool:
         """Tell a project of which nothing is left, and has not been for a while."""
-        if self._empty_since is None:
+        if self.empty_since is None:
             return False
-        return not self._was_seen or now - self._empty_since >= KEPT
+        return not self._was_seen or now - self.empty_since >= KEPT
 
     def view(self, at: Moment) -> ProjectView:
         """Give the project as it is now."""

@@ -39,8 +39,8 @@ class ProjectView:
             from the TTL, as if it had been 60 s, until a refresh was seen.
         age_exact: Whether a refresh was seen.
         ttl: Seconds until the status expires; ``None`` if it does not, or is absent.
-        queue: Commands that wait; ``None`` if the key is no list.
-        records: Length of the console list; ``None`` if the key is no list.
+        queue: Commands that wait; ``None`` if the key is no list, or may not be read.
+        records: Length of the console list; ``None`` as above.
         last_record: The newest record; a long one is shortened.
         last_record_age: Seconds since then, by its timestamp and the server's clock;
             of one without a timestamp since it was seen coming.

@@ -25,6 +25,10 @@ __all__ = ["Fleet"]
 
 LISTS: Final = 1.0  # seconds between two looks at queues and logs
 SEARCH: Final = 2.0  # seconds from one search for new names to the next
+RECENT: Final = 30.0  # seconds: who was not there then is new
+HIDDEN: Final = 60.0  # seconds until what may not be read is tried again
+EMPTY: Final = 1_000  # projects of which nothing is left that are remembered
+CLOSE: Final = 1.0  # seconds that closing waits for a look that is under way
 STEPS: Final = 25  # of a search in one look: each passes about a thousand keys
 
 
@@ -35,8 +39,9 @@ class Fleet:
     without. Several tasks may look and watch at once: they share the reads and what is
     remembered.
 
-    It needs the rights to ``SCAN``, ``TIME``, ``GETRANGE`` and ``PTTL`` of statuses,
-    ``LLEN`` of both lists, ``LINDEX`` and ``LRANGE`` of console lists.
+    It needs the rights that ``docs/rights.md`` lists. Projects whose status may not be
+    read are left out; if that is so for all of them it raises. Lists that may not be
+    read are ``None`` in the views.
 
     Args:
         redis: URL or client of redis-py, as for :class:`~bls_agent.ProjectAgent`.
@@ -63,8 +68,11 @@ class Fleet:
             None  # of the server's clock to the one of the loop
         )
         self._complete = False
+        self._is_recent = False  # the search before this one is not long ago
         self._search: AsyncGenerator[set[str]] | None = None
         self._search_at = self._lists_at = self._statuses_at = float("-inf")
+        self._hidden_at = float("-inf")
+        self._searched_at = float("-inf")  # when the last one that was finished began
 
     def __repr__(self) -> str:
         return f"<Fleet {self._endpoint.address if self._endpoint else 'unopened'}>"
@@ -95,7 +103,9 @@ class Fleet:
 
     async def aclose(self) -> None:
         """Close the connection; the next look opens it again."""
-        await self._end_search()
+        with anyio.move_on_after(CLOSE, shield=True):
+            async with self._turn:  # somebody may be looking
+                await self._end_search()
         if "_wires" in self.__dict__:
             await self._wires.aclose()
 
@@ -118,6 +128,21 @@ class Fleet:
             tracks = self._survey.tracks
             at = self._now()
             return {name: tracks[name].view(at) for name in sorted(tracks)}
+
+    async def look_at(self, project: str) -> ProjectView:
+        """Take one look at one project, whether it exists or not; searches for nothing.
+
+        Raises:
+            RedisUnavailableError: Redis cannot answer.
+        """
+        survey = Survey(self._wires)
+        async with self._turn:
+            await self._set_clock()
+            at = self._now()
+            survey.add(project, at)
+            await survey.read_statuses([project], at)
+            await survey.read_lists([project], at)
+        return survey.tracks[project].view(at)
 
     async def watch(self) -> AsyncIterator[FleetChange]:
         """Tell what changes, until the iteration is left or cancelled.
@@ -180,21 +205,30 @@ class Fleet:
 
     async def _read_what_is_due(self) -> None:
         now = anyio.current_time()
-        lists_due = now - self._lists_at >= LISTS - self._interval / 4
-        if lists_due or self._offset is None:
+        if self._offset is None or now - self._lists_at >= LISTS:
             await self._set_clock()
-        await self._find_names()
+        await self._find_names()  # what is found is due at once
         survey, at = self._survey, self._now()
         if now - self._statuses_at >= self._interval / 2:
-            await survey.read_statuses(survey.tracks, at)
+            await survey.read_statuses(at)
             self._statuses_at = now
-        if lists_due:
-            await survey.read_lists(survey.tracks, at)
+        if now - self._lists_at >= LISTS - self._interval / 4:
+            await survey.read_lists(at)
             self._lists_at = now
+        self._let_go(at.now)
+
+    def _let_go(self, now: float) -> None:
+        """Let time pass; forget what nothing has been left of for long, or for longest."""
+        survey = self._survey
+        empty: list[tuple[float, str]] = []
         for project, track in list(survey.tracks.items()):
-            track.turn(at.now)
-            if track.is_forgotten(at.now):
+            track.turn(now)
+            if track.is_forgotten(now):
                 survey.forget(project)
+            elif track.empty_since is not None:
+                empty.append((track.empty_since, project))
+        for _, project in sorted(empty)[: max(0, len(empty) - EMPTY)]:
+            survey.forget(project)
 
     async def _set_clock(self) -> None:
         unix = await self._survey.ask_time()
@@ -208,9 +242,13 @@ class Fleet:
         """Search for new names: all of them at first, later a few steps each time."""
         now = anyio.current_time()
         if self._search is None:
-            if now - self._search_at < SEARCH:
+            if self._complete and now - self._search_at < SEARCH:
                 return
+            self._is_recent = now - self._searched_at < RECENT
             self._search, self._search_at = self._survey.scan(), now
+            if now - self._hidden_at >= HIDDEN:
+                self._survey.hidden.clear()  # rights may have been given meanwhile
+                self._hidden_at = now
         steps = 0
         async for names in self._search:
             self._add(names)
@@ -218,11 +256,13 @@ class Fleet:
             if self._complete and steps >= STEPS:
                 return
         self._search, self._complete = None, True
+        self._searched_at = self._search_at
 
     def _add(self, names: set[str]) -> None:
-        for name in names - self._survey.tracks.keys():
-            self._survey.add(name, self._now())
-            self._lists_at = float("-inf")
+        survey = self._survey
+        for name in names - survey.tracks.keys() - survey.hidden:
+            survey.add(name, self._now(), is_new=self._is_recent)
+            self._statuses_at = self._lists_at = float("-inf")
 
     async def _end_search(self) -> None:
         search, self._search = self._search, None

@@ -17,7 +17,7 @@ from bls_agent.errors import (
     WrongTypeError,
 )
 
-__all__ = ["error_answer", "json_answer", "status_of"]
+__all__ = ["RETRY_AFTER", "error_answer", "json_answer", "status_of"]
 
 RETRY_AFTER: Final = 2  # seconds, while Redis is away
 

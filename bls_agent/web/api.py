@@ -34,7 +34,7 @@ SLICE: Final = 100  # projects that are written without letting others run
 FIRST_WAIT: Final = 5.0  # seconds for the first look at a list
 
 
-async def post_command(request: Request) -> Response:
+async def _post_command(request: Request) -> Response:
     """``POST /api/commands``: send a command; with ``wait``, tell how it ended."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -52,7 +52,7 @@ async def post_command(request: Request) -> Response:
         "source": sent.source,
         "command": sent.command,
         "args": sent.args,
-        "outcome": None if outcome is None else describe_outcome(outcome),
+        "outcome": None if outcome is None else _describe_outcome(outcome),
     }
     return json_answer(content, 202 if outcome is None else 200)
 
@@ -90,7 +90,7 @@ async def _send_and_wait(
     return sent, None
 
 
-def describe_outcome(outcome: Outcome) -> JSONObject:
+def _describe_outcome(outcome: Outcome) -> JSONObject:
     """Describe how a command ended, as its record does."""
     told: dict[str, Any] = {
         "kind": outcome.kind.value,
@@ -101,7 +101,7 @@ def describe_outcome(outcome: Outcome) -> JSONObject:
     return {**told, "error": outcome.error}
 
 
-async def get_logs(request: Request) -> Response:
+async def _get_logs(request: Request) -> Response:
     """``GET /api/logs``: the newest records of a project, newest last, or older ones."""
     limit = read_limit(request.query_params.get("limit"))
     project = await existing_project(request, project_in_query(request.scope))
@@ -111,7 +111,7 @@ async def get_logs(request: Request) -> Response:
     records = b",".join([encode_record(entry) for entry in page.entries])
     head = encode(
         {
-            "projectName": show_name(project),
+            "projectName": _show_name(project),
             "before": page.before or None,
             "trimmed": page.trimmed,
         }
@@ -119,31 +119,31 @@ async def get_logs(request: Request) -> Response:
     return json_answer(head[:-1] + b',"logs":[' + records + b"]}")
 
 
-async def get_projects(request: Request) -> Response:
+async def _get_projects(request: Request) -> Response:
     """``GET /api/projects``: every project, and how it is."""
     state = web_state(request)
-    views = list((await fresh_views(state)).values())
+    views = list((await _fresh_views(state)).values())
     parts: list[bytes] = []
     for begin in range(0, len(views), SLICE):
         parts += [
-            encode(describe_project(view)) for view in views[begin : begin + SLICE]
+            encode(_describe_project(view)) for view in views[begin : begin + SLICE]
         ]
         await anyio.lowlevel.checkpoint()
     return json_answer(b'{"projects":[' + b",".join(parts) + b"]}")
 
 
-async def get_project(request: Request) -> Response:
+async def _get_project(request: Request) -> Response:
     """``GET /api/projects/{project}``: one project, and how it is."""
     name = project_in_path(request.scope)
     if not name:
         raise FieldError({"project": "it is missing"})
-    view = (await fresh_views(web_state(request))).get(name)
+    view = (await _fresh_views(web_state(request))).get(name)
     if view is None:
         raise HTTPException(404, "there is no such project")
-    return json_answer(describe_project(view))
+    return json_answer(_describe_project(view))
 
 
-async def fresh_views(state: WebState) -> dict[str, ProjectView]:
+async def _fresh_views(state: WebState) -> dict[str, ProjectView]:
     """Give what the fleet looks like.
 
     Raises:
@@ -155,10 +155,10 @@ async def fresh_views(state: WebState) -> dict[str, ProjectView]:
     return state.fleet.views
 
 
-def describe_project(view: ProjectView) -> JSONObject:
+def _describe_project(view: ProjectView) -> JSONObject:
     """Describe a project; seconds, and ``null`` for what nobody can tell."""
     return {
-        "projectName": show_name(view.project),
+        "projectName": _show_name(view.project),
         "status": view.status and view.status.value,
         "statusText": view.status_text,
         "presence": view.presence.value,
@@ -175,14 +175,14 @@ def describe_project(view: ProjectView) -> JSONObject:
     }
 
 
-def show_name(project: str) -> str:
+def _show_name(project: str) -> str:
     """Write a name for JSON: bytes that are no UTF-8 as escapes."""
     return project.encode("utf-8", "surrogateescape").decode(
         "utf-8", "backslashreplace"
     )
 
 
-async def get_health(request: Request) -> Response:
+async def _get_health(request: Request) -> Response:
     """``GET /api/health``: 200 or 503; who is not logged in learns no more."""
     state = web_state(request)
     fault = await state.health.fault()
@@ -205,7 +205,7 @@ async def get_health(request: Request) -> Response:
     return json_answer(content, 200 if fault is None else 503, headers)
 
 
-async def get_openapi(_: Request) -> Response:
+async def _get_openapi(_: Request) -> Response:
     """``GET /api/openapi.json``: what this interface is."""
     return json_answer(_read_openapi())
 
@@ -216,11 +216,11 @@ def _read_openapi() -> bytes:
 
 
 routes: list[BaseRoute] = [
-    Route("/api/commands", post_command, methods=["POST"]),
-    Route("/api/logs", get_logs),
+    Route("/api/commands", _post_command, methods=["POST"]),
+    Route("/api/logs", _get_logs),
     Route("/api/logs/stream", log_events),
-    Route("/api/projects", get_projects),
-    Route(f"/api/projects/{ANYTHING}", get_project),
-    Route("/api/health", get_health),
-    Route("/api/openapi.json", get_openapi),
+    Route("/api/projects", _get_projects),
+    Route(f"/api/projects/{ANYTHING}", _get_project),
+    Route("/api/health", _get_health),
+    Route("/api/openapi.json", _get_openapi),
 ]

@@ -23,7 +23,7 @@ from bls_agent.web import api, pages
 from bls_agent.web.answers import RETRY_AFTER, error_answer, status_of
 from bls_agent.web.configuration import WebConfig
 from bls_agent.web.directory import Directory
-from bls_agent.web.entrance import Entrance, is_data, refused
+from bls_agent.web.entrance import Entrance
 from bls_agent.web.fleet_feed import FleetFeed
 from bls_agent.web.headers import with_headers
 from bls_agent.web.health import RedisHealth
@@ -32,6 +32,7 @@ from bls_agent.web.limits import Bucket, Buckets, StreamQuota
 from bls_agent.web.log_feeds import LogFeeds
 from bls_agent.web.logins import log_in, log_out
 from bls_agent.web.origins import HostRule
+from bls_agent.web.refusals import is_data, refused
 from bls_agent.web.sessions import Sessions
 from bls_agent.web.state import WebState
 from bls_agent.web.static import STATIC, CachedFiles

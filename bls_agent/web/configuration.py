@@ -12,7 +12,14 @@ from bls_agent.errors import ConfigurationError
 from bls_agent.texts import LANGUAGES
 from bls_agent.web.origins import split_host
 
-__all__ = ["Limits", "WebConfig", "is_loopback", "show_host"]
+__all__ = [
+    "MAKE_USERS",
+    "NEEDS_USERS",
+    "Limits",
+    "WebConfig",
+    "is_loopback",
+    "show_host",
+]
 
 LARGEST_PORT: Final = 65_535
 NEEDS_USERS: Final = "whoever reaches it commands the fleet, so that it needs users"

@@ -5,24 +5,22 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-from urllib.parse import quote
 
 import anyio
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bls_agent.web import pages
-from bls_agent.web.answers import error_answer
 from bls_agent.web.limits import group_address
 from bls_agent.web.logins import attempt
 from bls_agent.web.origins import Told, refuse
+from bls_agent.web.refusals import is_data, refused, route_path, to_login
 from bls_agent.web.sessions import cookie_name
 from bls_agent.web.state import WebState, client_address
 
-__all__ = ["Entrance", "is_data", "route_path"]
+__all__ = ["Entrance"]
 
 OPEN_TO_ALL = frozenset({"/login", "/api/health"})
 MISDIRECTED = 421
@@ -124,7 +122,7 @@ class Entrance:
             raise HTTPException(403, reason)
 
     def _find_session(self, request: Request) -> None:
-        token = request.cookies.get(cookie_name(secure=is_secure(request)))
+        token = request.cookies.get(cookie_name(secure=_is_secure(request)))
         if not token or not self._state.config.users:
             return
         session = self._state.sessions.find(token, self._state.now())
@@ -134,7 +132,7 @@ class Entrance:
 
     async def _find_program(self, request: Request) -> None:
         """Take name and password of a program, which keeps no cookie."""
-        told = read_basic(request.headers)
+        told = _read_basic(request.headers)
         if request.state.user or told is None or not is_data(request):
             return
         if self._state.verifier is not None and await attempt(
@@ -174,26 +172,12 @@ class Entrance:
         return receive_limited
 
 
-def route_path(request: Request) -> str:
-    """Give the path behind what the proxy cut off."""
-    path: str = request.scope["path"]
-    root: str = request.scope.get("root_path", "")
-    return path.removeprefix(root) if path.startswith(f"{root}/") else path
-
-
-def is_data(request: Request) -> bool:
-    """Tell whether the path gives data and no page."""
-    return route_path(request).startswith(("/api/", "/events/")) or (
-        route_path(request) == "/api"
-    )
-
-
-def is_secure(request: Request) -> bool:
+def _is_secure(request: Request) -> bool:
     """Tell whether the browser came over TLS."""
     return str(request.scope["scheme"]) == "https"
 
 
-def read_basic(headers: Headers) -> tuple[str, str] | None:
+def _read_basic(headers: Headers) -> tuple[str, str] | None:
     """Read name and password of HTTP's Basic scheme."""
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "basic":
@@ -204,32 +188,3 @@ def read_basic(headers: Headers) -> tuple[str, str] | None:
         return None
     user, colon, password = text.partition(":")
     return (user, password) if colon else None
-
-
-def refused(request: Request, refusal: HTTPException) -> Response:
-    """Answer what was turned away, as JSON or as a page."""
-    status, headers = refusal.status_code, dict(refusal.headers or {})
-    if is_data(request):
-        return error_answer(status, refusal.detail, headers=headers)
-    answer = pages.error_page(request, status, detail=refusal.detail)
-    answer.headers.update(headers)
-    return answer
-
-
-def to_login(request: Request) -> Response:
-    """Send to the login: people by a redirection, programs by a 401."""
-    if is_data(request):
-        browser = "sec-fetch-mode" in request.headers  # it would ask by itself
-        scheme = "Session" if browser else 'Basic realm="bls-agent", charset="UTF-8"'
-        headers = {"www-authenticate": scheme}
-        return error_answer(401, "log in first", headers=headers)
-    login = f"{request.scope.get('root_path', '')}/login"
-    if "hx-request" in request.headers:
-        return Response(status_code=401, headers={"hx-redirect": login})
-    if request.method != "GET":
-        return pages.error_page(request, 401, detail="log in first")
-    path: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
-    target = path.decode("ascii", "replace")
-    if request.scope["query_string"]:
-        target += "?" + request.scope["query_string"].decode("ascii", "replace")
-    return RedirectResponse(f"{login}?next={quote(target, safe='')}", 303)

@@ -20,8 +20,8 @@ __all__ = ["FleetFeed"]
 GRACE: Final = 30.0  # seconds for which the watch outlives its last follower
 SAME_MOMENT: Final = 0.5  # seconds for which ages may stand still
 AGAIN: Final = 2.0  # seconds after a watch that broke
-MOST: Final = 256  # changes that are kept for slow followers
-SIZE: Final = 8 * 1024 * 1024  # bytes of them
+MOST: Final = 64  # changes that are kept for slow followers
+SIZE: Final = 4 * 1024 * 1024  # bytes of them
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Final
 import anyio
 
 from bls_agent.console import Console
-from bls_agent.errors import ContractError, RedisUnavailableError
+from bls_agent.errors import ContractError, RedisRefusedError, RedisUnavailableError
 
 __all__ = ["RedisHealth"]
 
@@ -37,6 +37,9 @@ class RedisHealth:
     async def _ask(self) -> RedisUnavailableError | None:
         try:
             await self._console.status(self._project)
+        except RedisRefusedError as error:
+            # Who may not read this one key was answered all the same.
+            return None if error.kind == "no_permission" else error
         except RedisUnavailableError as error:
             return error
         except ContractError:

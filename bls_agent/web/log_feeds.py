@@ -105,7 +105,7 @@ class LogFeed:
         known = [encode_record(entry) for entry in page.entries[-ALIKE:]]
         with anyio.move_on_after(ALIGN):
             while known and not self.closed and self.error is None:
-                found = find_behind(self.ring, known)
+                found = _find_behind(self.ring, known)
                 if found is not None:
                     return page, found
                 await self.ring.wait(self.ring.end, ALIGN)
@@ -147,7 +147,7 @@ class LogFeed:
             self.ring.add(Item(b"{}", "available"))
 
 
-def find_behind(ring: Ring, known: Sequence[bytes]) -> int | None:
+def _find_behind(ring: Ring, known: Sequence[bytes]) -> int | None:
     """Find the place behind records that stand in a ring, in a row, for the last time."""
     items, _ = ring.since(ring.begin)
     records = [

@@ -73,7 +73,7 @@ class _Stream(EventSourceResponse):
             yield event or HEARTBEAT
 
 
-def write_event(kind: str, data: bytes) -> bytes:
+def _write_event(kind: str, data: bytes) -> bytes:
     """Write an event; JSON of ours holds no line ends."""
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
 
@@ -101,7 +101,7 @@ async def _fleet_events(state: WebState) -> AsyncIterator[bytes]:
     heartbeat = state.config.limits.heartbeat
     async with aclosing(state.fleet.follow(heartbeat)) as pictures:
         async for data in pictures:
-            yield write_event("fleet", data) if data else b""
+            yield _write_event("fleet", data) if data else b""
 
 
 async def log_events(request: Request) -> Response:
@@ -129,8 +129,8 @@ async def _log_events(
             place = feed.ring.end
             if missed:
                 state.counts["log_records_missed"] += missed
-                yield write_event("gap", encode({"missing": missed}))
-            for event in write_items(items):
+                yield _write_event("gap", encode({"missing": missed}))
+            for event in _write_items(items):
                 yield event
             if feed.error is not None:
                 yield _last_words(feed.error)
@@ -146,29 +146,29 @@ async def _first_events(feed: LogFeed, limit: int) -> tuple[list[bytes], int]:
     except BlsError as error:
         return [_last_words(error)], feed.ring.end
     items = [Item(encode_record(entry), "log") for entry in page.entries]
-    beginning = write_event("place", encode({"before": page.before or None}))
-    return [beginning, *write_items(items)], place
+    beginning = _write_event("place", encode({"before": page.before or None}))
+    return [beginning, *_write_items(items)], place
 
 
-def write_items(items: Iterable[Item]) -> list[bytes]:
+def _write_items(items: Iterable[Item]) -> list[bytes]:
     """Write events; records that follow one another share one, as a JSON array."""
     events: list[bytes] = []
     records: list[bytes] = []
     held = 0
     for item in items:
         if records and (item.kind != "log" or held + len(item.payload) > EVENT_SIZE):
-            events.append(write_event("log", b"[%s]" % b",".join(records)))
+            events.append(_write_event("log", b"[%s]" % b",".join(records)))
             records, held = [], 0
         if item.kind == "log":
             records.append(item.payload)
             held += len(item.payload)
         else:
-            events.append(write_event(item.kind, item.payload))
+            events.append(_write_event(item.kind, item.payload))
     if records:
-        events.append(write_event("log", b"[%s]" % b",".join(records)))
+        events.append(_write_event("log", b"[%s]" % b",".join(records)))
     return events
 
 
 def _last_words(error: BlsError) -> bytes:
     kind = error.kind if isinstance(error, RedisUnavailableError) else "wrong_type"
-    return write_event("unavailable", encode({"kind": kind, "reason": str(error)}))
+    return _write_event("unavailable", encode({"kind": kind, "reason": str(error)}))

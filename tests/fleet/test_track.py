@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from bls_agent import Level, Status
+from bls_agent.codec import format_timestamp
 from bls_agent.fleet import Presence, ProjectView
 from bls_agent.fleet.track import Moment, Sample, Track
 
@@ -21,13 +22,7 @@ def at(now: float) -> Moment:
 
 def record(ago: float | None, level: str = "info", message: str = "x") -> bytes:
     """A record of some seconds before UNIX."""
-    seconds = -(ago or 0.0)
-    minutes, rest = divmod(35 * 60 + seconds, 60)
-    stamp = (
-        {}
-        if ago is None
-        else {"timestamp": f"2026-01-12T12:{minutes:02.0f}:{rest:06.3f}Z"}
-    )
+    stamp = {} if ago is None else {"timestamp": format_timestamp(UNIX - ago)}
     return orjson.dumps({**stamp, "level": level, "message": message})
 
 
@@ -149,6 +144,31 @@ def test_new_records_are_counted() -> None:
     assert view.estimated
 
 
+def test_a_new_project_has_no_past() -> None:
+    """Of one that was not there a moment ago every record is new, with a time or without."""
+    watched = Watched()
+    watched.track = Track("订单系统", at(0.0), is_new=True)
+    watched.items = [b'{"level":"error"}', record(5.0), b"no JSON"]
+    view = watched.look(0.0)
+    assert (sum(view.rates), view.errors, view.estimated) == (3, 1, False)
+
+
+def test_an_hour_between_two_looks() -> None:
+    """What came meanwhile is counted when it was written, as far as that can be believed."""
+    watched = Watched()
+    watched.items = [record(5.0)]
+    watched.look(0.0)
+    watched.items += [
+        record(-3_500.0, "error"),
+        record(-3_550.0),
+        record(9_000.0),
+        record(None),
+    ]
+    view = watched.look(3_600.0)
+    assert (sum(view.rates), view.errors) == (3, 1)
+    assert view.rates[-6] == view.rates[-11] == view.rates[-1] == 1
+
+
 def test_the_newest_record_without_a_time() -> None:
     """Its age counts from when it was seen."""
     watched = Watched()
@@ -184,23 +204,25 @@ def test_a_view_is_told_when_it_looks_different() -> None:
     watched.look(1.0, ONLINE, 59.0)
     watched.look(2.0, ONLINE, 58.0)
     assert not changed()
-    watched.look(3.0, ONLINE, 59.9)  # refreshed in time
+    watched.look(3.0, ONLINE, 59.9)  # refreshed: now its age is known
+    assert changed()
+    watched.look(13.0, ONLINE, 59.9)  # refreshed in time
     assert not changed()
-    watched.look(19.0, ONLINE, 43.9)  # late
+    watched.look(29.0, ONLINE, 43.9)  # late
     assert changed()
-    watched.look(19.5, ONLINE, 59.9)
+    watched.look(29.5, ONLINE, 59.9)
     assert changed()
-    watched.look(20.0, "报错".encode(), 59.9)
+    watched.look(30.0, "报错".encode(), 59.9)
     assert changed()
     watched.queue = 3
-    watched.look(21.0, "报错".encode(), 58.9)
+    watched.look(31.0, "报错".encode(), 58.9)
     assert changed()
     watched.items = [record(0.0)]
-    watched.look(22.0, "报错".encode(), 57.9)
+    watched.look(32.0, "报错".encode(), 57.9)
     assert changed()
-    watched.look(29.0, "报错".encode(), 59.9)
+    watched.look(39.0, "报错".encode(), 59.9)
     assert not changed()
-    watched.look(31.0, "报错".encode(), 57.9)  # a new bucket of the sparkline
+    watched.look(41.0, "报错".encode(), 57.9)  # a new bucket of the sparkline
     assert changed()
 
 

@@ -38,9 +38,15 @@ def test_a_place_is_found_wherever_it_has_moved(
 
 def test_equal_records_are_told_apart_by_those_behind_them() -> None:
     """Of records that say the same the one with the same neighbours is meant."""
-    window = [b"tick", b"tick", b"a", b"tick", b"tick", b"b"]
-    for index in (0, 1, 3, 4):
-        assert LogPlace.of(window[index:], index).find_in(window) == index
+    items = [b"%d" % at if at % 5 == 0 else b"tick" for at in range(60)]
+    for index in range(52):
+        assert LogPlace.of(items[index:], index).find_in(items) == index
+
+
+def test_of_equal_places_the_one_nearest_to_where_it_was() -> None:
+    """Where nothing tells records apart the place has not moved, as far as one can see."""
+    items = [b"tick"] * 40
+    assert LogPlace.of(items[20:], 20).find_in(items[:28]) == 20
 
 
 def test_a_page_says_where_the_list_begins() -> None:

@@ -74,7 +74,11 @@ def _chunks(png: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 def _chunk(name: bytes, content: bytes) -> bytes:
     checked = name + content
-    return struct.pack(">I", len(content)) + checked + struct.pack(">I", zlib.crc32(checked))
+    return (
+        struct.pack(">I", len(content))
+        + checked
+        + struct.pack(">I", zlib.crc32(checked))
+    )
 
 
 def _rows(data: bytes, size: int) -> Iterator[bytes]:

@@ -29,7 +29,13 @@ QUIET = 2_000  # ms until everything has come
 
 # name: status, seconds it lives, records in five minutes, errors, waiting commands
 FLEET: dict[str, tuple[str, int | None, int, list[str], int]] = {
-    "支付网关": ("故障", 55, 48, ["银联通道超时：连续 3 次未应答，已切换备用线路"] * 7, 0),
+    "支付网关": (
+        "故障",
+        55,
+        48,
+        ["银联通道超时：连续 3 次未应答，已切换备用线路"] * 7,
+        0,
+    ),
     "库存同步": ("报错", 58, 52, ["SKU 10086 库存为负，已跳过本次扣减"] * 2, 0),
     "日志归档": ("running", None, 12, [], 0),
     "报表生成": ("", None, 3, [], 0),
@@ -62,12 +68,16 @@ STEPS = ["订单已入库", "库存已锁定", "支付已确认", "运单已生�
 
 def write_fleet(redis: Redis) -> None:
     """Write the projects of everybody else."""
-    for number, (name, (status, ttl, count, errors, waiting)) in enumerate(FLEET.items()):
+    for number, (name, (status, ttl, count, errors, waiting)) in enumerate(
+        FLEET.items()
+    ):
         project = Foreign(redis, name)
         if status:
             project.status(status, ttl)
-        chance = random.Random(number)  # noqa: S311 - the same picture each time
-        times = sorted((chance.betavariate(1.1, 1.3) * 295 for _ in range(count)), reverse=True)
+        chance = random.Random(number)
+        times = sorted(
+            (chance.betavariate(1.1, 1.3) * 295 for _ in range(count)), reverse=True
+        )
         if count:
             shift = 0 if status else 4_000
             project.log(*(record("批次处理完成", "info", shift + ago) for ago in times))
@@ -102,13 +112,23 @@ def order_system(url: str, redis: Redis) -> Iterator[ProjectAgent]:
         return {"imported": 986, "skipped": 14, "mode": mode}
 
     past = [
-        record(STEPS[n % 4], "info", 290 - n * 2.3, order_id=20_260_100 + n // 4, warehouse="华东一号仓")
+        record(
+            STEPS[n % 4],
+            "info",
+            290 - n * 2.3,
+            order_id=20_260_100 + n // 4,
+            warehouse="华东一号仓",
+        )
         for n in range(110)
     ]
     Foreign(redis, MAIN).log(*past)
     with agent.in_thread():
         for number in range(9):
-            agent.log.info(STEPS[number % 4], order_id=20_260_128 + number // 4, warehouse="华东一号仓")
+            agent.log.info(
+                STEPS[number % 4],
+                order_id=20_260_128 + number // 4,
+                warehouse="华东一号仓",
+            )
         agent.log.debug("缓存命中", key="sku:10086", ttl=120)
         agent.log.warn("库存偏低", sku="10086", left=3)
         agent.log.error("同步失败，10 秒后重试", peer="华南", exception=TROUBLE)
@@ -190,13 +210,15 @@ def main() -> None:
         console = served(WebConfig(redis=server.url, port=0))
         with order_system(server.url, redis), console as site, a_browser() as browser:
             for name, show, language, scheme, size in PICTURES:
-                with looking(browser, site.url, language=language, scheme=scheme, size=size) as looked:
+                with looking(
+                    browser, site.url, language=language, scheme=scheme, size=size
+                ) as looked:
                     show(looked)
                     looked.page.wait_for_timeout(QUIET)
                     path = IMAGES / name
                     path.write_bytes(shrink(looked.page.screenshot()))
                     assert path.stat().st_size < LARGEST, name
-                    print(path, path.stat().st_size)
+                    print(path, path.stat().st_size)  # noqa: T201 - a program
 
 
 if __name__ == "__main__":

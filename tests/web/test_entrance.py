@@ -137,6 +137,13 @@ async def test_a_foreign_name_is_not_ours(
     assert answer.status_code == 421
 
 
+async def test_two_names_are_none(client: httpx.AsyncClient) -> None:
+    """Proxies and we might each believe another one."""
+    twice = [("host", "127.0.0.1:8765"), ("host", "rebound.example")]
+    assert (await client.get("/api/health", headers=twice)).status_code == 421
+    assert (await client.get("/", headers=twice[::-1])).status_code == 421
+
+
 async def test_a_tunnel_may_have_another_port(client: httpx.AsyncClient) -> None:
     """The loopback's own names cannot be rebound."""
     answer = await client.get("/api/health", headers={"host": "localhost:9999"})

@@ -26,7 +26,9 @@ def tokens() -> dict[str, tuple[str, str]]:
 def luminance(colour: str) -> float:
     """Relative luminance as WCAG defines it."""
     parts = [int(colour[at : at + 2], 16) / 255 for at in (0, 2, 4)]
-    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    linear = [
+        p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 

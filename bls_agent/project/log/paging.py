@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
@@ -74,15 +75,12 @@ class LogPlace:
         Raises:
             ConfigurationError: That is no place.
         """
-        try:
-            fields = _FORM.unpack(urlsafe_b64decode(f"{text}="))
-        except (ValueError, struct.error):
-            fields = (0, 0, b"", b"")
-        place = cls(*fields)
-        if not 1 <= place.count <= ALIKE or place.encode() != text:
-            rule = "it is what an earlier page gave as 'before'"
-            raise ConfigurationError("before", text, rule)
-        return place
+        with suppress(ValueError, struct.error):
+            place = cls(*_FORM.unpack(urlsafe_b64decode(f"{text}=")))
+            if 1 <= place.count <= ALIKE and place.encode() == text:
+                return place
+        rule = "it is what an earlier page gave as 'before'"
+        raise ConfigurationError("before", text, rule)
 
     def encode(self) -> str:
         """Write the place as text of 23 characters that a URL may hold."""

@@ -1,0 +1,95 @@
+"""``bls-agent acl``: the rights of an agent, or of an operator, as an ACL line."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, Final
+
+import typer
+
+from bls_agent.cli.command import command, new_app
+from bls_agent.cli.exits import Exit, Failure
+from bls_agent.cli.invocation import Invocation
+from bls_agent.cli.naming import normalise
+from bls_agent.rights import acl_rules, console_acl_rules
+
+__all__ = ["acl"]
+
+USER: Final = "order-agent"  # in a hint
+
+app = new_app()
+
+
+class ModeName(StrEnum):
+    """The ways to receive commands, as an option's values."""
+
+    AUTO = "auto"
+    BLOCKING = "blocking"
+    COMPAT = "compat"
+    RELIABLE = "reliable"
+
+
+@command(app, "acl")
+def acl(
+    invocation: Invocation,
+    project: Annotated[
+        str, typer.Argument(metavar="PROJECT", help="arg_project_acl")
+    ] = "",
+    mode: Annotated[
+        ModeName, typer.Option(metavar="MODE", help="opt_mode")
+    ] = ModeName.AUTO,
+    replicas: Annotated[bool, typer.Option("--replicas", help="opt_replicas")] = False,
+    console: Annotated[bool, typer.Option("--console", help="opt_acl_console")] = False,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="opt_read_only")
+    ] = False,
+    no_selectors: Annotated[
+        bool, typer.Option("--no-selectors", help="opt_no_selectors")
+    ] = False,
+    user: Annotated[str, typer.Option("--user", metavar="NAME", help="opt_user")] = "",
+    shell: Annotated[bool, typer.Option("--shell", help="opt_shell")] = False,
+) -> Exit:
+    """Print the rights; changes nothing, needs no Redis."""
+    project = normalise(invocation, project)
+    selectors = not no_selectors
+    if console:
+        send = not read_only
+        rules = console_acl_rules(project or None, send=send, selectors=selectors)
+    elif not project:
+        raise Failure("acl_for_whom", Exit.USAGE, hint="hint_acl")
+    else:
+        rules = acl_rules(project, mode.value, replicas=replicas, selectors=selectors)
+    _check_user(user)
+    line = _line(rules, user, shell=shell, selectors=selectors)
+    invocation.result({"rules": rules, "line": line}, line)
+    if not user and not shell:
+        invocation.hint("hint_acl_use", user=USER)
+    else:
+        invocation.hint("hint_acl_password", user=user or USER)
+    return Exit.DONE
+
+
+def _check_user(user: str) -> None:
+    if any(letter.isspace() or not letter.isprintable() for letter in user):
+        raise Failure("bad_user", Exit.USAGE, user=user)
+
+
+def _line(rules: Sequence[str], user: str, *, shell: bool, selectors: bool) -> str:
+    """Write the rules alone, as a line of users.acl, or for a shell.
+
+    A user without a password cannot log in, so none is made up here.
+    """
+    if shell:
+        before = ["resetkeys", "resetchannels", *["clearselectors"] * selectors]
+        words = ["redis-cli", "ACL", "SETUSER", user or USER, "on", *before, *rules]
+        return shlex.join(words)
+    _refuse_quotes(rules)
+    return " ".join([*(["user", user, "on"] if user else ()), *rules])
+
+
+def _refuse_quotes(rules: Sequence[str]) -> None:
+    for rule in rules:
+        if "'" in rule or '"' in rule:
+            raise Failure("acl_quotes", Exit.USAGE, hint="hint_shell")

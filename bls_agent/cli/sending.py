@@ -1,0 +1,165 @@
+"""What ``send`` and ``call`` share: the arguments of a command, and who sends it."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+
+import typer
+
+from bls_agent.cli.exits import Exit, Failure
+from bls_agent.cli.invocation import Invocation
+
+if TYPE_CHECKING:
+    from bls_agent.console import Console
+
+__all__ = [
+    "ArgOption",
+    "ArgsFileOption",
+    "CommandArgument",
+    "JsonArgsOption",
+    "NoRecordOption",
+    "gather_args",
+    "recording",
+    "sender",
+    "warn_if_unseen",
+]
+
+CommandArgument: TypeAlias = Annotated[
+    str, typer.Argument(metavar="COMMAND", help="arg_command")
+]
+ArgOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--arg", "-a", metavar="NAME=VALUE", help="opt_arg"),
+]
+JsonArgsOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--json-args", metavar="{…}", help="opt_json_args"),
+]
+ArgsFileOption: TypeAlias = Annotated[
+    str, typer.Option("--args-file", metavar="FILE", help="opt_args_file")
+]
+NoRecordOption: TypeAlias = Annotated[
+    bool, typer.Option("--no-record", help="opt_no_record")
+]
+
+LONGEST_FILE: Final = 64 * 1024 * 1024
+
+
+def gather_args(
+    pairs: Sequence[str], text: str | None, file: str = ""
+) -> dict[str, Any]:
+    """Put a command's arguments together: the file, then the object, then the pairs.
+
+    A value of ``name=value`` is JSON if it can be read as JSON, else it is text; text
+    that looks like JSON is written in quotes: ``n='"3"'``.
+
+    Raises:
+        Failure: Something of it cannot be understood.
+    """
+    found: dict[str, Any] = {}
+    if file:
+        found |= _read_object(_read_file(file), "--args-file")
+    if text is not None:
+        found |= _read_object(text.encode("utf-8", "surrogateescape"), "--json")
+    single: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise Failure("bad_pair", Exit.USAGE, hint="hint_pair", pair=pair)
+        if name in single:
+            raise Failure("pair_twice", Exit.USAGE, hint="hint_list", name=name)
+        single[name] = _read_value(value)
+    return found | single
+
+
+def _read_value(text: str) -> Any:
+    from bls_agent.codec import decode
+    from bls_agent.errors import DecodeError
+
+    try:
+        return decode(text.encode("utf-8", "surrogateescape"))
+    except DecodeError:
+        return text
+
+
+def _read_object(payload: bytes, origin: str) -> dict[str, Any]:
+    from bls_agent.codec import decode_object
+    from bls_agent.errors import DecodeError
+
+    try:
+        return decode_object(payload)
+    except DecodeError as error:
+        raise Failure(
+            "bad_object",
+            Exit.USAGE,
+            hint="hint_object",
+            origin=origin,
+            reason=error.detail or error.reason,
+        ) from None
+
+
+def _read_file(name: str) -> bytes:
+    try:
+        if name == "-":
+            return sys.stdin.buffer.read(LONGEST_FILE)
+        with open(name, "rb") as file:  # noqa: PTH123 - as it was typed
+            return file.read(LONGEST_FILE)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise Failure("no_file", Exit.USAGE, file=name, reason=reason) from None
+
+
+def sender() -> str:
+    """Say who sends, for the record: user and host."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a container's number without a name
+        user = f"uid-{os.getuid()}" if hasattr(os, "getuid") else "?"
+    return f"{user}@{socket.gethostname()}"
+
+
+@contextmanager
+def recording(project: str, *, record: bool) -> Generator[str]:
+    """Give who sends; if the record of it is refused, say how to do without.
+
+    Nothing has been sent then: the record goes first.
+    """
+    from bls_agent.errors import RedisRefusedError, WrongTypeError
+    from bls_agent.keys import PROJECT_CONSOLE
+
+    try:
+        yield sender() if record else ""
+    except RedisRefusedError as error:
+        if not record or error.kind != "no_permission":
+            raise
+        text = error.reason
+        raise Failure("not_recorded", hint="hint_no_record", reason=text) from error
+    except WrongTypeError as error:
+        if not record or error.key != PROJECT_CONSOLE.locate(project=project):
+            raise
+        text = str(error)
+        raise Failure("not_recorded", hint="hint_no_record", reason=text) from error
+
+
+async def warn_if_unseen(
+    invocation: Invocation, console: Console, project: str
+) -> None:
+    """Warn where nobody seems to listen; an agent may come later, so it is sent."""
+    from bls_agent.cli.naming import unknown_project
+    from bls_agent.errors import ContractError, RedisRefusedError
+
+    try:
+        if await console.status(project) or await console.logs(project, 1):
+            return
+    except (ContractError, RedisRefusedError):
+        return
+    unknown = await unknown_project(console, project)
+    invocation.warn("unseen", project=project)
+    if unknown.values["names"]:
+        invocation.hint("did_you_mean", names=unknown.values["names"])

@@ -1,0 +1,83 @@
+"""The console with a Redis user of its own, and no more rights than ``acl`` prints."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from redis.asyncio import Redis
+
+from bls_agent.devserver import DevServer
+from bls_agent.rights import console_acl_rules
+from tests.harness import PASSWORD, needs_selectors
+from tests.web.serving import console_of
+
+
+async def give(admin: Redis, rules: list[str]) -> None:
+    await admin.execute_command(
+        "ACL", "SETUSER", "console", "reset", "on", f">{PASSWORD}", *rules
+    )
+    await admin.execute_command("ACL", "LOG", "RESET")
+
+
+def url_of(server: DevServer) -> str:
+    return server.url.replace("://", f"://console:{quote(PASSWORD)}@")
+
+
+@needs_selectors
+async def test_the_printed_rights_are_enough(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """Every page, stream and question, and a command with its record; no refusal."""
+    await admin.set(f"{project}_项目状态", "在线")
+    await admin.rpush(f"{project}_项目控制台", b'{"message": "here"}')
+    await give(admin, console_acl_rules())
+    name = quote(project)
+    async with console_of(url_of(own_server)) as client:
+        for path in (
+            "/",
+            f"/projects/{name}",
+            "/api/projects",
+            f"/api/projects/{name}",
+            f"/api/logs?projectName={name}",
+            "/api/health",
+        ):
+            assert (await client.get(path)).status_code == 200, path
+        body = {"targetProjectName": project, "command": "x", "wait": 0.3}
+        assert (await client.post("/api/commands", json=body)).status_code == 202
+    assert await admin.execute_command("ACL", "LOG") == []
+
+
+@needs_selectors
+async def test_who_may_only_look_sends_nothing(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """The refusal is said as one, and neither record nor command is there."""
+    await admin.set(f"{project}_项目状态", "在线")
+    await give(admin, console_acl_rules(send=False))
+    async with console_of(url_of(own_server)) as client:
+        assert (await client.get("/api/projects")).status_code == 200
+        body = {"targetProjectName": project, "command": "x"}
+        answer = await client.post("/api/commands", json=body)
+        assert answer.status_code == 503
+        assert "no_permission" in answer.json()["error"]
+        assert PASSWORD not in answer.text
+    assert await admin.keys("*") == [f"{project}_项目状态".encode()]
+
+
+@needs_selectors
+async def test_of_one_project_the_others_are_not_seen(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """Its log and its commands work; Redis is not called away."""
+    await admin.set(f"{project}_项目状态", "在线")
+    await admin.set("another_项目状态", "在线")
+    await give(admin, console_acl_rules(project))
+    name = quote(project)
+    async with console_of(url_of(own_server)) as client:
+        assert (await client.get("/api/health")).status_code == 200
+        answer = await client.get(f"/api/logs?projectName={name}")
+        assert answer.status_code == 200
+        body = {"targetProjectName": project, "command": "x"}
+        assert (await client.post("/api/commands", json=body)).status_code == 202
+        answer = await client.get("/api/logs?projectName=another")
+        assert answer.status_code == 503
