@@ -207,14 +207,16 @@ def test_a_command_to_a_foreign_agent(
         page.click("#command button.main")
         page.locator(".complaint").wait_for()
         assert page.locator("[name=command]").input_value() == "reload"
-        page.fill("[name=args]", '{"force": true, "n": 9007199254740993}')
+        told = '{"force": true, "n": 9007199254740993, "password": "geheim"}'
+        page.fill("[name=args]", told)
         page.click("#command button.main")
         page.click(".review button.main")
         page.locator(".sent [data-open]").wait_for()
         assert "waiting for its outcome" in page.locator(".sent .end").text_content()
         (sent,) = foreign.waiting()
         assert sent["command"] == "reload"
-        assert sent["args"] == {"force": True, "n": 9007199254740993}
+        assert sent["args"] == orjson.loads(told)
+        assert "geheim" not in page.locator("#sent").text_content()
         looked.wait("document.querySelectorAll('.sent li').length === 1")
         outcome = {"commandId": sent["id"], "command": "reload", "durationMs": 1500}
         foreign.log(
@@ -422,6 +424,13 @@ def test_login(browser: Any, server: DevServer, redis: Redis) -> None:
         looked.wait("document.querySelector('#link').dataset.state === 'live'")
         page.click("text=退出登录")
         page.locator("[name=password]").wait_for()
+        page.fill("[name=user]", "王五")
+        page.fill("[name=password]", PASSWORD)
+        page.keyboard.press("Enter")
+        looked.wait("document.querySelector('#link')?.dataset.state === 'live'")
+        page.context.clear_cookies()
+        console.app.close_streams()
+        page.wait_for_url("**/login?next=%2F")
 
 
 def test_redis_goes_and_comes_back(browser: Any, project: str) -> None:
@@ -439,6 +448,10 @@ def test_redis_goes_and_comes_back(browser: Any, project: str) -> None:
             looked.page.locator("#away").wait_for(state="visible")
             assert project in looked.texts(".card a")
             assert looked.page.locator("#link").get_attribute("data-state") == "away"
+            assert looked.open_project("另一个项目").status == 503
+            looked.page.locator("[data-again]").wait_for()
+            looked.open("/")
+            assert looked.texts(".card a") == [project]
             server.restart()
             looked.page.locator("#away").wait_for(state="hidden", timeout=20_000)
             looked.wait("document.querySelector('#link').dataset.state === 'live'")

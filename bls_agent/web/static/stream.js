@@ -55,8 +55,8 @@ export function follow(path, handlers, begin = () => {}) {
   // An EventSource does not tell why it was refused: ask once, and log in again if that is it.
   async function knock() {
     try {
-      const answer = await fetch(`${root}/api/health`, { cache: "no-store", redirect: "manual" });
-      if (answer.status === 401 || answer.type === "opaqueredirect") {
+      const answer = await fetch(`${root}/fragments/card`, { cache: "no-store", redirect: "manual" });
+      if (answer.type === "opaqueredirect") {
         location.assign(`${root}/login?next=${encodeURIComponent(location.pathname + location.search)}`);
         return;
       }
