@@ -39,7 +39,7 @@ from tests.corpus.hostile_texts import HOSTILE_TEXTS
 
 WEB = Path(bls_agent.web.__file__).parent
 NAMES = [
-    "订单系统", "a/b", "a//b", "..", ".", "a?b#c", "a%2Fb", "a b", "{x}", "*",
+    "订单系统", "a/b", "a/../b", "../x", "a//b", "..", ".", "a?b#c", "a%2Fb", "a b", "{x}", "*",
     "\udcb6\udca9\udcb5\udca5", "/", "//evil.example", *HOSTILE_TEXTS.values(),
 ]  # fmt: skip
 
