@@ -377,8 +377,10 @@ async def test_several_watch_one_fleet(own_server: DevServer, admin: Redis) -> N
 async def test_left_in_the_middle(own_server: DevServer, admin: Redis) -> None:
     """Cancelled at any moment, the fleet can be looked at again and closes cleanly."""
     await admin.mset({f"名{number}_项目状态": "在线" for number in range(1_500)})
+    fleet = Fleet(own_server.url, interval=QUICK)
     for number in range(12):
-        async with Fleet(own_server.url, interval=QUICK) as fleet:
+        fleet = Fleet(own_server.url, interval=QUICK)
+        async with fleet:
             with anyio.move_on_after(0.002 * number):
                 async for _ in fleet.watch():
                     pass

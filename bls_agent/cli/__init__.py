@@ -22,6 +22,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Without the program's name; those of the process if absent.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(given)
+    except KeyboardInterrupt:  # while modules were loaded
+        return 130
+
+
+def _run(given: list[str]) -> int:
     if given == ["--version"]:
         from bls_agent import __version__
 

@@ -40,7 +40,7 @@ class Command(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the page in the reader's language."""
-        formatter.write(help_page(self, ctx, ctx.obj.texts))
+        _write_page(self, ctx, formatter)
 
 
 class Group(TyperGroup):
@@ -48,7 +48,14 @@ class Group(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the page in the reader's language."""
-        formatter.write(help_page(self, ctx, ctx.obj.texts))
+        _write_page(self, ctx, formatter)
+
+
+def _write_page(command: Any, context: Any, formatter: Any) -> None:
+    """Give the parser a page that the output can encode: else it takes UTF-8."""
+    invocation: Invocation = context.obj
+    page = help_page(command, context, invocation.texts)
+    formatter.write(invocation.out.encodable(page))
 
 
 def localise(command: Any, texts: Texts, key: str) -> None:

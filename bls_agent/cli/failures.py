@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from bls_agent.cli.exits import Exit, Failure
 from bls_agent.cli.invocation import Invocation
+from bls_agent.cli.screen import ReaderGone
 from bls_agent.errors import (
     BlsError,
     ConfigurationError,
@@ -49,15 +50,12 @@ class Verdict:
 def tell(error: BaseException, invocation: Invocation) -> int:
     """Say on standard error why a command has failed, and give its exit code."""
     error = unwrap(error)
-    if isinstance(error, BrokenPipeError):
-        invocation.out.give_up()
+    if isinstance(error, ReaderGone):
         return Exit.BROKEN_PIPE
     if isinstance(error, KeyboardInterrupt):
         return Exit.INTERRUPTED
     verdict = judge(error, invocation.texts, os.environ, redis=invocation.redis)
     err = invocation.err
-    if isinstance(error, OSError):
-        invocation.out.give_up()
     details = error.details if isinstance(error, Failure) else ""
     if verdict.internal:
         details = redact_traceback(error)

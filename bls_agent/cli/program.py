@@ -140,5 +140,5 @@ def _begin(arguments: Sequence[str]) -> Invocation:
         language=language,
         texts=load_texts("cli", language),
         out=Screen(sys.stdout, os.environ),
-        err=Screen(sys.stderr, os.environ),
+        err=Screen(sys.stderr, os.environ, needed=False),
     )

@@ -70,9 +70,9 @@ class Survey:
             async for keys in steps:
                 yield set(_names_in(keys))
 
-    def add(self, project: str, at: Moment, *, is_new: bool) -> None:
-        """Begin to watch a project, one that was not there a moment ago or an old one."""
-        self.tracks[project] = Track(project, at, is_new=is_new)
+    def add(self, project: str, at: Moment, *, absent_at: float | None) -> None:
+        """Begin to watch a project; one that is new was surely absent then."""
+        self.tracks[project] = Track(project, at, absent_at=absent_at)
         self._keys[project] = _Keys.of(project)
 
     def forget(self, project: str) -> None:
