@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -20,11 +21,10 @@ from tests.cli.terminal import read_all, start_at_terminal
 TEXTS = load_texts("cli", "en")
 
 
-def view(project: str, status: Status | None = None, **more: object) -> ProjectView:
+def view(project: str, status: Status | None = None, **more: Any) -> ProjectView:
     presence = Presence.FRESH if status else Presence.STALE
-    return ProjectView(
-        project=project, status=status, **({"presence": presence} | more)
-    )  # type: ignore[arg-type]
+    more = {"presence": presence, **more}
+    return ProjectView(project=project, status=status, **more)
 
 
 def test_the_worst_comes_first() -> None:
