@@ -139,7 +139,7 @@ class Fleet:
         async with self._turn:
             await self._set_clock()
             at = self._now()
-            survey.add(project, at, is_new=False)
+            survey.add(project, at, absent_at=None)
             await survey.read_statuses(at)
             await survey.read_lists(at)
         return survey.tracks[project].view(at)

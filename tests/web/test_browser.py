@@ -335,7 +335,9 @@ def test_a_flood_of_records(
         last_is(looked, "end")
         longest = looked.page.evaluate("window.longest")
         with capsys.disabled():
-            print(f"\n  3,000 records in 1.5 s: the longest frame took {longest:.0f} ms")  # noqa: T201
+            print(
+                f"\n  3,000 records in 1.5 s: the longest frame took {longest:.0f} ms"
+            )  # noqa: T201
         assert looked.page.locator("#records > li").count() <= 2_000
 
 
