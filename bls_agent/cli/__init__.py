@@ -22,10 +22,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Without the program's name; those of the process if absent.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given == ["--version"]:
-        from bls_agent import __version__
+    try:
+        return _run(given)
+    except KeyboardInterrupt:  # while modules were loaded
+        return 130
 
-        print(f"bls-agent {__version__}")
+
+def _run(given: list[str]) -> int:
+    if given == ["--version"]:
+        import bls_agent
+
+        print(f"bls-agent {bls_agent.__version__}")
         return 0
     try:
         from bls_agent.cli.program import run_program

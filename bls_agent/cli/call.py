@@ -10,6 +10,7 @@ from bls_agent.cli.command import command, new_app
 from bls_agent.cli.exits import Exit
 from bls_agent.cli.invocation import Invocation
 from bls_agent.cli.naming import ProjectArgument, normalise
+from bls_agent.cli.screen import json_text
 from bls_agent.cli.sending import (
     ArgOption,
     ArgsFileOption,
@@ -87,12 +88,10 @@ async def _call_all(
 
 def _show(invocation: Invocation, outcome: Outcome, instance: str) -> None:
     """Write one outcome: kind, time and what came of it."""
-    from bls_agent.codec import encode
-
     told: dict[str, Any] = {"instance": instance} if instance else {}
     told |= outcome.metadata()
     what = outcome.result if outcome.succeeded else outcome.error
-    shown = "" if what is None else encode(what).decode()
+    shown = "" if what is None else json_text(what)
     if invocation.json:
         invocation.out.json(told)
     elif not invocation.out.terminal:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from bls_agent.cli.exits import Exit, Failure
 from bls_agent.cli.invocation import Invocation
+from bls_agent.cli.screen import ReaderGone
 from bls_agent.errors import (
     BlsError,
     ConfigurationError,
@@ -23,7 +24,7 @@ from bls_agent.errors import (
 from bls_agent.redaction import redact_traceback
 from bls_agent.texts import Texts
 
-__all__ = ["Verdict", "judge", "tell"]
+__all__ = ["Verdict", "judge", "tell", "unwrap"]
 
 # Answers after which nothing can be read or written at all.
 _SHUT_OUT: Final = frozenset({"auth", "tls", "not_redis", "protocol"})
@@ -49,15 +50,12 @@ class Verdict:
 def tell(error: BaseException, invocation: Invocation) -> int:
     """Say on standard error why a command has failed, and give its exit code."""
     error = unwrap(error)
-    if isinstance(error, BrokenPipeError):
-        invocation.out.give_up()
+    if isinstance(error, ReaderGone):
         return Exit.BROKEN_PIPE
     if isinstance(error, KeyboardInterrupt):
         return Exit.INTERRUPTED
     verdict = judge(error, invocation.texts, os.environ, redis=invocation.redis)
     err = invocation.err
-    if isinstance(error, OSError):
-        invocation.out.give_up()
     details = error.details if isinstance(error, Failure) else ""
     if verdict.internal:
         details = redact_traceback(error)
@@ -71,9 +69,8 @@ def tell(error: BaseException, invocation: Invocation) -> int:
 
 def unwrap(error: BaseException) -> BaseException:
     """Take the one error out of the groups that task groups make of it."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
+    inner: list[BaseException] = [*getattr(error, "exceptions", ())]
+    return unwrap(inner[0]) if len(inner) == 1 else error
 
 
 def judge(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bls_agent.console import Console
     from bls_agent.project.messages import LogEntry
 
-__all__ = ["logs"]
+__all__ = ["LevelName", "logs"]
 
 PAGE: Final = 1_000  # records of one read
 LOOK: Final = 1.0  # seconds between two questions whether Redis still answers

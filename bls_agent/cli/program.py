@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.main import get_command
 
+import bls_agent
 from bls_agent.cli.command import Group, localise
 from bls_agent.cli.exits import Exit, Failure
 from bls_agent.cli.failures import tell
@@ -98,9 +99,7 @@ def _program(
     invocation: Invocation = context.obj
     context.obj = replace(invocation, redis=redis or None, json=json)
     if version:
-        from bls_agent import __version__
-
-        invocation.out.line(f"{NAME} {__version__}")
+        invocation.out.line(f"{NAME} {bls_agent.__version__}")
         raise typer.Exit(Exit.DONE)
     if context.invoked_subcommand is None:
         invocation.err.write(context.get_help())
@@ -140,5 +139,5 @@ def _begin(arguments: Sequence[str]) -> Invocation:
         language=language,
         texts=load_texts("cli", language),
         out=Screen(sys.stdout, os.environ),
-        err=Screen(sys.stderr, os.environ),
+        err=Screen(sys.stderr, os.environ, needed=False),
     )

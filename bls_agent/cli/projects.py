@@ -21,7 +21,7 @@ async def projects(invocation: Invocation) -> Exit:
             found = await console.projects()
     if invocation.json:
         for name, status in found.items():
-            invocation.out.json({"project": name, "status": status})
+            invocation.out.json({"projectName": name, "status": status})
         return Exit.DONE
     texts, people = invocation.texts, invocation.out.terminal
     invocation.out.table(

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bls_agent.cli.screen import Cell
+from bls_agent.cli.screen import Cell, json_text
 from bls_agent.cli.words import LEVEL_STYLES, clock_of
 from bls_agent.codec import cut_text, encode
 from bls_agent.project.messages import Level, LogEntry
@@ -65,7 +65,7 @@ def for_people(entry: LogEntry) -> tuple[list[Cell], bool]:
 
 def for_pipe(entry: LogEntry) -> list[Cell]:
     """Write a record for a pipe: time, level, message and metadata, nothing cut."""
-    metadata = encode(entry.metadata).decode() if entry.metadata else ""
+    metadata = json_text(entry.metadata) if entry.metadata else ""
     return [entry.timestamp or "-", entry.level.value, entry.message, metadata]
 
 
@@ -80,5 +80,5 @@ def told_metadata(entry: LogEntry) -> list[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> str:
-    text = encode(value).decode()
+    text = json_text(value)
     return text[1:-1] if text[:1] == '"' and _BARE.fullmatch(text[1:-1]) else text

@@ -11,8 +11,8 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, TextIO, TypeAlias, cast
@@ -25,12 +25,16 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["Cell", "Column", "Screen", "escape_json"]
+__all__ = ["Cell", "Column", "ReaderGone", "Screen", "escape_json", "json_text"]
 
 Cell: TypeAlias = "str | tuple[str, str]"  # a text, or a text and its rich style
 
 LEAST_COLUMNS: Final = 20
 GAP: Final = 2  # columns between two of a table
+
+
+class ReaderGone(Exception):  # noqa: N818 - nothing is wrong: `| head` has enough
+    """Whoever read the output reads no more."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class Screen:
     Args:
         stream: Where to; ``None`` where the process has none.
         environ: ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and ``COLUMNS``.
+        needed: Whether a command has failed that cannot write here. Nobody is harmed if
+            hints are not read.
 
     Attributes:
         terminal: Whether people read it.
@@ -59,9 +65,16 @@ class Screen:
         columns: Width of the terminal, at least 20.
     """
 
-    def __init__(self, stream: TextIO | None, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        stream: TextIO | None,
+        environ: Mapping[str, str],
+        *,
+        needed: bool = True,
+    ) -> None:
         """Look at the stream; whatever it cannot encode is shown as an escape."""
         self._stream = stream or _nowhere()
+        self._needed = needed
         if reconfigure := getattr(self._stream, "reconfigure", None):
             reconfigure(errors="backslashreplace")
         dumb = environ.get("TERM") == "dumb"
@@ -131,42 +144,57 @@ class Screen:
 
     def json(self, value: object) -> None:
         """Write a value as JSON on one line; UTF-8 unless people read it."""
-        text = escape_json(encode(value).decode())
+        text = json_text(value)
         raw = getattr(self._stream, "buffer", None)
         if self.terminal or raw is None:
             encoding = self._stream.encoding or "utf-8"
             self.write(escape_json(text, encoding))
             return
-        self._stream.flush()
-        raw.write(text.encode() + b"\n")
-        raw.flush()
+        with self._writing():
+            self._stream.flush()
+            raw.write(text.encode() + b"\n")
+            raw.flush()
 
     def write(self, line: str) -> None:
         """Write a line as it is: our own text, or one made visible already.
 
         Raises:
-            BrokenPipeError: The reader has gone.
+            ReaderGone: Nobody reads any more.
+            OSError: It could not be written: the disk is full.
         """
-        self._stream.write(f"{line}\n")
-        self._stream.flush()
+        self.draw(f"{line}\n")
+
+    def encodable(self, text: str) -> str:
+        """Give a text as this stream would show it: what it lacks as escapes."""
+        encoding = self._stream.encoding or "utf-8"
+        return text.encode(encoding, "backslashreplace").decode(encoding)
 
     def draw(self, text: str) -> None:
         """Write without ending the line."""
-        self._stream.write(text)
-        self._stream.flush()
+        with self._writing():
+            self._stream.write(text)
+            self._stream.flush()
 
     def finish(self) -> None:
-        """Write what is left, so that nothing can fail at the interpreter's exit.
-
-        Raises:
-            OSError: It could not be written: the disk is full, the reader has gone.
-        """
-        self._stream.flush()
+        """Write what is left, so that nothing can fail at the interpreter's exit."""
+        with self._writing():
+            self._stream.flush()
 
     def give_up(self) -> None:
         """Send whatever still comes nowhere: the stream is broken."""
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+    @contextmanager
+    def _writing(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.give_up()
+            if self._needed and isinstance(error, BrokenPipeError):
+                raise ReaderGone from error  # the parser makes an exit code of its own
+            if self._needed:
+                raise
 
     def _render(self, what: RenderableType) -> None:
         """Let rich lay something out, and write what came out of it."""
@@ -213,6 +241,11 @@ def escape_json(text: str, encoding: str = "utf-8") -> str:
         return "".join(f"\\u{high:02x}{low:02x}" for high, low in pairs)
 
     return _UNUSUAL.sub(escape, text)
+
+
+def json_text(value: object) -> str:
+    """Write a value as JSON in which everything is printable, as a part of a line."""
+    return escape_json(encode(value).decode())
 
 
 _UNUSUAL: Final = re.compile(r"[^\x20-\x7e]")

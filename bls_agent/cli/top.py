@@ -163,7 +163,9 @@ class _Board:
 
         if self._outage is not None:
             return self._invocation.say("away", kind=visible(self._outage.kind))
-        return counted if self._known else self._invocation.say("waiting_redis")
+        if not self._known:
+            return self._invocation.say("waiting_redis")
+        return f"{counted} · {self._invocation.say('top_quit')}"
 
 
 @contextmanager

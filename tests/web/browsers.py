@@ -28,6 +28,7 @@ ARGUMENTS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--disable-lcd-text",
 ]
 DEADLINE = 10_000  # ms
 LOCALES = {"zh": "zh-CN", "en": "en-GB"}
