@@ -59,6 +59,8 @@ def shown_status(view: ProjectView, texts: Texts, *, meaning_too: bool = True) -
 
 def freshness(view: ProjectView, texts: Texts) -> str:
     """Say whether the status can be believed."""
+    if not exists(view):
+        return texts["presence_absent"]
     values = {"age": span(view.age), "ttl": span(view.ttl)}
     exact = "_exact" if view.presence is Presence.FRESH and view.age_exact else ""
     return texts[f"presence_{view.presence.value}{exact}"].format(**values)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 from redis.asyncio import Redis
 
@@ -18,6 +19,7 @@ from bls_agent import BlsError, RedisUnavailableError
 from bls_agent.cli.exits import Exit, Failure
 from bls_agent.cli.failures import judge, unwrap
 from bls_agent.devserver import DevServer
+from bls_agent.keys import CONTROL, PROJECT_STATUS
 from bls_agent.texts import load_texts
 from tests.cli.conftest import Bls
 from tests.cli.terminal import (
@@ -27,7 +29,13 @@ from tests.cli.terminal import (
     run_piped,
     start_at_terminal,
 )
-from tests.harness import PASSWORD, execute, needs_selectors, url_with_rights
+from tests.harness import (
+    PASSWORD,
+    eventually,
+    execute,
+    needs_selectors,
+    url_with_rights,
+)
 
 EVERY = [
     ["projects"], ["status", "订单系统"], ["logs", "订单系统"], ["logs", "订单系统", "-f"],
@@ -267,6 +275,26 @@ def test_ctrl_c_while_it_waits() -> None:
             _, err = process.communicate(timeout=20)
     assert process.returncode == 130
     assert err == b""
+
+
+async def test_ctrl_c_while_a_command_runs(own_server: DevServer, admin: Redis) -> None:
+    """Said that it may still run: nothing takes it back."""
+    await admin.set(PROJECT_STATUS.build(project="订单系统"), "在线")
+    words = ["call", "订单系统", "reload", "--redis", own_server.url]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bls_agent", *words],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+    async def sent() -> bool:
+        return bool(await admin.exists(CONTROL.build(project="订单系统")))
+
+    await eventually(sent)
+    process.send_signal(signal.SIGINT)
+    _, err = await anyio.to_thread.run_sync(process.communicate)
+    assert process.returncode == 130
+    assert "may still run" in err.decode()
+    assert "Traceback" not in err.decode()
 
 
 def test_waiting_is_said_at_a_terminal(own_server: DevServer) -> None:
