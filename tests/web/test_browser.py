@@ -285,6 +285,12 @@ def test_the_log_follows_pauses_and_filters(
         blocks = row.locator("pre").all_text_contents()
         assert blocks[:2] == ["message一\n二", "tracea\n  b"]
         assert '"big": 9007199254740993' in blocks[2]
+        page.locator("#log").focus()
+        page.keyboard.press("k")
+        page.keyboard.press("k")
+        page.keyboard.press("Enter")
+        sku = page.locator(".row:focus-within pre").text_content()
+        assert '"sku": "A7"' in sku
 
 
 def test_older_records_on_scrolling_up(
@@ -335,7 +341,9 @@ def test_a_flood_of_records(
         last_is(looked, "end")
         longest = looked.page.evaluate("window.longest")
         with capsys.disabled():
-            print(f"\n  3,000 records in 1.5 s: the longest frame took {longest:.0f} ms")  # noqa: T201
+            print(
+                f"\n  3,000 records in 1.5 s: the longest frame took {longest:.0f} ms"
+            )  # noqa: T201
         assert looked.page.locator("#records > li").count() <= 2_000
 
 
@@ -484,6 +492,14 @@ def test_the_console_goes_and_comes_back(
                 looked.page.locator("#cut").wait_for(state="hidden")
 
 
+def refused(looked: Watched, code: str) -> bool:
+    """Tell whether the page's policy stops a script from doing something."""
+    told: bool = looked.page.evaluate(
+        f"() => {{ try {{ {code}; return false; }} catch {{ return true; }} }}"
+    )
+    return told
+
+
 def test_answers_run_nothing(browser: Any, base: str, foreign: Foreign) -> None:
     """Even if a template failed to escape: an answer that holds code runs none of it."""
     foreign.status("在线")
@@ -501,5 +517,7 @@ def test_answers_run_nothing(browser: Any, base: str, foreign: Foreign) -> None:
         looked.page.click("#button")
         looked.page.wait_for_timeout(200)
         assert looked.page.evaluate("window.owned") is None
+        assert refused(looked, "document.body.innerHTML = '<b>x</b>'")
+        assert refused(looked, "trustedTypes.createPolicy('other', {})")
         looked.page.evaluate("window.violations = []")
         looked.complaints = [one for one in looked.complaints if "no code" not in one]
