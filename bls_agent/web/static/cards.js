@@ -92,8 +92,9 @@ export class Card {
     element.toggleAttribute("data-errs", told.errors > 0);
     setText(this.odd, told.odd);
     setText(this.queue, told.queue === null ? say("wrong_type") : String(told.queue));
-    setText(this.errors, String(told.errors));
-    setText(this.rate, sayRate(told.rate));
+    const about = told.estimated ? "≈" : "";
+    setText(this.errors, about + told.errors);
+    setText(this.rate, about + sayRate(told.rate));
     setText(this.last, told.error);
     this.last.title = told.error;
     const path = drawSpark(told.rates);

@@ -65,11 +65,25 @@ export class Log {
   listen() {
     this.box.addEventListener("scroll", () => this.scrolled(), { passive: true });
     this.box.addEventListener("unfold", () => this.following && this.pause(false));
+    this.box.addEventListener("keydown", (event) => this.step(event));
     this.button.addEventListener("click", () => (this.following ? this.pause(true) : this.resume()));
     this.newer.addEventListener("click", () => this.resume());
     byId("level").addEventListener("change", (event) => this.filter(RANKS[event.target.value], this.needle));
     byId("search").addEventListener("input", (event) => this.filter(this.rank, event.target.value.trim().toLowerCase()));
     new ResizeObserver(() => this.following && this.toEnd()).observe(this.box);
+  }
+
+  // Go from record to record that has details: j and k, from the newest one on the page.
+  step(event) {
+    if (!["j", "k"].includes(event.key) || event.ctrlKey || event.metaKey || event.altKey) return;
+    const stops = [...this.list.querySelectorAll(".more")];
+    const here = stops.indexOf(document.activeElement);
+    const next = here < 0 ? stops.at(-1) : stops[here + (event.key === "j" ? 1 : -1)];
+    if (!next) return;
+    event.preventDefault();
+    if (this.following) this.pause(true);
+    next.focus({ preventScroll: true });
+    next.closest(".row").scrollIntoView({ block: "nearest" });
   }
 
   // A stream has begun, or has begun again.

@@ -66,6 +66,7 @@ export class Entry {
   unfolder(row) {
     const button = part("button", "more", "{…}");
     button.type = "button";
+    button.tabIndex = -1; // thousands of stops would lie between the log and the commands: j and k go there
     button.setAttribute("aria-expanded", "false");
     button.setAttribute("aria-label", say("unfold"));
     button.addEventListener("click", () => {
