@@ -29,10 +29,11 @@ export const isSent = (metadata) => typeof metadata.sentBy === "string" && typeo
 
 // A record that the page knows; batch: the text that it came in, place: where in that.
 export class Entry {
-  constructor(record, batch, place) {
+  constructor(record, batch, place, size) {
     this.record = record;
     this.batch = batch;
     this.place = place;
+    this.size = size; // characters, about
     this.row = null;
     this.sought = null;
   }
@@ -66,6 +67,7 @@ export class Entry {
   unfolder(row) {
     const button = part("button", "more", "{…}");
     button.type = "button";
+    button.tabIndex = -1; // thousands of stops would lie between the log and the commands: j and k go there
     button.setAttribute("aria-expanded", "false");
     button.setAttribute("aria-label", say("unfold"));
     button.addEventListener("click", () => {
