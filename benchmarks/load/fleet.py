@@ -80,7 +80,6 @@ def record(number: int) -> bytes:
             "level": LEVELS[number % len(LEVELS)],
             "message": f"order {number} was paid, shipped and forgotten 订单已支付",
             "metadata": {
-                "agent": f"load#{number}",
                 "order": number,
                 "module": "orders",
             },

@@ -152,9 +152,10 @@ class Survey:
                 requests: list[Request] = []
                 for name in part:
                     key = self._keys[name].console
-                    requests += [("LRANGE", key, -wanted[name], -1), ("LLEN", key)]
+                    # The length first: it must not count what the window does not show.
+                    requests += [("LLEN", key), ("LRANGE", key, -wanted[name], -1)]
                 replies = await self._wires.read_many(requests)
-                for name, records, size in zip(part, *_split(replies, 2), strict=True):
+                for name, size, records in zip(part, *_split(replies, 2), strict=True):
                     window, length = _list_value(records), _list_value(size)
                     more = self.tracks[name].note_window(window or [], length or 0, at)
                     if more > wanted[name]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from bls_agent.fleet.freshness import Freshness
 
@@ -47,6 +47,7 @@ def test_more_than_the_usual_is_believed() -> None:
     every=st.floats(2.0, 30.0),
     interval=st.floats(0.1, 0.9),
 )
+@settings(deadline=None)
 def test_after_a_refresh_it_is_known(ttl: int, every: float, interval: float) -> None:
     """Whatever TTL somebody gives: seen refreshed, the age is right to the moment."""
     if every > ttl:
