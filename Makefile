@@ -14,7 +14,7 @@ AT_ONCE := --numprocesses=4
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint bench load chaos clean
+.PHONY: help demo test lint bench load chaos screenshots clean
 
 help:
 	@echo 'make demo    see an agent and a console at work, on a server of its own'
@@ -23,6 +23,7 @@ help:
 	@echo 'make bench   figures beside a bare loop and others (ARGS="--quick" for a look)'
 	@echo 'make load    the console under 1,000 projects and 50 browsers, for ten minutes'
 	@echo 'make chaos   every fault in every mode, and docs/ledger.md (15 minutes at most)'
+	@echo 'make screenshots   pictures of the console for the documents, by chromium'
 	@echo 'make clean   remove .venv and what the tools left behind'
 	@echo
 	@echo 'PYTHON=/path/to/python3 chooses the interpreter of a new .venv (3.11 or newer).'
@@ -48,6 +49,9 @@ load: $(VENV)/.test
 
 chaos: $(VENV)/.test
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+screenshots: $(VENV)/.test
+	@$(BIN)/python -m tests.web.screenshots
 
 clean:
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis \

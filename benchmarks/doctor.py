@@ -53,7 +53,7 @@ def fill(server: DevServer, keys: int) -> None:
         pipeline = redis.pipeline(transaction=False)
         for number in range(keys // KEYS_EACH):
             for request in requests_of(number, now):
-                pipeline.execute_command(*request)  # type: ignore[no-untyped-call]
+                pipeline.execute_command(*request)
             if len(pipeline) >= TOGETHER:
                 pipeline.execute()
         pipeline.execute()

@@ -34,7 +34,6 @@ from bls_agent.keys import (
     PROJECT_STATUS,
     KeyTemplate,
 )
-from bls_agent.names import check_name
 from bls_agent.project.commands.sent import SendNote
 from bls_agent.project.log.following import Follower
 from bls_agent.project.log.paging import LogPage
@@ -248,7 +247,6 @@ class Console:
             WrongTypeError: The key of the roster is no hash.
             RedisUnavailableError: Redis cannot answer.
         """
-        check_name("project", project)
         key = PROJECT_STATUS.locate(project=project)
         async with self._wires.to(key) as wire:
             return await read_roster(wire, project)
@@ -343,7 +341,6 @@ class Console:
             last: Begin with so many records that are there already.
             interval: Seconds between two looks.
         """
-        check_name("project", project)
         follower = Follower()
         backoff = Backoff()
         while True:

@@ -28,7 +28,9 @@ __all__ = [
     "Values",
     "bad_items",
     "bad_objects",
+    "bad_texts",
     "count_bad",
+    "is_no_text",
     "lacks_zone",
     "no_questions",
     "read_object",
@@ -108,6 +110,11 @@ class Sample:
     def objects(self) -> list[JSONObject | None]:
         """The items as JSON objects; ``None`` for one that is none."""
         return [read_object(item) for item in self.items]
+
+    @cached_property
+    def records(self) -> list[JSONObject]:
+        """Those of the items that are JSON objects."""
+        return [one for one in self.objects if one is not None]
 
 
 def read_object(payload: bytes) -> JSONObject | None:
@@ -209,10 +216,28 @@ def bad_items(is_bad: Callable[[bytes], bool]) -> Check:
     return check
 
 
+def bad_texts(sample: Sample) -> Values | None:
+    """Find elements that are not UTF-8: no JSON, either."""
+    if None not in sample.objects:
+        return None
+    return bad_items(is_no_text)(sample)
+
+
+def is_no_text(item: bytes) -> bool:
+    """Tell bytes that are not UTF-8."""
+    try:
+        item.decode()
+    except UnicodeDecodeError:
+        return True
+    return False
+
+
 def bad_objects(is_bad: Callable[[JSONObject], bool]) -> Check:
     """Make a check of those elements that are JSON objects."""
 
     def check(sample: Sample) -> Values | None:
+        if not any(map(is_bad, sample.records)):  # as a rule
+            return None
         pairs = zip(sample.items, sample.objects, strict=True)
         found = [item for item, read in pairs if read is not None and is_bad(read)]
         return count_bad(found, sample)

@@ -11,7 +11,7 @@ import anyio
 
 from bls_agent.endpoint import Argument, Endpoint, Reply, Request
 from bls_agent.engines import Routes
-from bls_agent.errors import RedisRefusedError, RedisUnavailableError
+from bls_agent.errors import RedisUnavailableError
 from bls_agent.names import slot_of
 from bls_agent.route import Node
 from bls_agent.wire import Wire
@@ -23,6 +23,7 @@ __all__ = ["KeyedWires"]
 
 SCAN_COUNT: Final = 1_000
 GET_KEYS: Final = 500
+FINAL: Final = ("wrong_type", "no_permission")  # another node would say the same
 MANY: Final = 1_000  # requests in one write
 GLANCE: Final = 1.0  # seconds between two questions whether somebody took over
 KEPT: Final = 8  # wires to slots of a cluster that stay open
@@ -96,7 +97,7 @@ class KeyedWires:
 
     async def scan_steps(self, pattern: str | bytes) -> AsyncGenerator[list[bytes]]:
         """The same, step by step: each gives what one SCAN found, mostly nothing."""
-        async with aclosing(self._masters()) as wires:
+        async with aclosing(self.masters()) as wires:
             async for wire in wires:
                 cursor, first = b"0", True
                 while first or cursor != b"0":
@@ -106,7 +107,13 @@ class KeyedWires:
                     )
                     yield keys
 
-    async def _masters(self) -> AsyncGenerator[Wire]:
+    @property
+    def is_cluster(self) -> bool:
+        """Whether keys lie on several servers."""
+        return self._routes.cluster is not None
+
+    async def masters(self) -> AsyncGenerator[Wire]:
+        """Give a wire to every server that holds keys; it stays open until the next."""
         cluster = self._routes.cluster
         if cluster is None:
             async with self.to("") as wire:
@@ -167,8 +174,7 @@ class KeyedWires:
 
     async def _follow(self, request: Request, reply: Reply) -> Reply:
         """Take a reply, or ask again where the slot has moved meanwhile."""
-        unsure = isinstance(reply, RedisUnavailableError)
-        if not unsure or isinstance(reply, RedisRefusedError):
+        if not isinstance(reply, RedisUnavailableError) or reply.kind in FINAL:
             return reply
         async with self.to(_decode(request[1])) as wire:
             return (await wire.call_many([request]))[0]

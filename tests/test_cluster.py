@@ -236,6 +236,38 @@ async def test_a_doctor_examines_every_node(
     assert one.seen < report.seen
 
 
+async def test_a_fleet_while_slots_move(
+    topology: ClusterTopology, project: str
+) -> None:
+    """Keys on their way, or just moved away from what the map says, are read all the same."""
+    client = RedisCluster(LOOPBACK, topology.nodes[1].port)
+    await client.set(f"{project}_项目状态", "在线")
+    slot = slot_of(f"{project}_项目状态")
+    source, target = (owner := topology.owner(slot)), topology.other_master(owner)
+    async with Fleet(topology.url) as fleet:
+        assert (await fleet.look())[project].status is Status.ONLINE
+        assert fleet._wires._routes.cluster
+        fleet._wires._routes.cluster._fetched = float("inf")  # it does not ask again
+        for step in (
+            lambda: topology.begin_migration(slot, target),
+            lambda: topology.move_keys(slot, source, target),
+            lambda: topology.end_migration(slot, target),
+        ):
+            await to_thread.run_sync(step)
+            await client.set(f"{project}_项目状态", "报错")
+            async with fleet._turn:
+                await fleet._survey.read_statuses(fleet._now())
+            track = fleet._survey.tracks[project]
+            assert track.view(fleet._now()).status is Status.ERROR
+            await client.set(f"{project}_项目状态", "在线")
+            async with fleet._turn:
+                await fleet._survey.read_statuses(fleet._now())
+            assert track.view(fleet._now()).status is Status.ONLINE
+        fleet._wires._routes.cluster.distrust()
+        assert (await fleet.look())[project].status is Status.ONLINE
+    await client.aclose()
+
+
 async def test_one_node_taken_for_a_server(
     topology: ClusterTopology, project: str
 ) -> None:

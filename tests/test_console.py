@@ -139,6 +139,22 @@ class Following:
         return [e.metadata["gap"]["missing"] for e in self.entries if e.is_gap]
 
 
+async def test_following_a_name_that_is_no_utf_8(
+    redis: Redis, console: Console, project: str
+) -> None:
+    """A name that nobody of ours may have can be looked at all the same."""
+    name = project.encode() + b"\xb6\xa9"
+    key = name + "_项目控制台".encode()
+    strange = name.decode("utf-8", "surrogateescape")
+    await redis.rpush(key, '{"message":"hier"}')
+    async for entry in console.follow_logs(strange, last=1):
+        assert entry.message == "hier"
+        break
+    assert (await console.log_page(strange)).entries[0].message == "hier"
+    assert await console.instances(strange) == {}
+    await redis.delete(key)
+
+
 async def test_following_is_exact_for_records_with_ids(
     redis_url: str, console: Console, project: str
 ) -> None:

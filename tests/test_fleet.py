@@ -377,8 +377,10 @@ async def test_several_watch_one_fleet(own_server: DevServer, admin: Redis) -> N
 async def test_left_in_the_middle(own_server: DevServer, admin: Redis) -> None:
     """Cancelled at any moment, the fleet can be looked at again and closes cleanly."""
     await admin.mset({f"名{number}_项目状态": "在线" for number in range(1_500)})
+    fleet = Fleet(own_server.url, interval=QUICK)
     for number in range(12):
-        async with Fleet(own_server.url, interval=QUICK) as fleet:
+        fleet = Fleet(own_server.url, interval=QUICK)
+        async with fleet:
             with anyio.move_on_after(0.002 * number):
                 async for _ in fleet.watch():
                     pass
@@ -450,6 +452,38 @@ async def test_redis_goes_away_during_the_first_search(
         async for change in fleet.watch():
             assert len(change.views) == 10
             break
+
+
+async def test_closed_while_somebody_looks(own_server: DevServer, admin: Redis) -> None:
+    """Closing waits for the step that is under way, and the look ends or goes on."""
+    await admin.mset({f"other:{number}": "x" for number in range(20_000)})
+    await admin.set("仓库_项目状态", "在线")
+    for number in range(20):
+        fleet = Fleet(own_server.url)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fleet.look)
+            await anyio.sleep(0.001 * number)
+            await fleet.aclose()
+        await fleet.aclose()
+
+
+async def test_many_floods_share_what_may_be_read(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """A hundred projects that all log a lot: a look reads two megabytes, not thirty."""
+    names = [f"洪水{number}" for number in range(100)]
+    record = '{"level":"info","message":"%s"}' % ("x" * 500)
+    async with Fleet(own_server.url) as fleet:
+        for name in names:
+            await admin.rpush(f"{name}_项目控制台", *[record] * 600, "{}")
+        await fleet.look()
+        for name in names:
+            await admin.rpush(f"{name}_项目控制台", *[record] * 600, "{}")
+        before = (await admin.info("stats"))["total_net_output_bytes"]
+        views = await fleet.look()
+        read = (await admin.info("stats"))["total_net_output_bytes"] - before
+    assert read < 2_500_000
+    assert {sum(views[name].rates) for name in names} == {601}
 
 
 async def test_a_flood_costs_little(own_server: DevServer, admin: Redis) -> None:

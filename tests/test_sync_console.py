@@ -32,7 +32,7 @@ from bls_agent import (
 AWAY = "redis://127.0.0.1:1/0"
 REQUESTS = [
     *("send", "call", "call_all", "instances"),
-    *("status", "projects", "logs", "follow_logs"),
+    *("status", "projects", "logs", "log_page", "follow_logs"),
 ]
 
 

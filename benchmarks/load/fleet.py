@@ -6,6 +6,7 @@ import asyncio
 import random
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import orjson
 from redis.asyncio import Redis
@@ -43,7 +44,8 @@ class Fleet:
 
     async def settle(self) -> None:
         """Write what is there when the console starts: every status, and some logs."""
-        async with self.redis.pipeline(transaction=False) as pipe:
+        pipe: Any = self.redis.pipeline(transaction=False)  # queues, answers later
+        async with pipe:
             for name in self.names:
                 pipe.set(f"{name}_项目状态", "在线", ex=TTL)
                 pipe.rpush(f"{name}_项目控制台", *[record(n) for n in range(20)])
@@ -54,7 +56,8 @@ class Fleet:
         turn, states = 0, dict.fromkeys(self.names, "在线")
         names, slices = self.names, int(self.refresh * 10)
         while True:
-            async with self.redis.pipeline(transaction=False) as pipe:
+            pipe: Any = self.redis.pipeline(transaction=False)
+            async with pipe:
                 for name in names[turn % slices :: slices]:
                     if random.random() < self.changes:
                         states[name] = random.choice(STATUSES)
@@ -77,7 +80,6 @@ def record(number: int) -> bytes:
             "level": LEVELS[number % len(LEVELS)],
             "message": f"order {number} was paid, shipped and forgotten 订单已支付",
             "metadata": {
-                "agent": f"load#{number}",
                 "order": number,
                 "module": "orders",
             },

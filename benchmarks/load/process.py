@@ -48,8 +48,11 @@ class Watched:
             await asyncio.sleep(interval)
 
     def growth(self) -> float:
-        """Give the slope of the memory's later two thirds, in bytes a minute."""
-        later = self.memory[len(self.memory) // 3 :]
+        """Give the slope of the memory's later half, in bytes a minute.
+
+        The fleet's view of the last five minutes has to be full by then.
+        """
+        later = self.memory[len(self.memory) // 2 :]
         return slope(later) * 60
 
 

@@ -15,6 +15,7 @@ from bls_agent.cli.command import command, new_app, subcommands
 from bls_agent.cli.exits import Exit, Failure
 from bls_agent.cli.invocation import Invocation
 from bls_agent.cli.options import find_value
+from bls_agent.terminal import visible
 from bls_agent.texts import LANGUAGES
 
 if TYPE_CHECKING:
@@ -101,6 +102,13 @@ def password(
     return Exit.DONE
 
 
+class _Visible(logging.Formatter):
+    """Shows what a terminal would obey; tracebacks may hold anything."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(visible, super().format(record).splitlines()))
+
+
 def _need_web() -> None:
     """See to it that the extra is there.
 
@@ -125,8 +133,9 @@ def _wanted_language() -> str:
 def _log_to_stderr() -> None:
     """Write what the console logs: logins that failed, commands that were sent."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    for name, level in (("bls_agent", logging.INFO), ("uvicorn", logging.WARNING)):
+    handler.setFormatter(_Visible("%(asctime)s %(levelname)s %(message)s"))
+    # Of uvicorn only faults: whoever sends it what is no HTTP must not fill a disk.
+    for name, level in (("bls_agent", logging.INFO), ("uvicorn", logging.ERROR)):
         logger = logging.getLogger(name)
         logger.addHandler(handler)
         logger.setLevel(level)

@@ -12,7 +12,7 @@ from bls_agent.cli.exits import Exit
 from bls_agent.cli.invocation import Invocation
 from bls_agent.cli.screen import Cell, Column, Screen
 from bls_agent.diagnosis import Severity
-from bls_agent.terminal import count_columns, visible, wrap
+from bls_agent.terminal import visible, wrap
 from bls_agent.texts import Texts, load_texts
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ __all__ = ["doctor"]
 
 app = new_app()
 
+INDENT: Final = "    "
 STYLES: Final = {
     Severity.ERROR: "bold red",
     Severity.WARNING: "bold yellow",
@@ -46,7 +47,7 @@ async def doctor(
     with invocation.waiting("waiting_redis") as progress:
 
         def tell(seen: int, total: int) -> None:
-            progress.tell(f"{texts['looking']}: {seen:,} / {total:,}")
+            progress.tell(texts["looking"].format(seen=f"{seen:,}", total=f"{total:,}"))
 
         report = await examine(invocation.redis, project=project, progress=tell)
     if invocation.json:
@@ -128,16 +129,13 @@ def _show_group(group: Group, texts: Texts, screen: Screen) -> None:
 def _paragraph(screen: Screen, head: str, text: str, style: str = "bold") -> None:
     """Write a head in its style and a text behind it, wrapped below each other."""
     shown = visible(head)
-    lines = wrap(f"{shown}{visible(text)}", screen.columns - 2)
-    if count_columns(shown) > screen.columns - 2:
-        for line in lines:
-            screen.line(f"  {line}")
-        return
-    screen.line("  ", (shown, style), lines[0][len(shown) :])
-    for line in lines[1:]:
-        screen.line(
-            f"    {line}" if count_columns(line) + 4 <= screen.columns else line
-        )
+    first, *more = wrap(f"{shown}{visible(text)}", screen.columns - len(INDENT))
+    if first.startswith(shown):
+        screen.line("  ", (shown, style), first[len(shown) :])
+    else:  # too narrow for the head alone
+        screen.line("  ", first)
+    for line in more:
+        screen.line(INDENT, line)
 
 
 def _explain(rule: str, said: tuple[str, ...], texts: Texts, screen: Screen) -> None:

@@ -25,7 +25,7 @@ from bls_agent.keys import (
 from bls_agent.names import place_beside
 from bls_agent.rights import RIGHTS, KeyGroup, Right
 
-__all__ = ["Role", "Trial", "judge_access", "roles_of", "trials"]
+__all__ = ["CONSOLE_RIGHTS", "Role", "Trial", "judge_access", "roles_of", "trials"]
 
 INSTANCE: Final = "doctor"  # in the place of an instance's name
 _TEXT: Final = "x"
@@ -37,7 +37,7 @@ _REST: Final[Mapping[str, tuple[Argument, ...]]] = {
     "blpop": (0,), "lindex": (0,), "lrem": (1, _TEXT), "sadd": (_TEXT,),
     "srem": (_TEXT,), "hget": (_TEXT,), "hset": (_TEXT, _TEXT), "hdel": (_TEXT,),
     "zadd": (1, _TEXT), "zscore": (_TEXT,), "zremrangebyscore": (0, 0),
-    "zremrangebyrank": (0, 0),
+    "zremrangebyrank": (0, 0), "getrange": (0, 0),
 }  # fmt: skip
 _KEYLESS: Final[Mapping[str, tuple[Argument, ...]]] = {
     "select": (0,), "client|setname": (_TEXT,), "client|unblock": (1,),
@@ -54,22 +54,22 @@ _BY_LETTER: Final = {
 _MODES: Final = frozenset({"blocking", "compat", "reliable"})
 
 
-def _needs(command: str, key: KeyTemplate | None, weaker: str) -> Right:
-    essential = command not in ("hgetall", "time", "rpush")
-    return Right(command, key, _ALL_MODES, weaker, essential=essential)
-
-
-_ALL_MODES: Final = RIGHTS[0].modes
-CONSOLE_RIGHTS: Final = (
-    _needs("select", None, "only database 0 can be used"),
-    _needs("scan", None, "projects are not found"),
-    _needs("time", None, "replicas are not listed"),
-    _needs("get mget pttl", PROJECT_STATUS, "statuses are not shown"),
-    _needs("lrange llen", PROJECT_CONSOLE, "records are not shown"),
-    _needs("rpush", PROJECT_CONSOLE, "who sent a command is not recorded"),
-    _needs("llen", CONTROL, "waiting commands are not counted"),
-    _needs("rpush", CONTROL, "no command is sent"),
-    _needs("hgetall", INSTANCES, "replicas are not listed"),
+# What a console needs, as console_acl_rules() gives it, and what is weaker without.
+_UNSEEN: Final = "replicas are not listed"
+CONSOLE_RIGHTS: Final = tuple(
+    Right(command, key, RIGHTS[0].modes, weaker, essential=essential)
+    for command, key, weaker, essential in (
+        ("select", None, "only database 0 can be used", True),
+        ("ping client|setname client|id", None, "nothing is weaker", False),
+        ("scan", None, "projects are not found", True),
+        ("time", None, _UNSEEN, False),
+        ("get mget getrange pttl", PROJECT_STATUS, "statuses are not shown", True),
+        ("lrange llen lindex", PROJECT_CONSOLE, "records are not shown", True),
+        ("llen", CONTROL, "waiting commands are not counted", True),
+        ("hgetall", INSTANCES, _UNSEEN, False),
+        ("rpush", PROJECT_CONSOLE, "who sent a command is not recorded", False),
+        ("rpush", CONTROL, "no command is sent", False),
+    )
 )
 
 

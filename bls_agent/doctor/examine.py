@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import anyio
@@ -20,13 +21,14 @@ from bls_agent.doctor.kinds import Kind, kind_of, project_of
 from bls_agent.doctor.reading import Look, encode_key
 from bls_agent.doctor.report import Report, Tally
 from bls_agent.doctor.rules import ASKING_OF, RULES_OF
+from bls_agent.doctor.server import Server, answer
 from bls_agent.doctor.server_rules import SERVER_RULES, Facts
-from bls_agent.doctor.servers import Server, Servers, open_servers
 from bls_agent.endpoint import Endpoint
 from bls_agent.errors import RedisRefusedError
+from bls_agent.keyed_wires import KeyedWires
 from bls_agent.keys import CONTROL, KEYS, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.names import check_name
-from bls_agent.project.twins import find_twin
+from bls_agent.project.twins import find_twin, name_fault
 from bls_agent.settings import Settings, check_seconds
 
 __all__ = ["Progress", "examine"]
@@ -34,6 +36,10 @@ __all__ = ["Progress", "examine"]
 Progress: TypeAlias = Callable[[int, int], None]
 
 SCAN_COUNT: Final = 1_000
+TOGETHER: Final = 250  # keys in one trip, up to 256 KiB of each in the worst case
+NAME: Final = "bls-doctor"
+UNTRIED: Final = "rights-untried"
+ABSENT: Final = "project-absent"
 WRONG_TYPE: Final = "wrong-type"
 PROJECTS: Final = 10  # of which rights are tried, where none was named
 
@@ -65,8 +71,11 @@ async def examine(
         check_name("project", project)
     check_seconds("timeout", timeout)
     endpoint = Endpoint.of(_default_url() if redis is None else redis)
-    async with open_servers(endpoint, timeout) as servers:
-        return await _Examination(servers, project, progress, clock).run()
+    wires = KeyedWires(endpoint, NAME, timeout=timeout)
+    try:
+        return await _Examination(wires, project, progress, clock).run()
+    finally:
+        await wires.aclose()
 
 
 def _default_url() -> str:
@@ -78,12 +87,12 @@ class _Examination:
 
     def __init__(
         self,
-        servers: Servers,
+        wires: KeyedWires,
         project: str,
         progress: Progress | None,
         clock: Callable[[], float],
     ) -> None:
-        self._servers = servers
+        self._wires = wires
         self._project = project
         self._progress = progress
         self._clock = clock
@@ -93,26 +102,28 @@ class _Examination:
         self._projects: dict[str, None] = {}
         self._seen = 0
         self._total = 0
-        self._connected: frozenset[str] | None = None
+        self._connected: frozenset[str] | None = frozenset()
         self._offset = 0.0
         self._answers: dict[Question, Any] = {}
 
     async def run(self) -> Report:
         """Look at the servers, then at the keys, then at the rights."""
         began = anyio.current_time()
-        everywhere = await self._servers.all()
-        facts = [await self._look_at_server(server) for server in everywhere]
-        self._total = sum([await server.count_keys() for server in everywhere])
-        self._connected = await self._find_connected(everywhere, facts)
-        for server, known in zip(everywhere, facts, strict=True):
-            self._offset = known.offset
+        facts = [await self._look_at_server(server) async for server in self._servers()]
+        refusal: RedisRefusedError | None = None
+        offsets = {known.address: known.offset for known in facts}
+        async for server in self._servers():
+            self._offset = offsets.get(server.address, 0.0)
             try:
                 await self._look_through(server)
-            except RedisRefusedError as refusal:
-                await self._look_without_scan(refusal)
-                break
+            except RedisRefusedError as error:
+                refusal = error
+        if refusal is not None:
+            await self._look_without_scan(refusal)
         self._note_unread()
-        access = await self._try_rights(everywhere[0])
+        if self._project and not self._keys:
+            self._note(_server_finding(ABSENT, Severity.WARNING, self._project))
+        access = await self._try_rights()
         return Report(
             groups=self._tally.groups,
             servers=facts,
@@ -124,26 +135,27 @@ class _Examination:
             seconds=anyio.current_time() - began,
         )
 
+    async def _servers(self) -> AsyncIterator[Server]:
+        """Give one server after the other."""
+        async with aclosing(self._wires.masters()) as wires:
+            async for wire in wires:
+                yield Server(wire, whole=self._wires.is_cluster)
+
     async def _look_at_server(self, server: Server) -> Facts:
         facts = await server.facts(self._clock)
         for rule in SERVER_RULES:
             self._note(rule.judge(facts))
+        self._total += await server.count_keys()
+        names = await server.connected(facts)
+        if names is None or self._connected is None:
+            self._connected = None
+        else:
+            self._connected |= names
         return facts
 
     def _note(self, finding: Finding | None) -> None:
         if finding is not None:
             self._tally.add(finding)
-
-    async def _find_connected(
-        self, servers: Sequence[Server], facts: Sequence[Facts]
-    ) -> frozenset[str] | None:
-        found: set[str] = set()
-        for server, known in zip(servers, facts, strict=True):
-            names = await server.connected(known)
-            if names is None:
-                return None
-            found |= names
-        return frozenset(found)
 
     async def _look_through(self, server: Server) -> None:
         """Find every key of a server, batch by batch."""
@@ -151,8 +163,8 @@ class _Examination:
         while first or cursor != b"0":
             first = False
             cursor, keys = await server.one("SCAN", cursor, "COUNT", SCAN_COUNT)
-            for begin in range(0, len(keys), SCAN_COUNT):
-                await self._look_at(server, keys[begin : begin + SCAN_COUNT])
+            for begin in range(0, len(keys), TOGETHER):
+                await self._look_at(server, keys[begin : begin + TOGETHER])
             self._seen += len(keys)
             self._total = max(self._total, self._seen)
             if self._progress is not None:
@@ -192,7 +204,7 @@ class _Examination:
 
     def _remember_project(self, kind: Kind) -> None:
         name = kind.fields.get("project", "") if kind.row == "project_status" else ""
-        if name and len(self._projects) < PROJECTS:
+        if name and len(self._projects) < PROJECTS and not name_fault(name):
             self._projects[name] = None
 
     def _judge_foreign(self, key: str) -> None:
@@ -211,7 +223,7 @@ class _Examination:
             for question in rule.asks(sample)
         }
         if questions:
-            self._answers.update(await self._servers.answer(questions))
+            self._answers.update(await answer(self._wires, questions))
         for sample in samples:
             of_its_type = _is_of_its_type(sample)
             for rule in RULES_OF.get(sample.row, ()):
@@ -232,26 +244,37 @@ class _Examination:
             return
         for row in (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL):
             key = row.locate(project=self._project)
-            server = await self._servers.of(key)
-            await self._look_at(server, [encode_key(key)])
+            async with self._wires.to(key) as wire:
+                server = Server(wire, whole=True)
+                await self._look_at(server, [encode_key(key)])
 
-    async def _try_rights(self, server: Server) -> _Access:
-        """Try what the user may do in the project, or in some of those that were found."""
-        user = await server.who()
-        names = [self._project] if self._project else list(self._projects)
-        best = _Access(user)
-        for name in names if user else ():
-            tried = trials(name)
-            requests = {trial.request for some in tried.values() for trial in some}
-            answers = await server.dry_run(user, requests)
-            if not answers:
-                self._note(_server_finding("rights-untried", Severity.NOTE, user))
-                break
-            found = _Access(user, name, roles_of(tried, answers))
-            best = max(best, found, key=_Access.worth)  # of equals the first
-        for finding in judge_access(user, best.project, best.roles):
+    async def _try_rights(self) -> _Access:
+        """Try what the user may do in the project, or in some of those that were found.
+
+        Any server of a cluster knows the user as well as the others.
+        """
+        async with self._wires.to("") as wire:
+            server = Server(wire, whole=True)
+            best = _Access(await server.who())
+            names = [self._project] if self._project else list(self._projects)
+            for name in names if best.user else ():
+                found = await _try_in(server, best.user, name)
+                if found is None:
+                    finding = _server_finding(UNTRIED, Severity.NOTE, best.user)
+                    self._note(finding)
+                    break
+                best = max(best, found, key=_Access.worth)  # of equals the first
+        for finding in judge_access(best.user, best.project, best.roles):
             self._note(finding)
         return best
+
+
+async def _try_in(server: Server, user: str, project: str) -> _Access | None:
+    """Try what a user may do in a project; ``None`` if nobody tells."""
+    tried = trials(project)
+    requests = {trial.request for some in tried.values() for trial in some}
+    answers = await server.dry_run(user, requests)
+    return _Access(user, project, roles_of(tried, answers)) if answers else None
 
 
 class _Access(NamedTuple):

@@ -10,6 +10,10 @@ from bls_agent.names import place_beside
 
 __all__ = ["Kind", "is_loose", "kind_of", "project_of"]
 
+# Of a key that can be read in many ways all of them are made: of none that is as long
+# as no pair of names makes it.
+LONGEST: Final = 1_200
+
 _CONSOLE_ROWS: Final = ("project_status", "project_console", "control")
 
 
@@ -48,6 +52,8 @@ def kind_of(key: str) -> Kind:
     """Find the row of a key; of several the one that says most of it."""
     for name, head, tail, row in _ROWS:
         if key.startswith(head) and key.endswith(tail):
+            if row.ambiguous and len(key) > LONGEST:
+                continue
             readings = row.readings(key)
             if readings:
                 return Kind(name, readings[0] if len(readings) == 1 else {})

@@ -21,7 +21,7 @@ __all__ = ["Look", "encode_key"]
 
 BEGINNING: Final = 4_096  # bytes of a string that are read at first
 WHOLE: Final = 65_536  # bytes of a string that is read to its end
-WEIGHT: Final = 262_144  # bytes of elements that are read of one key
+WEIGHT: Final = 131_072  # bytes of elements that are read of one key
 SOME: Final = 20  # members of a set, requests of a queue, fields of a long hash
 SHORT_HASH: Final = 64  # fields of a hash that is read whole
 EVENTS: Final = 50
@@ -244,5 +244,5 @@ def _plan_content(
             count = fit(SOME)
             return [("ZRANGE", key, 0, count - 1)] if count else []
         case _:
-            scan = "SSCAN" if kind is RedisType.SET else "HSCAN"
-            return [(scan, key, 0, "COUNT", SOME)] if fit(SOME) else []
+            scan, count = "SSCAN" if kind is RedisType.SET else "HSCAN", fit(SOME)
+            return [(scan, key, 0, "COUNT", count)] if count else []

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from bls_agent.codec import cut_text
 from bls_agent.diagnosis import Finding, Severity
 from bls_agent.doctor.access import Role
 from bls_agent.doctor.reading import encode_key
@@ -14,12 +15,13 @@ from bls_agent.doctor.server_rules import Facts
 
 __all__ = ["Group", "Report", "Tally", "show_key"]
 
+LONGEST_KEY: Final = 1_200  # bytes of a key that are shown
 KEPT: Final = 20  # findings of one rule that are kept
 
 
 def show_key(key: str) -> str:
-    r"""Write a key as text; bytes that are not UTF-8 as ``\xNN``."""
-    return encode_key(key).decode("utf-8", "backslashreplace")
+    r"""Write a key as text; bytes that are not UTF-8 as ``\xNN``, a long one cut."""
+    return cut_text(encode_key(key).decode("utf-8", "backslashreplace"), LONGEST_KEY)
 
 
 @dataclass

@@ -25,8 +25,10 @@ def word(finding: Finding, texts: Texts) -> Words:
         finding: What was found; what it quotes may hold anything.
         texts: One language of the catalogue ``doctor``.
     """
+    values = dict(finding.values)
+    if weaker := values.get("weaker"):  # a sentence of ours: it has a text, too
+        values["weaker"] = texts[weaker]
     said = (
-        texts[f"{finding.rule}_{part}"].format_map(finding.values)
-        for part in Words._fields
+        texts[f"{finding.rule}_{part}"].format_map(values) for part in Words._fields
     )
     return Words(*said)

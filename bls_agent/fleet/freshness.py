@@ -15,6 +15,7 @@ from bls_agent.keys import PROJECT_STATUS
 __all__ = ["Freshness"]
 
 SUGGESTED: Final = float(PROJECT_STATUS.ttl or 0)
+NEW: Final = 10.0  # seconds: what was not there then was written since
 CLOSE: Final = 1.0  # seconds between two looks that leave no doubt: TTLs are whole ones
 
 
@@ -29,7 +30,7 @@ class Freshness:
     exact: bool = False
     _given: float = 0.0  # the TTL with which the status was written, as far as known
     _left: float | None = None
-    _at: float = 0.0
+    _at: float = -math.inf
 
     def note(self, left: float | None, now: float) -> None:
         """Take what a look has found.
@@ -42,6 +43,8 @@ class Freshness:
         self._left, self._at = left, now
         if left is None:
             self.exact, self._given = False, 0.0
+        elif before is None and gap <= NEW:
+            self._given, self.exact = float(math.ceil(left)), gap <= CLOSE
         elif before is None:
             self._given = _guess(left)
         elif left > before:  # what is left never grows by itself
@@ -52,6 +55,11 @@ class Freshness:
             self._given, self.exact = float(math.ceil(left)), True
         elif not left <= self._given <= left + gap:
             self._given, self.exact = _guess(left), False
+
+    @property
+    def timed(self) -> bool:
+        """Whether the status expires."""
+        return self._left is not None
 
     def left(self, now: float) -> float | None:
         """Say how many seconds the status has left; ``None`` if it does not expire."""

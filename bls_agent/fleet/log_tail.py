@@ -110,7 +110,7 @@ class LogTail:
         """
         marks = [hash(payload) for payload in window]
         grown = length - self._length
-        place = find_end(self._seen, marks, grown) if self._seen else None
+        place = self._find_place(marks, grown)
         whole = len(window) >= length
         if self._seen and place is None and not whole and len(window) < self.most:
             return None
@@ -124,6 +124,11 @@ class LogTail:
             news = self._estimate(entries, grown, numbered, now - self._looked_at)
         self._remember(window, marks, length, len(entries), now)
         return news
+
+    def _find_place(self, marks: Sequence[int], grown: int) -> int | None:
+        """Find the end of what was seen; as many as the list has grown stand behind it."""
+        before = marks[: len(marks) - max(grown, 0)] if grown < len(marks) else ()
+        return find_end(self._seen, before, 0) if self._seen and before else None
 
     def _estimate(
         self, entries: Sequence[LogEntry], grown: int, numbered: int | None, gap: float

@@ -70,9 +70,9 @@ class Survey:
             async for keys in steps:
                 yield set(_names_in(keys))
 
-    def add(self, project: str, at: Moment, *, is_new: bool) -> None:
-        """Begin to watch a project, one that was not there a moment ago or an old one."""
-        self.tracks[project] = Track(project, at, is_new=is_new)
+    def add(self, project: str, at: Moment, *, absent_at: float | None) -> None:
+        """Begin to watch a project; one that is new was surely absent then."""
+        self.tracks[project] = Track(project, at, absent_at=absent_at)
         self._keys[project] = _Keys.of(project)
 
     def forget(self, project: str) -> None:
@@ -152,9 +152,10 @@ class Survey:
                 requests: list[Request] = []
                 for name in part:
                     key = self._keys[name].console
-                    requests += [("LRANGE", key, -wanted[name], -1), ("LLEN", key)]
+                    # The length first: it must not count what the window does not show.
+                    requests += [("LLEN", key), ("LRANGE", key, -wanted[name], -1)]
                 replies = await self._wires.read_many(requests)
-                for name, records, size in zip(part, *_split(replies, 2), strict=True):
+                for name, size, records in zip(part, *_split(replies, 2), strict=True):
                     window, length = _list_value(records), _list_value(size)
                     more = self.tracks[name].note_window(window or [], length or 0, at)
                     if more > wanted[name]:

@@ -16,7 +16,7 @@ from bls_agent.project.messages import Level, LogEntry, Status
 
 __all__ = ["Moment", "Sample", "Track"]
 
-STEP: Final = 15.0  # seconds of age that are worth telling
+DRIFT: Final = 5.0  # seconds by which an age that was told may be wrong
 KEPT: Final = 600.0  # seconds that a project of which nothing is left is remembered
 SHOWN: Final = 4_096  # bytes of a record that is kept whole
 SHOWN_TEXT: Final = 1_000  # bytes of a longer one's message
@@ -62,13 +62,15 @@ class Track:
         empty_since: When it was first seen that nothing is left of it; else ``None``.
     """
 
-    def __init__(self, project: str, at: Moment, *, is_new: bool = False) -> None:
+    def __init__(
+        self, project: str, at: Moment, *, absent_at: float | None = None
+    ) -> None:
         """Begin with a project of which nothing is known but its name.
 
         Args:
             project: Its name.
             at: When it was found.
-            is_new: It was not there a moment ago: whatever it has logged is new, too.
+            absent_at: When it surely was not there: whatever it has logged is newer.
         """
         self.project = project
         self.version = 1
@@ -79,11 +81,13 @@ class Track:
         self._was_seen = False
         self._looked = False
         self._freshness = Freshness()
-        self._age_step = 0
+        self._told_written: float | None = None
         self._queue: int | None = 0
         self._records: int | None = 0
         self._tail = LogTail()
-        self._tail.started = is_new
+        if absent_at is not None:
+            self._tail.started = True
+            self._freshness.note(None, absent_at)
         self._listed_at = self._since = at.now
         self._activity = Activity(at.now)
         self._last_mark: int | None = None
@@ -114,10 +118,16 @@ class Track:
         if (self._said, self._freshness.exact) != before:
             self.version += 1
         self._looked = True
-        step = int((self._freshness.age(at.now) or 0.0) // STEP)
-        if step != self._age_step:
-            self._age_step = step
-            self.version += 1
+        self._note_age(at.now)
+
+    def _note_age(self, now: float) -> None:
+        """Have a view told whose age would not be right if one let it grow."""
+        age = self._freshness.age(now)
+        written = None if age is None else now - age
+        told = self._told_written
+        if written is None or told is None or abs(written - told) >= DRIFT:
+            self.version += written is not None or told is not None
+            self._told_written = written
 
     @property
     def _said(self) -> tuple[bytes | None, bool, Presence]:
@@ -126,8 +136,7 @@ class Track:
     @property
     def _presence(self) -> Presence:
         if self._exists:
-            timed = self._freshness.left(0.0) is not None
-            return Presence.FRESH if timed else Presence.UNTIMED
+            return Presence.FRESH if self._freshness.timed else Presence.UNTIMED
         known = self._was_seen or self._records != 0
         return Presence.STALE if known else Presence.NEVER
 

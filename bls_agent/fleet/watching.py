@@ -68,7 +68,7 @@ class Fleet:
             None  # of the server's clock to the one of the loop
         )
         self._complete = False
-        self._is_recent = False  # the search before this one is not long ago
+        self._absent_at: float | None = None  # when a name that is found was not there
         self._search: AsyncGenerator[set[str]] | None = None
         self._search_at = self._lists_at = self._statuses_at = float("-inf")
         self._hidden_at = float("-inf")
@@ -139,7 +139,7 @@ class Fleet:
         async with self._turn:
             await self._set_clock()
             at = self._now()
-            survey.add(project, at, is_new=False)
+            survey.add(project, at, absent_at=None)
             await survey.read_statuses(at)
             await survey.read_lists(at)
         return survey.tracks[project].view(at)
@@ -151,8 +151,9 @@ class Fleet:
         then it is tried again with growing pauses, up to 2 s, and the first change
         after it says that Redis answers again, also if nothing else has changed.
 
-        A view is told again when anything in it has changed but the times that pass by
-        themselves: an ``age`` that was told is at most 15 s behind.
+        A view is told again when anything in it has changed but what time does by
+        itself: whoever lets ``age`` and ``last_record_age`` grow, and ``ttl`` shrink,
+        is right to 5 s.
 
         Raises:
             RedisRefusedError: Redis refuses for good; nobody repairs that by waiting.
@@ -244,7 +245,8 @@ class Fleet:
         if self._search is None:
             if self._complete and now - self._search_at < SEARCH:
                 return
-            self._is_recent = now - self._searched_at < RECENT
+            recent = now - self._searched_at < RECENT
+            self._absent_at = self._searched_at if recent else None
             self._search, self._search_at = self._survey.scan(), now
             if now - self._hidden_at >= HIDDEN:
                 self._survey.hidden.clear()  # rights may have been given meanwhile
@@ -261,7 +263,7 @@ class Fleet:
     def _add(self, names: set[str]) -> None:
         survey = self._survey
         for name in names - survey.tracks.keys() - survey.hidden:
-            survey.add(name, self._now(), is_new=self._is_recent)
+            survey.add(name, self._now(), absent_at=self._absent_at)
             self._statuses_at = self._lists_at = float("-inf")
 
     async def _end_search(self) -> None:

@@ -15,11 +15,12 @@ from bls_agent.diagnosis import (
     Values,
     bad_items,
     bad_objects,
+    bad_texts,
     show,
 )
 from bls_agent.keys import PROJECT_STATUS
 from bls_agent.project.messages import Status
-from bls_agent.project.record_rules import is_no_object, is_no_text, too_long
+from bls_agent.project.record_rules import is_no_object, too_long
 
 __all__ = ["COMMAND_RULES"]
 
@@ -53,9 +54,7 @@ def _lacks_source(command: JSONObject) -> bool:
 
 def _repeated(sample: Sample) -> Values | None:
     """Find ids that stand twice among those that were read."""
-    numbers = Counter(
-        str(one["id"]) for one in sample.objects if one is not None and one.get("id")
-    )
+    numbers = Counter(str(one["id"]) for one in sample.records if one.get("id"))
     twice = [number for number, count in numbers.items() if count > 1]
     return {"count": str(len(twice)), "shown": show(twice[0])} if twice else None
 
@@ -116,7 +115,7 @@ def _rule(code: str, severity: Severity, check: Check) -> Rule:
 _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
 COMMAND_RULES: Final = (
-    Rule("command-not-utf8", ROW, _E, "002 §4", bad_items(is_no_text)),
+    Rule("command-not-utf8", ROW, _E, "002 §4", bad_texts),
     _rule("command-not-json", _E, bad_items(is_no_object)),
     _rule("command-without-name", _E, bad_objects(_lacks_name)),
     _rule("command-args", _E, bad_objects(_has_odd_args)),

@@ -14,6 +14,8 @@ from bls_agent.diagnosis import (
     Values,
     bad_items,
     bad_objects,
+    bad_texts,
+    is_no_text,
     lacks_zone,
     read_object,
     show,
@@ -23,22 +25,13 @@ from bls_agent.link import client_name
 from bls_agent.names import place_beside
 from bls_agent.project.messages import Level
 
-__all__ = ["RECORD_RULES", "SIZE_LIMIT", "is_no_object", "is_no_text", "too_long"]
+__all__ = ["RECORD_RULES", "SIZE_LIMIT", "is_no_object", "too_long"]
 
 SIZE_LIMIT: Final = 65_536  # bytes of one message
 CAP: Final = 50_000  # records; agents of this package keep 10,000
 AHEAD: Final = 120.0  # seconds that a clock may be ahead of the server's
 LEVELS: Final = frozenset(level.value for level in Level)
 ROW: Final = "project_console"
-
-
-def is_no_text(item: bytes) -> bool:
-    """Tell bytes that are not UTF-8."""
-    try:
-        item.decode()
-    except UnicodeDecodeError:
-        return True
-    return False
 
 
 def is_no_object(item: bytes) -> bool:
@@ -70,11 +63,9 @@ def _lacks_zone(record: JSONObject) -> bool:
 
 
 def _is_ahead(sample: Sample) -> Values | None:
-    newest = next((one for one in reversed(sample.objects) if one is not None), None)
-    if newest is None or _lacks_time(newest) or _lacks_zone(newest):
-        return None
-    moment = parse_timestamp(newest["timestamp"])
-    if moment is None:
+    newest: JSONObject = sample.records[-1] if sample.records else {}
+    moment = parse_timestamp(newest.get("timestamp"))
+    if moment is None or _lacks_zone(newest):
         return None
     ahead = moment.timestamp() - sample.now
     if ahead <= AHEAD:
@@ -110,6 +101,8 @@ def _two_agents(sample: Sample) -> Values | None:
     A successor's records come after its predecessor's; where A's come after B's after
     A's, both live. If it is known who is connected, both must be.
     """
+    if sample.answers.get(_roster_of(sample)) != 0:
+        return None
     order = _writers(sample)
     returned = any(one in order[: at - 1] for at, one in enumerate(order) if at > 1)
     writers = set(order)
@@ -117,7 +110,7 @@ def _two_agents(sample: Sample) -> Values | None:
         writers = {one for one in writers if client_name(one) in sample.connected}
     elif not returned:
         return None
-    if len(writers) < 2 or sample.answers.get(_roster_of(sample)) != 0:  # noqa: PLR2004 - two
+    if len(writers) < 2:  # noqa: PLR2004 - two
         return None
     return {"instances": show(", ".join(sorted(writers)))}
 
@@ -153,7 +146,7 @@ def _rule(code: str, severity: Severity, check: Check) -> Rule:
 _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
 RECORD_RULES: Final = (
-    Rule("log-not-utf8", ROW, _E, "002 §4", bad_items(is_no_text)),
+    Rule("log-not-utf8", ROW, _E, "002 §4", bad_texts),
     _rule("log-not-json", _W, _no_objects),
     _rule("log-timestamp", _W, bad_objects(_lacks_time)),
     _rule("log-zone", _N, bad_objects(_lacks_zone)),

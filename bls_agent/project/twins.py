@@ -59,6 +59,8 @@ def _decoded(raw: bytes, encoding: str) -> Iterator[str]:
 
 def _tidy(text: str) -> str:
     """Write a text as it would be typed: NFKC, nothing invisible, no blanks around."""
+    if text.isprintable() and unicodedata.is_normalized("NFKC", text):
+        return text.strip()
     plain = unicodedata.normalize("NFKC", text)
     kept = (
         letter for letter in plain if unicodedata.category(letter) not in _INVISIBLE

@@ -22,7 +22,7 @@ from bls_agent.web.anything import ANYTHING
 from bls_agent.web.inputs import CommandRequest, FieldError, read_command, read_limit
 from bls_agent.web.names_in_urls import project_in_path, project_in_query
 from bls_agent.web.projects import existing_project
-from bls_agent.web.records import encode_record
+from bls_agent.web.records import encode_records
 from bls_agent.web.sending import send_command
 from bls_agent.web.state import WebState, web_state
 from bls_agent.web.streams import log_events
@@ -108,7 +108,7 @@ async def _get_logs(request: Request) -> Response:
     console = web_state(request).console
     before = request.query_params.get("before", "")
     page = await console.log_page(project, before=before, limit=limit)
-    records = b",".join([encode_record(entry) for entry in page.entries])
+    records = b",".join(await encode_records(page.entries))
     head = encode(
         {
             "projectName": _show_name(project),

@@ -43,7 +43,8 @@ def make_card(view: ProjectView, late: float = 0.0) -> JSONObject:
         ``KINDS``), ``presence``, ``odd`` (what stands where a status should), ``age`` and
         ``ttl`` of the status, ``last`` (age of the newest record), all in seconds or
         ``None``; ``queue`` (``None``: the key holds another type), ``errors``, ``rate``
-        (records a second), ``rates``, ``error`` (newest error's message).
+        (records a second), ``rates``, ``estimated`` (whether these are),
+        ``error`` (newest error's message).
     """
     return {
         "path": project_path(view.project),
@@ -58,6 +59,7 @@ def make_card(view: ProjectView, late: float = 0.0) -> JSONObject:
         "errors": view.errors,
         "rate": round(view.rate, 1),
         "rates": list(view.rates),
+        "estimated": view.estimated,
         "error": _message_of(view.last_error),
     }
 

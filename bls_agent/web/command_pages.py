@@ -23,6 +23,7 @@ from bls_agent.errors import (
     RedisUnavailableError,
 )
 from bls_agent.project.messages import Command, LogEntry, Status
+from bls_agent.redaction import DEFAULT as REDACTOR
 from bls_agent.terminal import visible
 from bls_agent.texts import Texts
 from bls_agent.web.fields import Absent, Field, FieldKind, show_value
@@ -237,7 +238,7 @@ def _as_sent(command: Command, request: Request) -> str:
             "id": command.id,
             "timestamp": command.timestamp,
             "command": command.command,
-            "args": command.args,
+            "args": REDACTOR.tree(command.args),  # it stays on the screen
             "by": request.state.sent_by,
         }
     ).decode()

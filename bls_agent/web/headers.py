@@ -12,7 +12,8 @@ __all__ = ["HEADERS", "POLICY", "with_headers"]
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; "
-    "object-src 'none'; frame-ancestors 'none'"
+    "object-src 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types console"  # that of guard.js
 )
 
 HEADERS: Final = {

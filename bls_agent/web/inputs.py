@@ -20,6 +20,7 @@ DIGITS: Final = 4
 DEFAULT_LOGS: Final = 200
 LONGEST_WAIT: Final = 30.0  # seconds
 LONGEST_ID: Final = 200  # characters
+LONGEST_PROJECT: Final = 512
 LONGEST_COMMAND: Final = 1_000
 FORM_FIELDS: Final = 500
 
@@ -56,9 +57,8 @@ class CommandRequest:
     wait: float = 0.0
 
 
-_COMMAND_FIELDS: Final = frozenset(
-    {"targetProjectName", "projectName", "command", "args", "id", "wait"}
-)
+_PROJECT: Final = ("targetProjectName", "projectName")
+_COMMAND_FIELDS: Final = frozenset({*_PROJECT, "command", "args", "id", "wait"})
 
 
 def read_command(body: bytes) -> CommandRequest:
@@ -75,12 +75,12 @@ def read_command(body: bytes) -> CommandRequest:
         raise FieldError({"body": "it has to be a JSON object"})
     wrong = {name[:60]: "unknown" for name in told.keys() - _COMMAND_FIELDS}
     wrong |= _wrong_names(told)
-    if not isinstance(told.get("args") or {}, dict):
+    if not isinstance(told.get("args"), dict | None):
         wrong["args"] = "it has to be an object"
     given = told.get("id")
     if given is not None and not _is_text(given, LONGEST_ID):
         wrong["id"] = f"it has to be a text of 1 to {LONGEST_ID} characters"
-    wait = told.get("wait") or 0
+    wait = 0 if told.get("wait") is None else told["wait"]
     if isinstance(wait, bool) or not isinstance(wait, int | float):
         wrong["wait"] = "it has to be a number of seconds"
     elif not 0 <= wait <= LONGEST_WAIT:
@@ -89,7 +89,7 @@ def read_command(body: bytes) -> CommandRequest:
         raise FieldError(wrong)
     fields: dict[str, Any] = dict(told)
     return CommandRequest(
-        project=fields.get("targetProjectName") or fields["projectName"],
+        project=next(fields[name] for name in _PROJECT if name in fields),
         command=fields["command"],
         args=fields.get("args") or {},
         id=fields.get("id"),
@@ -100,17 +100,17 @@ def read_command(body: bytes) -> CommandRequest:
 def _wrong_names(told: Mapping[str, Any]) -> dict[str, str]:
     """Check the project's name, under either name of it, and the command's."""
     wrong: dict[str, str] = {}
-    names = [name for name in ("targetProjectName", "projectName") if told.get(name)]
+    names = [name for name in _PROJECT if name in told]
     if not names:
         wrong["targetProjectName"] = "it is missing"
-    elif len({str(told[name]) for name in names}) > 1:
-        wrong["projectName"] = "it is another one than targetProjectName"
-    for name in names:
-        if not isinstance(told[name], str):
-            wrong[name] = "it has to be a text"
+    elif len(names) > 1:
+        wrong["projectName"] = "it is another name of targetProjectName: give one"
+    elif not _is_text(told[names[0]], LONGEST_PROJECT):
+        rule = f"it has to be a text of 1 to {LONGEST_PROJECT} characters"
+        wrong[names[0]] = rule
     command = told.get("command")
     if not _is_text(command, LONGEST_COMMAND):
-        missing = command is None
+        missing = "command" not in told
         rule = f"it has to be a text of 1 to {LONGEST_COMMAND} characters"
         wrong["command"] = "it is missing" if missing else rule
     return wrong

@@ -110,6 +110,8 @@ def refuse(told: Told) -> str:
         same = _canonical(told.origin) == _canonical(told.own)
         return "" if same else "its Origin is another one"
     if told.site is None and not told.json:
+        if told.data:
+            return "programs send JSON, with Content-Type: application/json"
         return "a form has to say its Origin"
     return ""
 

@@ -52,7 +52,9 @@ class Ring:
     def add(self, *items: Item) -> None:
         """Append, forget what is too much, and wake who waits."""
         for item in items:
-            self._items.append(item)
+            # A copy: what orjson has just written holds on to 4 KiB, however short.
+            kept = Item(bytes(memoryview(item.payload)), item.kind)
+            self._items.append(kept)
             self._held += len(item.payload)
             self.end += 1
         while len(self._items) > 1 and self._is_too_much():

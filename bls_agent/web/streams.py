@@ -18,7 +18,7 @@ from bls_agent.web.inputs import read_limit
 from bls_agent.web.log_feeds import LogFeed
 from bls_agent.web.names_in_urls import project_in_query
 from bls_agent.web.projects import existing_project
-from bls_agent.web.records import encode_record
+from bls_agent.web.records import encode_records
 from bls_agent.web.ring import Item
 from bls_agent.web.sessions import Session
 from bls_agent.web.state import WebState, web_state
@@ -145,7 +145,7 @@ async def _first_events(feed: LogFeed, limit: int) -> tuple[list[bytes], int]:
         page, place = await feed.newest(limit)
     except BlsError as error:
         return [_last_words(error)], feed.ring.end
-    items = [Item(encode_record(entry), "log") for entry in page.entries]
+    items = [Item(record, "log") for record in await encode_records(page.entries)]
     beginning = _write_event("place", encode({"before": page.before or None}))
     return [beginning, *_write_items(items)], place
 

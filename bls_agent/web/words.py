@@ -65,13 +65,23 @@ class Words:
         waiting: JSONValue = card["queue"]
         return self.texts["js_wrong_type"] if waiting is None else str(waiting)
 
-    def rate(self, rate: float) -> str:
+    def errors(self, card: JSONObject) -> str:
+        """Say how many errors there were."""
+        return f"{_about(card)}{card['errors']}"
+
+    def rate(self, card: JSONObject) -> str:
         """Say how many records come in a second."""
-        return f"{rate:.0f}" if rate >= WHOLE or not rate else f"{rate:.1f}"
+        rate: float = card["rate"]
+        said = f"{rate:.0f}" if rate >= WHOLE or not rate else f"{rate:.1f}"
+        return f"{_about(card)}{said}"
 
     def spark(self, rates: Sequence[int]) -> str:
         """Give the path of a sparkline."""
         return draw_spark(rates)
+
+
+def _about(card: JSONObject) -> str:
+    return "≈" if card["estimated"] else ""
 
 
 def draw_spark(rates: Sequence[int]) -> str:

@@ -27,6 +27,9 @@ STATUS, CONSOLE, CONTROL = (
 PLACE = f"bls_agent:{{{CONTROL}}}"
 
 
+LONG_AGO = "2026-01-12T12:35:00.000Z"
+
+
 @dataclass(frozen=True)
 class Plant:
     """A fault, planted.
@@ -309,16 +312,15 @@ def project_plants() -> Iterator[Plant]:
             ("RPUSH", CONTROL, *(command(id=f"cmd-{n}") for n in range(2_000)))
         ],
     )  # fmt: skip
-    old = "2026-01-12T12:35:00.000Z"
     yield Plant(
         "commands-untaken", "control", CONTROL, lambda: [
             ("SET", STATUS, "在线", "EX", 60),
-            ("RPUSH", CONTROL, command(timestamp=old)),
+            ("RPUSH", CONTROL, command(timestamp=LONG_AGO)),
         ],
     )  # fmt: skip
     yield Plant(
         "commands-unclaimed", "control", CONTROL,
-        lambda: [("RPUSH", CONTROL, command(timestamp=old))],
+        lambda: [("RPUSH", CONTROL, command(timestamp=LONG_AGO))],
     )  # fmt: skip
     yield Plant(
         "twin-key", "", CONTROL.encode("gbk"),

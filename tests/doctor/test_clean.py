@@ -14,6 +14,7 @@ from bls_agent import Console, ProjectAgent
 from bls_agent.devserver import DevServer
 from bls_agent.diagnosis import Severity
 from bls_agent.doctor.examine import examine
+from bls_agent.errors import RedisUnavailableError
 from bls_agent.keys import KEYS
 from tests.doctor.plants import PLANTS, UNAVOIDABLE, at, good
 from tests.harness import eventually, execute, needs_selectors, server_version
@@ -209,3 +210,16 @@ async def test_what_is_shown_is_bounded(admin: Redis, own_server: DevServer) -> 
     assert report.count(Severity.NOTE) >= 1_500
     assert seen[-1] == (1_500, 1_500)
     assert seen == sorted(seen)
+
+
+async def test_redis_dies_in_between(admin: Redis, own_server: DevServer) -> None:
+    """Half a look is no report: an outage is an outage."""
+    await admin.mset({f"p{n}_项目状态": "离线" for n in range(5_000)})
+
+    def kill(seen: int, total: int) -> None:
+        if seen < total:
+            own_server.kill()
+
+    with pytest.raises(RedisUnavailableError) as caught:
+        await examine(own_server.url, progress=kill)
+    assert caught.value.kind == "connection"

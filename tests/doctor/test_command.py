@@ -18,8 +18,10 @@ from redis import Redis
 
 from bls_agent.cli import main
 from bls_agent.devserver import DevServer
+from bls_agent.doctor.access import CONSOLE_RIGHTS
 from bls_agent.doctor.rules import KEY_RULES
 from bls_agent.doctor.server_rules import SERVER_RULES
+from bls_agent.rights import RIGHTS
 from bls_agent.terminal import count_columns
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 from tests.harness import needs_selectors
@@ -27,6 +29,7 @@ from tests.harness import needs_selectors
 STATUS, CONTROL = "订单系统_项目状态", "订单系统_控制"
 # Findings that no rule of the two tables makes.
 OTHERS = {
+    "project-absent",
     "keys-unread",
     "scan-refused",
     "rights-untried",
@@ -76,7 +79,7 @@ def test_notes_are_no_fault(own: DevServer, client: Redis, capsys: Any) -> None:
     assert run(own, "--lang", "en") == 0
     out, err = capsys.readouterr()
     assert out.startswith(f"note\tstatus-untimed\t{STATUS}\t")
-    assert "Nothing is wrong; 1 notes." in err
+    assert "Nothing is wrong. Notes: 1." in err
 
 
 @needs_selectors
@@ -222,3 +225,6 @@ def test_the_catalogue_has_three_texts_for_every_rule() -> None:
     parts = ("wrong", "contract", "remedy")
     of_rules = {name for name in english if name.rpartition("_")[2] in parts}
     assert of_rules == {f"{code}_{part}" for code in codes for part in parts}
+    weaker = {right.weaker for right in (*RIGHTS, *CONSOLE_RIGHTS)}
+    assert weaker <= set(english)
+    assert all(english[sentence] == sentence for sentence in weaker)

@@ -75,7 +75,7 @@ def test_the_tables_are_those_of_the_code() -> None:
     for table in (key_table, server_table):
         assert "\n".join(table()) in text
     rows = [line for line in text.splitlines() if line.startswith("| `")]
-    codes = {rule.code for rule in (*KEY_RULES, *SERVER_RULES)}
+    codes = {rule.code for rule in KEY_RULES} | {rule.code for rule in SERVER_RULES}
     named = {row.split("`")[1] for row in rows}
     assert codes <= named
     others = {name for name in TEXTS if name.endswith("_wrong")}

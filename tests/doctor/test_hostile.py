@@ -114,6 +114,17 @@ async def test_every_kind_of_key_holding_anything(
     encode(report.to_dict())
 
 
+def test_keys_of_a_megabyte(own_server: DevServer) -> None:
+    """They cost what others cost, and are shown cut."""
+    with Redis.from_url(own_server.url) as client:
+        for long in ("_update_" * 130_000, "订" * 350_000 + "_项目状态"):
+            client.set(long, "x")
+            client.set(long.encode("gb18030"), "x")
+        report = anyio.run(examine, own_server.url)
+    assert {group.rule for group in report.groups} >= {"name-broken", "twin-key"}
+    assert len(encode(report.to_dict())) < 20_000
+
+
 def test_no_secret_is_reported(own_server: DevServer) -> None:
     """What looks like one is masked, as everywhere."""
     with Redis.from_url(own_server.url) as client:

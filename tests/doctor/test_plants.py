@@ -17,7 +17,22 @@ from bls_agent.doctor.rules import KEY_RULES
 from bls_agent.doctor.wording import word
 from bls_agent.keys import KEYS
 from bls_agent.texts import LANGUAGES, load_texts
-from tests.doctor.plants import PLANTS, UNAVOIDABLE, Plant, Words, good
+from tests.doctor.plants import (
+    CONTROL,
+    INDEX,
+    LONG_AGO,
+    META,
+    PLANTS,
+    PROJECT,
+    STATUS,
+    UNAVOIDABLE,
+    Plant,
+    Words,
+    asset,
+    command,
+    crawl,
+    good,
+)
 
 SAVING = ("--save", "3600", "1")  # nothing to note about the server
 
@@ -93,3 +108,47 @@ async def test_a_key_as_it_should_be(
     assert {rule for rule, _ in found(report)} == expected
     assert report.keys[row] == 1
     assert not report.foreign
+
+
+REQUESTS = f"crawlo:{PROJECT}:queue:requests"
+DOUBTS: dict[str, tuple[list[Words], set[tuple[str, str]]]] = {
+    "a category of another type": (
+        [("SET", "asset:category:tool", "x"), asset()[0], asset()[2]],
+        {("wrong-type", "asset:category:tool")},
+    ),
+    "an index of another type": (
+        [("SET", INDEX, "x"), *asset()[:2]],
+        {("wrong-type", INDEX)},
+    ),
+    "metadata of another type": (
+        [("SET", META, "x"), *asset()[1:]],
+        {("wrong-type", META)},
+    ),
+    "a queue of another type": (
+        [("SET", REQUESTS, "x"), crawl("requests")[1]],
+        {("wrong-type", REQUESTS)},
+    ),
+    "data of another type": (
+        [crawl("requests")[0], ("SET", f"{REQUESTS}:data", "x")],
+        {("wrong-type", f"{REQUESTS}:data")},
+    ),
+    "a project that has ended": (
+        [("SET", STATUS, "离线"), ("RPUSH", CONTROL, command(timestamp=LONG_AGO))],
+        {("commands-unclaimed", CONTROL)},
+    ),
+    "a status of another type": (
+        [("RPUSH", STATUS, "在线"), ("RPUSH", CONTROL, command(timestamp=LONG_AGO))],
+        {("wrong-type", STATUS), ("commands-unclaimed", CONTROL)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DOUBTS)
+async def test_what_cannot_be_told_is_no_fault(
+    case: str, bad: Redis, bad_server: DevServer
+) -> None:
+    """Of two keys that belong together the one that is wrong is named, not the other."""
+    requests, expected = DOUBTS[case]
+    for request in requests:
+        send(bad, request)
+    assert found(await examine(bad_server.url)) == expected

@@ -13,12 +13,13 @@ from redis.asyncio import Redis
 
 from bls_agent import ProjectAgent
 from bls_agent.devserver import DevServer
+from bls_agent.doctor.access import CONSOLE_RIGHTS
 from bls_agent.doctor.examine import examine
 from bls_agent.doctor.report import Report
 from bls_agent.doctor.server_rules import SERVER_RULES, Facts
 from bls_agent.doctor.wording import word
 from bls_agent.errors import RedisRefusedError, RedisUnavailableError
-from bls_agent.rights import acl_rules
+from bls_agent.rights import acl_rules, console_acl_rules
 from bls_agent.texts import LANGUAGES, load_texts
 from tests.doctor.plants import UNAVOIDABLE, record
 from tests.harness import (
@@ -206,6 +207,7 @@ async def test_the_rights_of_an_agent_are_enough(
     mode: Any, admin: Redis, own_server: DevServer
 ) -> None:
     """What acl_line() gives is all that is asked for: nothing is missing in that mode."""
+    await admin.set(STATUS, "在线", ex=60)
     rules = acl_rules(PROJECT, mode, replicas=True)
     url = await url_with_rights(admin, own_server, *rules, *READING[1:])
     report = await examine(url, project=PROJECT)
@@ -217,15 +219,34 @@ async def test_the_rights_of_an_agent_are_enough(
 
 
 @needs_selectors
+async def test_the_rights_of_a_console_are_enough(
+    admin: Redis, own_server: DevServer
+) -> None:
+    """What console_acl_rules() gives is all that is asked for, one by one."""
+    await admin.set(STATUS, "在线", ex=60)
+    rules = console_acl_rules()
+    url = await url_with_rights(admin, own_server, *rules, "+acl|whoami", "+acl|dryrun")
+    report = await examine(url, project=PROJECT)
+    roles = {role.name: role for role in report.roles}
+    assert roles["console"].missing == []
+    assert not roles["blocking"].possible
+    granted = {word.strip("()") for rule in rules for word in rule.split()}
+    tried = {word for right in CONSOLE_RIGHTS for word in right.command.split()}
+    assert tried == {word[1:] for word in granted if word.startswith("+")}
+
+
+@needs_selectors
 async def test_a_right_that_is_missing_is_named(
     admin: Redis, own_server: DevServer
 ) -> None:
     """Without a right that is not essential an agent is weaker: a note."""
+    await admin.set(STATUS, "在线", ex=60)
     rules = [rule.replace("+expire ", "") for rule in acl_rules(PROJECT, "blocking")]
     url = await url_with_rights(admin, own_server, *rules, *READING[1:])
     report = await examine(url, project=PROJECT)
     found = [f for f in report.findings if f.rule == "right-missing"]
     assert [(f.key, f.values["right"]) for f in found] == [(STATUS, f"EXPIRE {STATUS}")]
+    assert "内存不足时状态会过期" in word(found[0], load_texts("doctor", "zh")).wrong
     assert report.healthy
 
 
@@ -260,6 +281,13 @@ async def test_without_scan_no_project_is_known(
     url = await url_with_rights(admin, own_server, "-@all", "+ping", "~*")
     report = await examine(url)
     assert rules_of(report) == {"not-looked-at", "scan-refused"}
+    assert not report.healthy
+
+
+async def test_a_project_that_is_not_there(own_server: DevServer) -> None:
+    """A misspelt name is no healthy project."""
+    report = await examine(own_server.url, project="订单糸统")
+    assert rules_of(report) == {"project-absent"}
     assert not report.healthy
 
 

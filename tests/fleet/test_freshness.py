@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from bls_agent.fleet.freshness import Freshness
 
@@ -16,6 +16,13 @@ def watched(ttl: float, every: float, *, looks: int, interval: float) -> Freshne
         written = max(0.0, (now - 3.0) // every * every + 3.0)
         freshness.note(ttl - (now - written), now)
     return freshness
+
+
+def said(freshness: Freshness, now: float) -> tuple[float, bool]:
+    """The age in whole milliseconds, and whether it is exact."""
+    age = freshness.age(now)
+    assert age is not None
+    return round(age, 3), freshness.exact
 
 
 def test_before_a_refresh_it_is_estimated() -> None:
@@ -40,6 +47,7 @@ def test_more_than_the_usual_is_believed() -> None:
     every=st.floats(2.0, 30.0),
     interval=st.floats(0.1, 0.9),
 )
+@settings(deadline=None)
 def test_after_a_refresh_it_is_known(ttl: int, every: float, interval: float) -> None:
     """Whatever TTL somebody gives: seen refreshed, the age is right to the moment."""
     if every > ttl:
@@ -76,11 +84,25 @@ def test_a_refresh_during_an_outage_is_no_measure() -> None:
     assert freshness.age(90.0) == 1.0
 
 
+def test_what_was_not_there_has_just_been_written() -> None:
+    """Seen to appear, a status is young, whatever its TTL."""
+    freshness = Freshness()
+    freshness.note(None, 0.0)
+    freshness.note(2.7, 0.5)
+    assert said(freshness, 0.5) == (0.3, True)
+    freshness.note(None, 4.0)
+    freshness.note(28.2, 9.0)
+    assert said(freshness, 9.0) == (0.8, False)
+    freshness.note(None, 40.0)
+    freshness.note(28.0, 60.0)
+    assert freshness.age(60.0) == 32.0
+
+
 def test_without_ttl_nobody_knows() -> None:
     """No TTL or no key: no age, and what was learnt is forgotten."""
     freshness = watched(60.0, 10.0, looks=60, interval=0.5)
     freshness.note(None, 31.0)
     assert (freshness.age(31.0), freshness.left(31.0)) == (None, None)
     assert not freshness.exact
-    freshness.note(20.0, 32.0)
-    assert freshness.age(32.0) == 40.0
+    freshness.note(20.0, 62.0)
+    assert freshness.age(62.0) == 40.0

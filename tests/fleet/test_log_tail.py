@@ -124,6 +124,15 @@ def test_the_same_record_again_and_again() -> None:
     assert count(watched.look()) == (7, True, True)
 
 
+def test_equal_ends_are_not_taken_for_one_another() -> None:
+    """A list that has grown has new records, though it ends as it ended before."""
+    watched = Watched()
+    for turn in range(3):
+        watched.push([b"tick"] * 600 + [b"end"])
+        news = watched.look(room=200)
+        assert count(news)[0] == (601 if turn else 64)
+
+
 def test_a_flood_is_counted_by_numbers() -> None:
     """20,000 numbered records between two looks: counted exactly, a window read."""
     watched = Watched(cap=10_000)

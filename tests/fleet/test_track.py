@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from bls_agent import Level, Status
 from bls_agent.codec import format_timestamp
@@ -147,10 +147,12 @@ def test_new_records_are_counted() -> None:
 def test_a_new_project_has_no_past() -> None:
     """Of one that was not there a moment ago every record is new, with a time or without."""
     watched = Watched()
-    watched.track = Track("订单系统", at(0.0), is_new=True)
+    watched.track = Track("订单系统", at(0.0), absent_at=-2.0)
     watched.items = [b'{"level":"error"}', record(5.0), b"no JSON"]
     view = watched.look(0.0)
     assert (sum(view.rates), view.errors, view.estimated) == (3, 1, False)
+    watched.track = Track("订单系统", at(0.0), absent_at=-2.0)
+    assert watched.look(0.0, ONLINE, 4.5).age == 0.5
 
 
 def test_an_hour_between_two_looks() -> None:
@@ -206,12 +208,12 @@ def test_a_view_is_told_when_it_looks_different() -> None:
     assert not changed()
     watched.look(3.0, ONLINE, 59.9)  # refreshed: now its age is known
     assert changed()
-    watched.look(13.0, ONLINE, 59.9)  # refreshed in time
+    watched.look(5.0, ONLINE, 59.9)  # refreshed by somebody eager
     assert not changed()
-    watched.look(29.0, ONLINE, 43.9)  # late
+    watched.look(13.0, ONLINE, 59.9)  # refreshed: an age that had grown would be wrong
     assert changed()
-    watched.look(29.5, ONLINE, 59.9)
-    assert changed()
+    watched.look(29.0, ONLINE, 43.9)  # late, as one can see who lets the age grow
+    assert not changed()
     watched.look(30.0, "报错".encode(), 59.9)
     assert changed()
     watched.queue = 3
@@ -220,9 +222,9 @@ def test_a_view_is_told_when_it_looks_different() -> None:
     watched.items = [record(0.0)]
     watched.look(32.0, "报错".encode(), 57.9)
     assert changed()
-    watched.look(39.0, "报错".encode(), 59.9)
+    watched.look(39.0, "报错".encode(), 50.9)
     assert not changed()
-    watched.look(41.0, "报错".encode(), 57.9)  # a new bucket of the sparkline
+    watched.look(41.0, "报错".encode(), 48.9)  # a new bucket of the sparkline
     assert changed()
 
 
@@ -265,6 +267,7 @@ def test_nothing_is_left() -> None:
         )
     )
 )
+@settings(deadline=None, max_examples=50)
 def test_whatever_the_keys_hold(
     looks: list[tuple[float, bytes | None, float | None, int | None, list[bytes]]],
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from bls_agent import ConfigurationError
 from bls_agent.project.log.paging import LogPage, LogPlace, cut_page
@@ -25,6 +25,7 @@ def show(page: LogPage) -> list[int]:
     cut=st.integers(0, 39),
     grown=st.integers(0, 40),
 )
+@settings(deadline=None)
 def test_a_place_is_found_wherever_it_has_moved(
     held: int, at: int, cut: int, grown: int
 ) -> None:

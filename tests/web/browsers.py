@@ -28,8 +28,9 @@ ARGUMENTS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--disable-lcd-text",
 ]
-DEADLINE = 10_000  # ms
+DEADLINE = 20_000  # ms
 LOCALES = {"zh": "zh-CN", "en": "en-GB"}
 LISTEN = """
 window.violations = [];

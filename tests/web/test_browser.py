@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import orjson
@@ -78,7 +79,7 @@ def test_the_wallboard_follows(
         took = time.perf_counter() - began
         with capsys.disabled():
             print(f"\n  a status was on the wallboard after {took * 1000:.0f} ms")  # noqa: T201 - a figure is shown
-        assert took < 5
+        assert took < 10
         assert looked.texts(".card a")[0] == foreign.name
         foreign.log(record("银行通道超时", "error"), b"no json at all")
         looked.wait(
@@ -207,14 +208,16 @@ def test_a_command_to_a_foreign_agent(
         page.click("#command button.main")
         page.locator(".complaint").wait_for()
         assert page.locator("[name=command]").input_value() == "reload"
-        page.fill("[name=args]", '{"force": true, "n": 9007199254740993}')
+        told = '{"force": true, "n": 9007199254740993, "password": "geheim"}'
+        page.fill("[name=args]", told)
         page.click("#command button.main")
         page.click(".review button.main")
         page.locator(".sent [data-open]").wait_for()
         assert "waiting for its outcome" in page.locator(".sent .end").text_content()
         (sent,) = foreign.waiting()
         assert sent["command"] == "reload"
-        assert sent["args"] == {"force": True, "n": 9007199254740993}
+        assert sent["args"] == orjson.loads(told)
+        assert "geheim" not in page.locator("#sent").text_content()
         looked.wait("document.querySelectorAll('.sent li').length === 1")
         outcome = {"commandId": sent["id"], "command": "reload", "durationMs": 1500}
         foreign.log(
@@ -246,12 +249,14 @@ def test_the_log_follows_pauses_and_filters(
         assert rows.count() == 200
         foreign.log(record("新的", "warn", sku="A7"))
         last_is(looked, "新的")
-        assert (
-            looked.wait(
-                "document.querySelector('#log').scrollTop + document.querySelector('#log').clientHeight > document.querySelector('#log').scrollHeight - 5"
-            )
-            < 5
+        looked.wait(
+            "document.querySelector('#log').scrollTop + document.querySelector('#log').clientHeight > document.querySelector('#log').scrollHeight - 5"
         )
+        page.locator("form.command").wait_for()
+        page.locator("#log").focus()
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.closest('#command') !== null")
+        page.locator("#follow").focus()
         page.keyboard.press("p")
         foreign.log(*(record(f"停 {number}") for number in range(3)))
         looked.wait("document.querySelector('#newer').textContent.includes('3 条')")
@@ -267,6 +272,16 @@ def test_the_log_follows_pauses_and_filters(
         page.fill("#search", "没有这个")
         assert "没有符合" in page.locator("#log-top").text_content()
         page.fill("#search", "")
+
+
+def test_details_of_a_record(browser: Any, base: str, foreign: Foreign) -> None:
+    """All of a record unfolds: lines as lines, numbers as written, by keyboard too."""
+    foreign.status("在线")
+    foreign.log(record("新的", "warn", sku="A7"), record("一样"))
+    with looking(browser, base) as looked:
+        page = looked.page
+        looked.open_project(foreign.name)
+        last_is(looked, "一样")
         foreign.log(
             orjson.dumps(
                 {
@@ -282,6 +297,12 @@ def test_the_log_follows_pauses_and_filters(
         blocks = row.locator("pre").all_text_contents()
         assert blocks[:2] == ["message一\n二", "tracea\n  b"]
         assert '"big": 9007199254740993' in blocks[2]
+        page.locator("#log").focus()
+        page.keyboard.press("k")
+        page.keyboard.press("k")
+        page.keyboard.press("Enter")
+        sku = page.locator(".row:focus-within pre").text_content()
+        assert '"sku": "A7"' in sku
 
 
 def test_older_records_on_scrolling_up(
@@ -325,15 +346,21 @@ def test_a_flood_of_records(
                  requestAnimationFrame(beat); };
                requestAnimationFrame(beat); }"""
         )
-        for batch in range(60):
+        for batch in range(30):
             foreign.log(*(record(f"{batch}-{n}", order=n, sku="A") for n in range(100)))
             looked.page.wait_for_timeout(50)
         foreign.log(record("end"))
         last_is(looked, "end")
         longest = looked.page.evaluate("window.longest")
         with capsys.disabled():
-            print(f"\n  6,000 records in 3 s: the longest frame took {longest:.0f} ms")  # noqa: T201
+            print(f"\n  3,000 records: the longest frame took {longest:.0f} ms")  # noqa: T201
         assert looked.page.locator("#records > li").count() <= 2_000
+        for part in range(4):  # 12 MB: of long records there are fewer on the page
+            foreign.log(
+                *(record("x" * 60_000) for _ in range(50)), record(f"part {part}")
+            )
+            last_is(looked, f"part {part}")
+        assert looked.page.locator("#records > li").count() < 200
 
 
 def test_status_history_and_replicas(browser: Any, base: str, foreign: Foreign) -> None:
@@ -422,6 +449,13 @@ def test_login(browser: Any, server: DevServer, redis: Redis) -> None:
         looked.wait("document.querySelector('#link').dataset.state === 'live'")
         page.click("text=退出登录")
         page.locator("[name=password]").wait_for()
+        page.fill("[name=user]", "王五")
+        page.fill("[name=password]", PASSWORD)
+        page.keyboard.press("Enter")
+        looked.wait("document.querySelector('#link')?.dataset.state === 'live'")
+        page.context.clear_cookies()
+        console.app.close_streams()
+        page.wait_for_url("**/login?next=%2F")
 
 
 def test_redis_goes_and_comes_back(browser: Any, project: str) -> None:
@@ -439,6 +473,10 @@ def test_redis_goes_and_comes_back(browser: Any, project: str) -> None:
             looked.page.locator("#away").wait_for(state="visible")
             assert project in looked.texts(".card a")
             assert looked.page.locator("#link").get_attribute("data-state") == "away"
+            assert looked.open_project("另一个项目").status == 503
+            looked.page.locator("[data-again]").wait_for()
+            looked.open("/")
+            assert looked.texts(".card a") == [project]
             server.restart()
             looked.page.locator("#away").wait_for(state="hidden", timeout=20_000)
             looked.wait("document.querySelector('#link').dataset.state === 'live'")
@@ -449,12 +487,53 @@ def test_the_console_goes_and_comes_back(
 ) -> None:
     """A cut line is said, and mended by the page itself."""
     foreign.status("在线")
-    refused = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE", "ERR_EMPTY")
-    with served(WebConfig(redis=server.url, port=0)) as first:
-        port = first.port
-        with looking(browser, first.url, expected=refused) as looked:
+    gone = (
+        "ERR_CONNECTION_REFUSED",
+        "ERR_INCOMPLETE",
+        "ERR_EMPTY",
+        "ERR_CONNECTION_RESET",
+    )
+    with ExitStack() as first:
+        console = first.enter_context(served(WebConfig(redis=server.url, port=0)))
+        with looking(browser, console.url, expected=gone) as looked:
             looked.open("/")
             kind_is(looked, foreign.name, "online")
-            first.app.close_streams()
-            looked.wait("document.querySelector('#link').dataset.state === 'cut'")
-    assert port
+            first.close()
+            looked.page.locator("#cut").wait_for(state="visible")
+            assert looked.page.locator("#link").get_attribute("data-state") == "cut"
+            assert foreign.name in looked.texts(".card a")
+            foreign.status("报错")
+            with served(WebConfig(redis=server.url, port=console.port)):
+                kind_is(looked, foreign.name, "error")
+                looked.page.locator("#cut").wait_for(state="hidden")
+
+
+def refused(looked: Watched, code: str) -> bool:
+    """Tell whether the page's policy stops a script from doing something."""
+    told: bool = looked.page.evaluate(
+        f"() => {{ try {{ {code}; return false; }} catch {{ return true; }} }}"
+    )
+    return told
+
+
+def test_answers_run_nothing(browser: Any, base: str, foreign: Foreign) -> None:
+    """Even if a template failed to escape: an answer that holds code runs none of it."""
+    foreign.status("在线")
+    bad = """<p id="seen">x</p><script>window.owned = 1</script>
+        <img src="/static/favicon.svg" onload="window.owned = 2">
+        <b hx-on:click="window.owned = 3" id="button">y</b>"""
+    reports = ("Content Security Policy", "Trusted", "answers hold no code")
+    with looking(browser, base, expected=reports) as looked:
+        looked.page.route(
+            "**/fragments/commands**",
+            lambda route: route.fulfill(body=bad, content_type="text/html"),
+        )
+        looked.open_project(foreign.name)
+        looked.page.locator("#seen").wait_for()
+        looked.page.click("#button")
+        looked.page.wait_for_timeout(200)
+        assert looked.page.evaluate("window.owned") is None
+        assert refused(looked, "document.body.innerHTML = '<b>x</b>'")
+        assert refused(looked, "trustedTypes.createPolicy('other', {})")
+        looked.page.evaluate("window.violations = []")
+        looked.complaints = [one for one in looked.complaints if "no code" not in one]

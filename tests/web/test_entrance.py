@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncIterator
+from pathlib import Path
 from urllib.parse import quote
 
 import httpx2 as httpx
@@ -16,6 +17,7 @@ from bls_agent.web.headers import HEADERS
 from bls_agent.web.users import BusyError
 from tests.web.serving import OWN, PASSWORD, USERS, asking, console_of, log_in
 
+ROOT = Path(__file__).parents[2]
 FORM = "application/x-www-form-urlencoded"
 
 
@@ -95,11 +97,29 @@ def test_the_policy_allows_nothing_unsafe() -> None:
     """Only files of our own, no inline, no eval, no frame."""
     policy = HEADERS["content-security-policy"]
     directives = dict(part.split(" ", 1) for part in policy.split("; "))
+    assert directives.pop("require-trusted-types-for") == "'script'"
+    assert directives.pop("trusted-types") == "console"
     assert directives["default-src"] == "'none'"
     assert set(directives.values()) == {"'none'", "'self'"}
     for name in ("object-src", "base-uri", "frame-ancestors"):
         assert directives[name] == "'none'"
     assert "unsafe" not in policy
+
+
+@pytest.mark.parametrize("page", ["security.md", "security.zh-CN.md"])
+def test_the_documents_name_the_policy(page: str) -> None:
+    """What is written there is what is sent, and the bounds are those of the code."""
+    text = " ".join((ROOT / "docs" / page).read_text("utf-8").split())
+    assert f"Content-Security-Policy: {HEADERS['content-security-policy']}`" in text
+    limits = Limits()
+    for bound in (
+        f"{limits.body // 1024} KiB",
+        f"{limits.url // 1024} KiB · {limits.headers // 1024} KiB",
+        f"{limits.user_streams} · {limits.streams}",
+        f"{limits.connections:,}",
+        f"{limits.sessions:,} · 4,096 · 256",
+    ):
+        assert f"| {bound} |" in text
 
 
 async def test_a_fault_of_ours_is_told_with_headers_and_without_details(

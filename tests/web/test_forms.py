@@ -131,10 +131,10 @@ def test_what_was_typed(schema: Any, text: str, value: Any) -> None:
 
 
 def test_required_fields() -> None:
-    """What is needed has to be there; an empty text is a text."""
+    """What is needed has to be there; an empty text is taken for a mistake."""
     assert typed({"type": "integer"}, " ", required=True) == "required"
     assert typed({"type": "array"}, "", required=True) == "required"
-    assert typed({"type": "string"}, "", required=True) == ""
+    assert typed({"type": "string"}, "", required=True) == "required"
     nullable = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
     assert typed(nullable, "12", null=True) is None
     assert typed(nullable, "12") == 12

@@ -26,7 +26,6 @@ def test_a_command_is_read() -> None:
         orjson.dumps(
             {
                 "projectName": "a",
-                "targetProjectName": "a",
                 "command": " x ",
                 "args": {"n": 2**70 // 2**10},
                 "id": "mine",
@@ -42,6 +41,8 @@ def test_a_command_is_read() -> None:
     ("change", "fields"),
     [
         ({"targetProjectName": None}, {"targetProjectName"}),
+        ({"targetProjectName": "x" * 513}, {"targetProjectName"}),
+        ({"projectName": "订单系统"}, {"projectName"}),
         ({"targetProjectName": ""}, {"targetProjectName"}),
         ({"targetProjectName": 7}, {"targetProjectName"}),
         ({"projectName": "another"}, {"projectName"}),
@@ -51,6 +52,8 @@ def test_a_command_is_read() -> None:
         ({"command": "x" * 1_001}, {"command"}),
         ({"args": [1]}, {"args"}),
         ({"args": "force"}, {"args"}),
+        ({"args": [], "wait": {}}, {"args", "wait"}),
+        ({"args": "", "wait": False}, {"args", "wait"}),
         ({"id": ""}, {"id"}),
         ({"id": 7}, {"id"}),
         ({"id": "x" * 201}, {"id"}),
@@ -67,6 +70,13 @@ def test_every_wrong_field_is_named(change: dict[str, Any], fields: set[str]) ->
     with pytest.raises(FieldError) as error:
         read_command(orjson.dumps({**GOOD, **change}))
     assert set(error.value.fields) == fields
+
+
+def test_the_project_has_to_be_named() -> None:
+    """By one of its two names."""
+    with pytest.raises(FieldError) as error:
+        read_command(b"{}")
+    assert set(error.value.fields) == {"targetProjectName", "command"}
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff", b"[" * 5_000])

@@ -39,7 +39,7 @@ from tests.corpus.hostile_texts import HOSTILE_TEXTS
 
 WEB = Path(bls_agent.web.__file__).parent
 NAMES = [
-    "订单系统", "a/b", "a//b", "..", ".", "a?b#c", "a%2Fb", "a b", "{x}", "*",
+    "订单系统", "a/b", "a/../b", "../x", "a//b", "..", ".", "a?b#c", "a%2Fb", "a b", "{x}", "*",
     "\udcb6\udca9\udcb5\udca5", "/", "//evil.example", *HOSTILE_TEXTS.values(),
 ]  # fmt: skip
 
@@ -173,7 +173,10 @@ def test_freshness() -> None:
     assert WORDS.freshness(stale) == "状态已过期 · 没有日志"
     assert WORDS.freshness(never) == "从未写过状态 · 没有日志"
     assert (WORDS.queue(never), WORDS.queue(fresh)) == ("类型不符", "0")
-    assert [WORDS.rate(rate) for rate in (0.0, 0.2, 12.4)] == ["0", "0.2", "12"]
+    said = [WORDS.rate(make_card(view(rate=rate))) for rate in (0.0, 0.2, 12.4)]
+    assert said == ["0", "0.2", "12"]
+    guessed = make_card(view(rate=340.0, errors=7, estimated=True))
+    assert (WORDS.rate(guessed), WORDS.errors(guessed)) == ("≈340", "≈7")
 
 
 def test_sparkline() -> None:

@@ -8,15 +8,15 @@ from redis.asyncio import Redis
 
 from bls_agent.devserver import DevServer
 from bls_agent.rights import console_acl_rules
-from tests.harness import PASSWORD, needs_selectors
+from tests.harness import PASSWORD, execute, needs_selectors
 from tests.web.serving import console_of
 
 
 async def give(admin: Redis, rules: list[str]) -> None:
-    await admin.execute_command(
-        "ACL", "SETUSER", "console", "reset", "on", f">{PASSWORD}", *rules
+    await execute(
+        admin, "ACL", "SETUSER", "console", "reset", "on", f">{PASSWORD}", *rules
     )
-    await admin.execute_command("ACL", "LOG", "RESET")
+    await execute(admin, "ACL", "LOG", "RESET")
 
 
 def url_of(server: DevServer) -> str:
@@ -44,7 +44,7 @@ async def test_the_printed_rights_are_enough(
             assert (await client.get(path)).status_code == 200, path
         body = {"targetProjectName": project, "command": "x", "wait": 0.3}
         assert (await client.post("/api/commands", json=body)).status_code == 202
-    assert await admin.execute_command("ACL", "LOG") == []
+    assert await execute(admin, "ACL", "LOG") == []
 
 
 @needs_selectors

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import anyio
 
+from bls_agent.codec import encode
 from bls_agent.web.ring import Item, Ring
 
 
@@ -38,6 +41,20 @@ def test_a_slow_follower_learns_what_he_missed() -> None:
     ring.add(Item(b"x" * 100))
     assert payloads(ring.since(0)[0]) == [b"x" * 100]  # the newest in any case
     assert ring.begin == 10
+
+
+def test_short_items_take_little_memory() -> None:
+    """As much as their bytes, whatever the writer of the bytes had set aside."""
+    tracemalloc.start()
+    try:
+        ring = Ring(most=2_000, size=1_000_000)
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(2_000):
+            ring.add(Item(encode({"number": number}), "log"))
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert held < 2_000 * 500
 
 
 async def test_waiting_ends_with_more_or_with_its_time() -> None:

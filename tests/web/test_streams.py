@@ -42,6 +42,7 @@ async def following(url: str, **more: Any) -> AsyncIterator[AsyncIterator[Event]
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert answer.headers["content-security-policy"]
         assert answer.headers["x-accel-buffering"] == "no"
+        assert "server" not in answer.headers
         yield events_of(answer)
 
 
@@ -319,8 +320,13 @@ async def test_who_says_nothing_is_dropped(redis_url: str) -> None:
             with connect(console) as channel:
                 channel.sendall(beginning.encode())
                 assert await anyio.to_thread.run_sync(closed, channel)
+        with connect(console) as channel:
+            channel.sendall(get.encode())
+            assert channel.recv(65_536).startswith(b"HTTP/1.1 200 ")
+            channel.sendall(b"GET / HT")
+            assert await anyio.to_thread.run_sync(closed, channel)
         counts = console.app.web.counts
-        assert counts["requests_stalled"] == 4
+        assert counts["requests_stalled"] == 5
 
 
 async def test_who_reads_nothing_is_dropped(

@@ -51,17 +51,32 @@ export class Card {
     this.last = find(".last bdi");
     this.told = null;
     this.at = 0;
+    this.inSight = true;
+    this.behind = false; // whether the page does not show yet what was told
   }
 
   static blank(template) {
     return new Card(template.content.firstElementChild.cloneNode(true));
   }
 
-  // Show what the server has told now.
+  // Take what the server has told now; who is out of sight is painted when it comes back.
   fill(told) {
-    const { element } = this;
     this.told = told;
     this.at = performance.now();
+    if (this.kind !== told.kind || this.path !== told.path || this.inSight) this.paint();
+    else this.behind = true;
+  }
+
+  sight(inSight) {
+    this.inSight = inSight;
+    if (!inSight) return;
+    if (this.behind) this.paint();
+    else this.tick();
+  }
+
+  paint() {
+    const { element, told } = this;
+    this.behind = false;
     if (this.path !== told.path || this.link.textContent !== told.name) {
       this.path = element.dataset.path = told.path;
       this.name = told.name;
@@ -77,8 +92,9 @@ export class Card {
     element.toggleAttribute("data-errs", told.errors > 0);
     setText(this.odd, told.odd);
     setText(this.queue, told.queue === null ? say("wrong_type") : String(told.queue));
-    setText(this.errors, String(told.errors));
-    setText(this.rate, sayRate(told.rate));
+    const about = told.estimated ? "≈" : "";
+    setText(this.errors, about + told.errors);
+    setText(this.rate, about + sayRate(told.rate));
     setText(this.last, told.error);
     this.last.title = told.error;
     const path = drawSpark(told.rates);

@@ -6,15 +6,25 @@ import { noteOutcome, noteSent } from "./sent.js";
 import { follow, showLink } from "./stream.js";
 
 const MOST = 2000; // records on the page, and records that wait
+const LARGEST = 8_000_000; // characters of them
 const FIRST = 200; // records that a stream begins with
 const PAGE = 200; // older records that are read at once
 const NEAR = 160; // pixels from an edge that count as there
 const RANKS = { all: 0, info: 1, warn: 2, error: 3 };
 const LATE = 120; // ms after which records are shown though no frame was drawn
 
+// Count the entries at the beginning that have to go, to stay within the bounds.
+function tooMany(entries) {
+  let size = 0;
+  let place = entries.length;
+  while (place > 0 && entries.length - place < MOST && size <= LARGEST) size += entries[--place].size;
+  return size > LARGEST ? place + 1 : place;
+}
+
 class Gap {
   constructor(text) {
     this.text = text;
+    this.size = text.length;
     this.row = null;
   }
 
@@ -65,11 +75,25 @@ export class Log {
   listen() {
     this.box.addEventListener("scroll", () => this.scrolled(), { passive: true });
     this.box.addEventListener("unfold", () => this.following && this.pause(false));
+    this.box.addEventListener("keydown", (event) => this.step(event));
     this.button.addEventListener("click", () => (this.following ? this.pause(true) : this.resume()));
     this.newer.addEventListener("click", () => this.resume());
     byId("level").addEventListener("change", (event) => this.filter(RANKS[event.target.value], this.needle));
     byId("search").addEventListener("input", (event) => this.filter(this.rank, event.target.value.trim().toLowerCase()));
     new ResizeObserver(() => this.following && this.toEnd()).observe(this.box);
+  }
+
+  // Go from record to record that has details: j and k, from the newest one on the page.
+  step(event) {
+    if (!["j", "k"].includes(event.key) || event.ctrlKey || event.metaKey || event.altKey) return;
+    const stops = [...this.list.querySelectorAll(".more")];
+    const here = stops.indexOf(document.activeElement);
+    const next = here < 0 ? stops.at(-1) : stops[here + (event.key === "j" ? 1 : -1)];
+    if (!next) return;
+    event.preventDefault();
+    if (this.following) this.pause(true);
+    next.focus({ preventScroll: true });
+    next.closest(".row").scrollIntoView({ block: "nearest" });
   }
 
   // A stream has begun, or has begun again.
@@ -105,7 +129,7 @@ export class Log {
         noteSent({ id: metadata.commandId, command: metadata.command, args: metadata.args, by: metadata.sentBy, timestamp: records.find((one) => one.metadata === metadata).timestamp });
       }
     }
-    this.come(records.map((record, place) => new Entry(record, data, place)));
+    this.come(records.map((record, place) => new Entry(record, data, place, data.length / records.length)));
   }
 
   come(entries) {
@@ -113,10 +137,9 @@ export class Log {
       this.skipped += entries.length;
     } else {
       this.coming.push(...entries);
-      if (this.coming.length > MOST) {
-        this.skipped += this.coming.length - MOST;
-        this.coming.splice(0, this.coming.length - MOST);
-      }
+      const excess = tooMany(this.coming);
+      this.skipped += excess;
+      this.coming.splice(0, excess);
     }
     this.draw();
   }
@@ -141,18 +164,14 @@ export class Log {
     this.coming = [];
     if (this.skipped) coming.unshift(new Gap(say("skipped", { n: this.skipped })));
     this.skipped = 0;
-    const excess = this.entries.length + coming.length - MOST;
+    this.entries.push(...coming);
+    const excess = tooMany(this.entries);
     if (excess > 0) {
-      const dropped = this.entries.splice(0, excess);
-      for (const entry of dropped) entry.row?.remove();
-      if (dropped.length) {
-        this.before = null;
-        this.cutAbove = true;
-      }
+      for (const entry of this.entries.splice(0, excess)) entry.row?.remove();
+      this.before = null;
+      this.cutAbove = true;
     }
-    const fresh = coming.slice(-MOST);
-    this.entries.push(...fresh);
-    this.list.append(this.render(fresh));
+    this.list.append(this.render(coming.slice(-this.entries.length)));
     this.toEnd();
     this.sayEmpty();
   }
@@ -250,7 +269,7 @@ export class Log {
   }
 
   prepend(page, text) {
-    const older = page.logs.map((record, place) => new Entry(record, text, place));
+    const older = page.logs.map((record, place) => new Entry(record, text, place, text.length / page.logs.length));
     const height = this.box.scrollHeight;
     const from = this.box.scrollTop;
     this.entries.unshift(...older);
@@ -258,7 +277,7 @@ export class Log {
     this.box.scrollTop = from + this.box.scrollHeight - height;
     this.before = page.before;
     setText(this.top, page.before !== null ? "" : say(page.trimmed ? "trimmed" : "beginning"));
-    const excess = this.entries.length - MOST;
+    const excess = tooMany(this.entries.toReversed());
     if (excess > 0) {
       for (const entry of this.entries.splice(-excess)) entry.row?.remove();
       this.cutBelow = true;

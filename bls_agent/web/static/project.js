@@ -1,5 +1,6 @@
 // The page of one project: its card, log, commands and the history of its status.
 
+import "./guard.js";
 import { byId, isTyping, root, setText } from "./chrome.js";
 import { Card } from "./cards.js";
 import { Log } from "./log.js";

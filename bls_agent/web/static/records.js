@@ -5,7 +5,7 @@ import { sayDuration } from "./sent.js";
 
 const RANKS = { debug: 0, info: 1, warn: 2, error: 3 };
 const NOT_TOLD = new Set(["agent"]);
-const LONGEST_ANSWER = 160;
+const LONGEST_ANSWER = 110; // characters of a result or of arguments beside their command
 const LONGEST_FIELDS = 160; // characters of metadata beside a message
 
 function part(kind, name, text) {
@@ -29,10 +29,11 @@ export const isSent = (metadata) => typeof metadata.sentBy === "string" && typeo
 
 // A record that the page knows; batch: the text that it came in, place: where in that.
 export class Entry {
-  constructor(record, batch, place) {
+  constructor(record, batch, place, size) {
     this.record = record;
     this.batch = batch;
     this.place = place;
+    this.size = size; // characters, about
     this.row = null;
     this.sought = null;
   }
@@ -66,6 +67,7 @@ export class Entry {
   unfolder(row) {
     const button = part("button", "more", "{…}");
     button.type = "button";
+    button.tabIndex = -1; // thousands of stops would lie between the log and the commands: j and k go there
     button.setAttribute("aria-expanded", "false");
     button.setAttribute("aria-label", say("unfold"));
     button.addEventListener("click", () => {
@@ -97,13 +99,13 @@ function writeText(element, record, needle) {
     end.toggleAttribute(good ? "data-good" : "data-bad", true);
     element.append(end);
     const answer = good ? metadata.result : (metadata.error?.message ?? metadata.error?.reason ?? metadata.error);
-    const told = answer === null || answer === undefined ? "" : typeof answer === "string" ? answer : JSON.stringify(answer);
-    write(element, `${sayDuration(metadata.durationMs)}${told && `  ${visible(told.slice(0, LONGEST_ANSWER))}`}`, needle);
+    const told = metadata.command === "help" ? "" : sayBeside(answer);
+    write(element, `${sayDuration(metadata.durationMs)}${told}`, needle);
     return;
   }
   if (isSent(metadata) && metadata.sent === undefined) {
     element.append(part("span", "end", `→ ${visible(String(metadata.command))}`));
-    const args = metadata.args && Object.keys(metadata.args).length ? `  ${visible(JSON.stringify(metadata.args).slice(0, LONGEST_ANSWER))}` : "";
+    const args = metadata.args && Object.keys(metadata.args).length ? sayBeside(metadata.args) : "";
     write(element, `${say("sent_by", { user: visible(metadata.sentBy) })}${args}`, needle);
     return;
   }
@@ -127,6 +129,12 @@ function sayFields(metadata) {
     if (told.length > LONGEST_FIELDS) return visible(`${told.slice(0, LONGEST_FIELDS)}…`);
   }
   return visible(told);
+}
+
+function sayBeside(value) {
+  if (value === null || value === undefined) return "";
+  const told = typeof value === "string" ? value : JSON.stringify(value);
+  return `  ${visible(told.length > LONGEST_ANSWER ? `${told.slice(0, LONGEST_ANSWER)}…` : told)}`;
 }
 
 function sayOr(name, fallback) {

@@ -4,6 +4,7 @@ import { byId, root, say, setText } from "./chrome.js";
 
 const SILENCE = 30_000; // ms without a beat after which the line counts as cut
 const LONGEST = 10_000; // ms between two tries
+const PATIENCE = 2; // tries without success after which it is said aloud
 const HIDDEN = 300_000; // ms after which a hidden page lets its stream go
 
 export function showLink(state) {
@@ -11,7 +12,6 @@ export function showLink(state) {
   if (!link || link.dataset.state === state) return;
   link.dataset.state = state;
   setText(link, say({ live: "live", away: "away" }[state] ?? "reconnecting"));
-  link.title = state === "cut" ? say("cut") : "";
 }
 
 // Follow a stream; handlers: event name → function of its data (text).
@@ -31,6 +31,7 @@ export function follow(path, handlers, begin = () => {}) {
     source.onopen = () => {
       failures = 0;
       heard = Date.now();
+      byId("cut").hidden = true;
       showLink("live");
     };
     source.onerror = () => {
@@ -38,6 +39,7 @@ export function follow(path, handlers, begin = () => {}) {
       failures += 1;
       close();
       showLink("cut");
+      byId("cut").hidden = failures < PATIENCE;
       timer = setTimeout(failures === 1 ? open : knock, Math.min(300 * 2 ** failures, LONGEST) * (0.5 + Math.random() / 2));
     };
     for (const [name, handle] of Object.entries(handlers)) {
@@ -55,8 +57,8 @@ export function follow(path, handlers, begin = () => {}) {
   // An EventSource does not tell why it was refused: ask once, and log in again if that is it.
   async function knock() {
     try {
-      const answer = await fetch(`${root}/api/health`, { cache: "no-store", redirect: "manual" });
-      if (answer.status === 401 || answer.type === "opaqueredirect") {
+      const answer = await fetch(`${root}/fragments/card`, { cache: "no-store", redirect: "manual" });
+      if (answer.type === "opaqueredirect") {
         location.assign(`${root}/login?next=${encodeURIComponent(location.pathname + location.search)}`);
         return;
       }

@@ -17,10 +17,9 @@ const watcher = new IntersectionObserver(
     for (const entry of entries) {
       const card = cards.get(entry.target.dataset.path);
       if (!card) continue;
-      if (entry.isIntersecting) {
-        seen.add(card);
-        card.tick();
-      } else seen.delete(card);
+      card.sight(entry.isIntersecting);
+      if (entry.isIntersecting) seen.add(card);
+      else seen.delete(card);
     }
   },
   { rootMargin: "200px" },

@@ -1,10 +1,9 @@
-"""The servers that are examined: wires to each, and what they say of themselves."""
+"""One server that is examined: reading much over one wire, and what it says of itself."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import anyio
@@ -12,19 +11,16 @@ import anyio
 from bls_agent.diagnosis import Question
 from bls_agent.doctor.reading import Look, encode_key
 from bls_agent.doctor.server_rules import Facts
-from bls_agent.endpoint import Argument, Endpoint, Reply, Request
-from bls_agent.engines import Routes
+from bls_agent.endpoint import Argument, Reply, Request
 from bls_agent.errors import RedisUnavailableError
-from bls_agent.names import slot_of
+from bls_agent.keyed_wires import KeyedWires
 from bls_agent.wire import Wire
 
-__all__ = ["Server", "Servers", "open_servers"]
+__all__ = ["Server", "answer"]
 
 PINGS: Final = 5
 BATCH: Final = 2_000  # requests in one write
-KEYS_IN_A_TRIP: Final = 250
 CLIENTS: Final = 10_000  # connections; of more, CLIENT LIST is not asked for
-NAME: Final = "bls-doctor"
 AGENT: Final = "bls-agent:"
 
 _SETTINGS: Final = (
@@ -46,6 +42,11 @@ class Server:
         self._wire = wire
         self._whole = whole
         self._quiet = -1  # in which life of the connection NO-TOUCH was asked for
+
+    @property
+    def address(self) -> str:
+        """Where it is, without credentials."""
+        return self._wire.address
 
     async def ask(self, requests: Sequence[Request]) -> list[Reply]:
         """Send requests that change nothing; error replies stand in the list.
@@ -156,11 +157,9 @@ class Server:
         )
 
     async def fill(self, looks: Sequence[Look]) -> None:
-        """Read some of each key, many of them in one trip."""
-        for begin in range(0, len(looks), KEYS_IN_A_TRIP):
-            some = looks[begin : begin + KEYS_IN_A_TRIP]
-            await self._trip(some, Look.first, Look.note_first)
-            await self._trip(some, Look.second, Look.note_second)
+        """Read some of each key, all of them in two trips."""
+        await self._trip(looks, Look.first, Look.note_first)
+        await self._trip(looks, Look.second, Look.note_second)
 
     async def _trip(
         self,
@@ -188,10 +187,6 @@ class Server:
         pairs = zip(asked, replies, strict=True)
         return {request: reply for request, reply in pairs if not _refusal(reply)}
 
-    async def aclose(self) -> None:
-        """Close the connection."""
-        await self._wire.aclose()
-
 
 def _encode(word: Argument) -> Argument:
     return encode_key(word) if isinstance(word, str) else word
@@ -207,68 +202,11 @@ def _read_info(reply: bytes) -> dict[str, str]:
     return {name: value for name, colon, value in pairs if colon}
 
 
-class Servers:
-    """All servers that hold keys: one, the master behind sentinels, or a cluster's."""
-
-    def __init__(self, endpoint: Endpoint, timeout: float) -> None:
-        """Remember where they are; nothing is opened yet."""
-        self._routes = Routes(endpoint)
-        self._timeout = timeout
-        self._open: dict[object, Server] = {}
-
-    async def all(self) -> list[Server]:
-        """Give every server that serves keys.
-
-        Raises:
-            RedisUnavailableError: None of a cluster's nodes tells.
-        """
-        cluster = self._routes.cluster
-        if cluster is None:
-            return [self._server(None)]
-        return [self._server(node) for node in await cluster.masters()]
-
-    async def of(self, key: str) -> Server:
-        """Give the server of a key."""
-        cluster = self._routes.cluster
-        if cluster is None:
-            return self._server(None)
-        return self._server(await cluster.master_of(slot_of(key)))
-
-    def _server(self, node: tuple[str, int] | None) -> Server:
-        if node not in self._open:
-            cluster = self._routes.cluster
-            if cluster is None or node is None:
-                wire = Wire(self._routes.to(""), NAME, timeout=self._timeout)
-            else:
-                wire = Wire(cluster.node(*node), NAME, timeout=self._timeout)
-            self._open[node] = Server(wire, whole=cluster is not None)
-        return self._open[node]
-
-    async def answer(self, questions: Iterable[Question]) -> Mapping[Question, Any]:
-        """Answer questions about keys wherever these lie; without what was refused."""
-        groups: dict[Server, list[Question]] = {}
-        for question in dict.fromkeys(questions):
-            groups.setdefault(await self.of(question[1]), []).append(question)
-        found: dict[Question, Any] = {}
-        for server, group in groups.items():
-            replies = await server.ask([[*map(encode_key, words)] for words in group])
-            pairs = zip(group, replies, strict=True)
-            found |= {
-                question: reply for question, reply in pairs if not _refusal(reply)
-            }
-        return found
-
-    async def aclose(self) -> None:
-        """Close every connection."""
-        for server in self._open.values():
-            await server.aclose()
-
-
-@asynccontextmanager
-async def open_servers(endpoint: Endpoint, timeout: float) -> AsyncGenerator[Servers]:
-    """Give the servers of an endpoint; their connections are closed at the end."""
-    servers = Servers(endpoint, timeout)
-    try:
-        yield servers
-    finally:
-        await servers.aclose()
+async def answer(
+    wires: KeyedWires, questions: Iterable[Question]
+) -> Mapping[Question, Any]:
+    """Answer questions about keys wherever these lie; without what was refused."""
+    asked = list(questions)
+    replies = await wires.read_many([[*map(encode_key, words)] for words in asked])
+    pairs = zip(asked, replies, strict=True)
+    return {question: reply for question, reply in pairs if not _refusal(reply)}

@@ -1,0 +1,225 @@
+"""Pictures of the console for the documents: ``make screenshots`` writes docs/images/.
+
+A fleet of a made-up trading company: one real agent, the other projects are keys as
+anybody may write them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+from redis import Redis
+
+from bls_agent import ProjectAgent
+from bls_agent.devserver import DevServer
+from bls_agent.web.configuration import WebConfig
+from tests.web.browsers import Foreign, Watched, a_browser, looking, record, until
+from tests.web.palette import shrink
+from tests.web.serving import served
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+LARGEST = 200_000  # bytes of a picture
+MAIN = "订单系统"
+QUIET = 2_000  # ms until everything has come
+
+# name: status, seconds it lives, records in five minutes, errors, waiting commands
+FLEET: dict[str, tuple[str, int | None, int, list[str], int]] = {
+    "支付网关": (
+        "故障",
+        55,
+        48,
+        ["银联通道超时：连续 3 次未应答，已切换备用线路"] * 7,
+        0,
+    ),
+    "库存同步": ("报错", 58, 52, ["SKU 10086 库存为负，已跳过本次扣减"] * 2, 0),
+    "日志归档": ("running", None, 12, [], 0),
+    "报表生成": ("", None, 3, [], 0),
+    "短信平台": ("离线", None, 9, [], 0),
+    "风控引擎": ("在线", 52, 58, [], 4),
+    "推荐引擎": ("在线", 59, 62, [], 0),
+    "搜索服务": ("在线", 57, 55, [], 0),
+    "用户中心": ("在线", 48, 49, ["会话校验失败：令牌已过期"], 0),
+    "物流追踪": ("在线", None, 70, [], 0),
+    "客服机器人": ("在线", 56, 30, [], 0),
+    "数据仓库": ("在线", 44, 20, [], 0),
+    "行情接入": ("在线", 59, 63, [], 0),
+    "清算中心": ("在线", 53, 45, [], 0),
+    "发票服务": ("在线", 51, 25, [], 0),
+    "优惠券": ("", None, 0, [], 2),
+}
+TROUBLE = {
+    "type": "ConnectionResetError",
+    "message": "华南节点关闭了连接",
+    "traceback": """Traceback (most recent call last):
+  File "/srv/orders/sync.py", line 88, in push
+    await peer.send(batch, timeout=5.0)
+  File "/srv/orders/peers.py", line 41, in send
+    raise ConnectionResetError(f"{self.name}节点关闭了连接")
+ConnectionResetError: 华南节点关闭了连接
+""",
+}
+STEPS = ["订单已入库", "库存已锁定", "支付已确认", "运单已生成"]
+
+
+def write_fleet(redis: Redis) -> None:
+    """Write the projects of everybody else."""
+    for number, (name, (status, ttl, count, errors, waiting)) in enumerate(
+        FLEET.items()
+    ):
+        project = Foreign(redis, name)
+        if status:
+            project.status(status, ttl)
+        chance = random.Random(number)
+        times = sorted(
+            (chance.betavariate(1.1, 1.3) * 295 for _ in range(count)), reverse=True
+        )
+        if count:
+            shift = 0 if status else 4_000
+            project.log(*(record("批次处理完成", "info", shift + ago) for ago in times))
+        for place, message in enumerate(errors):
+            project.log(record(message, "error", 40.0 - place * 5))
+        for place in range(waiting):
+            command = {"id": f"cmd-{place}", "command": "reload"}
+            redis.rpush(f"{name}_控制", orjson.dumps(command))
+
+
+@contextmanager
+def order_system(url: str, redis: Redis) -> Iterator[ProjectAgent]:
+    """Run the one real agent, with a log behind it."""
+    agent = ProjectAgent(MAIN, redis=url, instance="orders-1")
+
+    @agent.command
+    def reload(force: bool = False) -> dict[str, int]:
+        """重新加载规则。"""
+        agent.log.info("规则已重新加载", force=force, rules=42)
+        return {"rules": 42}
+
+    @agent.command("导入订单")
+    def load(
+        file: str,
+        mode: Literal["fast", "safe"] = "fast",
+        limit: int = 1_000,
+        note: str | None = None,
+    ) -> dict[str, Any]:
+        """从文件导入订单，重复的订单会被跳过。"""
+        if file.endswith(".bak"):
+            raise FileNotFoundError(file)
+        return {"imported": 986, "skipped": 14, "mode": mode}
+
+    past = [
+        record(
+            STEPS[n % 4],
+            "info",
+            290 - n * 5.6,
+            order_id=20_260_115 + n // 4,
+            warehouse="华东一号仓",
+        )
+        for n in range(50)
+    ]
+    Foreign(redis, MAIN).log(*past)
+    with agent.in_thread():
+        for number in range(9):
+            agent.log.info(
+                STEPS[number % 4],
+                order_id=20_260_128 + number // 4,
+                warehouse="华东一号仓",
+            )
+        agent.log.debug("缓存命中", key="sku:10086", ttl=120)
+        agent.log.warn("库存偏低", sku="10086", left=3)
+        agent.log.error("同步失败，10 秒后重试", peer="华南", exception=TROUBLE)
+        agent.log.info("同步恢复", peer="华南", lag_ms=180)
+        until(lambda: redis.llen(f"{MAIN}_项目控制台") > len(past) + 12)
+        until(lambda: redis.get(f"{MAIN}_项目状态") is not None)
+        yield agent
+
+
+def show_wallboard(looked: Watched) -> None:
+    """Open the wallboard."""
+    looked.open("/")
+
+
+def send(looked: Watched, file: str) -> None:
+    """Send a command by its form."""
+    page = looked.page
+    with page.expect_response("**/fragments/commands**"):
+        page.select_option("select[name=chosen]", label="导入订单")
+    page.wait_for_timeout(100)
+    page.fill("[name='arg.file']", file)
+    page.select_option("[name='arg.mode']", label="safe")
+    page.fill("[name='arg.limit']", "1000")
+    page.click("#command button.main")
+    page.click(".review button.main")
+
+
+def show_project(looked: Watched) -> None:
+    """Open a project, send two commands, prepare a third."""
+    page = looked.page
+    looked.open_project(MAIN)
+    send(looked, "orders-0112.bak")
+    page.locator(".sent [data-bad]").first.wait_for()
+    send(looked, "orders-0112.csv")
+    page.locator(".sent [data-good]").first.wait_for()
+    page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+
+
+def show_details(looked: Watched) -> None:
+    """Open a project, unfold an exception."""
+    page = looked.page
+    looked.open_project(MAIN)
+    page.locator("select[name=chosen]").wait_for()
+    page.select_option("select[name=chosen]", label="reload")
+    page.locator("[name='arg.force']").wait_for()
+    page.select_option("[name='arg.force']", "true")
+    page.click("#command button.main")
+    page.locator(".review").wait_for()
+    page.locator(".row[data-level=error] .more").first.click()
+    page.evaluate(
+        """() => { const box = document.querySelector("#log");
+             box.scrollTop = document.querySelector(".row pre").parentElement.offsetTop - box.offsetTop - 150;
+             scrollTo(0, 0); }"""
+    )
+
+
+def show_narrow_project(looked: Watched) -> None:
+    """Open a project on a telephone."""
+    looked.open_project(MAIN)
+    looked.page.locator("select[name=chosen]").wait_for()
+
+
+Picture = tuple[str, Callable[[Watched], None], str, str, tuple[int, int]]
+PICTURES: list[Picture] = [
+    ("console-wallboard-zh.png", show_wallboard, "zh", "light", (1280, 760)),
+    ("console-wallboard-en.png", show_wallboard, "en", "dark", (1280, 760)),
+    ("console-project-zh.png", show_project, "zh", "dark", (1280, 900)),
+    ("console-project-en.png", show_details, "en", "light", (1280, 860)),
+    ("console-narrow-wallboard.png", show_wallboard, "zh", "dark", (360, 740)),
+    ("console-narrow-project.png", show_narrow_project, "en", "light", (360, 740)),
+]
+
+
+def main() -> None:
+    """Take all pictures."""
+    IMAGES.mkdir(exist_ok=True)
+    with DevServer() as server, Redis.from_url(server.url, protocol=2) as redis:
+        write_fleet(redis)
+        console = served(WebConfig(redis=server.url, port=0))
+        with order_system(server.url, redis), console as site, a_browser() as browser:
+            for name, show, language, scheme, size in PICTURES:
+                with looking(
+                    browser, site.url, language=language, scheme=scheme, size=size
+                ) as looked:
+                    show(looked)
+                    looked.page.wait_for_timeout(QUIET)
+                    path = IMAGES / name
+                    path.write_bytes(shrink(looked.page.screenshot()))
+                    assert path.stat().st_size < LARGEST, name
+                    print(path, path.stat().st_size)  # noqa: T201 - a program
+
+
+if __name__ == "__main__":
+    main()
