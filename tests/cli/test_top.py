@@ -19,6 +19,7 @@ from bls_agent.fleet import Presence, ProjectView
 from bls_agent.project.messages import Level
 from bls_agent.texts import load_texts
 from tests.cli.terminal import read_all, start_at_terminal
+from tests.harness import url_with_rights
 
 TEXTS = load_texts("cli", "en")
 
@@ -167,3 +168,17 @@ class Seen:
             ready, _, _ = select.select([self._user], [], [], end - time.monotonic())
             assert ready, f"{wanted} was not shown"
             self._bytes += os.read(self._user, 65_536)
+
+
+async def test_a_server_that_lets_nobody_in(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """The terminal is given back before it is said why; exit code 4."""
+    await url_with_rights(admin, own_server, "+@all", "~*")
+    url = f"redis://agent:wrong@127.0.0.1:{own_server.port}/0"
+    process, user = start_at_terminal(["top"], 80, {"BLS_REDIS_URL": url})
+    shown = b"".join(read_all(user)).decode()
+    os.close(user)
+    assert process.wait(20) == 4
+    assert "password or user name" in shown.rpartition("\x1b[?1049l")[2]
+    assert "Traceback" not in shown
