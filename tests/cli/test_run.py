@@ -16,7 +16,7 @@ from bls_agent.cli.exits import Failure
 from bls_agent.cli.failures import unwrap
 from bls_agent.cli.loading import Target, parse_target
 from bls_agent.session import Session
-from tests.cli.terminal import environment, run_piped
+from tests.cli.terminal import environment, run_piped, watched
 from tests.harness import eventually, status_of
 
 SERVICE = """
@@ -66,10 +66,11 @@ def service(tmp_path: Path, project: str) -> Path:
 
 
 def start(service: Path, url: str, *words: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "bls_agent", "run", *words, "--redis", url],
         env=environment(), cwd=service, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
+    return watched(process)
 
 
 @pytest.mark.parametrize(

@@ -182,3 +182,11 @@ async def test_a_server_that_lets_nobody_in(
     assert process.wait(20) == 4
     assert "password or user name" in shown.rpartition("\x1b[?1049l")[2]
     assert "Traceback" not in shown
+
+
+def test_a_terminal_that_goes_away(own_server: DevServer) -> None:
+    """Nothing is left running for nobody."""
+    process, user = start_at_terminal(["top"], 80, {"BLS_REDIS_URL": own_server.url})
+    Seen(user).until("projects")
+    os.close(user)
+    process.wait(20)
