@@ -188,13 +188,23 @@ def _keys_pressed() -> Generator[int | None]:
 
 
 async def _wait_for_q(number: int | None) -> None:
+    """Wait until q is pressed, or the terminal has gone."""
     import anyio
 
-    while number is not None:
+    if number is None:
+        await anyio.sleep_forever()
+        return
+    pressed = b"any"
+    while pressed and pressed.lower() not in (b"q", b"\x04"):
         await anyio.wait_readable(number)
-        pressed = os.read(number, 64)
-        if not pressed:
-            break  # the terminal has gone
-        if pressed.lower() in (b"q", b"\x04"):
-            return
-    await anyio.sleep_forever()
+        with suppress(BlockingIOError):
+            pressed = _read_keys(number)
+
+
+def _read_keys(number: int) -> bytes:
+    try:
+        return os.read(number, 64)
+    except BlockingIOError:
+        raise
+    except OSError:  # EIO: nobody holds the other end any more
+        return b""

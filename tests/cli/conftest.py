@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import anyio.to_thread
 import pytest
 
 from bls_agent.cli import main
-from tests.cli.terminal import NOT_OURS, Ran
+from tests.cli.terminal import NOT_OURS, Ran, end_all
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    """A test that fails leaves no process behind."""
+    yield
+    end_all()
 
 
 @pytest.fixture(autouse=True)

@@ -93,7 +93,25 @@ def start_at_terminal(
         stderr=program if err else subprocess.DEVNULL,
     )  # fmt: skip
     os.close(program)
-    return process, user
+    return watched(process), user
+
+
+_STARTED: list[subprocess.Popen[bytes]] = []
+
+
+def watched(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+    """Keep a process in mind, so that a test that fails leaves nothing running."""
+    _STARTED.append(process)
+    return process
+
+
+def end_all() -> None:
+    """End what a test has left running."""
+    while _STARTED:
+        process = _STARTED.pop()
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 def run_at_terminal(

@@ -336,12 +336,12 @@ async def test_watching_a_status(own_server: DevServer, project: str) -> None:
         await redis.set(f"{project}_项目状态", "在线", ex=60)
         command = [sys.executable, "-m", "bls_agent", "status", project, "--watch"]
         env = environment(BLS_REDIS_URL=own_server.url)
-        async with await anyio.open_process(
-            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as process:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            with anyio.fail_after(20):
+        with anyio.fail_after(30):
+            async with await anyio.open_process(
+                command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            ) as process:
+                assert process.stdout is not None
+                assert process.stderr is not None
                 assert "\t在线\t" in (await process.stdout.receive()).decode()
                 own_server.kill()
                 assert "does not answer" in (await process.stderr.receive()).decode()
@@ -359,13 +359,13 @@ async def test_following_a_log(own_server: DevServer, project: str) -> None:
         await add(redis, project, '{"message":"one"}', '{"message":"two"}')
         words = ["logs", project, "-f", "-n", "1", "--json"]
         env = environment(BLS_REDIS_URL=own_server.url)
-        async with await anyio.open_process(
+        with anyio.fail_after(30):
+            async with await anyio.open_process(
             [sys.executable, "-m", "bls_agent", *words],
             env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        ) as process:  # fmt: skip
-            assert process.stdout is not None
-            assert process.stderr is not None
-            with anyio.fail_after(20):
+            ) as process:  # fmt: skip
+                assert process.stdout is not None
+                assert process.stderr is not None
                 assert orjson.loads(await process.stdout.receive())["message"] == "two"
                 await add(redis, project, '{"message":"three"}')
                 assert (

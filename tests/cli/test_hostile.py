@@ -133,7 +133,13 @@ async def test_terminals_that_know_less(
     """Whatever the encoding: no failure; what it cannot show stands there as an escape."""
     await plant(admin)
     env: dict[str, Any] = {"BLS_REDIS_URL": own_server.url, "BLS_LANG": "zh"}
-    for words in (["projects"], ["top", "--once"], ["status", "没有"], ["--help"]):
+    for words in (
+        ["projects"],
+        ["top", "--once"],
+        ["status", "没有"],
+        ["--help"],
+        ["status", "--help"],
+    ):
         ran = await at_terminal(*words, encoding=encoding, **env)
         shown = ran.out.decode(encoding)
         assert "Traceback" not in shown

@@ -11,9 +11,12 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
+from bls_agent import ProjectAgent
 from bls_agent.cli.exits import Failure
+from bls_agent.cli.failures import unwrap
 from bls_agent.cli.loading import Target, parse_target
-from tests.cli.terminal import environment, run_piped
+from bls_agent.session import Session
+from tests.cli.terminal import environment, run_piped, watched
 from tests.harness import eventually, status_of
 
 SERVICE = """
@@ -63,10 +66,11 @@ def service(tmp_path: Path, project: str) -> Path:
 
 
 def start(service: Path, url: str, *words: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "bls_agent", "run", *words, "--redis", url],
         env=environment(), cwd=service, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
+    return watched(process)
 
 
 @pytest.mark.parametrize(
@@ -194,3 +198,25 @@ def test_targets(text: str, target: Target | None) -> None:
             parse_target(text)
     else:
         assert parse_target(text) == target
+
+
+async def test_a_fault_of_the_agent_itself(
+    redis_url: str, project: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the application it does not end as if all were well."""
+
+    async def fail(_: Session) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Session, "_end", fail)
+    agent = ProjectAgent(project, redis=redis_url)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(close_soon, agent)
+        with pytest.raises(ExceptionGroup) as raised:
+            await agent.run(handle_signals=False)
+    assert isinstance(unwrap(raised.value), ZeroDivisionError)
+
+
+async def close_soon(agent: ProjectAgent) -> None:
+    await eventually(lambda: agent.stats().open)
+    await agent.aclose()

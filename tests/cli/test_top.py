@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from bls_agent.fleet import Presence, ProjectView
 from bls_agent.project.messages import Level
 from bls_agent.texts import load_texts
 from tests.cli.terminal import read_all, start_at_terminal
+from tests.harness import url_with_rights
 
 TEXTS = load_texts("cli", "en")
 
@@ -115,10 +118,11 @@ async def test_at_a_terminal(own_server: DevServer, admin: Redis) -> None:
     )
     shown = Seen(user)
     shown.until("系统00")
+    shown.until("a\\x1b]0;x\\x07")
     assert "a\\x1b]0;x\\x07" in shown.text
     assert "\x1b]" not in shown.text  # of all that is written nothing sets a title
-    assert "另有" in shown.text
-    assert "41 个项目，1 个故障或报错" in shown.text
+    shown.until("另有")
+    shown.until("41 个项目，1 个故障或报错")
     await admin.set("系统39_项目状态", "报错", ex=600)
     shown.until("系统39")
     own_server.kill()
@@ -159,9 +163,30 @@ class Seen:
 
     def until(self, wanted: str, after: str = "") -> None:
         """Read until a text is shown, behind the last place of another one."""
-        while (
-            wanted not in self.text.rpartition(after)[2]
-            if after
-            else wanted not in self.text
-        ):
+        end = time.monotonic() + 30
+        while wanted not in (self.text.rpartition(after)[2] if after else self.text):
+            ready, _, _ = select.select([self._user], [], [], end - time.monotonic())
+            assert ready, f"{wanted} was not shown"
             self._bytes += os.read(self._user, 65_536)
+
+
+async def test_a_server_that_lets_nobody_in(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """The terminal is given back before it is said why; exit code 4."""
+    await url_with_rights(admin, own_server, "+@all", "~*")
+    url = f"redis://agent:wrong@127.0.0.1:{own_server.port}/0"
+    process, user = start_at_terminal(["top"], 80, {"BLS_REDIS_URL": url})
+    shown = b"".join(read_all(user)).decode()
+    os.close(user)
+    assert process.wait(20) == 4
+    assert "password or user name" in shown.rpartition("\x1b[?1049l")[2]
+    assert "Traceback" not in shown
+
+
+def test_a_terminal_that_goes_away(own_server: DevServer) -> None:
+    """Nothing is left running for nobody."""
+    process, user = start_at_terminal(["top"], 80, {"BLS_REDIS_URL": own_server.url})
+    Seen(user).until("projects")
+    os.close(user)
+    process.wait(20)
