@@ -28,7 +28,7 @@ __all__ = ["language_of", "render", "render_large", "texts_of", "visible_lines"]
 TEMPLATES: Final = Path(__file__).with_name("templates")
 THEMES: Final = ("light", "dark")
 YEAR: Final = 31_536_000  # seconds
-SLICE: Final = 250  # pieces of a page without letting others run
+SLICE: Final = 25  # pieces of a page without letting others run
 
 
 def visible_lines(text: str) -> str:
