@@ -367,5 +367,10 @@ async def test_away_is_not_empty(own_server: DevServer, project: str) -> None:
             await eventually(back, 20)
             assert (await client.post("/api/commands", json=body)).status_code == 202
             own_server.kill()
-            await anyio.sleep(1.1)  # what was found a second ago counts as found now
+
+            async def gone() -> bool:  # what was found a moment ago counts as found
+                codes = [(await client.get(path)).status_code for path in paths]
+                return codes == [503] * len(paths)
+
+            await eventually(gone, 20)
     await redis.aclose()
