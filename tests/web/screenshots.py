@@ -115,11 +115,11 @@ def order_system(url: str, redis: Redis) -> Iterator[ProjectAgent]:
         record(
             STEPS[n % 4],
             "info",
-            290 - n * 2.3,
-            order_id=20_260_100 + n // 4,
+            290 - n * 5.6,
+            order_id=20_260_115 + n // 4,
             warehouse="华东一号仓",
         )
-        for n in range(110)
+        for n in range(50)
     ]
     Foreign(redis, MAIN).log(*past)
     with agent.in_thread():
