@@ -97,7 +97,7 @@ class KeyedWires:
 
     async def scan_steps(self, pattern: str | bytes) -> AsyncGenerator[list[bytes]]:
         """The same, step by step: each gives what one SCAN found, mostly nothing."""
-        async with aclosing(self._masters()) as wires:
+        async with aclosing(self.masters()) as wires:
             async for wire in wires:
                 cursor, first = b"0", True
                 while first or cursor != b"0":
@@ -107,7 +107,13 @@ class KeyedWires:
                     )
                     yield keys
 
-    async def _masters(self) -> AsyncGenerator[Wire]:
+    @property
+    def is_cluster(self) -> bool:
+        """Whether keys lie on several servers."""
+        return self._routes.cluster is not None
+
+    async def masters(self) -> AsyncGenerator[Wire]:
+        """Give a wire to every server that holds keys; it stays open until the next."""
         cluster = self._routes.cluster
         if cluster is None:
             async with self.to("") as wire:

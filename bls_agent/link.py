@@ -40,7 +40,7 @@ from bls_agent.transport import (
     socket_of,
 )
 
-__all__ = ["Link", "Lost"]
+__all__ = ["Link", "Lost", "client_name"]
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Link:
         self.asking = self._asking_answered = False
         self._asked: set[tuple[Argument, ...]] = {()}  # keys that go with ASKING
         self.use = name.rpartition(":")[2]
-        self.name = _client_name(name)
+        self.name = client_name(name)
         self._timeout = timeout
         self._patience = patience
         self._gate = gate
@@ -327,7 +327,7 @@ class Link:
             return self.route.explain(translate(error, self.address))
 
 
-def _client_name(name: str) -> str:
+def client_name(name: str) -> str:
     """Write a name with what CLIENT SETNAME allows: printable ASCII, no blanks."""
     allowed = string.ascii_letters + string.digits + "-_.:@/#"
     return "".join(

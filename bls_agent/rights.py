@@ -311,10 +311,10 @@ def console_acl_rules(
 
 
 def _console_pattern(key: KeyTemplate, project: str | None) -> str:
-    if key is not INSTANCES:
-        return key.pattern() if project is None else key.pattern(project=project)
     if project is None:
-        return key.locate(place=place_beside(PROJECT_STATUS.pattern()))
+        return key.pattern()
+    if key is not INSTANCES:
+        return key.pattern(project=project)
     return key.pattern(place=place_beside(PROJECT_STATUS.locate(project=project)))
 
 

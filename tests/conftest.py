@@ -16,6 +16,8 @@ from bls_agent.devserver import DevServer, serve_or_use
 
 # What is made once for all tests of a module is made in one process alone.
 TOGETHER = (
+    "doctor/test_command.py",
+    "doctor/test_plants.py",
     "test_browser.py",
     "test_browser_hostile.py",
     "test_chaos_short.py",

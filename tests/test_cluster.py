@@ -25,6 +25,7 @@ from bls_agent import (
 from bls_agent.cluster import SlotRange, read_redirection, read_slots
 from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
+from bls_agent.doctor.examine import examine
 from bls_agent.endpoint import Endpoint
 from bls_agent.engines import Routes
 from bls_agent.faults import classify
@@ -207,6 +208,32 @@ async def test_a_fleet_on_three_nodes(topology: ClusterTopology, project: str) -
         assert len(fleet._wires._nodes) == 3
         assert len(fleet._wires._wires) <= 1
     await client.aclose()
+
+
+OLD_COMMAND = (
+    b'{"id": "cmd-1", "timestamp": "2026-01-12T12:35:00.000Z",'
+    b' "source": "BLS Project Console", "command": "reload"}'
+)
+
+
+async def test_a_doctor_examines_every_node(
+    topology: ClusterTopology, project: str
+) -> None:
+    """Keys of all masters are looked at, and what lies on different nodes is compared."""
+    names = [f"{project}-{number}" for number in range(30)]
+    async with RedisCluster(LOOPBACK, topology.nodes[1].port) as client:
+        for name in names:
+            await client.set(f"{name}_项目状态", "在线", ex=60)
+            await client.rpush(f"{name}_控制", OLD_COMMAND)
+    report = await examine(topology.url)
+    assert len(report.servers) == 3
+    untaken = {g.rule: g.count for g in report.groups}["commands-untaken"]
+    assert untaken == 30
+    alone = await examine(topology.url, project=names[7])
+    assert (alone.seen, alone.tried) == (2, names[7])
+    one = await examine(topology.nodes[0].url)
+    assert "one-node" in {group.rule for group in one.groups}
+    assert one.seen < report.seen
 
 
 async def test_a_fleet_while_slots_move(

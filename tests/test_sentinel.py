@@ -22,6 +22,7 @@ from bls_agent import (
     patrol,
 )
 from bls_agent.devserver import DevServer
+from bls_agent.doctor.examine import examine
 from bls_agent.endpoint import Endpoint
 from bls_agent.engines import Routes
 from bls_agent.errors import RedisUnavailableError
@@ -56,6 +57,18 @@ def record_outage(
         silence = subject.longest_silence(since)
         print(f"{subject.mode}: {silence:.2f} s")  # noqa: T201 - a figure to be read
         record_property(f"outage_{subject.mode}", round(silence, 2))
+
+
+async def test_a_doctor_examines_the_master(
+    topology: SentinelTopology, project: str
+) -> None:
+    """By the sentinels' URL: neither a sentinel nor a replica."""
+    async with ProjectAgent(project, redis=topology.url) as agent:
+        await agent.ready(10)
+        report = await examine(topology.url, project=project)
+    assert report.seen >= 1
+    assert "read-only" not in {group.rule for group in report.groups}
+    assert report.tried == project
 
 
 async def test_an_agent_and_a_console_find_the_master(

@@ -30,9 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: list[str]) -> int:
     if given == ["--version"]:
-        from bls_agent import __version__
+        import bls_agent
 
-        print(f"bls-agent {__version__}")
+        print(f"bls-agent {bls_agent.__version__}")
         return 0
     try:
         from bls_agent.cli.program import run_program

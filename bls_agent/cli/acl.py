@@ -15,7 +15,7 @@ from bls_agent.cli.invocation import Invocation
 from bls_agent.cli.naming import normalise
 from bls_agent.rights import acl_rules, console_acl_rules
 
-__all__ = ["acl"]
+__all__ = ["ModeName", "acl"]
 
 USER: Final = "order-agent"  # in a hint
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +12,7 @@ from bls_agent.cli.command import command, new_app
 from bls_agent.cli.exits import Exit
 from bls_agent.cli.invocation import Invocation
 from bls_agent.cli.naming import ProjectArgument, normalise
-from bls_agent.cli.screen import json_text
+from bls_agent.cli.printable import json_text
 from bls_agent.cli.sending import (
     ArgOption,
     ArgsFileOption,
@@ -56,6 +58,7 @@ async def call(
             await warn_if_unseen(invocation, console, project)
         with (
             invocation.waiting("waiting_outcome", seconds=f"{timeout:g}"),
+            _interrupted(invocation),
             recording(project, record=not no_record) as who,
         ):
             options["sent_by"] = who
@@ -64,6 +67,18 @@ async def call(
             outcome = await console.call(project, name, **options)
     _show(invocation, outcome, "")
     return Exit.DONE if outcome.succeeded else Exit.FAILED
+
+
+@contextmanager
+def _interrupted(invocation: Invocation) -> Generator[None]:
+    """Say to somebody who waits no longer that the command is not taken back."""
+    import anyio
+
+    try:
+        yield
+    except anyio.get_cancelled_exc_class():
+        invocation.hint("perhaps_running")
+        raise
 
 
 async def _call_all(

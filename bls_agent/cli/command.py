@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import typer
@@ -25,8 +25,8 @@ from bls_agent.texts import Texts
 
 __all__ = ["Command", "Group", "command", "localise", "new_app", "subcommands"]
 
-Handler: TypeAlias = Callable[..., "Exit | Coroutine[Any, Any, Exit | None] | None"]
-F = TypeVar("F", bound=Handler)
+_Handler: TypeAlias = Callable[..., "Exit | Coroutine[Any, Any, Exit | None] | None"]
+F = TypeVar("F", bound=_Handler)
 
 COMMON: Final[dict[str, tuple[object, object]]] = {
     "redis": (RedisOption, ""),
@@ -93,7 +93,7 @@ def subcommands(app: typer.Typer) -> Callable[[F], F]:
     return register
 
 
-def _parsed(function: Handler, *, outer: bool = False) -> Callable[..., int]:
+def _parsed(function: _Handler, *, outer: bool = False) -> Callable[..., int]:
     """Give the function the signature that typer reads."""
     signature = inspect.signature(function, eval_str=True)
     _, *own = signature.parameters.values()  # the first is the invocation
@@ -113,10 +113,9 @@ def _parsed(function: Handler, *, outer: bool = False) -> Callable[..., int]:
         if outer and context.invoked_subcommand is not None:
             context.obj = invocation
             return Exit.DONE
-        result = function(invocation, **values)
-        if inspect.iscoroutine(result):
-            return _run(result)
-        return cast("Exit | None", result) or Exit.DONE
+        if inspect.iscoroutinefunction(function):
+            return _run(partial(function, invocation, **values))
+        return cast("Exit | None", function(invocation, **values)) or Exit.DONE
 
     parsed.__dict__.pop("__wrapped__")
     shown = signature.replace(parameters=parameters, return_annotation=int)
@@ -134,10 +133,7 @@ def _combine(outer: Invocation, given: dict[str, Any]) -> Invocation:
     )
 
 
-def _run(work: Coroutine[Any, Any, Exit | None]) -> int:
+def _run(function: Callable[[], Coroutine[Any, Any, Exit | None]]) -> int:
     import anyio
 
-    async def to_its_end() -> Exit | None:
-        return await work
-
-    return anyio.run(to_its_end) or Exit.DONE
+    return anyio.run(function) or Exit.DONE

@@ -24,7 +24,7 @@ from bls_agent.errors import (
 from bls_agent.redaction import redact_traceback
 from bls_agent.texts import Texts
 
-__all__ = ["Verdict", "judge", "tell"]
+__all__ = ["Verdict", "judge", "tell", "unwrap"]
 
 # Answers after which nothing can be read or written at all.
 _SHUT_OUT: Final = frozenset({"auth", "tls", "not_redis", "protocol"})
@@ -69,9 +69,8 @@ def tell(error: BaseException, invocation: Invocation) -> int:
 
 def unwrap(error: BaseException) -> BaseException:
     """Take the one error out of the groups that task groups make of it."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
+    inner: list[BaseException] = [*getattr(error, "exceptions", ())]
+    return unwrap(inner[0]) if len(inner) == 1 else error
 
 
 def judge(

@@ -18,7 +18,7 @@ from bls_agent.cli.exits import Exit, Failure
 if TYPE_CHECKING:
     from bls_agent.agent import ProjectAgent
 
-__all__ = ["Target", "load_agent", "parse_target"]
+__all__ = ["Target", "load_agent", "own_failure", "parse_target"]
 
 PACKAGE: Final = str(Path(__file__).parents[1])
 _TARGET: Final = re.compile(

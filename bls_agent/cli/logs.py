@@ -10,14 +10,19 @@ import typer
 from bls_agent.cli.command import command, new_app
 from bls_agent.cli.exits import Exit
 from bls_agent.cli.invocation import Invocation
-from bls_agent.cli.naming import ProjectArgument, normalise, unknown_project
+from bls_agent.cli.naming import (
+    ProjectArgument,
+    hint_likely,
+    normalise,
+    unknown_project,
+)
 
 if TYPE_CHECKING:
     from bls_agent.cli.records import Filter
     from bls_agent.console import Console
     from bls_agent.project.messages import LogEntry
 
-__all__ = ["logs"]
+__all__ = ["LevelName", "logs"]
 
 PAGE: Final = 1_000  # records of one read
 LOOK: Final = 1.0  # seconds between two questions whether Redis still answers
@@ -118,6 +123,7 @@ async def _follow(
 
     if not await console.logs(project, 1):
         invocation.hint("waiting_records", project=project)
+        await hint_likely(invocation, console, project)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_watch_outages, invocation, project)
         async for entry in console.follow_logs(project, last=lines):

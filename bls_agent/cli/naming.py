@@ -17,7 +17,13 @@ from bls_agent.cli.invocation import Invocation
 if TYPE_CHECKING:
     from bls_agent.console import Console
 
-__all__ = ["ProjectArgument", "find_likely", "normalise", "unknown_project"]
+__all__ = [
+    "ProjectArgument",
+    "find_likely",
+    "hint_likely",
+    "normalise",
+    "unknown_project",
+]
 
 ProjectArgument: TypeAlias = Annotated[
     str,
@@ -51,6 +57,14 @@ async def unknown_project(console: Console, name: str) -> Failure:
         project=name,
         names=", ".join(likely),
     )
+
+
+async def hint_likely(invocation: Invocation, console: Console, name: str) -> None:
+    """Name the projects that somebody may have meant, where this one is not there."""
+    known = await _known(console)
+    likely = find_likely(name, known)
+    if likely and name not in known:
+        invocation.hint("did_you_mean", names=", ".join(likely))
 
 
 async def _known(console: Console) -> list[str]:

@@ -14,7 +14,7 @@ from bls_agent.texts import Texts
 
 __all__ = ["help_page"]
 
-Row: TypeAlias = tuple[str, str]
+_Row: TypeAlias = tuple[str, str]
 
 WIDEST: Final = 100  # columns of a page: longer lines are hard to read
 NARROW: Final = 60  # columns below which explanations stand on lines of their own
@@ -64,11 +64,11 @@ def _paragraphs(text: str, columns: int) -> list[str]:
     return [line for part in text.splitlines() for line in wrap(part, columns)]
 
 
-def _argument(one: Any) -> Row:
+def _argument(one: Any) -> _Row:
     return one.metavar or one.name.upper(), one.help or ""
 
 
-def _option(one: Any, texts: Texts) -> Row:
+def _option(one: Any, texts: Texts) -> _Row:
     names = ", ".join([*one.opts, *one.secondary_opts])
     flag = one.is_flag or one.count
     name = names if flag else f"{names} {one.metavar or one.name.upper()}"
@@ -82,7 +82,7 @@ def _plain_default(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _commands(command: Any, context: Any) -> Iterator[Row]:
+def _commands(command: Any, context: Any) -> Iterator[_Row]:
     if getattr(command, "commands", None) is None:
         return
     for name in command.list_commands(context):
@@ -91,7 +91,7 @@ def _commands(command: Any, context: Any) -> Iterator[Row]:
             yield name, (inner.help or "").partition("\n")[0]
 
 
-def _section(title: str, rows: Sequence[Row], columns: int) -> list[str]:
+def _section(title: str, rows: Sequence[_Row], columns: int) -> list[str]:
     if not rows:
         return []
     widest = max(count_columns(name) for name, _ in rows)

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated, Any, Final
 
 import typer
 from typer.main import get_command
 
+import bls_agent
 from bls_agent.cli.command import Group, localise
 from bls_agent.cli.exits import Exit, Failure
 from bls_agent.cli.failures import tell
@@ -56,7 +56,7 @@ class _Program(Group):
     """The outermost group: loads the file of a command when it is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - typer's signature
-        return [name for name in COMMANDS if find_spec(f"bls_agent.cli.{name}")]
+        return [*COMMANDS]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.list_commands(ctx):
@@ -98,9 +98,7 @@ def _program(
     invocation: Invocation = context.obj
     context.obj = replace(invocation, redis=redis or None, json=json)
     if version:
-        from bls_agent import __version__
-
-        invocation.out.line(f"{NAME} {__version__}")
+        invocation.out.line(f"{NAME} {bls_agent.__version__}")
         raise typer.Exit(Exit.DONE)
     if context.invoked_subcommand is None:
         invocation.err.write(context.get_help())

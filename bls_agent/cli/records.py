@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bls_agent.cli.screen import Cell, json_text
+from bls_agent.cli.printable import json_text
+from bls_agent.cli.screen import Cell
 from bls_agent.cli.words import LEVEL_STYLES, clock_of
 from bls_agent.codec import cut_text, encode
 from bls_agent.project.messages import Level, LogEntry

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import shutil
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, TextIO, TypeAlias, cast
 
-from bls_agent.codec import encode
+from bls_agent.cli.printable import escape_json, json_text
 from bls_agent.terminal import count_columns, visible, wrap
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["Cell", "Column", "ReaderGone", "Screen", "escape_json", "json_text"]
+__all__ = ["Cell", "Column", "ReaderGone", "Screen"]
 
 Cell: TypeAlias = "str | tuple[str, str]"  # a text, or a text and its rich style
 
@@ -224,39 +223,6 @@ class Screen:
             legacy_windows=False,
             _environ={},
         )
-
-
-def escape_json(text: str, encoding: str = "utf-8") -> str:
-    r"""Write what is not printable, or not in an encoding, as JSON's ``\uXXXX``.
-
-    The value stays the same: beyond its strings JSON is printable ASCII.
-    """
-
-    def escape(found: re.Match[str]) -> str:
-        letter = found[0]
-        if letter.isprintable() and _can_encode(letter, encoding):
-            return letter
-        units = letter.encode("utf-16-be", "surrogatepass")
-        pairs = zip(units[::2], units[1::2], strict=True)
-        return "".join(f"\\u{high:02x}{low:02x}" for high, low in pairs)
-
-    return _UNUSUAL.sub(escape, text)
-
-
-def json_text(value: object) -> str:
-    """Write a value as JSON in which everything is printable, as a part of a line."""
-    return escape_json(encode(value).decode())
-
-
-_UNUSUAL: Final = re.compile(r"[^\x20-\x7e]")
-
-
-def _can_encode(letter: str, encoding: str) -> bool:
-    try:
-        letter.encode(encoding)
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
 
 
 def _nowhere() -> TextIO:

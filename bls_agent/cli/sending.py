@@ -151,7 +151,7 @@ async def warn_if_unseen(
     invocation: Invocation, console: Console, project: str
 ) -> None:
     """Warn where nobody seems to listen; an agent may come later, so it is sent."""
-    from bls_agent.cli.naming import unknown_project
+    from bls_agent.cli.naming import hint_likely
     from bls_agent.errors import ContractError, RedisRefusedError
 
     try:
@@ -159,7 +159,5 @@ async def warn_if_unseen(
             return
     except (ContractError, RedisRefusedError):
         return
-    unknown = await unknown_project(console, project)
     invocation.warn("unseen", project=project)
-    if unknown.values["names"]:
-        invocation.hint("did_you_mean", names=unknown.values["names"])
+    await hint_likely(invocation, console, project)

@@ -42,11 +42,10 @@ def is_healthy(view: ProjectView) -> bool:
 
 def severity(view: ProjectView) -> int:
     """The worse the higher: what ``top`` puts first."""
-    if view.status in (Status.FAULT, Status.ERROR):
-        return ALARM + view.status.severity
     if view.status is None:
         return 5 if view.presence is Presence.STALE or view.status_text else 4
-    return view.status.severity
+    alarm = ALARM if view.status not in WELL else 0
+    return alarm + view.status.severity
 
 
 def shown_status(view: ProjectView, texts: Texts, *, meaning_too: bool = True) -> Cell:
@@ -60,6 +59,8 @@ def shown_status(view: ProjectView, texts: Texts, *, meaning_too: bool = True) -
 
 def freshness(view: ProjectView, texts: Texts) -> str:
     """Say whether the status can be believed."""
+    if not exists(view):
+        return texts["presence_absent"]
     values = {"age": span(view.age), "ttl": span(view.ttl)}
     exact = "_exact" if view.presence is Presence.FRESH and view.age_exact else ""
     return texts[f"presence_{view.presence.value}{exact}"].format(**values)

@@ -139,9 +139,9 @@ class Fleet:
         async with self._turn:
             await self._set_clock()
             at = self._now()
-            survey.add(project, at)
-            await survey.read_statuses([project], at)
-            await survey.read_lists([project], at)
+            survey.add(project, at, absent_at=None)
+            await survey.read_statuses(at)
+            await survey.read_lists(at)
         return survey.tracks[project].view(at)
 
     async def watch(self) -> AsyncIterator[FleetChange]:

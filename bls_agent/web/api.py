@@ -30,7 +30,7 @@ from bls_agent.web.streams import log_events
 __all__ = ["routes"]
 
 OPENAPI: Final = Path(__file__).with_name("openapi.json")
-SLICE: Final = 100  # projects that are written without letting others run
+SLICE: Final = 25  # projects that are written without letting others run
 FIRST_WAIT: Final = 5.0  # seconds for the first look at a list
 
 

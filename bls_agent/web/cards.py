@@ -16,7 +16,14 @@ from bls_agent.project.messages import LogEntry, Status
 from bls_agent.terminal import visible
 from bls_agent.web.names_in_urls import project_path
 
-__all__ = ["KINDS", "encode_changes", "encode_picture", "make_card", "sort_cards"]
+__all__ = [
+    "KINDS",
+    "encode_changes",
+    "encode_picture",
+    "make_card",
+    "place_of",
+    "sort_cards",
+]
 
 LONGEST_SHOWN: Final = 200  # characters of a message on a card
 LONGEST_STATUS: Final = 40
@@ -93,7 +100,12 @@ def sort_cards(
         late: Project → seconds since then.
     """
     cards = [make_card(view, late.get(view.project, 0.0)) for view in views]
-    return sorted(cards, key=lambda card: (KINDS.index(card["kind"]), card["name"]))
+    return sorted(cards, key=place_of)
+
+
+def place_of(card: JSONObject) -> tuple[int, str]:
+    """Say where a card stands: worst first, by name among equals."""
+    return KINDS.index(card["kind"]), card["name"]
 
 
 def encode_picture(

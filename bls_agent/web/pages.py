@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from typing import Final
 
+import anyio.lowlevel
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -16,7 +17,7 @@ from bls_agent.fleet import Presence, ProjectView
 from bls_agent.terminal import visible
 from bls_agent.web.answers import json_answer
 from bls_agent.web.anything import ANYTHING
-from bls_agent.web.cards import KINDS, make_card, sort_cards
+from bls_agent.web.cards import KINDS, make_card, place_of, sort_cards
 from bls_agent.web.command_pages import command_routes
 from bls_agent.web.names_in_urls import (
     FIELD,
@@ -25,11 +26,12 @@ from bls_agent.web.names_in_urls import (
     quote_name,
 )
 from bls_agent.web.origins import local_target
-from bls_agent.web.rendering import render, texts_of
+from bls_agent.web.rendering import render, render_large, texts_of
 from bls_agent.web.state import web_state
 
 __all__ = ["error_page", "login_page", "routes"]
 
+SLICE: Final = 100  # cards without letting others run
 LONGEST_DETAIL: Final = 500
 AGAIN: Final = 3  # seconds after which a page that needs Redis tries again
 _BLANK: Final[JSONObject] = make_card(ProjectView(project=""))
@@ -40,11 +42,16 @@ async def _show_wallboard(request: Request) -> Response:
     """Show every project, worst first."""
     fleet = web_state(request).fleet
     await fleet.ready()
-    views = fleet.views
+    views = dict(fleet.views)  # as it is now, whatever comes in between
     late = {name: fleet.seconds_since(name) for name in views}
-    cards = sort_cards(views.values(), late)
+    cards: list[JSONObject] = []
+    for begin in range(0, len(views), SLICE):
+        part = list(views.values())[begin : begin + SLICE]
+        cards += sort_cards(part, late)
+        await anyio.lowlevel.checkpoint()
+    cards.sort(key=place_of)
     counted = Counter(card["kind"] for card in cards)
-    return render(
+    return await render_large(
         request,
         "wallboard.html",
         cards=cards,

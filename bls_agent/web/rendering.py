@@ -7,6 +7,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
+import anyio.lowlevel
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
@@ -22,11 +23,12 @@ from bls_agent.web.language import (
 from bls_agent.web.static import asset_version
 from bls_agent.web.words import Words
 
-__all__ = ["language_of", "render", "texts_of", "visible_lines"]
+__all__ = ["language_of", "render", "render_large", "texts_of", "visible_lines"]
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
 THEMES: Final = ("light", "dark")
 YEAR: Final = 31_536_000  # seconds
+SLICE: Final = 25  # pieces of a page without letting others run
 
 
 def visible_lines(text: str) -> str:
@@ -101,30 +103,50 @@ def render(
         headers: More headers.
         values: What the template names, besides what every page has.
     """
+    page = _environment().get_template(template)
+    text = page.render(_context(request) | values)
+    return _answer(request, text, status, headers)
+
+
+async def render_large(request: Request, template: str, **values: Any) -> HTMLResponse:
+    """Fill a template with very much, and let others run in between."""
+    page = _environment().get_template(template)
+    pieces: list[str] = []
+    for number, piece in enumerate(page.generate(_context(request) | values), 1):
+        pieces.append(piece)
+        if number % SLICE == 0:
+            await anyio.lowlevel.checkpoint()
+    return _answer(request, "".join(pieces))
+
+
+def _context(request: Request) -> dict[str, Any]:
+    """Give what every page has."""
     language = language_of(request)
     texts = _texts(language)
     root: str = request.scope.get("root_path", "")
     theme = request.cookies.get("theme", "")
-    page = _environment().get_template(template)
-    answer = HTMLResponse(
-        page.render(
-            {
-                "texts": texts,
-                "language_tag": LANGUAGE_TAGS[language],
-                "script_texts": _script_texts(language),
-                "other_language": _other_language(request, language),
-                "theme": theme if theme in THEMES else "",
-                "root": root,
-                "words": Words(texts=texts, root=root),
-                "static": partial(_address_of, root),
-                "user": getattr(request.state, "user", ""),
-                "may_log_out": bool(getattr(request.state, "user", "")),
-            }
-            | values
-        ),
-        status,
-        dict(headers or {}),
-    )
+    return {
+        "texts": texts,
+        "language_tag": LANGUAGE_TAGS[language],
+        "script_texts": _script_texts(language),
+        "other_language": _other_language(request, language),
+        "theme": theme if theme in THEMES else "",
+        "root": root,
+        "words": Words(texts=texts, root=root),
+        "static": partial(_address_of, root),
+        "user": getattr(request.state, "user", ""),
+        "may_log_out": bool(getattr(request.state, "user", "")),
+    }
+
+
+def _answer(
+    request: Request,
+    text: str,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> HTMLResponse:
+    answer = HTMLResponse(text, status, dict(headers or {}))
+    language, root = language_of(request), request.scope.get("root_path", "")
     if request.query_params.get("lang") in LANGUAGES:
         answer.set_cookie(
             "lang", language, max_age=YEAR, path=root or "/", samesite="strict"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import anyio.to_thread
@@ -14,8 +15,6 @@ from tests.cli.terminal import NOT_OURS, Ran
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the environment that a developer has set."""
-    import os
-
     for name in list(os.environ):
         if name.startswith(NOT_OURS) and not name.startswith(("PYTHON", "COV")):
             monkeypatch.delenv(name)

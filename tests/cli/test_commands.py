@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import unicodedata
+from pathlib import Path
+from typing import Any
 
 import anyio
 import orjson
@@ -10,8 +15,10 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import ProjectAgent
+from bls_agent.devserver import DevServer
 from tests.cli.conftest import Bls
-from tests.harness import eventually, records, status_of
+from tests.cli.terminal import environment
+from tests.harness import execute, records
 
 
 def make_agent(project: str, url: str, **options: object) -> ProjectAgent:
@@ -26,6 +33,11 @@ def make_agent(project: str, url: str, **options: object) -> ProjectAgent:
         raise ValueError("坏了")
 
     return agent
+
+
+async def first_command(redis: Redis, project: str) -> Any:
+    """What waits first in a control list, as its bytes."""
+    return await execute(redis, "LINDEX", f"{project}_控制", 0)
 
 
 async def add(redis: Redis, project: str, *values: str | bytes) -> None:
@@ -166,7 +178,7 @@ async def test_send(bls: Bls, redis: Redis, project: str) -> None:
         "--json", '{"force": false, "x": 12345678901234567890123}',
     )  # fmt: skip
     assert (ran.code, ran.said) == (0, "")
-    payload = await redis.lindex(f"{project}_控制", 0)
+    payload = await first_command(redis, project)
     sent = orjson.loads(payload.replace(b"12345678901234567890123", b'"huge"'))
     assert sent["command"] == "reload"
     assert sent["args"] == {"force": True, "x": "huge", "名": "李", "n": "3"}
@@ -189,7 +201,7 @@ async def test_send_with_its_options(bls: Bls, redis: Redis, project: str) -> No
         "command": "reload",
         "args": {},
     }
-    sent = orjson.loads(await redis.lindex(f"{project}_控制", 0))
+    sent = orjson.loads(await first_command(redis, project))
     assert (sent["id"], sent["broadcast"]) == ("mine", True)
     assert await records(redis, project) == []
 
@@ -280,13 +292,11 @@ async def test_call_of_all_replicas(bls: Bls, redis_url: str, project: str) -> N
 
 
 async def test_arguments_from_a_file(
-    bls: Bls, redis: Redis, project: str, tmp_path: object
+    bls: Bls, redis: Redis, project: str, tmp_path: Path
 ) -> None:
     """The file first, then the object, then the pairs."""
-    from pathlib import Path
-
     await redis.set(f"{project}_项目状态", "在线")
-    file = Path(str(tmp_path)) / "参数.json"
+    file = tmp_path / "参数.json"
     file.write_text('{"a":1,"b":1,"c":1}', "utf-8")
     await bls(
         "send",
@@ -299,7 +309,7 @@ async def test_arguments_from_a_file(
         "-a",
         "c=3",
     )
-    sent = orjson.loads(await redis.lindex(f"{project}_控制", 0))
+    sent = orjson.loads(await first_command(redis, project))
     assert sent["args"] == {"a": 1, "b": 2, "c": 3}
 
 
@@ -320,13 +330,8 @@ async def test_top_in_a_pipe(bls: Bls, redis: Redis, project: str) -> None:
     await redis.delete(f"{project}好_项目状态", f"{project}坏_项目状态")
 
 
-async def test_watching_a_status(own_server: object, project: str) -> None:
+async def test_watching_a_status(own_server: DevServer, project: str) -> None:
     """Each change is a line; an outage is told on standard error and waited out."""
-    from bls_agent.devserver import DevServer
-    from tests.cli.terminal import environment
-    import subprocess, sys
-
-    assert isinstance(own_server, DevServer)
     async with Redis.from_url(own_server.url, protocol=2) as redis:
         await redis.set(f"{project}_项目状态", "在线", ex=60)
         command = [sys.executable, "-m", "bls_agent", "status", project, "--watch"]
@@ -344,17 +349,12 @@ async def test_watching_a_status(own_server: object, project: str) -> None:
                 assert "answers again" in (await process.stderr.receive()).decode()
                 await redis.set(f"{project}_项目状态", "故障", ex=60)
                 assert "\t故障\t" in (await process.stdout.receive()).decode()
-                process.send_signal(2)
+                process.send_signal(signal.SIGINT)
                 assert await process.wait() == 130
 
 
-async def test_following_a_log(own_server: object, project: str) -> None:
+async def test_following_a_log(own_server: DevServer, project: str) -> None:
     """What comes is printed; an outage is told; Ctrl-C ends it with 130."""
-    from bls_agent.devserver import DevServer
-    from tests.cli.terminal import environment
-    import subprocess, sys
-
-    assert isinstance(own_server, DevServer)
     async with Redis.from_url(own_server.url, protocol=2) as redis:
         await add(redis, project, '{"message":"one"}', '{"message":"two"}')
         words = ["logs", project, "-f", "-n", "1", "--json"]
@@ -377,5 +377,5 @@ async def test_following_a_log(own_server: object, project: str) -> None:
                 assert "answers again" in (await process.stderr.receive()).decode()
                 await add(redis, project, '{"message":"four"}')
                 assert orjson.loads(await process.stdout.receive())["message"] == "four"
-                process.send_signal(2)
+                process.send_signal(signal.SIGINT)
                 assert await process.wait() == 130

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 from redis.asyncio import Redis
 
@@ -15,6 +19,7 @@ from bls_agent import BlsError, RedisUnavailableError
 from bls_agent.cli.exits import Exit, Failure
 from bls_agent.cli.failures import judge, unwrap
 from bls_agent.devserver import DevServer
+from bls_agent.keys import CONTROL, PROJECT_STATUS
 from bls_agent.texts import load_texts
 from tests.cli.conftest import Bls
 from tests.cli.terminal import (
@@ -24,7 +29,13 @@ from tests.cli.terminal import (
     run_piped,
     start_at_terminal,
 )
-from tests.harness import PASSWORD, execute, needs_selectors, url_with_rights
+from tests.harness import (
+    PASSWORD,
+    eventually,
+    execute,
+    needs_selectors,
+    url_with_rights,
+)
 
 EVERY = [
     ["projects"], ["status", "订单系统"], ["logs", "订单系统"], ["logs", "订单系统", "-f"],
@@ -250,28 +261,45 @@ def test_streams_that_are_not_there(command: str, code: int) -> None:
     assert b"Exception" not in ran.stderr
 
 
-def test_ctrl_c_while_it_waits(own_server: DevServer) -> None:
+def test_ctrl_c_while_it_waits() -> None:
     """Exit code 130, and nothing said."""
-    own_server.freeze()
-    process = subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", "-m", "bls_agent", "projects", "--redis", own_server.url],
-        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    with Path(f"/proc/{process.pid}/net/tcp").open() as connections:
-        remote = f":{own_server.port:04X} 01"
-        while remote not in connections.read():
-            connections.seek(0)
-            assert process.poll() is None
-    process.send_signal(2)
-    _, err = process.communicate(timeout=20)
-    own_server.thaw()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bls_agent", "projects", "--redis", url],
+            env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        connection, _ = silent.accept()
+        with connection:
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=20)
     assert process.returncode == 130
     assert err == b""
 
 
+async def test_ctrl_c_while_a_command_runs(own_server: DevServer, admin: Redis) -> None:
+    """Said that it may still run: nothing takes it back."""
+    await admin.set(PROJECT_STATUS.build(project="订单系统"), "在线")
+    words = ["call", "订单系统", "reload", "--redis", own_server.url]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bls_agent", *words],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+    async def sent() -> bool:
+        return bool(await admin.exists(CONTROL.build(project="订单系统")))
+
+    await eventually(sent)
+    process.send_signal(signal.SIGINT)
+    _, err = await anyio.to_thread.run_sync(process.communicate)
+    assert process.returncode == 130
+    assert "may still run" in err.decode()
+    assert "Traceback" not in err.decode()
+
+
 def test_waiting_is_said_at_a_terminal(own_server: DevServer) -> None:
     """After a second, and taken away at the end; quick commands say nothing."""
-    env = {"BLS_REDIS_URL": own_server.url, "LANG": "zh_CN.UTF-8"}
+    env: dict[str, Any] = {"BLS_REDIS_URL": own_server.url, "LANG": "zh_CN.UTF-8"}
     assert "正在等待" not in run_at_terminal("projects", **env).text
     own_server.freeze()
     process, user = start_at_terminal(["projects"], 80, env)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from functools import partial
+from typing import Any
 
 import anyio.to_thread
 import orjson
@@ -47,7 +48,7 @@ async def plant(redis: Redis) -> None:
 
 
 async def at_terminal(
-    *words: str, columns: int = 80, encoding: str = "utf-8", **env: str
+    *words: str, columns: int = 80, encoding: str = "utf-8", **env: Any
 ) -> Ran:
     run = partial(show, *words, columns=columns, encoding=encoding, **env)
     return await anyio.to_thread.run_sync(run)
@@ -65,7 +66,7 @@ async def test_nothing_is_obeyed_by_a_terminal(
 ) -> None:
     """No command lets a control character, an escape or a bidi mark through."""
     await plant(admin)
-    env = {"BLS_REDIS_URL": own_server.url}
+    env: dict[str, Any] = {"BLS_REDIS_URL": own_server.url}
     clear = TERMINAL["clear-screen"]
     for words in (
         ["projects"], ["logs", "订单系统", "-n", "1000"], ["top", "--once"],
@@ -131,7 +132,7 @@ async def test_terminals_that_know_less(
 ) -> None:
     """Whatever the encoding: no failure; what it cannot show stands there as an escape."""
     await plant(admin)
-    env = {"BLS_REDIS_URL": own_server.url, "BLS_LANG": "zh"}
+    env: dict[str, Any] = {"BLS_REDIS_URL": own_server.url, "BLS_LANG": "zh"}
     for words in (["projects"], ["top", "--once"], ["status", "没有"], ["--help"]):
         ran = await at_terminal(*words, encoding=encoding, **env)
         shown = ran.out.decode(encoding)
@@ -147,7 +148,10 @@ async def test_terminals_that_know_less(
 def test_pipes_in_another_encoding(own_server: DevServer) -> None:
     """Words are written in it; JSON is UTF-8, whatever the words are in."""
     encoding = "gbk"
-    env = {"BLS_REDIS_URL": own_server.url, "PYTHONIOENCODING": encoding}
+    env: dict[str, Any] = {
+        "BLS_REDIS_URL": own_server.url,
+        "PYTHONIOENCODING": encoding,
+    }
     assert run_piped("send", "订单系统", "x", BLS_LANG="zh", **env).code == 0
     ran = run_piped("top", **env)
     assert ran.out.startswith("订单系统\t".encode(encoding, "backslashreplace"))
@@ -158,13 +162,14 @@ def test_pipes_in_another_encoding(own_server: DevServer) -> None:
 async def test_colours(own_server: DevServer, admin: Redis) -> None:
     """A terminal gets them, unless it or its user says no; a pipe if it is asked for."""
     await admin.set(PROJECT_STATUS.build(project="订单系统"), "故障")
-    url = {"BLS_REDIS_URL": own_server.url}
+    url: dict[str, Any] = {"BLS_REDIS_URL": own_server.url}
     assert b"\x1b[1;31m" in (await at_terminal("projects", **url)).out
-    for env in (
+    settings: list[dict[str, Any]] = [
         {"NO_COLOR": "1"},
         {"TERM": "dumb"},
         {"NO_COLOR": "1", "FORCE_COLOR": "1"},
-    ):
+    ]
+    for env in settings:
         assert b"\x1b" not in (await at_terminal("projects", **url, **env)).out
     assert b"\x1b" not in (await at_terminal("top", **url, TERM="dumb")).out
     assert b"\x1b" not in run_piped("projects", **url).out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -20,11 +21,10 @@ from tests.cli.terminal import read_all, start_at_terminal
 TEXTS = load_texts("cli", "en")
 
 
-def view(project: str, status: Status | None = None, **more: object) -> ProjectView:
+def view(project: str, status: Status | None = None, **more: Any) -> ProjectView:
     presence = Presence.FRESH if status else Presence.STALE
-    return ProjectView(
-        project=project, status=status, **({"presence": presence} | more)
-    )  # type: ignore[arg-type]
+    more = {"presence": presence, **more}
+    return ProjectView(project=project, status=status, **more)
 
 
 def test_the_worst_comes_first() -> None:
@@ -87,8 +87,10 @@ def test_freshness_in_words() -> None:
     assert freshness(one, TEXTS) == "refreshed about 3s ago, expires in 57s"
     exact = view("甲", Status.ONLINE, age=3.0, ttl=57.0, age_exact=True)
     assert freshness(exact, TEXTS) == "refreshed 3s ago, expires in 57s"
-    said = {freshness(view("甲", presence=presence), TEXTS) for presence in Presence}
+    said = {freshness(view("甲", presence=one, queue=1), TEXTS) for one in Presence}
     assert len(said) == 4
+    absent = view("甲", presence=Presence.NEVER)
+    assert freshness(absent, TEXTS) == "no key of it is there"
 
 
 def test_who_is_well() -> None:

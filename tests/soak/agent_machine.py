@@ -58,7 +58,7 @@ class AgentMachine(RuleBasedStateMachine):
             await asyncio.sleep(self.pause)
             self.history.handled.append(number)
 
-        self.task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[Any] | None = None
         self.do(self.redis.ping())
         self.opens()
 

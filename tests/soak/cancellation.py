@@ -48,7 +48,7 @@ async def _by_run(agent: ProjectAgent, delay: float) -> None:
     await _cancel(agent.run(handle_signals=False), delay)
 
 
-async def _cancel(life: Coroutine[Any, Any, None], delay: float) -> None:
+async def _cancel(life: Coroutine[Any, Any, object], delay: float) -> None:
     """Cancel a task of this life from outside; that has to come out of it."""
     task = asyncio.create_task(life)
     await asyncio.sleep(delay)

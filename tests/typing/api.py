@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from signal import Signals
 from typing import Any, assert_type
 
 import anyio
@@ -217,7 +218,7 @@ async def embedded() -> None:
 
 async def served() -> None:
     """As the application."""
-    await agent.run(handle_signals=False)
+    assert_type(await agent.run(handle_signals=False), Signals | None)
     async with anyio.create_task_group() as tasks:
         await tasks.start(agent.run)
 

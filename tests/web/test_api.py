@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from urllib.parse import quote
 
 import anyio
+import anyio.lowlevel
 import httpx2 as httpx
 import orjson
 import pytest
@@ -14,8 +15,11 @@ from redis.asyncio import Redis
 import bls_agent
 from bls_agent import ProjectAgent
 from bls_agent.devserver import DevServer
+from bls_agent.fleet import ProjectView
+from bls_agent.web.app import create_app
+from bls_agent.web.configuration import WebConfig
 from tests.harness import eventually
-from tests.web.serving import USERS, console_of, log_in
+from tests.web.serving import USERS, asking, console_of, log_in
 
 GBK = "订单".encode("gbk")
 
@@ -292,6 +296,30 @@ async def test_projects_are_listed(
     assert (await client.get("/api/projects/nobody")).status_code == 404
 
 
+async def test_large_answers_let_others_run(redis_url: str, project: str) -> None:
+    """A thousand projects are written in slices, as a page and as JSON."""
+    app = create_app(WebConfig(redis=redis_url))
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+
+    async with asking(app) as client, anyio.create_task_group() as tasks:
+        await app.web.fleet.ready()
+        names = [f"{project}-{number}" for number in range(1_000)]
+        app.web.fleet.views.update({name: ProjectView(project=name) for name in names})
+        tasks.start_soon(count)
+        for path in ("/", "/api/projects"):
+            turns = 0
+            answer = await client.get(path)
+            assert answer.text.count(project) >= 1_000
+            assert turns > 25
+        tasks.cancel_scope.cancel()
+
+
 async def test_health_tells_more_to_users(redis_url: str) -> None:
     """A load balancer learns whether, a user learns what."""
     async with console_of(redis_url, users=USERS) as client:
@@ -339,5 +367,10 @@ async def test_away_is_not_empty(own_server: DevServer, project: str) -> None:
             await eventually(back, 20)
             assert (await client.post("/api/commands", json=body)).status_code == 202
             own_server.kill()
-            await anyio.sleep(1.1)  # what was found a second ago counts as found now
+
+            async def gone() -> bool:  # what was found a moment ago counts as found
+                codes = [(await client.get(path)).status_code for path in paths]
+                return codes == [503] * len(paths)
+
+            await eventually(gone, 20)
     await redis.aclose()

@@ -46,6 +46,16 @@ def test_a_line_that_was_made_is_read() -> None:
         f"al\x07ice:{HASH}",
         f"{'a' * 65}:{HASH}",
     ],
+    ids=[
+        "no-hash",
+        "plain-password",
+        "empty-hash",
+        "no-name",
+        "twice",
+        "argon2i",
+        "control-character",
+        "long-name",
+    ],  # the hash differs from run to run
 )
 def test_a_wrong_line_is_named_and_not_shown(line: str) -> None:
     """What was taken for a hash may be a password."""

@@ -1,0 +1,1 @@
+"""Contract 001: heartbeats, tasks, caches. So far: what a doctor holds against them."""

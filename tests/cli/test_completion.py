@@ -1,0 +1,56 @@
+"""Completion in a shell: quick, silent, and what can be typed."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent.devserver import DevServer
+from tests.cli.terminal import Ran, run_piped
+
+
+def complete(*words: str, **env: Any) -> Ran:
+    """What bash is offered for the last word."""
+    line = " ".join(["bls-agent", *words])
+    return run_piped(
+        _BLS_AGENT_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(words)), **env
+    )  # fmt: skip
+
+
+async def test_names_of_projects(own_server: DevServer, admin: Redis) -> None:
+    """Those at the Redis that is named; not those that a terminal would obey."""
+    for name in ("订单系统", "订货", "库存", "订\x1b[2J"):
+        await admin.set(f"{name}_项目状态", "在线")
+    ran = complete("logs", "订", BLS_REDIS_URL=own_server.url)
+    assert sorted(ran.text.split()) == sorted(["订单系统", "订货"])
+    ran = complete("--redis", own_server.url, "call", "库")
+    assert ran.text.split() == ["库存"]
+
+
+def test_commands_and_options() -> None:
+    """Without any Redis."""
+    assert complete("st").text.split() == ["status"]
+    assert "--follow" in complete("logs", "x", "--fo").text
+
+
+def test_nothing_is_waited_for(own_server: DevServer) -> None:
+    """A server that hangs, none at all, a URL that is none: no names, no noise."""
+    own_server.freeze()
+    began = time.perf_counter()
+    for url in (own_server.url, "redis://127.0.0.1:1", "nonsense"):
+        ran = complete("logs", "订", BLS_REDIS_URL=url)
+        assert (ran.text.strip(), ran.said) == ("", "")
+    took = time.perf_counter() - began
+    own_server.thaw()
+    assert took < 30  # far from a hang; three starts of an interpreter among it
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_scripts(shell: str) -> None:
+    """What a shell loads."""
+    ran = run_piped(_BLS_AGENT_COMPLETE=f"source_{shell}")
+    assert ran.code == 0
+    assert "_BLS_AGENT_COMPLETE" in ran.text

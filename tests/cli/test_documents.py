@@ -1,0 +1,81 @@
+"""The operator's guide: its examples run as they stand, in both languages."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import stat
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+from bls_agent import ProjectAgent
+from bls_agent.cli.exits import Exit
+from bls_agent.devserver import DevServer
+from tests.cli.conftest import Bls
+from tests.cli.terminal import environment
+
+ROOT = Path(__file__).parents[2]
+GUIDES = [ROOT / "docs/cli.md", ROOT / "docs/cli.zh-CN.md"]
+
+
+def examples(guide: Path) -> list[str]:
+    """The commands of the guide."""
+    blocks = re.findall(
+        r"^```console\n(.*?)^```", guide.read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    lines = [line for block in blocks for line in block.splitlines()]
+    assert all(line.startswith("$ ") for line in lines)
+    return [line.removeprefix("$ ") for line in lines]
+
+
+def test_both_guides_show_the_same() -> None:
+    """The same examples, codes and options."""
+    english, chinese = GUIDES
+    assert examples(english) == examples(chinese)
+    assert len(examples(english)) > 20
+    for pattern in (r"^## ", r"^\| (\d+)", r"`--[\w-]+"):
+        found = [
+            len(re.findall(pattern, guide.read_text("utf-8"), re.MULTILINE))
+            for guide in GUIDES
+        ]
+        assert found[0] == found[1], pattern
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
+def test_every_exit_code_is_in_the_guide(guide: Path) -> None:
+    """Those of the program, no more and no less."""
+    cells = re.findall(r"^\| (\d[\d、, ]*) \|", guide.read_text("utf-8"), re.MULTILINE)
+    codes = {int(code) for cell in cells for code in re.findall(r"\d+", cell)}
+    assert codes == {int(code) for code in Exit}
+
+
+async def test_the_examples_run(
+    bls: Bls, own_server: DevServer, tmp_path: Path
+) -> None:
+    """One after the other against an agent, in a shell where they need one."""
+    program = tmp_path / "bls-agent"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m bls_agent "$@"\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    env = environment(BLS_REDIS_URL=own_server.url)
+    env["PATH"] = f"{tmp_path}:{env['PATH']}"
+    agent = ProjectAgent("订单系统", redis=own_server.url, replicas=True)
+
+    @agent.command
+    async def reload(force: bool = False, n: int = 0) -> None:
+        agent.log.warn("configuration reloaded", force=force, n=n, order_id=1024)
+
+    async with agent:
+        await agent.ready(5)
+        await bls("call", "订单系统", "reload", url=own_server.url)  # something to show
+        for example in examples(GUIDES[0]):
+            words = shlex.split(example)
+            if "|" in words:
+                await anyio.run_process(
+                    ["bash", "-o", "pipefail", "-c", example], env=env
+                )
+            elif words[-1] != "&":  # that one has a test of its own
+                ran = await bls(*words[1:], url=own_server.url)
+                assert (ran.code, ran.out != b"") == (0, True), example

@@ -1,0 +1,154 @@
+"""Every rule finds its fault, exactly that, and every rule has a fault that it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from bls_agent.devserver import DevServer
+from bls_agent.diagnosis import Finding
+from bls_agent.doctor.examine import examine
+from bls_agent.doctor.report import Report
+from bls_agent.doctor.rules import KEY_RULES
+from bls_agent.doctor.wording import word
+from bls_agent.keys import KEYS
+from bls_agent.texts import LANGUAGES, load_texts
+from tests.doctor.plants import (
+    CONTROL,
+    INDEX,
+    LONG_AGO,
+    META,
+    PLANTS,
+    PROJECT,
+    STATUS,
+    UNAVOIDABLE,
+    Plant,
+    Words,
+    asset,
+    command,
+    crawl,
+    good,
+)
+
+SAVING = ("--save", "3600", "1")  # nothing to note about the server
+
+
+@pytest.fixture(scope="module")
+def bad_server() -> Iterator[DevServer]:
+    with DevServer(options=SAVING) as server:
+        yield server
+
+
+@pytest.fixture
+def bad(bad_server: DevServer) -> Iterator[Redis]:
+    """An empty Redis, to be spoilt."""
+    with Redis.from_url(bad_server.url) as client:
+        client.flushall()
+        yield client
+
+
+def send(client: Any, request: Words) -> None:
+    client.execute_command(*request)
+
+
+def found(report: Report) -> set[tuple[str, str]]:
+    return {(f.rule, f.key) for f in report.findings if f.rule not in UNAVOIDABLE}
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
+async def test_a_planted_fault_is_found(
+    plant: Plant, bad: Redis, bad_server: DevServer
+) -> None:
+    """Exactly this one; and it can be said in both languages."""
+    for request in plant.requests():
+        send(bad, request)
+    with ExitStack() as clients:
+        for name in plant.clients:
+            client = clients.enter_context(Redis.from_url(bad_server.url))
+            clients.enter_context(client.client()).client_setname(name)
+        report = await examine(bad_server.url)
+    key = plant.key
+    if isinstance(key, bytes):
+        key = key.decode("utf-8", "surrogateescape")
+    assert found(report) == {(plant.rule, key), *plant.also}
+    for finding in report.findings:
+        check_words(finding)
+
+
+def check_words(finding: Finding) -> None:
+    for language in LANGUAGES:
+        words = word(finding, load_texts("doctor", language))
+        assert all(words)
+        assert not any(
+            "{" in one.replace("{}", "").replace("{id}", "") for one in words[1:]
+        )
+
+
+def test_every_rule_has_a_planted_fault() -> None:
+    """Of every kind of key that it holds for."""
+    rules = {(rule.code, rule.row) for rule in KEY_RULES}
+    assert {(plant.rule, plant.row) for plant in PLANTS} == rules
+    assert len(rules) == len(KEY_RULES)
+    assert len({plant.rule for plant in PLANTS}) >= 25
+
+
+@pytest.mark.parametrize("row", KEYS)
+async def test_a_key_as_it_should_be(
+    row: str, bad: Redis, bad_server: DevServer
+) -> None:
+    """Nothing is found, whatever kind of key it is."""
+    for request in good(row):
+        send(bad, request)
+    report = await examine(bad_server.url)
+    expected = {"dead-letters"} if row == "dead_letters" else set()
+    assert {rule for rule, _ in found(report)} == expected
+    assert report.keys[row] == 1
+    assert not report.foreign
+
+
+REQUESTS = f"crawlo:{PROJECT}:queue:requests"
+DOUBTS: dict[str, tuple[list[Words], set[tuple[str, str]]]] = {
+    "a category of another type": (
+        [("SET", "asset:category:tool", "x"), asset()[0], asset()[2]],
+        {("wrong-type", "asset:category:tool")},
+    ),
+    "an index of another type": (
+        [("SET", INDEX, "x"), *asset()[:2]],
+        {("wrong-type", INDEX)},
+    ),
+    "metadata of another type": (
+        [("SET", META, "x"), *asset()[1:]],
+        {("wrong-type", META)},
+    ),
+    "a queue of another type": (
+        [("SET", REQUESTS, "x"), crawl("requests")[1]],
+        {("wrong-type", REQUESTS)},
+    ),
+    "data of another type": (
+        [crawl("requests")[0], ("SET", f"{REQUESTS}:data", "x")],
+        {("wrong-type", f"{REQUESTS}:data")},
+    ),
+    "a project that has ended": (
+        [("SET", STATUS, "离线"), ("RPUSH", CONTROL, command(timestamp=LONG_AGO))],
+        {("commands-unclaimed", CONTROL)},
+    ),
+    "a status of another type": (
+        [("RPUSH", STATUS, "在线"), ("RPUSH", CONTROL, command(timestamp=LONG_AGO))],
+        {("wrong-type", STATUS), ("commands-unclaimed", CONTROL)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DOUBTS)
+async def test_what_cannot_be_told_is_no_fault(
+    case: str, bad: Redis, bad_server: DevServer
+) -> None:
+    """Of two keys that belong together the one that is wrong is named, not the other."""
+    requests, expected = DOUBTS[case]
+    for request in requests:
+        send(bad, request)
+    assert found(await examine(bad_server.url)) == expected
