@@ -389,6 +389,7 @@ def test_keys_of_another_type(browser: Any, base: str, redis: Redis) -> None:
         looked.wait(
             "document.querySelector('#log-top').textContent.includes('another type')"
         )
+        assert looked.page.locator("#link").text_content() == "日志无法读取"
         assert not looked.page.locator("#cut").is_visible()
         looked.page.fill("[name=command]", "reload")
         looked.page.click("#command button.main")

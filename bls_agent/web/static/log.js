@@ -119,8 +119,8 @@ export class Log {
   }
 
   // Redis does not answer, or the key holds something else for good.
-  refused({ reason }) {
-    showLink("away");
+  refused({ kind = "wrong_type", reason }) {
+    showLink(kind === "wrong_type" ? "unreadable" : "away");
     if (reason) setText(this.top, visible(reason));
   }
 

@@ -12,7 +12,7 @@ export function showLink(state) {
   const link = byId("link");
   if (!link || link.dataset.state === state) return;
   link.dataset.state = state;
-  setText(link, say({ live: "live", away: "away" }[state] ?? "reconnecting"));
+  setText(link, say({ live: "live", away: "away", unreadable: "unreadable" }[state] ?? "reconnecting"));
 }
 
 // Follow a stream.
