@@ -376,6 +376,27 @@ def test_status_history_and_replicas(browser: Any, base: str, foreign: Foreign) 
         looked.wait("document.querySelector('#cards .odd').textContent === 'running'")
 
 
+def test_keys_of_another_type(browser: Any, base: str, redis: Redis) -> None:
+    """A log that is none is said to be so, and is no cut line."""
+    for suffix in ("项目控制台", "控制"):
+        redis.set(f"订单系统_{suffix}", "x")
+    Foreign(redis, "订单系统").status("在线")
+    with looking(browser, base, expected=("409",)) as looked:
+        looked.open("/")
+        kind_is(looked, "订单系统", "online")
+        looked.wait("document.querySelector('.queue dd').textContent === '类型不符'")
+        looked.open_project("订单系统")
+        looked.wait(
+            "document.querySelector('#log-top').textContent.includes('another type')"
+        )
+        assert looked.page.locator("#link").text_content() == "日志无法读取"
+        assert not looked.page.locator("#cut").is_visible()
+        looked.page.fill("[name=command]", "reload")
+        looked.page.click("#command button.main")
+        looked.page.click(".review button.main")
+        looked.page.locator(".told .bad").wait_for()
+
+
 def test_language_and_theme_stay(browser: Any, base: str, foreign: Foreign) -> None:
     """The switches keep the page, and are remembered."""
     foreign.status("离线", None)

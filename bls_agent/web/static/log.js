@@ -63,12 +63,16 @@ export class Log {
     this.drawing = false;
     this.listen();
     this.show();
-    this.stream = follow(`${root}/api/logs/stream?${query}&limit=${FIRST}`, {
+    const handlers = {
       place: (data) => this.begin(JSON.parse(data)),
       log: (data) => this.take(data),
       gap: (data) => this.come([new Gap(sayGap(JSON.parse(data)?.missing))]),
       unavailable: (data) => this.refused(JSON.parse(data)),
       available: () => showLink("live"),
+    };
+    this.stream = follow(`${root}/api/logs/stream?${query}&limit=${FIRST}`, handlers, {
+      ask: `${root}/api/logs?${query}&limit=1`,
+      refused: (reason) => this.refused({ reason }),
     });
   }
 
@@ -115,8 +119,8 @@ export class Log {
   }
 
   // Redis does not answer, or the key holds something else for good.
-  refused({ reason }) {
-    showLink("away");
+  refused({ kind = "wrong_type", reason }) {
+    showLink(kind === "wrong_type" ? "unreadable" : "away");
     if (reason) setText(this.top, visible(reason));
   }
 

@@ -5,18 +5,20 @@ import { byId, root, say, setText } from "./chrome.js";
 const SILENCE = 30_000; // ms without a beat after which the line counts as cut
 const LONGEST = 10_000; // ms between two tries
 const PATIENCE = 2; // tries without success after which it is said aloud
+const REFUSED = new Set([400, 403, 404, 409]); // statuses that stay until somebody changes something
 const HIDDEN = 300_000; // ms after which a hidden page lets its stream go
 
 export function showLink(state) {
   const link = byId("link");
   if (!link || link.dataset.state === state) return;
   link.dataset.state = state;
-  setText(link, say({ live: "live", away: "away" }[state] ?? "reconnecting"));
+  setText(link, say({ live: "live", away: "away", unreadable: "unreadable" }[state] ?? "reconnecting"));
 }
 
-// Follow a stream; handlers: event name → function of its data (text).
-// begin() is called before each connection.
-export function follow(path, handlers, begin = () => {}) {
+// Follow a stream.
+// handlers: event name → function of its data (text); ask: what to fetch to learn why a
+// stream was refused; refused(reason): it is refused for good, for now.
+export function follow(path, handlers, { ask = `${root}/fragments/card`, refused = () => {} } = {}) {
   let source = null;
   let timer = 0;
   let failures = 0;
@@ -26,8 +28,7 @@ export function follow(path, handlers, begin = () => {}) {
   function open() {
     clearTimeout(timer);
     close();
-    begin();
-    const own = (source = new EventSource(typeof path === "function" ? path() : path));
+    const own = (source = new EventSource(path));
     source.onopen = () => {
       failures = 0;
       heard = Date.now();
@@ -39,8 +40,7 @@ export function follow(path, handlers, begin = () => {}) {
       failures += 1;
       close();
       showLink("cut");
-      byId("cut").hidden = failures < PATIENCE;
-      timer = setTimeout(failures === 1 ? open : knock, Math.min(300 * 2 ** failures, LONGEST) * (0.5 + Math.random() / 2));
+      timer = setTimeout(knock, Math.min(300 * 2 ** failures, LONGEST) * (0.5 + Math.random() / 2));
     };
     for (const [name, handle] of Object.entries(handlers)) {
       source.addEventListener(name, (event) => {
@@ -54,18 +54,25 @@ export function follow(path, handlers, begin = () => {}) {
     });
   }
 
-  // An EventSource does not tell why it was refused: ask once, and log in again if that is it.
+  // An EventSource does not tell why it was refused: ask, and log in again if that is it.
   async function knock() {
+    let answer = null;
     try {
-      const answer = await fetch(`${root}/fragments/card`, { cache: "no-store", redirect: "manual" });
-      if (answer.type === "opaqueredirect") {
-        location.assign(`${root}/login?next=${encodeURIComponent(location.pathname + location.search)}`);
-        return;
-      }
+      answer = await fetch(ask, { cache: "no-store", redirect: "manual" });
     } catch {
       // nobody there: the next try will tell
     }
-    open();
+    if (answer?.type === "opaqueredirect" || answer?.status === 401) {
+      location.assign(`${root}/login?next=${encodeURIComponent(location.pathname + location.search)}`);
+    } else if (REFUSED.has(answer?.status)) {
+      byId("cut").hidden = true;
+      const { error } = await answer.json().catch(() => ({ error: "" }));
+      refused(error || String(answer.status));
+      timer = setTimeout(open, LONGEST);
+    } else {
+      byId("cut").hidden = failures < PATIENCE;
+      open();
+    }
   }
 
   function close() {
