@@ -199,6 +199,16 @@ def test_a_unix_socket_is_ours_alone(redis_url: str, tmp_path: Path) -> None:
     assert path.read_text() == "mine"
 
 
+def test_a_signal_leaves_no_unix_socket(redis_url: str, tmp_path: Path) -> None:
+    """The process ends by the signal, before anything else could tidy up."""
+    path = tmp_path / "console.sock"
+    with running("--redis", redis_url, "--unix-socket", str(path)) as (process, _):
+        assert path.is_socket()
+        process.terminate()
+        assert process.wait(10) == -signal.SIGTERM
+    assert not path.exists()
+
+
 def test_it_speaks_tls(redis_url: str, tmp_path: Path) -> None:
     """With secure cookies under their own name."""
     authority = trustme.CA()
