@@ -21,7 +21,7 @@ from bls_agent.web.interface.inputs import read_limit
 from bls_agent.web.interface.records import encode_records
 from bls_agent.web.names_in_urls import project_in_query
 from bls_agent.web.projects import existing_project
-from bls_agent.web.state import WebState, web_state
+from bls_agent.web.state import WebState, requester, web_state
 
 __all__ = ["fleet_events", "log_events"]
 
@@ -37,7 +37,7 @@ class _Stream(EventSourceResponse):
 
     def __init__(self, request: Request, events: AsyncIterator[bytes]) -> None:
         self._state = web_state(request)
-        self._user = request.state.user or request.state.client
+        self._user = requester(request)
         self._session: Session | None = request.state.session
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - a dict of its own
             self._ending(events),
@@ -85,7 +85,7 @@ def _open(request: Request, events: AsyncIterator[bytes]) -> Response:
         HTTPException: 429 for too many of one user, 503 for too many of all.
     """
     state = web_state(request)
-    status = state.streams.refuse(request.state.user or request.state.client)
+    status = state.streams.refuse(requester(request))
     if status:
         state.counts["streams_refused"] += 1
         raise HTTPException(status, "too many streams", {"retry-after": "10"})

@@ -23,6 +23,7 @@ from bls_agent.web.interface.answers import json_answer
 from bls_agent.web.interface.inputs import (
     CommandRequest,
     FieldError,
+    media_type,
     read_command,
     read_limit,
 )
@@ -30,7 +31,7 @@ from bls_agent.web.interface.records import encode_records
 from bls_agent.web.names_in_urls import project_in_path, project_in_query
 from bls_agent.web.projects import existing_project
 from bls_agent.web.sending import send_command
-from bls_agent.web.state import WebState, web_state
+from bls_agent.web.state import WebState, requester, web_state
 
 __all__ = ["routes"]
 
@@ -41,8 +42,7 @@ FIRST_WAIT: Final = 5.0  # seconds for the first look at a list
 
 async def _post_command(request: Request) -> Response:
     """``POST /api/commands``: send a command; with ``wait``, tell how it ended."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    if media_type(request) != "application/json":
         raise HTTPException(415, "the body has to be application/json")
     told = read_command(await request.body())
     await existing_project(request, told.project)
@@ -73,7 +73,7 @@ async def _send_and_wait(
 ) -> tuple[Command, Outcome | None]:
     """Send, and read the project's log until the outcome is there, or time is up."""
     state = web_state(request)
-    user = request.state.user or request.state.client
+    user = requester(request)
     if status := state.streams.refuse(user):
         raise HTTPException(status, "too many wait", {"retry-after": "5"})
     with state.streams.hold(user), state.logs.join(told.project) as feed:
