@@ -274,6 +274,7 @@ async def test_call_without_an_outcome(bls: Bls, redis: Redis, project: str) -> 
     ran = await bls("call", project, "reload", "--timeout", "0.1")
     assert ran.code == 1
     assert "may still be waiting" in ran.said
+    assert "report no outcomes" in ran.said
     assert ran.out == b""
 
 
