@@ -17,6 +17,7 @@ from bls_agent.cli.screen import ReaderGone
 from bls_agent.errors import (
     BlsError,
     ConfigurationError,
+    MissingExtraError,
     NoOutcomeError,
     RedisRefusedError,
     RedisUnavailableError,
@@ -109,6 +110,8 @@ def _text_of(error: Exception, texts: Texts) -> str:
         return texts["wrong_type"].format(key=error.key, expected=error.expected)
     if isinstance(error, NoOutcomeError):
         return texts["no_outcome"].format(id=error.command_id)
+    if isinstance(error, MissingExtraError):
+        return texts["missing_extra"].format(**vars(error))
     return str(error)
 
 

@@ -168,6 +168,8 @@ async def test_logs_that_are_wanted(bls: Bls, redis: Redis, project: str) -> Non
     assert "first 故障" in ran.text
     found = await bls("logs", project, "-n", "5", "--grep", "v(A+)+$")
     assert len(found.text.splitlines()) == 5
+    ran = await bls("logs", project, "--grep", "nowhere")
+    assert (ran.code, ran.out, "none fits" in ran.said) == (0, b"", True)
 
 
 async def test_send(bls: Bls, redis: Redis, project: str) -> None:

@@ -19,6 +19,7 @@ from bls_agent import BlsError, RedisUnavailableError
 from bls_agent.cli.exits import Exit, Failure
 from bls_agent.cli.failures import judge, unwrap
 from bls_agent.devserver import DevServer
+from bls_agent.errors import MissingExtraError
 from bls_agent.keys import CONTROL, PROJECT_STATUS
 from bls_agent.texts import load_texts
 from tests.cli.conftest import Bls
@@ -212,6 +213,17 @@ async def test_sentences_of_the_parser_in_chinese(bls: Bls) -> None:
     ).said
     assert "--grep 后面缺少值" in (await bls.bare("--lang=zh", "logs", "--grep")).said
     assert "--json 不带值" in (await bls("top", "--json=1", lang="zh")).said
+
+
+def test_a_missing_extra_in_both_languages() -> None:
+    """Which one, for what, and how it is installed."""
+    error = MissingExtraError("web", "the console")
+    for language, said in (("en", "needs the extra web"), ("zh", "需要附加依赖 web")):
+        verdict = judge(error, load_texts("cli", language), {}, redis=None)
+        assert verdict.code == Exit.USAGE
+        assert said in verdict.text
+        assert "the console" in verdict.text
+        assert "pip install 'bls-agent[web]'" in verdict.text
 
 
 def test_an_error_of_ours() -> None:
