@@ -159,7 +159,9 @@ def _usage_text(error: Any, texts: Texts) -> str:
     text = str(values["message"]).replace("Value error, ", "")
     for pattern, key in _USAGE:
         if found := pattern.search(text):
-            told = {name: word.replace("'", "") for name, word in found.groupdict().items()}
+            told = {
+                name: word.replace("'", "") for name, word in found.groupdict().items()
+            }
             return texts[key].format(**{**values, **told})
     return text
 

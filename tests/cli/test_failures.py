@@ -205,14 +205,18 @@ async def test_sentences_of_the_parser_in_chinese(bls: Bls) -> None:
     assert "没有命令 x" in (await bls("x", lang="zh")).said
     assert "没有命令 x" in (await bls("keys", "x", lang="zh")).said
     assert "多余的参数：x" in (await bls("top", "x", lang="zh")).said
-    assert "--lines / -n 必须是整数" in (await bls("logs", "a", "-n", "x", lang="zh")).said
+    assert (
+        "--lines / -n 必须是整数" in (await bls("logs", "a", "-n", "x", lang="zh")).said
+    )
     assert "-n 不能小于 0" in (await bls("logs", "a", "-n", "-1", lang="zh")).said
-    assert "--timeout / -t 必须是数字" in (
-        await bls("call", "a", "b", "-t", "x", lang="zh")
-    ).said
-    assert "--level 不能是 loud，只能是 debug, info" in (
-        await bls("logs", "a", "--level", "loud", lang="zh")
-    ).said
+    assert (
+        "--timeout / -t 必须是数字"
+        in (await bls("call", "a", "b", "-t", "x", lang="zh")).said
+    )
+    assert (
+        "--level 不能是 loud，只能是 debug, info"
+        in (await bls("logs", "a", "--level", "loud", lang="zh")).said
+    )
     assert "--grep 后面缺少值" in (await bls.bare("--lang=zh", "logs", "--grep")).said
     assert "--json 不带值" in (await bls("top", "--json=1", lang="zh")).said
 
