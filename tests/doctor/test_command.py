@@ -116,7 +116,7 @@ def test_json(own: DevServer, client: Redis, capsys: Any) -> None:
     )
     shown = groups["command-not-json"]["shown"][0]
     assert (shown["key"], shown["source"]) == (CONTROL, "002 §3.1")
-    assert shown["wrong"] == "1 条指令中有 1 条不是 JSON 对象：reload"
+    assert shown["wrong"] == "1 条命令中有 1 条不是 JSON 对象：reload"
     assert shown["contract"]
     assert shown["remedy"]
     assert told["keys"]["foreign"] == 1
