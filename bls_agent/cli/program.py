@@ -62,7 +62,7 @@ class _Program(Group):
         if cmd_name not in self.list_commands(ctx):
             return None
         if cmd_name not in self.commands:
-            file = import_module(f"bls_agent.cli.{cmd_name}")
+            file = import_module(f"bls_agent.cli.commands.{cmd_name}")
             found = get_command(file.app)
             localise(found, ctx.find_root().obj.texts, f"help_{cmd_name}")
             self.commands[cmd_name] = found

@@ -19,25 +19,26 @@ from bls_agent.console import Console
 from bls_agent.endpoint import Endpoint
 from bls_agent.errors import BlsError, ConfigurationError
 from bls_agent.fleet import Fleet
-from bls_agent.web import api, pages
-from bls_agent.web.answers import RETRY_AFTER, error_answer, status_of
 from bls_agent.web.configuration import WebConfig
-from bls_agent.web.directory import Directory
-from bls_agent.web.entrance import Entrance
-from bls_agent.web.fleet_feed import FleetFeed
-from bls_agent.web.headers import with_headers
-from bls_agent.web.health import RedisHealth
-from bls_agent.web.inputs import FieldError
-from bls_agent.web.limits import Bucket, Buckets, StreamQuota
-from bls_agent.web.log_feeds import LogFeeds
-from bls_agent.web.logins import log_in, log_out
-from bls_agent.web.origins import HostRule
-from bls_agent.web.refusals import is_data, refused
-from bls_agent.web.sessions import Sessions
+from bls_agent.web.door.entrance import Entrance
+from bls_agent.web.door.headers import with_headers
+from bls_agent.web.door.limits import Bucket, Buckets, StreamQuota
+from bls_agent.web.door.logins import log_in, log_out
+from bls_agent.web.door.origins import HostRule
+from bls_agent.web.door.refusals import is_data, refused
+from bls_agent.web.door.sessions import Sessions
+from bls_agent.web.door.users import Verifier
+from bls_agent.web.feeds.directory import Directory
+from bls_agent.web.feeds.fleet_feed import FleetFeed
+from bls_agent.web.feeds.health import RedisHealth
+from bls_agent.web.feeds.log_feeds import LogFeeds
+from bls_agent.web.feeds.streams import fleet_events
+from bls_agent.web.interface import api
+from bls_agent.web.interface.answers import RETRY_AFTER, error_answer, status_of
+from bls_agent.web.interface.inputs import FieldError
+from bls_agent.web.pages import whole_pages
 from bls_agent.web.state import WebState
 from bls_agent.web.static import STATIC, CachedFiles
-from bls_agent.web.streams import fleet_events
-from bls_agent.web.users import Verifier
 
 __all__ = ["ConsoleApp", "create_app"]
 
@@ -123,7 +124,7 @@ def _routes() -> list[BaseRoute]:
         Route("/login", log_in, methods=["POST"]),
         Route("/logout", log_out, methods=["POST"]),
         *api.routes,
-        *pages.routes,
+        *whole_pages.routes,
         Mount("/static", CachedFiles(directory=STATIC, check_dir=False)),
     ]
 
@@ -166,7 +167,7 @@ async def _on_field_error(request: Request, error: Exception) -> Response:
         raise error
     if is_data(request):
         return error_answer(400, "fields are wrong", fields=error.fields)
-    return pages.error_page(request, 400, detail=str(error))
+    return whole_pages.error_page(request, 400, detail=str(error))
 
 
 async def _on_error_of_ours(request: Request, error: Exception) -> Response:
@@ -181,7 +182,7 @@ async def _on_error_of_ours(request: Request, error: Exception) -> Response:
             else None
         )
         return error_answer(status, str(error), fields=fields, wait=wait)
-    answer = pages.error_page(request, status, detail=str(error))
+    answer = whole_pages.error_page(request, status, detail=str(error))
     if wait:
         answer.headers["retry-after"] = str(wait)
     return answer
@@ -194,4 +195,4 @@ async def _on_surprise(request: Request, _: Exception) -> Response:
     """Answer for a fault of our own; what it was stands in the log of the server."""
     if is_data(request):
         return error_answer(500, "something went wrong here; see the console's log")
-    return pages.error_page(request, 500)
+    return whole_pages.error_page(request, 500)

@@ -10,7 +10,7 @@ from typing import Final
 
 from bls_agent.errors import ConfigurationError
 from bls_agent.texts import LANGUAGES
-from bls_agent.web.origins import split_host
+from bls_agent.web.door.origins import split_host
 
 __all__ = [
     "MAKE_USERS",
@@ -94,7 +94,7 @@ class WebConfig:
         host: Address to listen at. Any other than loopback needs users.
         port: Port; 0 takes a free one.
         unix_socket: Listen at this path instead; only our user can open it.
-        users: Name → argon2 hash (:func:`bls_agent.web.users.read_users`); empty:
+        users: Name → argon2 hash (:func:`bls_agent.web.door.users.read_users`); empty:
             no login, everybody who can connect is ``local``.
         allowed_hosts: Names, besides the address itself, under which browsers know
             the console.

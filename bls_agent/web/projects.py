@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from bls_agent.web.inputs import FieldError
+from bls_agent.web.interface.inputs import FieldError
 from bls_agent.web.state import web_state
 
 __all__ = ["existing_project"]

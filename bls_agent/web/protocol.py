@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from bls_agent.web.headers import HEADERS
+from bls_agent.web.door.headers import HEADERS
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle, Transport  # noqa: TID251 - the server's own types

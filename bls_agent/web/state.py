@@ -11,14 +11,14 @@ from starlette.requests import Request
 
 from bls_agent.console import Console
 from bls_agent.web.configuration import WebConfig
-from bls_agent.web.directory import Directory
-from bls_agent.web.fleet_feed import FleetFeed
-from bls_agent.web.health import RedisHealth
-from bls_agent.web.limits import Bucket, Buckets, StreamQuota
-from bls_agent.web.log_feeds import LogFeeds
-from bls_agent.web.origins import HostRule
-from bls_agent.web.sessions import Sessions
-from bls_agent.web.users import Verifier
+from bls_agent.web.door.limits import Bucket, Buckets, StreamQuota
+from bls_agent.web.door.origins import HostRule
+from bls_agent.web.door.sessions import Sessions
+from bls_agent.web.door.users import Verifier
+from bls_agent.web.feeds.directory import Directory
+from bls_agent.web.feeds.fleet_feed import FleetFeed
+from bls_agent.web.feeds.health import RedisHealth
+from bls_agent.web.feeds.log_feeds import LogFeeds
 
 __all__ = ["WebState", "client_address", "web_state"]
 

@@ -46,7 +46,7 @@ def test_every_sentence_that_is_used_is_there() -> None:
     )
     used = {
         (path.name, key)
-        for path in (PACKAGE / "cli").glob("*.py")
+        for path in (PACKAGE / "cli").rglob("*.py")
         if path.stem not in ("doctor", "console")
         for key in pattern.findall(path.read_text("utf-8"))
     }

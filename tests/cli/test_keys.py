@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from bls_agent.cli.keys import find_nearest, key_bytes
+from bls_agent.cli.commands.keys import find_nearest, key_bytes
 from bls_agent.keys import KEYS
 from tests.cli.conftest import Bls
 

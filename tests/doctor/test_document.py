@@ -1,4 +1,4 @@
-"""docs/doctor.md says what the doctor does: its tables are the tables in the code."""
+"""docs/doctor.md and its Chinese twin: their tables are the tables in the code."""
 
 from __future__ import annotations
 
@@ -20,44 +20,65 @@ from bls_agent.keys import KEYS
 from bls_agent.texts import load_texts
 from tests.harness import needs_selectors, url_with_rights
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "doctor.md"
-TEXTS = load_texts("doctor", "en")
+DOCS = Path(__file__).parents[2] / "docs"
+DOCUMENTS = {"en": DOCS / "doctor.md", "zh": DOCS / "doctor.zh-CN.md"}
+HEADS = {
+    "en": (
+        "| rule | severity | keys | contract | what is wrong |",
+        "| rule | severity | what is wrong | why |",
+    ),
+    "zh": (
+        "| 规则 | 级别 | 键 | 契约 | 哪里不对 |",
+        "| 规则 | 级别 | 哪里不对 | 为什么 |",
+    ),
+}
+UNNAMED = {
+    "en": ("every kind", "keys of no contract"),
+    "zh": ("所有种类", "不属于任何契约的键"),
+}
+both_languages = pytest.mark.parametrize("language", DOCUMENTS)
 GENERIC = {rule.code for rule in GENERIC_RULES}
 
 
-def kinds(rules: Sequence[Rule]) -> str:
+def kinds(rules: Sequence[Rule], language: str) -> str:
     """The keys that a rule holds for, as they are written."""
+    every, foreign = UNNAMED[language]
     if rules[0].code in GENERIC:
-        return "every kind"
+        return every
     names = [KEYS[rule.row].template if rule.row else "" for rule in rules]
-    return "<br>".join(f"`{name}`" if name else "keys of no contract" for name in names)
+    return "<br>".join(f"`{name}`" if name else foreign for name in names)
 
 
-def key_table() -> Iterator[str]:
-    yield "| rule | severity | keys | contract | what is wrong |"
+def key_table(language: str) -> Iterator[str]:
+    texts = load_texts("doctor", language)
+    yield HEADS[language][0]
     yield "| --- | --- | --- | --- | --- |"
     for code in dict.fromkeys(rule.code for rule in KEY_RULES):
         rules = [rule for rule in KEY_RULES if rule.code == code]
         severities = ", ".join(dict.fromkeys(rule.severity for rule in rules))
         sources = ", ".join(dict.fromkeys(rule.source for rule in rules))
-        wrong = TEXTS[f"{code}_wrong"]
-        yield f"| `{code}` | {severities} | {kinds(rules)} | {sources} | {wrong} |"
+        keys, wrong = kinds(rules, language), texts[f"{code}_wrong"]
+        yield f"| `{code}` | {severities} | {keys} | {sources} | {wrong} |"
 
 
-def server_table() -> Iterator[str]:
-    yield "| rule | severity | what is wrong | why |"
+def server_table(language: str) -> Iterator[str]:
+    texts = load_texts("doctor", language)
+    yield HEADS[language][1]
     yield "| --- | --- | --- | --- |"
     for rule in SERVER_RULES:
-        wrong, why = (TEXTS[f"{rule.code}_{part}"] for part in ("wrong", "contract"))
+        wrong, why = (texts[f"{rule.code}_{part}"] for part in ("wrong", "contract"))
         yield f"| `{rule.code}` | {rule.severity} | {wrong} | {why} |"
 
 
 @needs_selectors
+@both_languages
 async def test_the_rights_of_the_document_are_enough(
-    admin: Redis, own_server: DevServer
+    admin: Redis, own_server: DevServer, language: str
 ) -> None:
     """With them everything is looked at, and nothing could be written."""
-    (line,) = re.findall(r"^-@all .*$", DOCUMENT.read_text("utf-8"), re.MULTILINE)
+    (line,) = re.findall(
+        r"^-@all .*$", DOCUMENTS[language].read_text("utf-8"), re.MULTILINE
+    )
     await admin.set("订单系统_项目状态", "在线", ex=60)
     await admin.set("订单系统_控制", "x")
     url = await url_with_rights(admin, own_server, *line.split())
@@ -69,14 +90,16 @@ async def test_the_rights_of_the_document_are_enough(
             await client.set("订单系统_项目状态", "离线")
 
 
-def test_the_tables_are_those_of_the_code() -> None:
+@both_languages
+def test_the_tables_are_those_of_the_code(language: str) -> None:
     """Every rule, in the order of the code, and no other."""
-    text = DOCUMENT.read_text("utf-8")
+    text = DOCUMENTS[language].read_text("utf-8")
     for table in (key_table, server_table):
-        assert "\n".join(table()) in text
+        assert "\n".join(table(language)) in text
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     codes = {rule.code for rule in KEY_RULES} | {rule.code for rule in SERVER_RULES}
     named = {row.split("`")[1] for row in rows}
     assert codes <= named
-    others = {name for name in TEXTS if name.endswith("_wrong")}
+    texts = load_texts("doctor", language)
+    others = {name for name in texts if name.endswith("_wrong")}
     assert named == {name.removesuffix("_wrong") for name in others}

@@ -13,8 +13,8 @@ from redis.asyncio import Redis
 
 from bls_agent.web.app import create_app
 from bls_agent.web.configuration import Limits, WebConfig
-from bls_agent.web.headers import HEADERS
-from bls_agent.web.users import BusyError
+from bls_agent.web.door.headers import HEADERS
+from bls_agent.web.door.users import BusyError
 from tests.web.serving import OWN, PASSWORD, USERS, asking, console_of, log_in
 
 ROOT = Path(__file__).parents[2]

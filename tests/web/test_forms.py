@@ -10,8 +10,15 @@ from hypothesis import given, strategies as st
 from bls_agent.codec import JSONValue, decode, encode
 from bls_agent.project.commands.builtins import add_builtins
 from bls_agent.project.commands.router import Router
-from bls_agent.web.fields import ABSENT, Field, FieldKind, Form, read_form, show_value
-from bls_agent.web.forms import read_submission
+from bls_agent.web.pages.fields import (
+    ABSENT,
+    Field,
+    FieldKind,
+    Form,
+    read_form,
+    show_value,
+)
+from bls_agent.web.pages.forms import read_submission
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from bls_agent.web.inputs import FieldError, read_command, read_limit
+from bls_agent.web.interface.inputs import FieldError, read_command, read_limit
 
 GOOD = {"targetProjectName": "订单系统", "command": "reload"}
 

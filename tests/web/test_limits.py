@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bls_agent.web.limits import Bucket, Buckets, StreamQuota, group_address
+from bls_agent.web.door.limits import Bucket, Buckets, StreamQuota, group_address
 
 
 def test_a_bucket_empties_and_fills() -> None:

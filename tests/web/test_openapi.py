@@ -17,9 +17,9 @@ from starlette.routing import Route
 
 from bls_agent import ProjectAgent
 from bls_agent.project.messages import OutcomeKind, Status
-from bls_agent.web import api
 from bls_agent.web.app import create_app
 from bls_agent.web.configuration import Limits, WebConfig
+from bls_agent.web.interface import api
 from tests.web.serving import OWN, PASSWORD, USERS, asking
 
 DOCUMENT: dict[str, Any] = orjson.loads(api.OPENAPI.read_bytes())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bls_agent.web.origins import HostRule, Told, local_target, refuse, split_host
+from bls_agent.web.door.origins import HostRule, Told, local_target, refuse, split_host
 
 OWN = "http://127.0.0.1:8765"
 

@@ -18,23 +18,23 @@ from bls_agent.errors import RedisUnavailableError
 from bls_agent.fleet import FleetChange, Presence, ProjectView
 from bls_agent.project.messages import Level, LogEntry, Outcome, OutcomeKind, Status
 from bls_agent.texts import load_texts
-from bls_agent.web.cards import (
-    KINDS,
-    encode_changes,
-    encode_picture,
-    make_card,
-    sort_cards,
-)
-from bls_agent.web.language import choose_page_language, in_other_language
-from bls_agent.web.manual import KEPT, Manuals, find_manual, is_ours, read_manual
 from bls_agent.web.names_in_urls import (
     project_in_path,
     project_in_query,
     project_path,
     quote_name,
 )
-from bls_agent.web.rendering import visible_lines
-from bls_agent.web.words import Words, draw_spark
+from bls_agent.web.pages.cards import (
+    KINDS,
+    encode_changes,
+    encode_picture,
+    make_card,
+    sort_cards,
+)
+from bls_agent.web.pages.language import choose_page_language, in_other_language
+from bls_agent.web.pages.manual import KEPT, Manuals, find_manual, is_ours, read_manual
+from bls_agent.web.pages.rendering import visible_lines
+from bls_agent.web.pages.words import Words, draw_spark
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 
 WEB = Path(bls_agent.web.__file__).parent
@@ -238,7 +238,7 @@ def test_catalogue_has_both_languages() -> None:
 
 def test_every_text_is_used() -> None:
     """No text is left of what is gone."""
-    sources = [*WEB.rglob("*.py"), *WEB.glob("templates/*"), *WEB.glob("static/*.js")]
+    sources = [*WEB.rglob("*.py"), *WEB.glob("pages/templates/*"), *WEB.glob("static/*.js")]
     code = "\n".join(path.read_text("utf-8") for path in sources)
     made_up = ("kind_", "meaning_", "level_", "field_", "error_", "js_outcome_")
     unused = [
@@ -252,7 +252,7 @@ def test_every_text_is_used() -> None:
 
 def test_nothing_inline_and_nothing_foreign() -> None:
     """Templates hold no script, style or handler of their own, and no other host."""
-    for path in WEB.glob("templates/*"):
+    for path in WEB.glob("pages/templates/*"):
         text = path.read_text("utf-8")
         assert not re.search(r"<style|\bstyle=|\son\w+=|hx-on|javascript:", text), path
         assert not re.search(r"<script(?![^>]*\bsrc=)", text), path

@@ -7,7 +7,7 @@ import tracemalloc
 import anyio
 
 from bls_agent.codec import encode
-from bls_agent.web.ring import Item, Ring
+from bls_agent.web.feeds.ring import Item, Ring
 
 
 def payloads(items: list[Item]) -> list[bytes]:

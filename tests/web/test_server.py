@@ -26,8 +26,8 @@ from bls_agent.cli import main
 from bls_agent.devserver import DevServer
 from bls_agent.texts import load_texts
 from bls_agent.web.configuration import WebConfig
+from bls_agent.web.door.users import parse_users
 from bls_agent.web.server import open_sockets, urls_of
-from bls_agent.web.users import parse_users
 from tests.web.serving import HASH, PASSWORD, USERS, served
 
 COMMAND = [sys.executable, "-m", "bls_agent", "console"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bls_agent.web.sessions import USER_SESSIONS, Sessions, cookie_name
+from bls_agent.web.door.sessions import USER_SESSIONS, Sessions, cookie_name
 
 
 def make(most: int = 10) -> Sessions:

@@ -16,8 +16,8 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent.devserver import DevServer
-from bls_agent.web import fleet_feed, log_feeds
 from bls_agent.web.configuration import Limits, WebConfig
+from bls_agent.web.feeds import fleet_feed, log_feeds
 from tests.harness import eventually
 from tests.web.serving import PASSWORD, USERS, Served, served
 

@@ -10,8 +10,8 @@ import pytest
 from argon2 import PasswordHasher
 
 from bls_agent import ConfigurationError
-from bls_agent.web import users as users_module
-from bls_agent.web.users import (
+from bls_agent.web.door import users as users_module
+from bls_agent.web.door.users import (
     BusyError,
     Verifier,
     hash_password,

@@ -13,11 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bls_agent.web.limits import group_address
-from bls_agent.web.logins import attempt
-from bls_agent.web.origins import Told, refuse
-from bls_agent.web.refusals import is_data, refused, route_path, to_login
-from bls_agent.web.sessions import cookie_name
+from bls_agent.web.door.limits import group_address
+from bls_agent.web.door.logins import attempt
+from bls_agent.web.door.origins import Told, refuse
+from bls_agent.web.door.refusals import is_data, refused, route_path, to_login
+from bls_agent.web.door.sessions import cookie_name
 from bls_agent.web.state import WebState, client_address
 
 __all__ = ["Entrance"]

@@ -16,7 +16,7 @@ from typing import Final, cast
 
 from bls_agent.codec import JSONObject, JSONValue, decode
 from bls_agent.errors import DecodeError
-from bls_agent.web.fields import ABSENT, Absent, Field, FieldKind, Form
+from bls_agent.web.pages.fields import ABSENT, Absent, Field, FieldKind, Form
 
 __all__ = ["ALL", "MORE", "FieldError", "Submission", "read_submission", "read_value"]
 

@@ -14,13 +14,13 @@ from starlette.types import Receive, Scope, Send
 
 from bls_agent.codec import encode
 from bls_agent.errors import BlsError, RedisUnavailableError
-from bls_agent.web.inputs import read_limit
-from bls_agent.web.log_feeds import LogFeed
+from bls_agent.web.door.sessions import Session
+from bls_agent.web.feeds.log_feeds import LogFeed
+from bls_agent.web.feeds.ring import Item
+from bls_agent.web.interface.inputs import read_limit
+from bls_agent.web.interface.records import encode_records
 from bls_agent.web.names_in_urls import project_in_query
 from bls_agent.web.projects import existing_project
-from bls_agent.web.records import encode_records
-from bls_agent.web.ring import Item
-from bls_agent.web.sessions import Session
 from bls_agent.web.state import WebState, web_state
 
 __all__ = ["fleet_events", "log_events"]

@@ -15,18 +15,18 @@ from bls_agent.codec import JSONObject
 from bls_agent.errors import ContractError
 from bls_agent.fleet import Presence, ProjectView
 from bls_agent.terminal import visible
-from bls_agent.web.answers import json_answer
 from bls_agent.web.anything import ANYTHING
-from bls_agent.web.cards import KINDS, make_card, place_of, sort_cards
-from bls_agent.web.command_pages import command_routes
+from bls_agent.web.door.origins import local_target
+from bls_agent.web.interface.answers import json_answer
 from bls_agent.web.names_in_urls import (
     FIELD,
     project_in_path,
     project_in_query,
     quote_name,
 )
-from bls_agent.web.origins import local_target
-from bls_agent.web.rendering import render, render_large, texts_of
+from bls_agent.web.pages.cards import KINDS, make_card, place_of, sort_cards
+from bls_agent.web.pages.command_pages import command_routes
+from bls_agent.web.pages.rendering import render, render_large, texts_of
 from bls_agent.web.state import web_state
 
 __all__ = ["error_page", "login_page", "routes"]

@@ -17,15 +17,20 @@ import bls_agent
 from bls_agent.codec import JSONObject, encode
 from bls_agent.fleet import ProjectView
 from bls_agent.project.messages import Command, LogEntry, Outcome
-from bls_agent.web.answers import json_answer
 from bls_agent.web.anything import ANYTHING
-from bls_agent.web.inputs import CommandRequest, FieldError, read_command, read_limit
+from bls_agent.web.feeds.streams import log_events
+from bls_agent.web.interface.answers import json_answer
+from bls_agent.web.interface.inputs import (
+    CommandRequest,
+    FieldError,
+    read_command,
+    read_limit,
+)
+from bls_agent.web.interface.records import encode_records
 from bls_agent.web.names_in_urls import project_in_path, project_in_query
 from bls_agent.web.projects import existing_project
-from bls_agent.web.records import encode_records
 from bls_agent.web.sending import send_command
 from bls_agent.web.state import WebState, web_state
-from bls_agent.web.streams import log_events
 
 __all__ = ["routes"]
 

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 from bls_agent.codec import JSONValue
 from bls_agent.project.messages import LogEntry
-from bls_agent.web.fields import Form, read_form
+from bls_agent.web.pages.fields import Form, read_form
 
 __all__ = [
     "HELP",

@@ -20,8 +20,8 @@ from bls_agent.errors import (
 )
 from bls_agent.project.log.paging import LogPage
 from bls_agent.project.messages import LogEntry
-from bls_agent.web.records import encode_record
-from bls_agent.web.ring import Item, Ring
+from bls_agent.web.feeds.ring import Item, Ring
+from bls_agent.web.interface.records import encode_record
 
 __all__ = ["LogFeed", "LogFeeds"]
 

@@ -67,8 +67,8 @@ def console(
     """Serve the console until SIGINT or SIGTERM."""
     _need_web()
     from bls_agent.web.configuration import WebConfig
+    from bls_agent.web.door.users import read_users
     from bls_agent.web.server import serve
-    from bls_agent.web.users import read_users
 
     config = WebConfig(
         redis=invocation.redis,
@@ -95,7 +95,7 @@ def password(
 ) -> Exit:
     """Make the line of a user for the file of ``--users``."""
     _need_web()
-    from bls_agent.web.users import user_line
+    from bls_agent.web.door.users import user_line
 
     line = user_line(name, _ask_password(invocation))
     invocation.result({"line": line}, line)

@@ -8,8 +8,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from bls_agent.web import pages
-from bls_agent.web.answers import error_answer
+from bls_agent.web.interface.answers import error_answer
+from bls_agent.web.pages import whole_pages
 
 __all__ = ["is_data", "refused", "route_path", "to_login"]
 
@@ -33,7 +33,7 @@ def refused(request: Request, refusal: HTTPException) -> Response:
     status, headers = refusal.status_code, dict(refusal.headers or {})
     if is_data(request):
         return error_answer(status, refusal.detail, headers=headers)
-    answer = pages.error_page(request, status, detail=refusal.detail)
+    answer = whole_pages.error_page(request, status, detail=refusal.detail)
     answer.headers.update(headers)
     return answer
 
@@ -49,7 +49,7 @@ def to_login(request: Request) -> Response:
     if "hx-request" in request.headers:
         return Response(status_code=401, headers={"hx-redirect": login})
     if request.method != "GET":
-        return pages.error_page(request, 401, detail="log in first")
+        return whole_pages.error_page(request, 401, detail="log in first")
     path: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
     target = path.decode("ascii", "replace")
     if request.scope["query_string"]:

@@ -26,10 +26,11 @@ from bls_agent.project.messages import Command, LogEntry, Status
 from bls_agent.redaction import DEFAULT as REDACTOR
 from bls_agent.terminal import visible
 from bls_agent.texts import Texts
-from bls_agent.web.fields import Absent, Field, FieldKind, show_value
-from bls_agent.web.forms import FieldError, read_submission
-from bls_agent.web.inputs import read_form
-from bls_agent.web.manual import (
+from bls_agent.web.interface.inputs import read_form
+from bls_agent.web.names_in_urls import FIELD, project_in_query, quote_name
+from bls_agent.web.pages.fields import Absent, Field, FieldKind, show_value
+from bls_agent.web.pages.forms import FieldError, read_submission
+from bls_agent.web.pages.manual import (
     HELP,
     Entry,
     Manual,
@@ -38,11 +39,10 @@ from bls_agent.web.manual import (
     is_ours,
     read_manual,
 )
-from bls_agent.web.names_in_urls import FIELD, project_in_query, quote_name
-from bls_agent.web.rendering import render, texts_of
+from bls_agent.web.pages.rendering import render, texts_of
+from bls_agent.web.pages.words import Words
 from bls_agent.web.sending import call_command, send_command
 from bls_agent.web.state import web_state
-from bls_agent.web.words import Words
 
 __all__ = ["command_routes"]
 

@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from bls_agent.terminal import visible
-from bls_agent.web import pages
-from bls_agent.web.inputs import read_form
-from bls_agent.web.origins import local_target
-from bls_agent.web.sessions import cookie_name
+from bls_agent.web.door.origins import local_target
+from bls_agent.web.door.sessions import cookie_name
+from bls_agent.web.door.users import BusyError
+from bls_agent.web.interface.inputs import read_form
+from bls_agent.web.pages import whole_pages
 from bls_agent.web.state import WebState, client_address, web_state
-from bls_agent.web.users import BusyError
 
 __all__ = ["attempt", "log_in", "log_out"]
 
@@ -84,12 +84,14 @@ async def log_in(request: Request) -> Response:
         right = await attempt(state, request, user, form.get("password", ""))
     except HTTPException as refusal:
         wait = float((refusal.headers or {}).get("retry-after", "0"))
-        answer = pages.login_page(request, failed=True, wait=wait, next_path=target)
+        answer = whole_pages.login_page(
+            request, failed=True, wait=wait, next_path=target
+        )
         answer.status_code = refusal.status_code
         answer.headers.update(refusal.headers or {})
         return answer
     if not right:
-        answer = pages.login_page(request, failed=True, next_path=target)
+        answer = whole_pages.login_page(request, failed=True, next_path=target)
         answer.status_code = 401
         return answer
     _end_session(request)

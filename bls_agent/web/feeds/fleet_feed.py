@@ -12,8 +12,8 @@ from anyio.abc import TaskGroup
 
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.fleet import Fleet, FleetChange, ProjectView
-from bls_agent.web.cards import encode_changes, encode_picture
-from bls_agent.web.ring import Item, Ring
+from bls_agent.web.feeds.ring import Item, Ring
+from bls_agent.web.pages.cards import encode_changes, encode_picture
 
 __all__ = ["FleetFeed"]
 

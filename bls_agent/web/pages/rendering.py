@@ -15,13 +15,13 @@ from starlette.responses import HTMLResponse
 from bls_agent.codec import encode
 from bls_agent.terminal import visible
 from bls_agent.texts import LANGUAGES, Texts, load_texts
-from bls_agent.web.language import (
+from bls_agent.web.pages.language import (
     LANGUAGE_TAGS,
     choose_page_language,
     in_other_language,
 )
+from bls_agent.web.pages.words import Words
 from bls_agent.web.static import asset_version
-from bls_agent.web.words import Words
 
 __all__ = ["language_of", "render", "render_large", "texts_of", "visible_lines"]
 

@@ -1,0 +1,1 @@
+"""What every request passes, and who may: decided mostly without I/O."""

@@ -1,0 +1,1 @@
+"""The HTTP interface of contract 002, in JSON."""
