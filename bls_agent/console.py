@@ -18,11 +18,11 @@ import anyio
 from bls_agent.backoff import Backoff
 from bls_agent.codec import encode_strictly
 from bls_agent.console_log import WINDOW, LogReader, as_wrong_type
+from bls_agent.console_projects import find_projects
 from bls_agent.endpoint import Endpoint, Reply
 from bls_agent.errors import (
     BlsError,
     ConfigurationError,
-    DecodeError,
     NoOutcomeError,
     RedisRefusedError,
     RedisUnavailableError,
@@ -270,21 +270,15 @@ class Console:
     async def projects(self) -> dict[str, Status | None]:
         """Find every project that has a status, a log or waiting commands.
 
-        Uses SCAN, never KEYS.
+        Uses SCAN, never KEYS. Projects whose status may not be read are left out.
 
         Returns:
             Name → status, sorted by name; ``None`` for no valid status.
+
+        Raises:
+            RedisUnavailableError: Redis cannot answer, or refuses every status.
         """
-        names: set[str] = set()
-        for template in (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL):
-            async for key in self._wires.scan(template.pattern()):
-                parsed = template.parse(key)
-                if parsed is not None:
-                    names.add(parsed["project"])
-        found = sorted(names)
-        keys = [PROJECT_STATUS.locate(project=name) for name in found]
-        values = await self._wires.get_many(keys)
-        return dict(zip(found, map(_status_or_none, values), strict=True))
+        return await find_projects(self._wires)
 
     async def logs(self, project: str, limit: int = 200) -> list[LogEntry]:
         """Read the newest records, newest last.
@@ -380,13 +374,6 @@ class Console:
             return await self._wires.call(key, name, value)
         except RedisUnavailableError as error:
             raise as_wrong_type(error, template, key) from error
-
-
-def _status_or_none(value: bytes | None) -> Status | None:
-    try:
-        return None if value is None else Status.decode(value)
-    except DecodeError:
-        return None
 
 
 def _check_request(command: object, args: object) -> None:

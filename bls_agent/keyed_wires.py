@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["KeyedWires"]
 
 SCAN_COUNT: Final = 1_000
-GET_KEYS: Final = 500
 FINAL: Final = ("wrong_type", "no_permission")  # another node would say the same
 MANY: Final = 1_000  # requests in one write
 GLANCE: Final = 1.0  # seconds between two questions whether somebody took over
@@ -123,22 +122,6 @@ class KeyedWires:
             async with self._node(cluster, node) as wire:
                 yield wire
 
-    async def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Read many strings; ``None`` for a key that is absent or of another type.
-
-        Raises:
-            RedisUnavailableError: Redis cannot answer.
-        """
-        if self._routes.cluster is not None:
-            replies = await self.read_many([("GET", _encode(key)) for key in keys])
-            return [_value_or_none(reply) for reply in replies]
-        found: list[bytes | None] = []
-        async with self.to("") as wire:
-            for begin in range(0, len(keys), GET_KEYS):
-                encoded = map(_encode, keys[begin : begin + GET_KEYS])
-                found.extend(await wire.read("MGET", *encoded))
-        return found
-
     async def read_many(self, requests: Sequence[Request]) -> list[Reply]:
         """Send many requests that change nothing, a thousand in one write.
 
@@ -230,15 +213,6 @@ async def _read_all(wire: Wire, requests: Sequence[Request]) -> list[Reply]:
                 raise
             replies += await wire.call_many(part)  # reading changes nothing
     return replies
-
-
-def _value_or_none(reply: Reply) -> bytes | None:
-    if not isinstance(reply, RedisUnavailableError):
-        found: bytes | None = reply
-        return found
-    if reply.kind != "wrong_type":
-        raise reply
-    return None
 
 
 def _slot_asked(request: Request) -> int:

@@ -177,7 +177,7 @@ RIGHTS: Final = (
 # What a console needs; those that write are for sending commands.
 _CONSOLE: Final = (
     (None, "select ping client|setname client|id scan time"),
-    (PROJECT_STATUS, "get mget getrange pttl"),
+    (PROJECT_STATUS, "get getrange pttl"),
     (PROJECT_CONSOLE, "lrange llen lindex"),
     (CONTROL, "llen"),
     (INSTANCES, "hgetall"),

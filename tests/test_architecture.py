@@ -66,6 +66,7 @@ COMPOSITION = [
     "agent_thread",
     "agent",
     "console_log",
+    "console_projects",
     "console",
     "sync_console",
     "fleet",

@@ -15,11 +15,19 @@ from bls_agent import (
     LogEntry,
     NoOutcomeError,
     ProjectAgent,
+    RedisRefusedError,
     RedisUnavailableError,
+    Status,
     WrongTypeError,
 )
 from bls_agent.devserver import DevServer
-from tests.harness import cut_connections, eventually
+from bls_agent.rights import console_acl_rules
+from tests.harness import (
+    cut_connections,
+    eventually,
+    needs_selectors,
+    url_with_rights,
+)
 
 
 async def test_what_send_writes(redis: Redis, console: Console, project: str) -> None:
@@ -90,6 +98,22 @@ async def test_projects_with_nasty_names(own_server: DevServer) -> None:
                 await console.status("表")
         used = await redis.info("commandstats")
         assert "cmdstat_keys" not in used
+
+
+@needs_selectors
+async def test_projects_with_the_rights_for_one(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """Whose status may not be read is left out; if nobody's may, that is said."""
+    for name in (project, f"{project}-别人"):
+        await admin.set(f"{name}_项目状态", "在线")
+    alone = await url_with_rights(admin, own_server, *console_acl_rules(project))
+    async with Console(alone) as console:
+        assert await console.projects() == {project: Status.ONLINE}
+    nobody = await url_with_rights(admin, own_server, *console_acl_rules("谁也不是"))
+    async with Console(nobody) as console:
+        with pytest.raises(RedisRefusedError):
+            await console.projects()
 
 
 async def test_down_is_not_empty(own_server: DevServer, project: str) -> None:

@@ -63,7 +63,7 @@ CONSOLE_RIGHTS: Final = tuple(
         ("ping client|setname client|id", None, "nothing is weaker", False),
         ("scan", None, "projects are not found", True),
         ("time", None, _UNSEEN, False),
-        ("get mget getrange pttl", PROJECT_STATUS, "statuses are not shown", True),
+        ("get getrange pttl", PROJECT_STATUS, "statuses are not shown", True),
         ("lrange llen lindex", PROJECT_CONSOLE, "records are not shown", True),
         ("llen", CONTROL, "waiting commands are not counted", True),
         ("hgetall", INSTANCES, _UNSEEN, False),

@@ -141,7 +141,6 @@ async def test_a_record_that_is_refused(
         "+lrange",
         "+llen",
         "+scan",
-        "+mget",
     ]
     url = await url_with_rights(admin, own_server, *rules)
     ran = await bls("send", project, "reload", url=url)

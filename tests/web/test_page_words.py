@@ -238,7 +238,11 @@ def test_catalogue_has_both_languages() -> None:
 
 def test_every_text_is_used() -> None:
     """No text is left of what is gone."""
-    sources = [*WEB.rglob("*.py"), *WEB.glob("pages/templates/*"), *WEB.glob("static/*.js")]
+    sources = [
+        *WEB.rglob("*.py"),
+        *WEB.glob("pages/templates/*"),
+        *WEB.glob("static/*.js"),
+    ]
     code = "\n".join(path.read_text("utf-8") for path in sources)
     made_up = ("kind_", "meaning_", "level_", "field_", "error_", "js_outcome_")
     unused = [
