@@ -114,7 +114,7 @@ class MissingExtraError(ConfigurationError):
 
     def __init__(self, extra: str, purpose: str) -> None:
         """Name the extra and what needs it."""
-        self.extra = extra
+        self.extra, self.purpose = extra, purpose
         rule = f"{purpose} needs the extra {extra!r}, which is not installed"
         remedy = f"Install it with: pip install 'bls-agent[{extra}]'"
         super().__init__("extra", extra, rule, remedy)

@@ -61,7 +61,8 @@ class _Row:
         """How long ago the status was written, or how long the log has been silent."""
         view = self.view
         if view.presence is Presence.FRESH:
-            return f"{'' if view.age_exact else '~'}{span(view.age)}"
+            known = view.age_exact or view.age is None
+            return f"{'' if known else '~'}{span(view.age)}"
         return span(view.last_record_age), "dim"
 
 

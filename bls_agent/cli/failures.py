@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +17,7 @@ from bls_agent.cli.screen import ReaderGone
 from bls_agent.errors import (
     BlsError,
     ConfigurationError,
+    MissingExtraError,
     NoOutcomeError,
     RedisRefusedError,
     RedisUnavailableError,
@@ -97,7 +99,9 @@ def judge(
         return _judge_outage(error, texts, environ, redis)
     if isinstance(error, BlsError | OSError):
         code = Exit.USAGE if isinstance(error, ConfigurationError) else Exit.FAILED
-        return Verdict(code, _text_of(error, texts))
+        silent = isinstance(error, NoOutcomeError)
+        hint = texts["hint_no_outcome"] if silent else ""
+        return Verdict(code, _text_of(error, texts), hint)
     return Verdict(Exit.FAILED, texts["internal"], internal=True)
 
 
@@ -106,6 +110,8 @@ def _text_of(error: Exception, texts: Texts) -> str:
         return texts["wrong_type"].format(key=error.key, expected=error.expected)
     if isinstance(error, NoOutcomeError):
         return texts["no_outcome"].format(id=error.command_id)
+    if isinstance(error, MissingExtraError):
+        return texts["missing_extra"].format(**vars(error))
     return str(error)
 
 
@@ -141,7 +147,7 @@ def _usage_text(error: Any, texts: Texts) -> str:
     kind = type(error).__name__
     param = getattr(error, "param", None)
     name = param.get_error_hint() if param is not None else ""
-    values = {"name": str(name).strip("'"), "message": error.format_message()}
+    values = {"name": str(name).replace("'", ""), "message": error.format_message()}
     if kind == "MissingParameter" and name:
         return texts["usage_missing"].format(**values)
     if kind == "NoSuchOption":
@@ -150,4 +156,27 @@ def _usage_text(error: Any, texts: Texts) -> str:
         text = texts["usage_no_option"].format(**values)
         advice = texts["did_you_mean"].format(names=likely) if likely else ""
         return f"{text} {advice}".rstrip()
-    return str(values["message"])
+    text = str(values["message"]).replace("Value error, ", "")
+    for pattern, key in _USAGE:
+        if found := pattern.search(text):
+            told = {
+                name: word.replace("'", "") for name, word in found.groupdict().items()
+            }
+            return texts[key].format(**{**values, **told})
+    return text
+
+
+# What the parser says, in its words, and the sentences of the catalogue for it.
+_USAGE: Final = tuple(
+    (re.compile(pattern), key)
+    for pattern, key in (
+        (r"unexpected extra argument\S* \((?P<word>.*)\)$", "usage_extra"),
+        (r"^No such command '(?P<word>.*)'\.$", "no_such_command"),
+        (r"^Option '(?P<name>.*)' requires an argument", "usage_value_missing"),
+        (r"^Option '(?P<name>.*)' does not take a value", "usage_no_value"),
+        (r"'(?P<word>[^']*)' is not one of (?P<choices>.*)\.$", "usage_choice"),
+        (r"should be a valid integer", "usage_integer"),
+        (r"should be a valid number", "usage_number"),
+        (r"greater than or equal to (?P<least>\S+)$", "usage_least"),
+    )
+)

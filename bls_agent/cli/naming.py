@@ -40,7 +40,12 @@ def normalise(invocation: Invocation, name: str) -> str:
     """Give a name in the form NFC, in which agents write it, and say so if it was not.
 
     Input methods and file names of some systems give another form that looks the same.
+
+    Raises:
+        Failure: The name is empty, as of a shell's variable that is not set.
     """
+    if not name:
+        raise Failure("empty_name", Exit.USAGE)
     whole = unicodedata.normalize("NFC", name)
     if whole != name:
         invocation.hint("name_normalised", project=whole)

@@ -62,6 +62,8 @@ def freshness(view: ProjectView, texts: Texts) -> str:
     if not exists(view):
         return texts["presence_absent"]
     values = {"age": span(view.age), "ttl": span(view.ttl)}
+    if view.presence is Presence.FRESH and view.age is None:
+        return texts["presence_fresh_since"].format(**values)
     exact = "_exact" if view.presence is Presence.FRESH and view.age_exact else ""
     return texts[f"presence_{view.presence.value}{exact}"].format(**values)
 

@@ -52,7 +52,7 @@ def clock_of(timestamp: str) -> str:
         local: datetime | None = moment.astimezone() if moment else None
     except (OverflowError, OSError, ValueError):  # the year 1, the year 9999
         local = None
-    return local.strftime("%m-%d %H:%M:%S") if local else "--:--:--"
+    return local.strftime("%m-%d %H:%M:%S") if local else f"{'--:--:--':>14}"
 
 
 def now_clock(*, iso: bool = False) -> str:

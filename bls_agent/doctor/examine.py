@@ -235,7 +235,7 @@ class _Examination:
         if not self._unread:
             return
         said = [f"{why}: {count:,}" for why, count in sorted(self._unread.items())]
-        self._note(_server_finding("keys-unread", Severity.NOTE, ", ".join(said)))
+        self._note(_server_finding("keys-unread", Severity.WARNING, ", ".join(said)))
 
     async def _look_without_scan(self, refusal: RedisRefusedError) -> None:
         """Where SCAN is refused, look at the keys whose names are known."""

@@ -1,7 +1,8 @@
 """How old a status is, judged from the time that it has left: no I/O.
 
 From outside only the TTL is seen. How much of it had been given is known once a refresh
-was seen; until then it is taken for what the contract suggests.
+was seen; until then it is taken for what the contract suggests. Where more is left than
+that, nobody can tell.
 """
 
 from __future__ import annotations
@@ -66,10 +67,12 @@ class Freshness:
         return None if self._left is None else max(0.0, self._left - (now - self._at))
 
     def age(self, now: float) -> float | None:
-        """Say how many seconds ago the status was written; ``None`` without a TTL."""
+        """Say how many seconds ago the status was written; ``None`` if nobody can tell."""
         left = self.left(now)
-        return None if left is None else max(0.0, self._given - left)
+        if left is None or math.isinf(self._given):
+            return None
+        return max(0.0, self._given - left)
 
 
 def _guess(left: float) -> float:
-    return max(SUGGESTED, float(math.ceil(left)))
+    return SUGGESTED if left <= SUGGESTED else math.inf

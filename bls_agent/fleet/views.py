@@ -35,7 +35,7 @@ class ProjectView:
         status_text: The beginning of what the key holds if it is none of the four,
             ``"WRONGTYPE"`` for a key that is no string; else ``""``.
         presence: Whether the status can be believed.
-        age: Seconds since the status was written; ``None`` without a TTL. Estimated
+        age: Seconds since the status was written; ``None`` if nobody can tell. Estimated
             from the TTL, as if it had been 60 s, until a refresh was seen.
         age_exact: Whether a refresh was seen.
         ttl: Seconds until the status expires; ``None`` if it does not, or is absent.

@@ -18,6 +18,7 @@ from bls_agent.codec import (
     JSONValue,
     cut_text,
     decode_object,
+    encode,
     encode_strictly,
     format_timestamp,
 )
@@ -271,7 +272,9 @@ _AGENT: Final = re.compile(r"(.{1,512})#([0-9]{1,18})", re.DOTALL)
 
 
 def _text(value: JSONValue) -> str:
-    return value if isinstance(value, str) else "" if value is None else str(value)
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else encode(value).decode()
 
 
 @dataclass(frozen=True, kw_only=True)

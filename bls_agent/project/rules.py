@@ -10,7 +10,7 @@ from bls_agent.names import place_beside
 from bls_agent.project.command_rules import COMMAND_RULES
 from bls_agent.project.messages import Status
 from bls_agent.project.record_rules import RECORD_RULES
-from bls_agent.project.twins import find_twin, name_fault, tidy_name
+from bls_agent.project.twins import find_twin, name_fault, quote_name, tidy_name
 
 __all__ = ["RULES"]
 
@@ -50,7 +50,7 @@ def _twin(sample: Sample) -> Values | None:
 
 def _broken_name(sample: Sample) -> Values | None:
     name = sample.fields["project"]
-    return {"name": show(repr(name))} if name_fault(name) else None
+    return {"name": quote_name(name)} if name_fault(name) else None
 
 
 def _tidied(sample: Sample) -> Question:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator
 
+from bls_agent.diagnosis import show
 from bls_agent.errors import ConfigurationError
 from bls_agent.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.names import check_name
 
-__all__ = ["find_twin", "name_fault", "tidy_name"]
+__all__ = ["find_twin", "name_fault", "quote_name", "tidy_name"]
 
 _ROWS = (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL)
 
@@ -82,6 +83,17 @@ def name_fault(project: str) -> str:
     except ConfigurationError as error:
         return error.rule
     return ""
+
+
+def quote_name(project: str) -> str:
+    """Quote a project's name, with what it says in GBK if its bytes are not UTF-8."""
+    raw = project.encode("utf-8", "surrogateescape")
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        read = next(_decoded(raw, "gb18030"), "")
+        return f"{show(raw)} (GBK: {show(read)})" if read else show(raw)
+    return show(repr(project))
 
 
 def tidy_name(project: str) -> str:

@@ -29,6 +29,10 @@ _REFUSAL: Final = (
 )
 
 
+# Asked by a tool that sends an address as it was typed.
+_ASCII: Final = "In an address every byte that is not ASCII has to be written as %NN."
+
+
 class PatientProtocol(H11Protocol):
     """One connection.
 
@@ -89,7 +93,7 @@ class PatientProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, with the headers of every answer."""
         self.counts["not_http"] += 1
-        self._refuse("400 Bad Request", msg)
+        self._refuse("400 Bad Request", f"{msg} {_ASCII}\n")
 
     def _refuse(self, status: str, text: str) -> None:
         answer = _REFUSAL.format(status=status, text=text, length=len(text), head=_HEAD)

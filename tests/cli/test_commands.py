@@ -168,6 +168,8 @@ async def test_logs_that_are_wanted(bls: Bls, redis: Redis, project: str) -> Non
     assert "first 故障" in ran.text
     found = await bls("logs", project, "-n", "5", "--grep", "v(A+)+$")
     assert len(found.text.splitlines()) == 5
+    ran = await bls("logs", project, "--grep", "nowhere")
+    assert (ran.code, ran.out, "none fits" in ran.said) == (0, b"", True)
 
 
 async def test_send(bls: Bls, redis: Redis, project: str) -> None:
@@ -274,6 +276,7 @@ async def test_call_without_an_outcome(bls: Bls, redis: Redis, project: str) -> 
     ran = await bls("call", project, "reload", "--timeout", "0.1")
     assert ran.code == 1
     assert "may still be waiting" in ran.said
+    assert "report no outcomes" in ran.said
     assert ran.out == b""
 
 

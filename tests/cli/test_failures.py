@@ -19,6 +19,7 @@ from bls_agent import BlsError, RedisUnavailableError
 from bls_agent.cli.exits import Exit, Failure
 from bls_agent.cli.failures import judge, unwrap
 from bls_agent.devserver import DevServer
+from bls_agent.errors import MissingExtraError
 from bls_agent.keys import CONTROL, PROJECT_STATUS
 from bls_agent.texts import load_texts
 from tests.cli.conftest import Bls
@@ -158,6 +159,9 @@ async def test_a_record_that_is_refused(
         (["nothing-like-it"], "--help"),
         (["projects", "--jsno"], "--json"),
         (["status"], "PROJECT is missing"),
+        (["status", ""], "name is empty"),
+        (["logs", "", "-f"], "name is empty"),
+        (["send", "", "reload"], "name is empty"),
         (["logs", "a", "-n", "x"], "--lines"),
         (["logs", "a", "-n", "-1"], "--lines"),
         (["logs", "a", "--level", "loud"], "loud"),
@@ -168,6 +172,7 @@ async def test_a_record_that_is_refused(
         (["send", "a", ""], "blank"),
         (["acl", "a b"], "blank"),
         (["acl"], "--console"),
+        (["acl", "a", "--read-only"], "--console"),
         (["acl", 'a"b'], "--shell"),
         (["acl", "a", "--user", "b c"], "blanks"),
         (["acl", "a", "--mode", "fast"], "fast"),
@@ -198,6 +203,33 @@ async def test_sentences_of_the_parser_in_chinese(bls: Bls) -> None:
     assert "没有选项 --jsno" in (await bls("projects", "--jsno", lang="zh")).said
     assert "缺少 PROJECT" in (await bls("status", lang="zh")).said
     assert "没有命令 x" in (await bls("x", lang="zh")).said
+    assert "没有命令 x" in (await bls("keys", "x", lang="zh")).said
+    assert "多余的参数：x" in (await bls("top", "x", lang="zh")).said
+    assert (
+        "--lines / -n 必须是整数" in (await bls("logs", "a", "-n", "x", lang="zh")).said
+    )
+    assert "-n 不能小于 0" in (await bls("logs", "a", "-n", "-1", lang="zh")).said
+    assert (
+        "--timeout / -t 必须是数字"
+        in (await bls("call", "a", "b", "-t", "x", lang="zh")).said
+    )
+    assert (
+        "--level 不能是 loud，只能是 debug, info"
+        in (await bls("logs", "a", "--level", "loud", lang="zh")).said
+    )
+    assert "--grep 后面缺少值" in (await bls.bare("--lang=zh", "logs", "--grep")).said
+    assert "--json 不带值" in (await bls("top", "--json=1", lang="zh")).said
+
+
+def test_a_missing_extra_in_both_languages() -> None:
+    """Which one, for what, and how it is installed."""
+    error = MissingExtraError("web", "the console")
+    for language, said in (("en", "needs the extra web"), ("zh", "需要附加依赖 web")):
+        verdict = judge(error, load_texts("cli", language), {}, redis=None)
+        assert verdict.code == Exit.USAGE
+        assert said in verdict.text
+        assert "the console" in verdict.text
+        assert "pip install 'bls-agent[web]'" in verdict.text
 
 
 def test_an_error_of_ours() -> None:

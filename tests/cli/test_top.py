@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -88,6 +89,8 @@ def test_freshness_in_words() -> None:
     """About, unless a refresh was seen; each presence has a sentence."""
     one = view("甲", Status.ONLINE, age=3.0, ttl=57.0)
     assert freshness(one, TEXTS) == "refreshed about 3s ago, expires in 57s"
+    unknown = replace(one, age=None, ttl=3_000.0)
+    assert freshness(unknown, TEXTS).startswith("expires in 50m00s; when")
     exact = view("甲", Status.ONLINE, age=3.0, ttl=57.0, age_exact=True)
     assert freshness(exact, TEXTS) == "refreshed 3s ago, expires in 57s"
     said = {freshness(view("甲", presence=one, queue=1), TEXTS) for one in Presence}

@@ -6,7 +6,7 @@ import pytest
 
 from bls_agent.doctor.kinds import kind_of, project_of
 from bls_agent.keys import KEYS, find_templates
-from bls_agent.project.twins import find_twin, name_fault, tidy_name
+from bls_agent.project.twins import find_twin, name_fault, quote_name, tidy_name
 from tests.doctor.plants import key_of
 
 CONTROL = "订单系统_控制"
@@ -85,6 +85,19 @@ def test_a_twin_is_seen_through(how: str) -> None:
     meant = find_twin(key)
     assert meant is not None
     assert kind_of(meant).fields["project"].startswith("订单系统")
+
+
+@pytest.mark.parametrize(
+    ("raw", "quoted"),
+    [
+        ("订单系统".encode("gbk"), r"\xb6\xa9\xb5\xa5ϵͳ (GBK: 订单系统)"),
+        (b"\xff\xfe", r"\xff\xfe"),
+        ("订单 ".encode(), "'订单 '"),
+    ],
+)
+def test_a_broken_name_is_quoted(raw: bytes, quoted: str) -> None:
+    """A name in GBK before the suffix in UTF-8 is told as what was meant."""
+    assert quote_name(foreign(raw)) == quoted
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,8 @@ async def test_the_rights_of_an_agent_are_enough(
     assert not roles[mode].missing
     assert not roles["replicas"].missing
     assert roles["console"].possible is False
-    assert report.healthy
+    faults = {group.rule for group in report.groups if group.severity.is_fault}
+    assert faults == {"keys-unread"}  # an agent may not read all of its keys
 
 
 @needs_selectors
@@ -247,7 +248,8 @@ async def test_a_right_that_is_missing_is_named(
     found = [f for f in report.findings if f.rule == "right-missing"]
     assert [(f.key, f.values["right"]) for f in found] == [(STATUS, f"EXPIRE {STATUS}")]
     assert "内存不足时状态会过期" in word(found[0], load_texts("doctor", "zh")).wrong
-    assert report.healthy
+    faults = {group.rule for group in report.groups if group.severity.is_fault}
+    assert faults == {"keys-unread"}
 
 
 @needs_selectors
@@ -299,6 +301,7 @@ async def test_keys_that_may_not_be_read(admin: Redis, own_server: DevServer) ->
     report = await examine(url)
     found = [f for f in report.findings if f.rule == "keys-unread"]
     assert [f.values["what"] for f in found] == ["no_permission: 2"]
+    assert not report.healthy  # nobody knows what stands there: one is broken
 
 
 async def test_rights_that_cannot_be_tried(admin: Redis, own_server: DevServer) -> None:

@@ -35,13 +35,6 @@ def test_before_a_refresh_it_is_estimated() -> None:
     assert freshness.left(101.5) == 43.5
 
 
-def test_more_than_the_usual_is_believed() -> None:
-    """What has 299.2 s left was given at least 300."""
-    freshness = Freshness()
-    freshness.note(299.2, 0.0)
-    assert freshness.age(0.0) == pytest.approx(0.8)
-
-
 @given(
     ttl=st.integers(3, 86_400),
     every=st.floats(2.0, 30.0),
@@ -70,6 +63,17 @@ def test_another_ttl_is_learnt() -> None:
     freshness.note(59.8, 40.0)
     assert freshness.age(40.0) == pytest.approx(0.2)
     assert freshness.exact
+
+
+def test_more_than_the_contract_suggests_tells_no_age() -> None:
+    """A status with an hour left may be a second old or a day; a refresh tells."""
+    freshness = Freshness()
+    freshness.note(3_000.0, 0.0)
+    assert (freshness.age(0.0), freshness.left(1.0)) == (None, 2_999.0)
+    freshness.note(2_999.5, 0.5)
+    assert freshness.age(0.5) is None
+    freshness.note(3_600.0, 1.0)
+    assert said(freshness, 2.0) == (1.0, True)
 
 
 def test_a_refresh_during_an_outage_is_no_measure() -> None:

@@ -93,6 +93,15 @@ async def test_every_answer_carries_the_headers(
         assert answer.headers["content-type"] == "application/json"
 
 
+async def test_a_page_that_is_not_there_says_so_once(
+    client: httpx.AsyncClient,
+) -> None:
+    """In the reader's language, without the phrase of HTTP below."""
+    answer = await client.get("/nothing", headers={"accept-language": "zh"})
+    assert "找不到" in answer.text
+    assert "Not Found" not in answer.text
+
+
 def test_the_policy_allows_nothing_unsafe() -> None:
     """Only files of our own, no inline, no eval, no frame."""
     policy = HEADERS["content-security-policy"]

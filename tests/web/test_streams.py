@@ -367,6 +367,10 @@ async def test_connections_are_bounded(redis_url: str) -> None:
             answer = await anyio.to_thread.run_sync(ask, request)
             assert answer.startswith(b"HTTP/1.1 400 ")
             assert b"x-content-type-options: nosniff" in answer
+        typed = "GET /api/logs?projectName=订单系统 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        answer = await anyio.to_thread.run_sync(ask, typed.encode())
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"%NN" in answer
         smuggled = (
             b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 4\r\n"
             b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET / HTTP/1.1\r\n\r\n"

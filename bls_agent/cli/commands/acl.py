@@ -52,8 +52,10 @@ def acl(
     shell: Annotated[bool, typer.Option("--shell", help="opt_shell")] = False,
 ) -> Exit:
     """Print the rights; changes nothing, needs no Redis."""
-    project = normalise(invocation, project)
+    project = normalise(invocation, project) if project else ""
     selectors = not no_selectors
+    if read_only and not console:  # else somebody is given rights to write
+        raise Failure("acl_read_only", Exit.USAGE, hint="hint_read_only")
     if console:
         send = not read_only
         rules = console_acl_rules(project or None, send=send, selectors=selectors)

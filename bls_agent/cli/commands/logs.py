@@ -70,6 +70,8 @@ async def logs(
             found = await _read(console, project, lines, wanted)
             if not found and not await console.logs(project, 1):
                 await _refuse_unknown(invocation, console, project)
+            elif not found and lines:
+                invocation.hint("none_fit")
     for entry in found:
         printer.write(entry)
     return Exit.DONE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
@@ -33,7 +34,9 @@ def refused(request: Request, refusal: HTTPException) -> Response:
     status, headers = refusal.status_code, dict(refusal.headers or {})
     if is_data(request):
         return error_answer(status, refusal.detail, headers=headers)
-    answer = whole_pages.error_page(request, status, detail=refusal.detail)
+    told = refusal.detail == HTTPStatus(status).phrase  # by the headline
+    detail = "" if told else refusal.detail
+    answer = whole_pages.error_page(request, status, detail=detail)
     answer.headers.update(headers)
     return answer
 

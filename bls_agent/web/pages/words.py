@@ -49,7 +49,9 @@ class Words:
         """Say how far a card's status can be believed."""
         texts = self.texts
         if card["presence"] == "fresh":
-            return texts["js_refreshed"].format(age=self.age(card["age"] or 0.0))
+            if card["age"] is None:
+                return texts["js_will_expire"]
+            return texts["js_refreshed"].format(age=self.age(card["age"]))
         last = texts["js_no_record"]
         if card["last"] is not None:
             last = texts["js_last_record"].format(age=self.age(card["last"]))
