@@ -17,7 +17,7 @@ import anyio
 
 from bls_agent.backoff import Backoff
 from bls_agent.codec import encode_strictly
-from bls_agent.console_log import WINDOW, LogReader, as_wrong_type
+from bls_agent.console_log import WINDOW, LogReader, as_wrong_type, pause_after
 from bls_agent.console_projects import find_projects
 from bls_agent.endpoint import Endpoint, Reply
 from bls_agent.errors import (
@@ -230,7 +230,7 @@ class Console:
         """Send a command and note its outcomes until all of them are there."""
         check_seconds("timeout", timeout)
         follower = Follower()
-        follower.start(*await self._log(project).tail(WINDOW))
+        follower.start(*await self._log(project).newest(WINDOW))
         message = await self.send(project, command, args, **how)
         roll.command_id = message.id
         await roll.collect(lambda: self._log(project).look(follower), timeout)
@@ -285,7 +285,7 @@ class Console:
 
         Args:
             project: Its name.
-            limit: Records at most.
+            limit: Records at most; fewer where they are very long (16 MiB together).
 
         Raises:
             WrongTypeError: The key is no list.
@@ -293,7 +293,7 @@ class Console:
         """
         if limit < 1:
             raise ConfigurationError("limit", limit, "at least 1")
-        window, _ = await self._log(project).tail(limit)
+        window, _ = await self._log(project).newest(limit)
         return [LogEntry.decode(item) for item in window]
 
     async def log_page(
@@ -309,7 +309,7 @@ class Console:
             project: Its name.
             before: ``page.before`` of the page behind the one that is wanted; ``""``
                 for the newest.
-            limit: Records at most.
+            limit: Records at most; fewer where they are very long.
 
         Raises:
             ConfigurationError: ``before`` or ``limit`` makes no sense.
@@ -333,14 +333,14 @@ class Console:
         Args:
             project: Its name.
             last: Begin with so many records that are there already.
-            interval: Seconds between two looks.
+            interval: Seconds between two looks; more where records are very long.
         """
         follower = Follower()
         backoff = Backoff()
         while True:
             try:
                 if not follower.started:
-                    window, length = await self._log(project).tail(max(last, WINDOW))
+                    window, length = await self._log(project).newest(max(last, WINDOW))
                     follower.start(window, length)
                     entries = [LogEntry.decode(item) for item in window[-last:]]
                     entries = entries if last else []
@@ -354,7 +354,7 @@ class Console:
             backoff.succeeded()
             for entry in entries:
                 yield entry
-            await anyio.sleep(interval)
+            await anyio.sleep(max(interval, pause_after(follower.window_bytes)))
 
     def _log(self, project: str) -> LogReader:
         return LogReader(self._wires, project)

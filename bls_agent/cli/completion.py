@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 import typer
 
 __all__ = ["complete_project"]
 
-DEADLINE: Final = (
-    0.5  # seconds: a shell that waits is worse than one that knows nothing
-)
+# Seconds: a shell that waits is worse than one that knows nothing.
+DEADLINE: Final = 0.5
 
 
 def complete_project(context: typer.Context, incomplete: str) -> list[str]:
@@ -33,10 +33,15 @@ def _find_names(redis: str | None) -> list[str]:
     import anyio
 
     from bls_agent.console import Console
+    from bls_agent.settings import Settings
+
+    # Made beforehand: loading the client is no time in which the server was silent.
+    url = redis or Settings.from_env(os.environ).redis_url
+    made = Console(url, timeout=DEADLINE)
 
     async def ask() -> list[str]:
         with anyio.move_on_after(DEADLINE):
-            async with Console(redis, timeout=DEADLINE) as console:
+            async with made as console:
                 return [*await console.projects()]
         return []
 

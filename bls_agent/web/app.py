@@ -10,7 +10,7 @@ import anyio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ExceptionHandler, Receive, Scope, Send
@@ -150,6 +150,7 @@ def _handlers() -> Mapping[Any, ExceptionHandler]:
         HTTPException: _on_refusal,
         FieldError: _on_field_error,
         BlsError: _on_error_of_ours,
+        ClientDisconnect: _on_gone,
         Exception: _on_surprise,
     }
 
@@ -189,6 +190,11 @@ async def _on_error_of_ours(request: Request, error: Exception) -> Response:
 
 
 _FIELDS = {"project": "targetProjectName"}
+
+
+async def _on_gone(_: Request, __: Exception) -> Response:
+    """Answer nobody, and log nothing: whoever hangs up must not fill a disk."""
+    return Response(status_code=400)
 
 
 async def _on_surprise(request: Request, _: Exception) -> Response:

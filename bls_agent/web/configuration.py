@@ -21,6 +21,7 @@ __all__ = [
     "show_host",
 ]
 
+IPV6: Final = 6
 LARGEST_PORT: Final = 65_535
 NEEDS_USERS: Final = "whoever reaches it commands the fleet, so that it needs users"
 MAKE_USERS: Final = (
@@ -177,9 +178,12 @@ def _check_port(port: object) -> None:
 def is_loopback(host: str) -> bool | None:
     """Tell whether an address stays on this machine; ``None`` for a name."""
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        found = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return None
+    # Python takes ::ffff:127.0.0.1 for loopback since 3.13; what systems do differs.
+    mapped = found.version == IPV6 and found.ipv4_mapped is not None
+    return found.is_loopback and not mapped
 
 
 def show_host(host: str) -> str:

@@ -39,6 +39,7 @@ def project_in_path(scope: Mapping[str, Any]) -> str:
     """
     raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
     path = raw.partition(b"?")[0].decode("ascii", "replace")
+    path = path.removeprefix(scope.get("root_path", ""))
     _, found, quoted = path.partition(PROJECTS)
     if not found or not quoted:
         return project_in_query(scope)

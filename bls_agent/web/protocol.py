@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PatientProtocol", "make_protocol"]
 
+UNIX: Final = ("unix", 0)  # a peer without an address: a proxy, if there is one, too
 _HEAD: Final = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
 _REFUSAL: Final = (
     "HTTP/1.1 {status}\r\ncontent-type: text/plain; charset=utf-8\r\n"
@@ -50,6 +51,7 @@ class PatientProtocol(H11Protocol):
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """Take a connection, if there is room."""
         super().connection_made(transport)
+        self.client = self.client or UNIX
         _watch_peer(transport, self.stall)
         if len(self.connections) > self.most:
             self._refuse("503 Service Unavailable", "too many connections")

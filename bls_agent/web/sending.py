@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from bls_agent.project.messages import Command, Outcome
+from bls_agent.terminal import visible
 from bls_agent.web.state import WebState, web_state
 
 __all__ = ["call_command", "count_command", "send_command"]
@@ -40,7 +41,8 @@ async def send_command(
     sent = await state.console.send(
         project, command, args, id=id, broadcast=broadcast, sent_by=sent_by
     )
-    logger.info("%s sent %r (%s) to %r", sent_by, command, sent.id, project)
+    # The id is the sender's own text, too: a line end in it would begin a line of its own.
+    logger.info("%s sent %r (%s) to %r", sent_by, command, visible(sent.id), project)
     return sent
 
 

@@ -54,8 +54,8 @@ async def sweep(
             armed = stage.proxy.arm(Cut(direction=direction, command=command, at=at))
             # Some are sent only when nothing waits, which may not happen by itself.
             fired = False
-            for stage.resting in (False, True):
-                fired = fired or await stage.wait(lambda a=armed: bool(a.fired), 4)  # type: ignore[misc]
+            for stage.resting, most in ((False, 4), (True, 20)):
+                fired = fired or await stage.wait(lambda a=armed: bool(a.fired), most)  # type: ignore[misc]
             stage.resting = False
             if not fired:
                 stage.proxy.disarm(armed)

@@ -20,14 +20,21 @@ def complete(*words: str, **env: Any) -> Ran:
     )  # fmt: skip
 
 
+def offered(*words: str, **env: Any) -> list[str]:
+    """The names: at the second or third Tab, if a busy machine took too long."""
+    for _ in range(3):
+        if found := complete(*words, **env).text.split():
+            return found
+    return []
+
+
 async def test_names_of_projects(own_server: DevServer, admin: Redis) -> None:
     """Those at the Redis that is named; not those that a terminal would obey."""
     for name in ("订单系统", "订货", "库存", "订\x1b[2J"):
         await admin.set(f"{name}_项目状态", "在线")
-    ran = complete("logs", "订", BLS_REDIS_URL=own_server.url)
-    assert sorted(ran.text.split()) == sorted(["订单系统", "订货"])
-    ran = complete("--redis", own_server.url, "call", "库")
-    assert ran.text.split() == ["库存"]
+    found = offered("logs", "订", BLS_REDIS_URL=own_server.url)
+    assert sorted(found) == sorted(["订单系统", "订货"])
+    assert offered("--redis", own_server.url, "call", "库") == ["库存"]
 
 
 def test_commands_and_options() -> None:

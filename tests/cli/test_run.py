@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -16,6 +17,7 @@ from bls_agent.cli.exits import Failure
 from bls_agent.cli.failures import unwrap
 from bls_agent.cli.loading import Target, parse_target
 from bls_agent.session import Session
+from tests.cli.conftest import Bls
 from tests.cli.terminal import environment, run_piped, watched
 from tests.harness import eventually, status_of
 
@@ -63,6 +65,17 @@ def service(tmp_path: Path, project: str) -> Path:
     (tmp_path / "needs.py").write_text("import no_such_thing\n")
     (tmp_path / "leaves.py").write_text("import sys\nsys.exit(7)\n")
     return tmp_path
+
+
+@pytest.fixture
+def _here(service: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The service's directory is the current one; its modules are forgotten at the end."""
+    monkeypatch.chdir(service)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    for name, module in [*sys.modules.items()]:
+        if str(getattr(module, "__file__", None)).startswith(str(service)):
+            del sys.modules[name]
 
 
 def start(service: Path, url: str, *words: str) -> subprocess.Popen[bytes]:
@@ -159,11 +172,10 @@ async def test_a_second_signal_hurries(
         ("leaves", 7, ""),
     ],
 )
-def test_what_cannot_be_run(service: Path, target: str, code: int, said: str) -> None:
+@pytest.mark.usefixtures("_here")
+async def test_what_cannot_be_run(bls: Bls, target: str, code: int, said: str) -> None:
     """2 and the remedy where it cannot be found; the user's own traceback where it fails."""
-    ran = run_piped(
-        "run", target, directory=service, BLS_REDIS_URL="redis://127.0.0.1:1"
-    )
+    ran = await bls("run", target, url="redis://127.0.0.1:1")
     assert ran.code == code
     assert said in ran.said
     assert "hunter2" not in ran.said

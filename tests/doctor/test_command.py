@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
-import os
-import pty
 import string
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +19,7 @@ from bls_agent.doctor.rules import KEY_RULES
 from bls_agent.doctor.server_rules import SERVER_RULES
 from bls_agent.rights import RIGHTS
 from bls_agent.terminal import count_columns
+from tests.cli.terminal import show
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 from tests.harness import needs_selectors
 
@@ -171,15 +168,10 @@ def test_at_a_terminal(
     for number, text in enumerate(HOSTILE_TEXTS.values()):
         client.set(f"{text}_{number}_项目状态", text)
         client.rpush(f"{number}_项目控制台", text)
-    ours, theirs = pty.openpty()
-    words = [sys.executable, "-m", "bls_agent", "doctor", "--redis", own.url]
-    with subprocess.Popen(
-        [*words, "--lang", language], stdout=theirs, stderr=theirs,
-        env=os.environ | {"COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "dumb"},
-    ) as process:  # fmt: skip
-        os.close(theirs)
-        shown = read_all(ours)
-    assert process.returncode == 3
+    words = ["doctor", "--redis", own.url, "--lang", language]
+    ran = show(*words, columns=columns, NO_COLOR="1", TERM="dumb")
+    shown = ran.text
+    assert ran.code == 3
     lines = [
         line.rpartition("\r")[2] for line in shown.replace("\r\n", "\n").split("\n")
     ]
@@ -187,19 +179,6 @@ def test_at_a_terminal(
     assert max(map(count_columns, lines)) <= columns
     assert CONTROL in shown
     assert "wrong-type" in shown
-
-
-def read_all(descriptor: int) -> str:
-    parts: list[bytes] = []
-    while True:
-        try:
-            part = os.read(descriptor, 65_536)
-        except OSError:  # what Linux says when the other end is closed
-            part = b""
-        if not part:
-            os.close(descriptor)
-            return b"".join(parts).decode()
-        parts.append(part)
 
 
 def fields_of(text: str) -> set[str]:

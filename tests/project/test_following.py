@@ -228,3 +228,23 @@ def test_following_misses_nothing_unnoticed(
         if not had_any and any(missing[name] for name in visible - known if name):
             assert None in told, "what was trimmed before the first look is told"
         known |= visible
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        (records(1, 3), [12, "a16", "a17"]),
+        (plain(1, 3), [None, "a16", "a17"]),
+        ([], [None, "a16", "a17"]),
+    ],
+    ids=["ids", "no ids", "nothing seen"],
+)
+def test_the_longest_window_is_enough(
+    seen: list[bytes], told: list[str | int | None]
+) -> None:
+    """Where no longer one may be read, what is not in it is a gap; then it goes on."""
+    follower = started(seen)
+    listed = [*seen, *records(4, 17)]
+    found = follower.find_new(listed[-2:], len(listed), longest=True)
+    assert list(dict.fromkeys(show(found))) == told
+    assert look(follower, [*listed, *records(18, 18)]) == ["a18"]

@@ -53,6 +53,7 @@ class Served:
 
     url: str
     app: ConsoleApp
+    connections: set[Any]
 
     @property
     def port(self) -> int:
@@ -76,7 +77,7 @@ def served(config: WebConfig) -> Iterator[Served]:
         try:
             assert up.wait(10)
             app: Any = server.config.app
-            yield Served(urls[0], app)
+            yield Served(urls[0], app, server.server_state.connections)
         finally:
             server.should_exit = True
             thread.join(10)

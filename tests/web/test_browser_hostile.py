@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 from typing import Any
 
 import orjson
@@ -20,9 +19,10 @@ from tests.web.browsers import Foreign, Watched, a_browser, looking, record
 from tests.web.serving import served
 
 NAME = "订单系统"
+ODD = "类型"
 TEXTS = list(HOSTILE_TEXTS.values())
 SHORT = {visible(text) for text in TEXTS if text == text.strip() and len(text) <= 20}
-WORLDS = list(product(("zh", "en"), ("light", "dark")))
+WORLDS = [("zh", "light"), ("en", "dark")]  # each language and each scheme once
 UP = """(beginning) => { document.querySelector("#log").scrollTop = 0;
   return document.querySelector("#log-top").textContent === beginning; }"""
 SCRIPTS = "[...document.querySelectorAll('script, iframe, object, embed, base, style, link, form, img')].map((one) => one.outerHTML)"
@@ -34,6 +34,19 @@ def outcome(text: str) -> bytes:
         text, commandId=text, command=text, outcome="failed", durationMs=1,
         error={"type": text, "message": text, text: text},
     )  # fmt: skip
+
+
+def odd_types() -> list[bytes]:
+    """Write records of the right fields with wrong types, and one that is right."""
+    trap: Any = {"toString": 1, "valueOf": 1}
+    ended: Any = {"command": trap, "commandId": "c", "durationMs": 1}
+    return [
+        record("x", sentBy="x", commandId="c", command=trap, args={}),
+        record("x", outcome="dreamt", **ended),
+        record("x", outcome="failed", error={"type": trap, "message": trap}, **ended),
+        record("x", exception={"type": trap, "message": trap}),
+        record("the last one"),
+    ]
 
 
 def manual() -> bytes:
@@ -100,6 +113,7 @@ def base(browser: Any) -> Iterator[str]:
             if not item.slow:
                 project.log(item.payload[:100_000])
         project.log(manual())
+        Foreign(redis, ODD).log(*odd_types())
         redis.set("订单系统_项目状态".encode("gbk"), "在线")
         redis.rpush("订单系统_项目控制台".encode("gbk"), record("GBK"))
         redis.set("../..//a?b#c_项目状态", "在线")
@@ -164,6 +178,15 @@ def test_the_corpus_on_a_project_page(
         told = page.locator(".review .code").text_content()
         assert visible(orjson.dumps(HOSTILE_TEXTS["image"]).decode()) in told
         assert own_elements(looked) == []
+
+
+def test_odd_types_hide_no_record(browser: Any, base: str) -> None:
+    """A record that nobody could foresee must not keep the page from the others."""
+    with looking(browser, base) as looked:
+        looked.open_project(ODD)
+        looked.wait("document.querySelectorAll('#records .row').length === 5")
+        assert looked.texts("#records .text")[-1] == "the last one"
+        assert len(looked.texts("#sent li")) == 1
 
 
 def test_every_hostile_name_has_a_page(browser: Any, base: str) -> None:

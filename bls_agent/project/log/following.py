@@ -63,9 +63,13 @@ class Follower:
 
     Attributes:
         started: Whether a first look has fixed the place to follow from.
+        window_bytes: Bytes of the window that was seen last.
+        window_records: Records in it.
     """
 
     started: bool = False
+    window_bytes: int = 0
+    window_records: int = 0
     _length: int = 0
     _anchor: list[bytes] = field(default_factory=list[bytes])
     _latest: dict[str, tuple[int, str]] = field(
@@ -84,21 +88,25 @@ class Follower:
         for payload in window:
             self._note(LogEntry.decode(payload))
 
-    def find_new(self, window: Sequence[bytes], length: int) -> list[LogEntry] | None:
+    def find_new(
+        self, window: Sequence[bytes], length: int, *, longest: bool = False
+    ) -> list[LogEntry] | None:
         """Pick what is new.
 
         Args:
             window: The tail of the list, oldest first.
             length: Length of the whole list at the same moment.
+            longest: No longer window can be had: what is not in it is a gap.
 
         Returns:
             New entries in order, gaps included; ``None`` if the window is too short
             to find the place again: look at a longer one.
         """
         place = self._find_place(window, length)
-        if place is None and len(window) < length:
+        cut = len(window) < length
+        if place is None and cut and not longest:
             return None
-        lost_place = place is None and bool(self._anchor)
+        lost_place = place is None and bool(self._anchor or (cut and window))
         found: list[LogEntry] = []
         blind = not window and lost_place and not self._last_had_number()
         recent = set(self._anchor)
@@ -145,6 +153,8 @@ class Follower:
 
     def _remember(self, window: Sequence[bytes], length: int) -> None:
         self._anchor = list(window[-ANCHOR:])
+        self.window_bytes = sum(map(len, window))
+        self.window_records = len(window)
         self._length = length
 
     def _lacks_its_first(self, entry: LogEntry) -> bool:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bls_agent.web.door.limits import group_address
 from bls_agent.web.door.logins import attempt
-from bls_agent.web.door.origins import Told, refuse
+from bls_agent.web.door.origins import SAFE_METHODS, Told, refuse
 from bls_agent.web.door.refusals import is_data, refused, route_path, to_login
 from bls_agent.web.door.sessions import cookie_name
 from bls_agent.web.state import WebState, client_address
@@ -90,6 +90,9 @@ class Entrance:
         length = request.headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit():
             raise HTTPException(400, "Content-Length is no length")
+        bodiless = request.method in SAFE_METHODS
+        if bodiless and (int(length[:15]) or "transfer-encoding" in request.headers):
+            raise HTTPException(400, "such a request has no body", CLOSE)
         if len(length) > 15 or int(length) > limits.body:  # noqa: PLR2004 - digits
             raise HTTPException(413, f"a body has at most {limits.body} bytes")
 
@@ -152,14 +155,15 @@ class Entrance:
     def _limited(self, receive: Receive) -> Receive:
         """Count the bytes of a body as they come, and do not wait for ever for them."""
         limits = self._state.config.limits
-        limit, seen, patience = limits.body, 0, limits.stall
+        limit, seen, until = limits.body, 0, 0.0
 
         async def receive_limited() -> Message:
-            nonlocal seen, patience
-            with anyio.move_on_after(patience):
+            nonlocal seen, until
+            until = until or anyio.current_time() + limits.stall  # for all of it
+            with anyio.CancelScope(deadline=until):
                 message = await receive()
                 if not message.get("more_body", False):
-                    patience = math.inf  # what comes now is the end of the connection
+                    until = math.inf  # what comes now is the end of the connection
                 seen += len(message.get("body", b""))
                 return check(message)
             raise HTTPException(408, "the body did not come", CLOSE)

@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-__all__ = ["HostRule", "Told", "local_target", "refuse", "split_host"]
+__all__ = [
+    "SAFE_METHODS",
+    "HostRule",
+    "Told",
+    "local_target",
+    "refuse",
+    "split_host",
+]
 
 _HOST: Final = re.compile(
     r"(?P<name>\[[0-9a-f:.]{2,45}\]|[a-z0-9_](?:[a-z0-9_.-]{0,252}[a-z0-9_])?)"

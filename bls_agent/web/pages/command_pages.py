@@ -22,6 +22,7 @@ from bls_agent.errors import (
     ConfigurationError,
     RedisUnavailableError,
 )
+from bls_agent.fleet import Presence
 from bls_agent.project.messages import Command, LogEntry, Status
 from bls_agent.redaction import DEFAULT as REDACTOR
 from bls_agent.terminal import visible
@@ -41,6 +42,7 @@ from bls_agent.web.pages.manual import (
 )
 from bls_agent.web.pages.rendering import render, texts_of
 from bls_agent.web.pages.words import Words
+from bls_agent.web.projects import existing_project
 from bls_agent.web.sending import call_command, send_command
 from bls_agent.web.state import web_state
 
@@ -110,6 +112,7 @@ async def _show_commands(request: Request) -> Response:
 async def _look_up(request: Request, project: str) -> Manual | None:
     """Find the commands without asking; ``None`` if the agent is to be asked."""
     nothing = Manual(entries=(), told_at=time.monotonic())
+    await web_state(request).fleet.ready()
     console = web_state(request).console
     try:
         log = await console.logs(project, LOOKED_AT)
@@ -121,9 +124,11 @@ async def _look_up(request: Request, project: str) -> Manual | None:
 
 
 def _would_answer(request: Request, project: str, log: list[LogEntry]) -> bool:
+    """Tell whether an agent of ours is there: of a dead one the question would stay."""
     view = web_state(request).fleet.views.get(project)
-    online = view is not None and view.status is Status.ONLINE and not view.queue
-    return online and is_ours(log)
+    if view is None or view.presence is not Presence.FRESH:
+        return False
+    return view.status is Status.ONLINE and not view.queue and is_ours(log)
 
 
 def _note(manual: Manual, texts: Texts) -> str:
@@ -144,7 +149,7 @@ def _chosen(manual: Manual, chosen: str, note: str = "") -> _Filled:
 
 async def _ask_help(request: Request) -> Response:
     """Ask the agent what it can do."""
-    project = project_in_query(request.scope)
+    project = await existing_project(request, project_in_query(request.scope))
     texts = texts_of(request)
     note = ""
     entries: tuple[Entry, ...] = ()
@@ -211,7 +216,7 @@ def _ask_before(
 
 async def _send(request: Request) -> Response:
     """Send exactly what was shown."""
-    project = project_in_query(request.scope)
+    project = await existing_project(request, project_in_query(request.scope))
     texts = texts_of(request)
     typed = await read_form(request)
     sent = ""

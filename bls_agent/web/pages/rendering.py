@@ -123,7 +123,7 @@ def _context(request: Request) -> dict[str, Any]:
     """Give what every page has."""
     language = language_of(request)
     texts = _texts(language)
-    root: str = request.scope.get("root_path", "")
+    root = _root_of(request)
     theme = request.cookies.get("theme", "")
     return {
         "texts": texts,
@@ -146,12 +146,19 @@ def _answer(
     headers: Mapping[str, str] | None = None,
 ) -> HTMLResponse:
     answer = HTMLResponse(text, status, dict(headers or {}))
-    language, root = language_of(request), request.scope.get("root_path", "")
+    language, root = language_of(request), _root_of(request)
     if request.query_params.get("lang") in LANGUAGES:
         answer.set_cookie(
             "lang", language, max_age=YEAR, path=root or "/", samesite="strict"
         )
     return answer
+
+
+def _root_of(request: Request) -> str:
+    """Give what a proxy cuts off; ``root_path`` names the files' folder among them."""
+    scope = request.scope
+    root: str = scope.get("app_root_path", scope.get("root_path", ""))
+    return root
 
 
 def _address_of(root: str, file: str) -> str:

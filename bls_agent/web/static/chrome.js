@@ -4,10 +4,16 @@ const page = document.documentElement;
 export const root = page.dataset.root;
 export const texts = JSON.parse(document.body.dataset.texts);
 
+// Write a value of a record as text: an object of hostile JSON may have a toString of its own.
+export const plain = (value) => (typeof value === "string" ? value : (JSON.stringify(value) ?? ""));
+
 // Fill the {fields} of a text of the catalogue.
 export function say(name, values = {}) {
-  return texts[name].replace(/\{(\w+)\}/g, (_, field) => String(values[field]));
+  return texts[name].replace(/\{(\w+)\}/g, (_, field) => plain(values[field]));
 }
+
+// The same, if the catalogue has such a text; else what stands in the record.
+export const sayOr = (name, fallback) => (Object.hasOwn(texts, name) ? say(name) : visible(fallback));
 
 export const byId = (id) => document.getElementById(id);
 

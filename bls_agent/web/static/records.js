@@ -1,6 +1,6 @@
 // One record of a log as a row: texts only, details unfolded on demand.
 
-import { say, visible, visibleLines } from "./chrome.js";
+import { plain, say, sayOr, visible, visibleLines } from "./chrome.js";
 import { sayDuration } from "./sent.js";
 
 const RANKS = { debug: 0, info: 1, warn: 2, error: 3 };
@@ -95,7 +95,7 @@ function writeText(element, record, needle) {
   if (isOutcome(metadata)) {
     const good = metadata.outcome === "succeeded";
     const known = `outcome_${metadata.outcome}`;
-    const end = part("span", "end", `${good ? "✓" : "✗"} ${visible(String(metadata.command))} ${sayOr(known, metadata.outcome)}`);
+    const end = part("span", "end", `${good ? "✓" : "✗"} ${visible(plain(metadata.command))} ${sayOr(known, metadata.outcome)}`);
     end.toggleAttribute(good ? "data-good" : "data-bad", true);
     element.append(end);
     const answer = good ? metadata.result : (metadata.error?.message ?? metadata.error?.reason ?? metadata.error);
@@ -104,7 +104,7 @@ function writeText(element, record, needle) {
     return;
   }
   if (isSent(metadata) && metadata.sent === undefined) {
-    element.append(part("span", "end", `→ ${visible(String(metadata.command))}`));
+    element.append(part("span", "end", `→ ${visible(plain(metadata.command))}`));
     const args = metadata.args && Object.keys(metadata.args).length ? sayBeside(metadata.args) : "";
     write(element, `${say("sent_by", { user: visible(metadata.sentBy) })}${args}`, needle);
     return;
@@ -123,7 +123,7 @@ function sayFields(metadata) {
   let told = "";
   for (const [name, value] of Object.entries(metadata)) {
     if (NOT_TOLD.has(name)) continue;
-    const error = name === "exception" && value && typeof value === "object" ? [value.type, value.message].filter(Boolean).join(": ") : value;
+    const error = name === "exception" && value && typeof value === "object" ? [value.type, value.message].filter(Boolean).map(plain).join(": ") : value;
     if (error === null || (typeof error === "object" && error)) continue;
     told += `${told && "  "}${name}=${String(error)}`;
     if (told.length > LONGEST_FIELDS) return visible(`${told.slice(0, LONGEST_FIELDS)}…`);
@@ -135,14 +135,6 @@ function sayBeside(value) {
   if (value === null || value === undefined) return "";
   const told = typeof value === "string" ? value : JSON.stringify(value);
   return `  ${visible(told.length > LONGEST_ANSWER ? `${told.slice(0, LONGEST_ANSWER)}…` : told)}`;
-}
-
-function sayOr(name, fallback) {
-  try {
-    return say(name);
-  } catch {
-    return visible(fallback);
-  }
 }
 
 // Write a text with what is searched for marked in it.

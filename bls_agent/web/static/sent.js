@@ -1,6 +1,6 @@
 // The commands that were sent while this page is open, each with its outcome.
 
-import { byId, say, setText, visible, visibleLines } from "./chrome.js";
+import { byId, plain, say, sayOr, setText, visible, visibleLines } from "./chrome.js";
 
 const MOST = 100; // commands on the page
 const EARLY = 500; // outcomes that may come before their command is known
@@ -34,7 +34,7 @@ export function noteSent(sent) {
   const row = document.createElement("li");
   const hasArgs = sent.args && Object.keys(sent.args).length > 0;
   row.append(
-    part("bdi", "name", visible(String(sent.command))),
+    part("bdi", "name", visible(plain(sent.command))),
     part("span", "end", say("outcome_pending")),
     part("bdi", "args", hasArgs ? visible(JSON.stringify(sent.args)) : ""),
     part("bdi", "answer", ""),
@@ -65,7 +65,7 @@ export function noteOutcome(metadata) {
   delete end.dataset.open;
   end.toggleAttribute("data-good", good);
   end.toggleAttribute("data-bad", !good);
-  setText(end, `${good ? "✓" : "✗"} ${say(`outcome_${metadata.outcome}`)} · ${sayDuration(metadata.durationMs)}`);
+  setText(end, `${good ? "✓" : "✗"} ${sayOr(`outcome_${metadata.outcome}`, metadata.outcome)} · ${sayDuration(metadata.durationMs)}`);
   const answer = good ? metadata.result : metadata.error;
   setText(row.querySelector(".answer"), answer === null || answer === undefined ? "" : visibleLines(sayAnswer(answer, good)));
 }
