@@ -107,12 +107,7 @@ class LogReader:
         encoded = self._encoded
         requests = [("LRANGE", encoded, first, last), ("LLEN", encoded)]
         async with self._wires.to(self._key) as wire:
-            try:
-                replies = await wire.call_many(requests)
-            except RedisUnavailableError as error:
-                if not error.ambiguous:
-                    raise
-                replies = await wire.call_many(requests)  # reading changes nothing
+            replies = await wire.read_many(requests)
         for reply in replies:
             if isinstance(reply, RedisUnavailableError):
                 raise as_wrong_type(reply, PROJECT_CONSOLE, self._key)

@@ -160,7 +160,7 @@ class KeyedWires:
         if not isinstance(reply, RedisUnavailableError) or reply.kind in FINAL:
             return reply
         async with self.to(_decode(request[1])) as wire:
-            return (await wire.call_many([request]))[0]
+            return (await wire.read_many([request]))[0]
 
     @asynccontextmanager
     async def _node(self, cluster: ClusterMap, node: Node) -> AsyncGenerator[Wire]:
@@ -205,13 +205,7 @@ class KeyedWires:
 async def _read_all(wire: Wire, requests: Sequence[Request]) -> list[Reply]:
     replies: list[Reply] = []
     for begin in range(0, len(requests), MANY):
-        part = requests[begin : begin + MANY]
-        try:
-            replies += await wire.call_many(part)
-        except RedisUnavailableError as error:
-            if error.kind != "connection" or not error.ambiguous:
-                raise
-            replies += await wire.call_many(part)  # reading changes nothing
+        replies += await wire.read_many(requests[begin : begin + MANY])
     return replies
 
 

@@ -89,6 +89,18 @@ class Wire(Link):
                 raise
         return await self.call(*request)
 
+    async def read_many(self, requests: Sequence[Request]) -> list[Reply]:
+        """Like :meth:`call_many`, and once more if the connection was lost.
+
+        Only for requests that change nothing.
+        """
+        try:
+            return await self.call_many(requests)
+        except RedisUnavailableError as error:
+            if error.kind != "connection" or not error.ambiguous:
+                raise
+        return await self.call_many(requests)
+
     async def open(self) -> None:
         """Connect if the wire is not connected."""
         async with self._lock:

@@ -126,12 +126,7 @@ async def read_roster(wire: Wire, project: str) -> dict[str, Status]:
     """
     key = _key_of(project)
     requests = [("HGETALL", key.encode("utf-8", "surrogateescape")), ("TIME",)]
-    try:
-        replies = await wire.call_many(requests)
-    except RedisUnavailableError as error:
-        if not error.ambiguous:
-            raise
-        replies = await wire.call_many(requests)  # reading changes nothing
+    replies = await wire.read_many(requests)
     for reply in replies:
         if isinstance(reply, RedisUnavailableError):
             wrong = reply.kind == "wrong_type"
