@@ -42,7 +42,7 @@ from bls_agent.project.state.roster import RollCall, read_roster
 from bls_agent.redaction import Redactor
 from bls_agent.settings import Settings, check_seconds
 
-__all__ = ["Console"]
+__all__ = ["Console", "check_command"]
 
 
 class Console:
@@ -132,7 +132,7 @@ class Console:
                 its console key.
         """
         key = CONTROL.build(project=project)
-        _check_request(command, args)
+        check_command(command, args)
         message = Command.create(
             command, args, now=self._clock(), id=id, broadcast=broadcast
         )
@@ -376,7 +376,12 @@ class Console:
             raise as_wrong_type(error, template, key) from error
 
 
-def _check_request(command: object, args: object) -> None:
+def check_command(command: object, args: object = None) -> None:
+    """Refuse what is no command before anything is asked of Redis.
+
+    Raises:
+        ConfigurationError: Naming what is wrong.
+    """
     if not isinstance(command, str) or not command.strip():
         raise ConfigurationError("command", command, "a text that is not blank")
     if not isinstance(args, Mapping | None):

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from importlib import import_module
 from typing import Any
 
+import hypothesis
 import pytest
 from redis.asyncio import Redis
 
@@ -24,6 +25,12 @@ TOGETHER = (
     "test_cluster.py",
     "test_sentinel.py",
 )
+
+# A busy machine is no fault of the package: no example has a deadline.
+hypothesis.settings.register_profile(
+    "steady", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("steady")
 
 
 @pytest.hookimpl(optionalhook=True)

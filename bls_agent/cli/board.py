@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from bls_agent.cli.screen import Cell
-from bls_agent.cli.views import ALARM, severity, shown_status, span
-from bls_agent.fleet import Presence, ProjectView
+from bls_agent.cli.views import shown_status, span
+from bls_agent.fleet import Condition, Presence, ProjectView
 from bls_agent.texts import Texts
 
 __all__ = ["FIELDS", "arrange", "cells_of", "fields_for", "summary"]
@@ -23,6 +23,7 @@ FIELDS: Final = {
     "errors": 60,
     "last_error": 90,
 }
+ALARMS: Final = (Condition.FAULT, Condition.ERROR)
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class _Row:
 
 def arrange(views: Iterable[ProjectView]) -> list[ProjectView]:
     """Put the worst first."""
-    return sorted(views, key=lambda v: (-severity(v), -v.errors, v.project))
+    return sorted(views, key=lambda v: (v.condition.place, -v.errors, v.project))
 
 
 def fields_for(columns: int) -> list[str]:
@@ -86,6 +87,6 @@ def cells_of(
 
 def summary(views: Sequence[ProjectView], texts: Texts) -> str:
     """Count the projects by how they are, in one line."""
-    bad = sum(severity(view) >= ALARM for view in views)
+    bad = sum(view.condition in ALARMS for view in views)
     silent = sum(view.status is None for view in views)
     return texts["top_summary"].format(count=len(views), bad=bad, silent=silent)

@@ -21,6 +21,7 @@ __all__ = [
     "ProjectArgument",
     "find_likely",
     "hint_likely",
+    "likely_names",
     "normalise",
     "unknown_project",
 ]
@@ -64,12 +65,16 @@ async def unknown_project(console: Console, name: str) -> Failure:
     )
 
 
+async def likely_names(console: Console, name: str) -> list[str]:
+    """Find the projects that somebody may have meant, where this one is not there."""
+    known = await _known(console)
+    return [] if name in known else find_likely(name, known)
+
+
 async def hint_likely(invocation: Invocation, console: Console, name: str) -> None:
     """Name the projects that somebody may have meant, where this one is not there."""
-    known = await _known(console)
-    likely = find_likely(name, known)
-    if likely and name not in known:
-        invocation.hint("did_you_mean", names=", ".join(likely))
+    if names := await likely_names(console, name):
+        invocation.hint("did_you_mean", names=", ".join(names))
 
 
 async def _known(console: Console) -> list[str]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 import typer
 
 from bls_agent.cli.exits import Exit, Failure
-from bls_agent.cli.invocation import Invocation
 
 if TYPE_CHECKING:
     from bls_agent.console import Console
@@ -22,12 +21,13 @@ __all__ = [
     "ArgOption",
     "ArgsFileOption",
     "CommandArgument",
+    "ForceOption",
     "JsonArgsOption",
     "NoRecordOption",
     "gather_args",
     "recording",
+    "refuse_unseen",
     "sender",
-    "warn_if_unseen",
 ]
 
 CommandArgument: TypeAlias = Annotated[
@@ -47,6 +47,8 @@ ArgsFileOption: TypeAlias = Annotated[
 NoRecordOption: TypeAlias = Annotated[
     bool, typer.Option("--no-record", help="opt_no_record")
 ]
+
+ForceOption: TypeAlias = Annotated[bool, typer.Option("--force", help="opt_force")]
 
 LONGEST_FILE: Final = 64 * 1024 * 1024
 
@@ -147,17 +149,27 @@ def recording(project: str, *, record: bool) -> Generator[str]:
         raise Failure("not_recorded", hint="hint_no_record", reason=text) from error
 
 
-async def warn_if_unseen(
-    invocation: Invocation, console: Console, project: str
-) -> None:
-    """Warn where nobody seems to listen; an agent may come later, so it is sent."""
-    from bls_agent.cli.naming import hint_likely
-    from bls_agent.errors import ContractError, RedisRefusedError
+async def refuse_unseen(console: Console, project: str, command: str) -> None:
+    """Refuse a name under which nobody was ever seen: it is probably misspelt.
 
+    What is sent there would wait for ever, or for somebody who comes much later.
+
+    Raises:
+        Failure: The project has neither a status nor a log.
+        ConfigurationError: Nobody can be called so, or no command.
+    """
+    from bls_agent.cli.naming import likely_names
+    from bls_agent.console import check_command
+    from bls_agent.errors import ContractError, RedisRefusedError
+    from bls_agent.names import check_name
+
+    check_name("project", project)
+    check_command(command)
     try:
         if await console.status(project) or await console.logs(project, 1):
             return
-    except (ContractError, RedisRefusedError):
+    except (ContractError, RedisRefusedError):  # something is there, or nobody can tell
         return
-    invocation.warn("unseen", project=project)
-    await hint_likely(invocation, console, project)
+    names = ", ".join(await likely_names(console, project))
+    hint = "did_you_mean" if names else "hint_force"
+    raise Failure("unseen", hint=hint, project=project, names=names)

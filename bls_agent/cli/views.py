@@ -12,13 +12,11 @@ from bls_agent.project.messages import LogEntry, Status
 from bls_agent.texts import Texts
 
 __all__ = [
-    "ALARM",
     "describe_entry",
     "describe_view",
     "exists",
     "freshness",
     "is_healthy",
-    "severity",
     "shown_status",
     "span",
 ]
@@ -26,7 +24,6 @@ __all__ = [
 MINUTE: Final = 60
 HOUR: Final = 3_600
 DAY: Final = 86_400
-ALARM: Final = 10  # severity of what needs somebody now
 WELL: Final = frozenset({Status.ONLINE, Status.OFFLINE})
 
 
@@ -38,14 +35,6 @@ def exists(view: ProjectView) -> bool:
 def is_healthy(view: ProjectView) -> bool:
     """Tell whether its status is 在线, or 离线 as its last word."""
     return view.status in WELL
-
-
-def severity(view: ProjectView) -> int:
-    """The worse the higher: what ``top`` puts first."""
-    if view.status is None:
-        return 5 if view.presence is Presence.STALE or view.status_text else 4
-    alarm = ALARM if view.status not in WELL else 0
-    return alarm + view.status.severity
 
 
 def shown_status(view: ProjectView, texts: Texts, *, meaning_too: bool = True) -> Cell:

@@ -6,7 +6,7 @@ from look to look, without I/O; ``survey.py``: the reads; ``watching.py``: the l
 
 from __future__ import annotations
 
-from bls_agent.fleet.views import FleetChange, Presence, ProjectView
+from bls_agent.fleet.views import Condition, FleetChange, Presence, ProjectView
 from bls_agent.fleet.watching import Fleet
 
-__all__ = ["Fleet", "FleetChange", "Presence", "ProjectView"]
+__all__ = ["Condition", "Fleet", "FleetChange", "Presence", "ProjectView"]

@@ -9,7 +9,7 @@ from enum import StrEnum
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.project.messages import LogEntry, Status
 
-__all__ = ["FleetChange", "Presence", "ProjectView"]
+__all__ = ["Condition", "FleetChange", "Presence", "ProjectView"]
 
 
 class Presence(StrEnum):
@@ -23,6 +23,24 @@ class Presence(StrEnum):
     """There is no status any more, but a log, or it was seen."""
     NEVER = "never"
     """There is only a control list."""
+
+
+class Condition(StrEnum):
+    """How a project is, in one word; from what needs somebody's eyes first."""
+
+    FAULT = "fault"
+    ERROR = "error"
+    ODD = "odd"
+    """Its status key holds none of the four values."""
+    STALE = "stale"
+    OFFLINE = "offline"
+    ONLINE = "online"
+    NEVER = "never"
+
+    @property
+    def place(self) -> int:
+        """The worse the lower."""
+        return tuple(Condition).index(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +90,16 @@ class ProjectView:
     last_error: LogEntry | None = None
     estimated: bool = False
     changed_at: float = 0.0
+
+    @property
+    def condition(self) -> Condition:
+        """How it is, in one word."""
+        if self.status_text:
+            return Condition.ODD
+        if self.status is not None:
+            return Condition[self.status.name]
+        never = self.presence is Presence.NEVER
+        return Condition.NEVER if never else Condition.STALE
 
 
 @dataclass(frozen=True, kw_only=True)

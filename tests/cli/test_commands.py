@@ -209,11 +209,25 @@ async def test_send_with_its_options(bls: Bls, redis: Redis, project: str) -> No
 
 
 async def test_send_to_nobody(bls: Bls, redis: Redis, project: str) -> None:
-    """It is sent, because an agent may come; with a warning."""
-    ran = await bls("send", project, "reload")
-    assert ran.code == 0
-    assert "Nobody has been seen" in ran.said
+    """A name that is probably misspelt gets nothing, unless somebody insists."""
+    for name in ("send", "call"):
+        ran = await bls(name, project, "reload")
+        assert ran.code == 1
+        assert "Nobody has been seen" in ran.said
+        assert "--force" in ran.said
+    assert not await redis.exists(f"{project}_控制", f"{project}_项目控制台")
+    assert (await bls("send", project, "reload", "--force")).code == 0
     assert await redis.llen(f"{project}_控制") == 1
+
+
+async def test_send_to_a_name_like_another(
+    bls: Bls, redis: Redis, project: str
+) -> None:
+    """The one that was meant is named."""
+    await redis.set(f"{project}_项目状态", "在线")
+    ran = await bls("send", f"{project}统", "reload")
+    assert ran.code == 1
+    assert f"Did you mean {project}" in ran.said
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,7 @@ async def test_a_record_that_is_refused(
         "+scan",
     ]
     url = await url_with_rights(admin, own_server, *rules)
+    await admin.set(f"{project}_项目状态", "在线")
     ran = await bls("send", project, "reload", url=url)
     assert ran.code == 1
     assert "--no-record" in ran.said

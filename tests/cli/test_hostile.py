@@ -158,7 +158,7 @@ def test_pipes_in_another_encoding(own_server: DevServer) -> None:
         "BLS_REDIS_URL": own_server.url,
         "PYTHONIOENCODING": encoding,
     }
-    assert run_piped("send", "订单系统", "x", BLS_LANG="zh", **env).code == 0
+    assert run_piped("send", "订单系统", "x", "--force", BLS_LANG="zh", **env).code == 0
     ran = run_piped("top", **env)
     assert ran.out.startswith("订单系统\t".encode(encoding, "backslashreplace"))
     ran = run_piped("top", "--json", **env)

@@ -32,12 +32,12 @@ def view(project: str, status: Status | None = None, **more: Any) -> ProjectView
 
 
 def test_the_worst_comes_first() -> None:
-    """故障, 报错, none at all, 在线, 离线; then who has more errors; then by name."""
+    """As on the wallboard; among equals who has more errors, then by name."""
     views = [
         view("离", Status.OFFLINE), view("乙", Status.ONLINE), view("甲", Status.ONLINE), view("在", Status.ONLINE, errors=2),
         view("无"), view("新", presence=Presence.NEVER), view("报", Status.ERROR), view("故", Status.FAULT),
     ]  # fmt: skip
-    assert [one.project for one in arrange(views)] == [*"故报无新在乙甲离"]
+    assert [one.project for one in arrange(views)] == [*"故报无离在乙甲新"]
     assert summary(views, TEXTS).startswith(
         "8 projects, 2 with a fault or error, 2 with"
     )

@@ -17,11 +17,12 @@ from bls_agent.cli.sending import (
     ArgOption,
     ArgsFileOption,
     CommandArgument,
+    ForceOption,
     JsonArgsOption,
     NoRecordOption,
     gather_args,
     recording,
-    warn_if_unseen,
+    refuse_unseen,
 )
 
 if TYPE_CHECKING:
@@ -48,14 +49,16 @@ async def call(
         bool, typer.Option("--broadcast", help="opt_call_all")
     ] = False,
     no_record: NoRecordOption = False,
+    force: ForceOption = False,
 ) -> Exit:
     """Wait for the outcome; 0 if the command succeeded, else 1."""
     args = gather_args(arg or (), json_args, args_file)
     project = normalise(invocation, project)
-    options: dict[str, Any] = {"args": args, "timeout": timeout}
+    options: dict[str, Any] = {"args": args, "timeout": _checked(timeout)}
     async with invocation.console() as console:
         with invocation.waiting("waiting_redis"):
-            await warn_if_unseen(invocation, console, project)
+            if not force:
+                await refuse_unseen(console, project, name)
         with (
             invocation.waiting("waiting_outcome", seconds=f"{timeout:g}"),
             _interrupted(invocation),
@@ -67,6 +70,12 @@ async def call(
             outcome = await console.call(project, name, **options)
     _show(invocation, outcome, "")
     return Exit.DONE if outcome.succeeded else Exit.FAILED
+
+
+def _checked(timeout: float) -> float:
+    from bls_agent.settings import check_seconds
+
+    return check_seconds("timeout", timeout)
 
 
 @contextmanager

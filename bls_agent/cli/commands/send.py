@@ -14,11 +14,12 @@ from bls_agent.cli.sending import (
     ArgOption,
     ArgsFileOption,
     CommandArgument,
+    ForceOption,
     JsonArgsOption,
     NoRecordOption,
     gather_args,
     recording,
-    warn_if_unseen,
+    refuse_unseen,
 )
 
 __all__ = ["send"]
@@ -39,13 +40,15 @@ async def send(
         bool, typer.Option("--broadcast", help="opt_broadcast")
     ] = False,
     no_record: NoRecordOption = False,
+    force: ForceOption = False,
 ) -> Exit:
     """Send and go: nobody waits for the outcome."""
     args = gather_args(arg or (), json_args, args_file)
     project = normalise(invocation, project)
     async with invocation.console() as console:
         with invocation.waiting("waiting_redis"):
-            await warn_if_unseen(invocation, console, project)
+            if not force:
+                await refuse_unseen(console, project, name)
             with recording(project, record=not no_record) as who:
                 sent = await console.send(
                     project,

@@ -11,8 +11,8 @@ from typing import Final
 
 from bls_agent.codec import JSONObject, JSONValue, encode
 from bls_agent.errors import RedisUnavailableError
-from bls_agent.fleet import FleetChange, Presence, ProjectView
-from bls_agent.project.messages import LogEntry, Status
+from bls_agent.fleet import Condition, FleetChange, ProjectView
+from bls_agent.project.messages import LogEntry
 from bls_agent.terminal import visible
 from bls_agent.web.names_in_urls import project_path
 
@@ -28,14 +28,7 @@ __all__ = [
 LONGEST_SHOWN: Final = 200  # characters of a message on a card
 LONGEST_STATUS: Final = 40
 
-# From the worst: what needs somebody's eyes stands first.
-KINDS: Final = ("fault", "error", "odd", "stale", "offline", "online", "never")
-_KIND_OF_STATUS: Final = {
-    Status.FAULT: "fault",
-    Status.ERROR: "error",
-    Status.OFFLINE: "offline",
-    Status.ONLINE: "online",
-}
+KINDS: Final = tuple(condition.value for condition in Condition)
 
 
 def make_card(view: ProjectView, late: float = 0.0) -> JSONObject:
@@ -56,7 +49,7 @@ def make_card(view: ProjectView, late: float = 0.0) -> JSONObject:
     return {
         "path": project_path(view.project),
         "name": visible(view.project),
-        "kind": _kind_of(view),
+        "kind": view.condition.value,
         "presence": view.presence.value,
         "odd": visible(view.status_text[:LONGEST_STATUS]),
         "age": _seconds(view.age, late),
@@ -69,14 +62,6 @@ def make_card(view: ProjectView, late: float = 0.0) -> JSONObject:
         "estimated": view.estimated,
         "error": _message_of(view.last_error),
     }
-
-
-def _kind_of(view: ProjectView) -> str:
-    if view.status_text:
-        return "odd"
-    if view.status is not None:
-        return _KIND_OF_STATUS[view.status]
-    return "never" if view.presence is Presence.NEVER else "stale"
 
 
 def _seconds(value: float | None, late: float) -> JSONValue:
