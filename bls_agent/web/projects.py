@@ -25,6 +25,8 @@ async def existing_project(request: Request, project: str) -> str:
         raise FieldError({"projectName": "it is missing"})
     if len(project.encode("utf-8", "surrogateescape")) > LONGEST:
         raise FieldError({"projectName": f"it has at most {LONGEST} bytes"})
-    if not await web_state(request).directory.knows(project):
+    state = web_state(request)
+    state.fleet.check()  # not everybody has to wait for what the watch knows
+    if not await state.directory.knows(project):
         raise HTTPException(404, "there is no such project")
     return project

@@ -139,4 +139,5 @@ def _watch_peer(transport: Transport, stall: float) -> None:
     if channel is None or option is None:
         return
     with suppress(OSError):  # a Unix socket has no such thing
-        channel.setsockopt(socket.IPPROTO_TCP, option, int(stall * 1000))
+        # Later than our own clocks, which count what they drop.
+        channel.setsockopt(socket.IPPROTO_TCP, option, int(stall * 1500))

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from bls_agent.project.messages import Command, Outcome
 from bls_agent.terminal import visible
-from bls_agent.web.state import WebState, web_state
+from bls_agent.web.state import WebState, requester, web_state
 
 __all__ = ["call_command", "count_command", "send_command"]
 
@@ -75,8 +75,7 @@ def count_command(state: WebState, request: Request) -> None:
     Raises:
         HTTPException: 429, there were too many.
     """
-    user = request.state.user or request.state.client
-    wait = state.commands.take(user, state.now())
+    wait = state.commands.take(requester(request), state.now())
     if wait:
         state.counts["commands_refused"] += 1
         headers = {"retry-after": str(int(wait) + 1)}

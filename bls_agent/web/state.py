@@ -20,7 +20,7 @@ from bls_agent.web.feeds.fleet_feed import FleetFeed
 from bls_agent.web.feeds.health import RedisHealth
 from bls_agent.web.feeds.log_feeds import LogFeeds
 
-__all__ = ["WebState", "client_address", "web_state"]
+__all__ = ["WebState", "client_address", "is_secure", "requester", "web_state"]
 
 
 @dataclass
@@ -79,3 +79,15 @@ def web_state(request: Request) -> WebState:
 def client_address(request: Request) -> str:
     """Name where a request comes from."""
     return request.client.host if request.client and request.client.host else "unix"
+
+
+def requester(request: Request) -> str:
+    """Name whose requests, commands and streams are counted together."""
+    user: str = request.state.user
+    client: str = request.state.client
+    return user or client
+
+
+def is_secure(request: Request) -> bool:
+    """Tell whether the browser came over TLS, to us or to a proxy that is believed."""
+    return str(request.scope["scheme"]) == "https"

@@ -296,6 +296,27 @@ async def test_projects_are_listed(
     assert (await client.get("/api/projects/nobody")).status_code == 404
 
 
+async def test_ages_grow(client: httpx.AsyncClient, redis: Redis, project: str) -> None:
+    """Also of a project of which nothing changes, so that the watch tells nothing."""
+    await redis.set(status_key(project), "在线", ex=60)
+    path = f"/api/projects/{quote(project)}"
+    first = (await client.get(path)).json()
+
+    async def older() -> bool:
+        alone = (await client.get(path)).json()
+        (listed,) = [
+            one
+            for one in (await client.get("/api/projects")).json()["projects"]
+            if one["projectName"] == project
+        ]
+        return all(
+            one["age"] > first["age"] and one["ttl"] < first["ttl"]
+            for one in (alone, listed)
+        )
+
+    await eventually(older, 2)  # it is told anew after five seconds at the earliest
+
+
 async def test_large_answers_let_others_run(redis_url: str, project: str) -> None:
     """A thousand projects are written in slices, as a page and as JSON."""
     app = create_app(WebConfig(redis=redis_url))
@@ -332,6 +353,29 @@ async def test_health_tells_more_to_users(redis_url: str) -> None:
     assert told["redis"] == {"reachable": True, "kind": None}
     assert told["sessions"] == 1
     assert told["counts"]["logins_failed"] == 1
+
+
+async def test_an_outage_is_known_to_everybody(
+    own_server: DevServer, project: str
+) -> None:
+    """What the watch knows is said at once: nobody waits for a deadline of his own."""
+    redis = Redis.from_url(own_server.url, protocol=2)
+    await redis.set(status_key(project), "在线")
+    app = create_app(WebConfig(redis=own_server.url))
+    path = f"/api/logs?projectName={quote(project)}"
+    async with asking(app) as client:
+        assert (await client.get("/api/projects")).status_code == 200
+        own_server.freeze()
+
+        async def known() -> bool:
+            return app.web.fleet.unavailable is not None
+
+        await eventually(known, 10)
+        with anyio.fail_after(4):  # a request of its own would take five seconds
+            for _ in range(20):
+                assert (await client.get(path)).status_code == 503
+                assert (await client.get("/api/projects")).status_code == 503
+    await redis.aclose()
 
 
 async def test_away_is_not_empty(own_server: DevServer, project: str) -> None:

@@ -24,6 +24,8 @@ def test_a_follower_reads_on_from_his_place() -> None:
     ring.add(Item(b"c"))
     assert payloads(ring.since(place)[0]) == [b"c"]
     assert ring.since(ring.end) == ([], 0)
+    assert payloads(ring.since(0, 2)[0]) == [b"a", b"b"]
+    assert payloads(ring.since(0, 0)[0]) == [b"a"]  # one in any case
 
 
 def test_a_slow_follower_learns_what_he_missed() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 from urllib.parse import quote
 
@@ -17,8 +17,10 @@ from redis.asyncio import Redis
 
 from bls_agent.devserver import DevServer
 from bls_agent.web import server
+from bls_agent.web.app import create_app
 from bls_agent.web.configuration import Limits, WebConfig
-from bls_agent.web.feeds import fleet_feed, log_feeds
+from bls_agent.web.feeds import fleet_feed, log_feeds, streams
+from bls_agent.web.feeds.ring import Item
 from tests.harness import eventually
 from tests.web.serving import PASSWORD, USERS, Served, served
 
@@ -377,3 +379,24 @@ async def test_connections_are_bounded(redis_url: str) -> None:
         )
         answer = await anyio.to_thread.run_sync(ask, smuggled)
         assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 403 "))
+
+
+async def test_who_lags_behind_holds_one_event(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """The rest is kept once for all, and what was forgotten meanwhile is a gap."""
+    await write(redis, project, "first")
+    state = create_app(WebConfig(redis=redis_url)).web
+    long = Item(b'"%s"' % (b"x" * 60_000), "log")
+    async with anyio.create_task_group() as tasks:
+        state.logs.open(tasks)
+        async with aclosing(streams._log_events(state, project, 10)) as events:
+            assert b"place" in await anext(events)
+            assert b"first" in await anext(events)
+            ring = state.logs._feeds[project].ring
+            ring.add(*[long] * 50)
+            assert len(await anext(events)) <= streams.EVENT_SIZE + 60_000
+            ring.add(*[long] * 200)
+            assert b"event: gap" in await anext(events)
+        tasks.cancel_scope.cancel()
+    await state.console.aclose()

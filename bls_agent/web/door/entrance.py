@@ -18,7 +18,8 @@ from bls_agent.web.door.logins import attempt
 from bls_agent.web.door.origins import SAFE_METHODS, Told, refuse
 from bls_agent.web.door.refusals import is_data, refused, route_path, to_login
 from bls_agent.web.door.sessions import cookie_name
-from bls_agent.web.state import WebState, client_address
+from bls_agent.web.interface.inputs import media_type
+from bls_agent.web.state import WebState, client_address, is_secure, requester
 
 __all__ = ["Entrance"]
 
@@ -69,8 +70,7 @@ class Entrance:
         self._check_names(request)
         self._check_origin(request)
         self._find_session(request)
-        who = request.state.user or request.state.client
-        wait = self._state.requests.take(who, self._state.now())
+        wait = self._state.requests.take(requester(request), self._state.now())
         if wait:
             raise HTTPException(429, "too many requests", {"retry-after": "1"})
         await self._find_program(request)
@@ -92,7 +92,7 @@ class Entrance:
             raise HTTPException(400, "Content-Length is no length")
         bodiless = request.method in SAFE_METHODS
         if bodiless and (int(length[:15]) or "transfer-encoding" in request.headers):
-            raise HTTPException(400, "such a request has no body", CLOSE)
+            raise HTTPException(413, "such a request has no body", CLOSE)
         if len(length) > 15 or int(length) > limits.body:  # noqa: PLR2004 - digits
             raise HTTPException(413, f"a body has at most {limits.body} bytes")
 
@@ -110,14 +110,13 @@ class Entrance:
 
     def _check_origin(self, request: Request) -> None:
         headers = request.headers
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         told = Told(
             method=request.method,
             own=f"{request.scope['scheme']}://{headers['host']}",
             origin=headers.get("origin"),
             site=headers.get("sec-fetch-site"),
             mode=headers.get("sec-fetch-mode"),
-            json=kind == "application/json",
+            json=media_type(request) == "application/json",
             data=is_data(request),
         )
         reason = refuse(told)
@@ -125,7 +124,7 @@ class Entrance:
             raise HTTPException(403, reason)
 
     def _find_session(self, request: Request) -> None:
-        token = request.cookies.get(cookie_name(secure=_is_secure(request)))
+        token = request.cookies.get(cookie_name(secure=is_secure(request)))
         if not token or not self._state.config.users:
             return
         session = self._state.sessions.find(token, self._state.now())
@@ -174,11 +173,6 @@ class Entrance:
             return message
 
         return receive_limited
-
-
-def _is_secure(request: Request) -> bool:
-    """Tell whether the browser came over TLS."""
-    return str(request.scope["scheme"]) == "https"
 
 
 def _read_basic(headers: Headers) -> tuple[str, str] | None:

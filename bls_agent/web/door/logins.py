@@ -15,7 +15,7 @@ from bls_agent.web.door.sessions import cookie_name
 from bls_agent.web.door.users import BusyError
 from bls_agent.web.interface.inputs import read_form
 from bls_agent.web.pages import whole_pages
-from bls_agent.web.state import WebState, client_address, web_state
+from bls_agent.web.state import WebState, client_address, is_secure, web_state
 
 __all__ = ["attempt", "log_in", "log_out"]
 
@@ -112,14 +112,14 @@ async def log_out(request: Request) -> Response:
 
 
 def _end_session(request: Request) -> None:
-    token = request.cookies.get(cookie_name(secure=_is_secure(request)))
+    token = request.cookies.get(cookie_name(secure=is_secure(request)))
     if token:
         web_state(request).sessions.end(token)
 
 
 def _set_cookie(request: Request, answer: Response, token: str) -> None:
     """Set the session's cookie; an empty one takes it away."""
-    secure = _is_secure(request)
+    secure = is_secure(request)
     answer.set_cookie(
         cookie_name(secure=secure),
         token,
@@ -129,7 +129,3 @@ def _set_cookie(request: Request, answer: Response, token: str) -> None:
         httponly=True,
         samesite="strict",
     )
-
-
-def _is_secure(request: Request) -> bool:
-    return str(request.scope["scheme"]) == "https"

@@ -10,7 +10,7 @@ from typing import Final
 import anyio
 from anyio.abc import TaskGroup
 
-from bls_agent.errors import RedisUnavailableError
+from bls_agent.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.fleet import Fleet, FleetChange, ProjectView
 from bls_agent.web.feeds.ring import Item, Ring
 from bls_agent.web.pages.cards import encode_changes, encode_picture
@@ -109,6 +109,21 @@ class FleetFeed:
         if not self.watching and not self.closed and self._tasks is not None:
             self.watching = True
             self._tasks.start_soon(self._watch)
+
+    def check(self, *, strictly: bool = False) -> None:
+        """Raise what keeps the running watch from seeing anything.
+
+        Args:
+            strictly: Raise also what was so when the last watch ended, and what is
+                refused to the watch and may be granted to others.
+
+        Raises:
+            RedisUnavailableError: Redis cannot answer.
+        """
+        fault = self.unavailable
+        now = self._seen.is_set() and not isinstance(fault, RedisRefusedError)
+        if fault is not None and (now or strictly):
+            raise fault
 
     def seconds_since(self, project: str) -> float:
         """Tell how long ago a project was seen as it is: its view's ages are of then."""

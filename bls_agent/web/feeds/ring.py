@@ -6,8 +6,10 @@ how many he missed; he costs the others nothing, and no memory grows for him.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 
 import anyio
 
@@ -65,11 +67,22 @@ class Ring:
     def _is_too_much(self) -> bool:
         return len(self._items) > self._most or self._held > self._size
 
-    def since(self, place: int) -> tuple[list[Item], int]:
-        """Give the items from a place on, and how many before them are forgotten."""
+    def since(self, place: int, size: float = math.inf) -> tuple[list[Item], int]:
+        """Give the items from a place on, and how many before them are forgotten.
+
+        Args:
+            place: The follower's.
+            size: Bytes that he takes at once; an item that is longer comes alone.
+        """
         missed = max(0, self.begin - place)
-        skip = place + missed - self.begin
-        return list(self._items)[skip:] if skip else list(self._items), missed
+        found: list[Item] = []
+        held = 0
+        for item in islice(self._items, place + missed - self.begin, None):
+            held += len(item.payload)
+            if found and held > size:
+                break
+            found.append(item)
+        return found, missed
 
     async def wait(self, place: int, timeout: float) -> None:
         """Wait until there is something at a place, but not longer than this."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
 
 import anyio
@@ -21,7 +21,7 @@ from bls_agent.web.interface.inputs import read_limit
 from bls_agent.web.interface.records import encode_records
 from bls_agent.web.names_in_urls import project_in_query
 from bls_agent.web.projects import existing_project
-from bls_agent.web.state import WebState, web_state
+from bls_agent.web.state import WebState, requester, web_state
 
 __all__ = ["fleet_events", "log_events"]
 
@@ -37,7 +37,7 @@ class _Stream(EventSourceResponse):
 
     def __init__(self, request: Request, events: AsyncIterator[bytes]) -> None:
         self._state = web_state(request)
-        self._user = request.state.user or request.state.client
+        self._user = requester(request)
         self._session: Session | None = request.state.session
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - a dict of its own
             self._ending(events),
@@ -85,7 +85,7 @@ def _open(request: Request, events: AsyncIterator[bytes]) -> Response:
         HTTPException: 429 for too many of one user, 503 for too many of all.
     """
     state = web_state(request)
-    status = state.streams.refuse(request.state.user or request.state.client)
+    status = state.streams.refuse(requester(request))
     if status:
         state.counts["streams_refused"] += 1
         raise HTTPException(status, "too many streams", {"retry-after": "10"})
@@ -115,7 +115,7 @@ async def log_events(request: Request) -> Response:
 
 async def _log_events(
     state: WebState, project: str, limit: int
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes]:
     heartbeat = state.config.limits.heartbeat
     with state.logs.join(project) as feed:
         with anyio.move_on_after(FIRST_WAIT):
@@ -125,14 +125,15 @@ async def _log_events(
             yield event
         while not feed.closed:
             await feed.ring.wait(place, heartbeat)
-            items, missed = feed.ring.since(place)
-            place = feed.ring.end
+            # No more than one event: what somebody slow holds is gone from the ring.
+            items, missed = feed.ring.since(place, EVENT_SIZE)
+            place += missed + len(items)
             if missed:
                 state.counts["log_records_missed"] += missed
                 yield _write_event("gap", encode({"missing": missed}))
             for event in _write_items(items):
                 yield event
-            if feed.error is not None:
+            if feed.error is not None and place >= feed.ring.end:
                 yield _last_words(feed.error)
                 return
             if not items:

@@ -23,6 +23,7 @@ from bls_agent.web.interface.answers import json_answer
 from bls_agent.web.interface.inputs import (
     CommandRequest,
     FieldError,
+    media_type,
     read_command,
     read_limit,
 )
@@ -30,7 +31,7 @@ from bls_agent.web.interface.records import encode_records
 from bls_agent.web.names_in_urls import project_in_path, project_in_query
 from bls_agent.web.projects import existing_project
 from bls_agent.web.sending import send_command
-from bls_agent.web.state import WebState, web_state
+from bls_agent.web.state import WebState, requester, web_state
 
 __all__ = ["routes"]
 
@@ -41,8 +42,7 @@ FIRST_WAIT: Final = 5.0  # seconds for the first look at a list
 
 async def _post_command(request: Request) -> Response:
     """``POST /api/commands``: send a command; with ``wait``, tell how it ended."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    if media_type(request) != "application/json":
         raise HTTPException(415, "the body has to be application/json")
     told = read_command(await request.body())
     await existing_project(request, told.project)
@@ -73,7 +73,7 @@ async def _send_and_wait(
 ) -> tuple[Command, Outcome | None]:
     """Send, and read the project's log until the outcome is there, or time is up."""
     state = web_state(request)
-    user = request.state.user or request.state.client
+    user = requester(request)
     if status := state.streams.refuse(user):
         raise HTTPException(status, "too many wait", {"retry-after": "5"})
     with state.streams.hold(user), state.logs.join(told.project) as feed:
@@ -128,10 +128,12 @@ async def _get_projects(request: Request) -> Response:
     """``GET /api/projects``: every project, and how it is."""
     state = web_state(request)
     views = list((await _fresh_views(state)).values())
+    late = {view.project: state.fleet.seconds_since(view.project) for view in views}
     parts: list[bytes] = []
     for begin in range(0, len(views), SLICE):
         parts += [
-            encode(_describe_project(view)) for view in views[begin : begin + SLICE]
+            encode(_describe_project(view, late[view.project]))
+            for view in views[begin : begin + SLICE]
         ]
         await anyio.lowlevel.checkpoint()
     return json_answer(b'{"projects":[' + b",".join(parts) + b"]}")
@@ -142,10 +144,11 @@ async def _get_project(request: Request) -> Response:
     name = project_in_path(request.scope)
     if not name:
         raise FieldError({"project": "it is missing"})
-    view = (await _fresh_views(web_state(request))).get(name)
+    state = web_state(request)
+    view = (await _fresh_views(state)).get(name)
     if view is None:
         raise HTTPException(404, "there is no such project")
-    return json_answer(_describe_project(view))
+    return json_answer(_describe_project(view, state.fleet.seconds_since(name)))
 
 
 async def _fresh_views(state: WebState) -> dict[str, ProjectView]:
@@ -155,29 +158,37 @@ async def _fresh_views(state: WebState) -> dict[str, ProjectView]:
         RedisUnavailableError: Redis cannot answer.
     """
     await state.fleet.ready()
-    if state.fleet.unavailable is not None:
-        raise state.fleet.unavailable
+    state.fleet.check(strictly=True)
     return state.fleet.views
 
 
-def _describe_project(view: ProjectView) -> JSONObject:
-    """Describe a project; seconds, and ``null`` for what nobody can tell."""
+def _describe_project(view: ProjectView, late: float) -> JSONObject:
+    """Describe a project; seconds, and ``null`` for what nobody can tell.
+
+    Args:
+        view: What was seen.
+        late: Seconds since then, by which ages have grown.
+    """
     return {
         "projectName": _show_name(view.project),
         "status": view.status and view.status.value,
         "statusText": view.status_text,
         "presence": view.presence.value,
-        "age": view.age,
-        "ttl": view.ttl,
+        "age": _later(view.age, late),
+        "ttl": _later(view.ttl, -late),
         "queue": view.queue,
         "records": view.records,
-        "lastRecordAge": view.last_record_age,
+        "lastRecordAge": _later(view.last_record_age, late),
         "rate": view.rate,
         "rates": list(view.rates),
         "errors": view.errors,
         "lastError": view.last_error and view.last_error.message,
         "changedAt": view.changed_at,
     }
+
+
+def _later(seconds: float | None, late: float) -> float | None:
+    return None if seconds is None else max(0.0, seconds + late)
 
 
 def _show_name(project: str) -> str:

@@ -13,7 +13,14 @@ from starlette.requests import Request
 from bls_agent.codec import decode
 from bls_agent.errors import DecodeError
 
-__all__ = ["CommandRequest", "FieldError", "read_command", "read_form", "read_limit"]
+__all__ = [
+    "CommandRequest",
+    "FieldError",
+    "media_type",
+    "read_command",
+    "read_form",
+    "read_limit",
+]
 
 MOST_LOGS: Final = 1_000
 DIGITS: Final = 4
@@ -139,14 +146,19 @@ def read_limit(value: str | None) -> int:
     raise FieldError({"limit": rule})
 
 
+def media_type(request: Request) -> str:
+    """Tell what a body says that it is, without parameters; ``""`` if it says nothing."""
+    kind = request.headers.get("content-type", "")
+    return kind.partition(";")[0].strip().lower()
+
+
 async def read_form(request: Request) -> dict[str, str]:
     """Read the fields of a form; of a name that comes twice, the last one.
 
     Raises:
         HTTPException: 415 for another content type, 400 for what is no form.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/x-www-form-urlencoded":
+    if media_type(request) != "application/x-www-form-urlencoded":
         raise HTTPException(415)
     try:
         pairs = parse_qsl(
