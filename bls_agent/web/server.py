@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
+import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,9 +25,10 @@ from bls_agent.web.configuration import (
 )
 from bls_agent.web.protocol import make_protocol
 
-__all__ = ["make_server", "open_sockets", "serve", "urls_of"]
+__all__ = ["make_room", "make_server", "open_sockets", "serve", "urls_of"]
 
-BACKLOG: Final = 512
+BACKLOG: Final = 128  # connections that are taken in one go
+SPARE: Final = 2 * BACKLOG + 64  # files beside the connections: those refused, Redis
 KEEP_ALIVE: Final = 15  # seconds
 GRACE: Final = 1  # seconds that answers get to come to their end
 
@@ -92,7 +95,9 @@ def make_server(
 def _uvicorn_config(app: ConsoleApp, config: WebConfig) -> uvicorn.Config:
     limits = config.limits
     protocol = make_protocol(
-        stall=limits.stall, most=limits.connections, counts=app.web.counts
+        stall=limits.stall,
+        most=make_room(limits.connections),
+        counts=app.web.counts,
     )
     try:
         made = uvicorn.Config(
@@ -103,6 +108,7 @@ def _uvicorn_config(app: ConsoleApp, config: WebConfig) -> uvicorn.Config:
             loop="asyncio",
             log_config=None,
             access_log=False,
+            backlog=BACKLOG,
             server_header=False,
             proxy_headers=config.behind_proxy,
             forwarded_allow_ips=["127.0.0.1", "::1", "unix", ""],
@@ -118,6 +124,28 @@ def _uvicorn_config(app: ConsoleApp, config: WebConfig) -> uvicorn.Config:
         rule = f"TLS cannot be set up with it ({error})"
         raise ConfigurationError("certificate", str(config.certificate), rule) from None
     return made
+
+
+def make_room(connections: int) -> int:
+    """Let this process open so many files, and say how many connections there may be.
+
+    A process has 1,024 files by default. Where there is none left for a connection that
+    waits, asyncio says so in its log, as fast as it can, for as long as it waits.
+    """
+    if sys.platform == "win32":
+        return connections
+    import resource  # noqa: PLC0415 - there is none on Windows
+
+    kind = resource.RLIMIT_NOFILE
+    soft, hard = (_as_number(value) for value in resource.getrlimit(kind))
+    files = min(max(soft, connections + SPARE), hard)
+    if files > soft:
+        resource.setrlimit(kind, (int(files), resource.getrlimit(kind)[1]))
+    return int(max(1, min(connections, files - SPARE)))
+
+
+def _as_number(limit: int) -> float:
+    return math.inf if limit < 0 else limit  # RLIM_INFINITY is -1
 
 
 @contextmanager

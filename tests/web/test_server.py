@@ -13,7 +13,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx2 as httpx
@@ -147,6 +147,57 @@ def test_a_name_counts_by_what_it_means(monkeypatch: pytest.MonkeyPatch) -> None
         open_sockets(WebConfig(host="wall.local", port=0)),
     ):
         pass
+
+
+def test_what_asyncio_repeats_is_said_once(redis_url: str, tmp_path: Path) -> None:
+    """Where files run out it logs a traceback for each connection that waits."""
+    short = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60));"
+    script = f"{short} from bls_agent.cli import main; main()"
+    options = ["--redis", redis_url, "--json", "console", "--port", "0"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *options],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        url = httpx.URL(orjson.loads(line)["urls"][0])
+        # They say nothing, and the last one shows that the others were looked at.
+        with ExitStack() as stack:
+            for _ in range(120):
+                where = (url.host, url.port or 0)
+                stack.enter_context(socket.create_connection(where))
+            with suppress(httpx.TransportError):
+                httpx.get(url, timeout=2)
+    finally:
+        process.kill()
+        said = process.communicate()[1]
+    assert said.count("out of system resource") <= 1
+
+
+FILES = """
+import resource, sys
+soft, hard = map(int, sys.argv[1:])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+from bls_agent.web.server import make_room
+print(make_room(1000), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "connections", "files"),
+    [(1024, 4096, 1000, 1320), (2000, 4096, 1000, 2000), (256, 1024, 704, 1024)],
+)
+def test_connections_leave_room_for_files(
+    soft: int, hard: int, connections: int, files: int
+) -> None:
+    """The default of 1,024 is raised, as far as that is allowed; else there are fewer."""
+    told = subprocess.run(
+        [sys.executable, "-c", FILES, str(soft), str(hard)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert told.stdout.split() == [str(connections), str(files)]
 
 
 def test_answers_wait_for_nobody(redis_url: str) -> None:

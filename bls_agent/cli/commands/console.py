@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["console", "password"]
 
+AGAIN: Final = 10.0  # seconds for which asyncio does not say the same again
+KINDS: Final = 100  # of its records that are told apart
 LONGEST_LINE: Final = 2_000  # characters of a password that comes through a pipe
 
 app = new_app()
@@ -109,6 +111,27 @@ class _Visible(logging.Formatter):
         return "\n".join(map(visible, super().format(record).splitlines()))
 
 
+class _NotAgain(logging.Filter):
+    """Lets one record of a kind through every ten seconds.
+
+    asyncio repeats itself where files run out; whoever connects must not fill a disk.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Look at the first line: what follows tells of the socket, or of the task."""
+        kind = str(record.msg).partition("\n")[0][:80]
+        if record.created - self._passed.get(kind, -AGAIN) < AGAIN:
+            return False
+        if len(self._passed) >= KINDS:
+            self._passed.clear()
+        self._passed[kind] = record.created
+        return True
+
+
 def _need_web() -> None:
     """See to it that the extra is there.
 
@@ -135,7 +158,10 @@ def _log_to_stderr() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_Visible("%(asctime)s %(levelname)s %(message)s"))
     # Of uvicorn only faults: whoever sends it what is no HTTP must not fill a disk.
-    for name, level in (("bls_agent", logging.INFO), ("uvicorn", logging.ERROR)):
+    logging.getLogger("asyncio").addFilter(_NotAgain())
+    levels = {"bls_agent": logging.INFO, "uvicorn": logging.ERROR}
+    levels["asyncio"] = logging.ERROR
+    for name, level in levels.items():
         logger = logging.getLogger(name)
         logger.addHandler(handler)
         logger.setLevel(level)
