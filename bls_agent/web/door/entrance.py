@@ -92,7 +92,7 @@ class Entrance:
             raise HTTPException(400, "Content-Length is no length")
         bodiless = request.method in SAFE_METHODS
         if bodiless and (int(length[:15]) or "transfer-encoding" in request.headers):
-            raise HTTPException(413, "such a request has no body", CLOSE)
+            raise HTTPException(400, "such a request has no body", CLOSE)
         if len(length) > 15 or int(length) > limits.body:  # noqa: PLR2004 - digits
             raise HTTPException(413, f"a body has at most {limits.body} bytes")
 
