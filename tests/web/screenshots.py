@@ -143,9 +143,18 @@ def show_wallboard(looked: Watched) -> None:
     looked.open("/")
 
 
+def ask(looked: Watched) -> None:
+    """Ask the agent what it can do, if that is not known yet."""
+    looked.page.locator("form.command").wait_for()
+    if not looked.page.locator("select[name=chosen]").count():
+        looked.page.click("#command button.quiet")
+    looked.page.locator("select[name=chosen]").wait_for()
+
+
 def send(looked: Watched, file: str) -> None:
     """Send a command by its form."""
     page = looked.page
+    ask(looked)
     with page.expect_response("**/fragments/commands**"):
         page.select_option("select[name=chosen]", label="导入订单")
     page.wait_for_timeout(100)
@@ -171,7 +180,7 @@ def show_details(looked: Watched) -> None:
     """Open a project, unfold an exception."""
     page = looked.page
     looked.open_project(MAIN)
-    page.locator("select[name=chosen]").wait_for()
+    ask(looked)
     page.select_option("select[name=chosen]", label="reload")
     page.locator("[name='arg.force']").wait_for()
     page.select_option("[name='arg.force']", "true")
@@ -188,7 +197,7 @@ def show_details(looked: Watched) -> None:
 def show_narrow_project(looked: Watched) -> None:
     """Open a project on a telephone."""
     looked.open_project(MAIN)
-    looked.page.locator("select[name=chosen]").wait_for()
+    ask(looked)
 
 
 Picture = tuple[str, Callable[[Watched], None], str, str, tuple[int, int]]

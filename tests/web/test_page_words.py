@@ -32,7 +32,7 @@ from bls_agent.web.pages.cards import (
     sort_cards,
 )
 from bls_agent.web.pages.language import choose_page_language, in_other_language
-from bls_agent.web.pages.manual import KEPT, Manuals, find_manual, is_ours, read_manual
+from bls_agent.web.pages.manual import KEPT, Manuals, find_manual, read_manual
 from bls_agent.web.pages.rendering import visible_lines
 from bls_agent.web.pages.words import Words, draw_spark
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
@@ -306,8 +306,6 @@ def test_manual_in_the_log() -> None:
     entry = record("said", Level.INFO, **outcome.metadata())
     assert [one.name for one in find_manual([entry, record("x")])] == ["ping"]
     assert find_manual([record("x")]) == ()
-    assert is_ours([record("x", agent="host-1#7")])
-    assert not is_ours([record("x"), record("y", agent="somebody")])
 
 
 def test_manuals_are_few_and_short_lived() -> None:

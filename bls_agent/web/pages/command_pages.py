@@ -22,8 +22,7 @@ from bls_agent.errors import (
     ConfigurationError,
     RedisUnavailableError,
 )
-from bls_agent.fleet import Presence
-from bls_agent.project.messages import Command, LogEntry, Status
+from bls_agent.project.messages import Command, Status
 from bls_agent.redaction import DEFAULT as REDACTOR
 from bls_agent.terminal import visible
 from bls_agent.texts import Texts
@@ -37,7 +36,6 @@ from bls_agent.web.pages.manual import (
     Manual,
     Manuals,
     find_manual,
-    is_ours,
     read_manual,
 )
 from bls_agent.web.pages.rendering import render, texts_of
@@ -95,40 +93,25 @@ async def _show_commands(request: Request) -> Response:
     texts = texts_of(request)
     manual = _manuals(request).get(project, time.monotonic())
     if manual is None:
-        found = await _look_up(request, project)
-        if found is None:
-            return render(
-                request,
-                "asking.html",
-                query=f"{FIELD}={quote_name(project)}",
-            )
-        manual = found
+        manual = await _look_up(request, project)
     chosen = request.query_params.get("chosen", "")
     return _form(
         request, project, manual, _chosen(manual, chosen, _note(manual, texts))
     )
 
 
-async def _look_up(request: Request, project: str) -> Manual | None:
-    """Find the commands without asking; ``None`` if the agent is to be asked."""
-    nothing = Manual(entries=(), told_at=time.monotonic())
-    await web_state(request).fleet.ready()
-    console = web_state(request).console
+async def _look_up(request: Request, project: str) -> Manual:
+    """Find the commands in the log, where an answer to ``help`` may still stand.
+
+    Nobody is asked unasked: ``help`` is a command, and a page may be opened by a link.
+    """
     try:
-        log = await console.logs(project, LOOKED_AT)
+        log = await web_state(request).console.logs(project, LOOKED_AT)
     except BlsError:
-        return nothing
+        log = []
     if entries := find_manual(log):
         return _manuals(request).put(project, entries, time.monotonic())
-    return None if _would_answer(request, project, log) else nothing
-
-
-def _would_answer(request: Request, project: str, log: list[LogEntry]) -> bool:
-    """Tell whether an agent of ours is there: of a dead one the question would stay."""
-    view = web_state(request).fleet.views.get(project)
-    if view is None or view.presence is not Presence.FRESH:
-        return False
-    return view.status is Status.ONLINE and not view.queue and is_ours(log)
+    return Manual(entries=(), told_at=time.monotonic())
 
 
 def _note(manual: Manual, texts: Texts) -> str:

@@ -1,6 +1,6 @@
 """What a project's agent can do, as it told when it was asked ``help``.
 
-Agents in other languages may not know ``help``; nothing is sent to them unasked.
+Agents in other languages may not know ``help``; nothing is sent to anybody unasked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ __all__ = [
     "Manual",
     "Manuals",
     "find_manual",
-    "is_ours",
     "read_manual",
 ]
 
@@ -93,11 +92,6 @@ def find_manual(log: Sequence[LogEntry]) -> tuple[Entry, ...]:
         if outcome is not None and outcome.succeeded and outcome.command == HELP:
             return read_manual(outcome.result)
     return ()
-
-
-def is_ours(log: Sequence[LogEntry]) -> bool:
-    """Tell whether records look as if written by an agent that knows ``help``."""
-    return any(entry.number is not None for entry in log)
 
 
 class Manuals:
