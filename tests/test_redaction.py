@@ -348,9 +348,9 @@ def test_a_text_may_be_cut_off_anywhere(text: str, mark: str) -> None:
 
 
 HARMLESS_TEXTS = {
-    "words": "order 17 accepted for 张三, paid by card",
+    "words": "order 17 accepted for 某用户, paid by card",
     "time": "2026-01-12T12:34:56.789Z: done",
-    "pairs": "order=17 customer='张三' price: 3.50",
+    "pairs": "order=17 customer='某用户' price: 3.50",
     "web page": "http://host:8080/path?mail=a@b.de",
     "user's page": "see https://example.org/@user for more",
     "places": "redis://h:6379, (http://h:80). mongodb://a:1,b:2/db, http://[::1]:80/",

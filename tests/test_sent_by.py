@@ -49,7 +49,7 @@ async def test_the_record_is_as_documented(
     console._clock = lambda: NOW
     args = {"force": True, "password": "geheim"}
     identity = "cmd-1700000000000-abc123"
-    sent = await console.send(project, "reload", args, id=identity, sent_by="王小明")
+    sent = await console.send(project, "reload", args, id=identity, sent_by="值班员")
     record = await only_record(redis, project)
     assert record.decode() == documented()
     (command,) = await redis.lrange(f"{project}_控制", 0, -1)
@@ -75,7 +75,7 @@ async def test_no_other_record_is_cut_off(
 ) -> None:
     """The list is the project's: it is not trimmed by who sends."""
     await redis.rpush(f"{project}_项目控制台", *["{}"] * 10_005)
-    await console.send(project, "reload", sent_by="王小明")
+    await console.send(project, "reload", sent_by="值班员")
     assert await redis.llen(f"{project}_项目控制台") == 10_006
 
 
@@ -86,13 +86,13 @@ async def test_a_call_says_it_too(
     agent = ProjectAgent(project, redis=redis_url, replicas=True, instance="一")
     async with agent:
         await agent.ready(5)
-        assert (await console.call(project, "ping", sent_by="王小明")).succeeded
-        assert await console.call_all(project, "ping", sent_by="李雷")
+        assert (await console.call(project, "ping", sent_by="值班员")).succeeded
+        assert await console.call_all(project, "ping", sent_by="审计员")
     said = [record["metadata"] for record in await records(redis, project)]
     assert [fields.get("sentBy", fields.get("outcome")) for fields in said] == [
-        "王小明",
+        "值班员",
         "succeeded",
-        "李雷",
+        "审计员",
         "succeeded",
     ]
     assert said[0]["commandId"] == said[1]["commandId"]
@@ -128,7 +128,7 @@ async def test_secrets_by_the_names_of_the_environment(
 ) -> None:
     """BLS_REDACT_KEYS counts for the record as for an agent's."""
     monkeypatch.setenv("BLS_REDACT_KEYS", "员工号")
-    await console.send(project, "x", {"员工号": "geheim"}, sent_by="王小明")
+    await console.send(project, "x", {"员工号": "geheim"}, sent_by="值班员")
     (record,) = await records(redis, project)
     assert record["metadata"]["args"] == {"员工号": "[redacted]"}
 
@@ -139,7 +139,7 @@ async def test_a_record_that_cannot_be_written_stops_the_command(
     """Nobody commands unseen: the command is not sent either."""
     await redis.set(f"{project}_项目控制台", "no list")
     with pytest.raises(WrongTypeError):
-        await console.send(project, "reload", sent_by="王小明")
+        await console.send(project, "reload", sent_by="值班员")
     assert not await redis.exists(f"{project}_控制")
 
 
@@ -149,7 +149,7 @@ async def test_a_command_that_was_not_sent(
     """A second record says so, with the same id; the caller gets the error."""
     await redis.set(f"{project}_控制", "no list")
     with pytest.raises(WrongTypeError):
-        await console.send(project, "reload", {"token": "geheim"}, sent_by="王小明")
+        await console.send(project, "reload", {"token": "geheim"}, sent_by="值班员")
     first, second = await console.logs(project)
     assert second.level is Level.WARN
     assert second.message.startswith("command 'reload' was not sent: ")
@@ -170,7 +170,7 @@ async def test_a_right_to_write_records_is_needed(
         url = own_server.url.replace("//", f"//{name}:x@")
         async with Console(url) as console:
             with pytest.raises(RedisRefusedError):
-                await console.send(project, "reload", sent_by="王小明")
+                await console.send(project, "reload", sent_by="值班员")
         assert await admin.llen(f"{project}_控制") == 0
         assert await admin.llen(f"{project}_项目控制台") == written
 
@@ -181,7 +181,7 @@ async def test_redis_is_away(own_server: DevServer, project: str) -> None:
         await console.status(project)
         own_server.freeze()
         with pytest.raises(RedisUnavailableError) as caught:
-            await console.send(project, "reload", sent_by="王小明")
+            await console.send(project, "reload", sent_by="值班员")
         own_server.thaw()
         assert not caught.value.ambiguous
         async with Redis.from_url(own_server.url, protocol=2) as redis:
@@ -199,11 +199,11 @@ def test_what_is_said_of_a_failure(
     """Whether the command may have reached Redis all the same is told apart."""
     command = Command.create("reload", {"a": 1}, now=NOW)
     error = RedisUnavailableError("timeout", "too late", ambiguous=ambiguous)
-    entry = LogEntry.decode(SendNote(command, "王小明").after(error, NOW))
+    entry = LogEntry.decode(SendNote(command, "值班员").after(error, NOW))
     assert entry.message == f"command 'reload' {said}: {error}"
     assert entry.level is Level.WARN
     assert entry.metadata == {
-        "sentBy": "王小明",
+        "sentBy": "值班员",
         "commandId": command.id,
         "command": "reload",
         "sent": sent,

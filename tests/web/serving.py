@@ -22,7 +22,7 @@ HASH = (
     "$argon2id$v=19$m=64,t=1,p=1$A00"
     "DIvghsDFRr6GN3erw7w$fOoMy+Y9Z2zpkoSzTLwuh5fOU20GDhIFsksF5ze2o9Q"
 )
-USERS = {"alice": HASH, "王五": HASH}
+USERS = {"operator": HASH, "值班": HASH}
 
 
 @asynccontextmanager
@@ -86,7 +86,7 @@ def served(config: WebConfig) -> Iterator[Served]:
 
 async def log_in(
     client: httpx.AsyncClient,
-    user: str = "alice",
+    user: str = "operator",
     password: str = PASSWORD,
     **more: Any,
 ) -> httpx.Response:

@@ -74,12 +74,12 @@ async def test_the_record_names_the_user(
     await redis.set(status_key(project), "在线")
     body = {"projectName": project, "command": "reload", "id": "mine"}
     async with console_of(redis_url, users=USERS) as client:
-        await log_in(client, "王五")
+        await log_in(client, "值班")
         answer = await client.post("/api/commands", json=body)
     assert answer.status_code == 202
     assert answer.json()["id"] == "mine"
     (record,) = [orjson.loads(x) for x in await redis.lrange(log_key(project), 0, -1)]
-    assert record["metadata"]["sentBy"] == "王五@127.0.0.1"
+    assert record["metadata"]["sentBy"] == "值班@127.0.0.1"
 
 
 async def test_without_a_record_nothing_is_sent(

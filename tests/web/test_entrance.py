@@ -306,7 +306,7 @@ async def test_over_tls_the_cookie_is_secure(redis_url: str) -> None:
     app = create_app(WebConfig(redis=redis_url, users=USERS, root_path="/console"))
     base = "https://127.0.0.1:8765"
     async with asking(app, base=base) as client:
-        form = {"user": "alice", "password": PASSWORD}
+        form = {"user": "operator", "password": PASSWORD}
         answer = await client.post("/login", data=form, headers={"origin": base})
         cookie = answer.headers["set-cookie"]
         assert cookie.startswith("__Host-bls_session=")
@@ -378,8 +378,8 @@ async def test_a_token_counts_in_the_cookie_alone(locked: httpx.AsyncClient) -> 
 
 async def test_wrong_and_unknown_are_told_alike(locked: httpx.AsyncClient) -> None:
     """The answer does not say whether the name exists."""
-    wrong = await log_in(locked, "alice", "wrong")
-    unknown = await log_in(locked, "mallory", "wrong")
+    wrong = await log_in(locked, "operator", "wrong")
+    unknown = await log_in(locked, "stranger", "wrong")
     assert wrong.status_code == unknown.status_code == 401
     assert wrong.text == unknown.text
     assert "set-cookie" not in wrong.headers
@@ -390,14 +390,15 @@ async def test_guessing_ends_soon(redis_url: str) -> None:
     app = create_app(WebConfig(redis=redis_url, users=USERS))
     async with asking(app) as client:
         codes = [
-            (await log_in(client, "alice", f"wrong{n}")).status_code for n in range(12)
+            (await log_in(client, "operator", f"wrong{n}")).status_code
+            for n in range(12)
         ]
         assert codes == [401] * 10 + [429] * 2
         answer = await log_in(client)
         assert answer.status_code == 429  # the right one, too: nothing is verified
         assert 0 < int(answer.headers["retry-after"]) <= 30
         assert app.web.counts["logins_refused"] == 3
-        basic = {"authorization": basic_of("alice", PASSWORD)}
+        basic = {"authorization": basic_of("operator", PASSWORD)}
         assert (await client.get("/api/projects", headers=basic)).status_code == 429
         elsewhere = httpx.ASGITransport(app=app, client=("127.0.0.2", 1))
         async with httpx.AsyncClient(transport=elsewhere, base_url=OWN) as other:
@@ -415,7 +416,7 @@ async def test_guessing_from_everywhere_ends_too(redis_url: str) -> None:
         for n in range(4):
             transport = httpx.ASGITransport(app=app, client=(f"10.0.0.{n}", 1))
             async with httpx.AsyncClient(transport=transport, base_url=OWN) as client:
-                codes.append((await log_in(client, "alice", "wrong")).status_code)
+                codes.append((await log_in(client, "operator", "wrong")).status_code)
         assert codes == [401, 401, 401, 429]
 
 
@@ -438,13 +439,13 @@ async def test_a_program_logs_in_with_every_request(
 
     monkeypatch.setattr(app.web.verifier, "check", counted)
     async with asking(app) as client:
-        good = {"authorization": basic_of("王五", PASSWORD)}
+        good = {"authorization": basic_of("值班", PASSWORD)}
         for _ in range(5):
             assert (await client.get("/api/projects", headers=good)).status_code == 200
         assert verified == 1
         assert (await client.get("/", headers=good)).status_code == 303
         for wrong in (
-            basic_of("王五", "wrong"),
+            basic_of("值班", "wrong"),
             "Basic",
             "Basic ***",
             "Basic " + base64.b64encode(b"\xff:\xff").decode(),

@@ -164,7 +164,7 @@ def test_a_proxy_may_come_through_a_unix_socket(redis_url: str, tmp_path: Path) 
         }
         base = "http://console.example"
         with httpx.Client(transport=transport, base_url=base) as client:
-            form = {"user": "alice", "password": PASSWORD}
+            form = {"user": "operator", "password": PASSWORD}
             answer = client.post("/login", data=form, headers=headers)
     assert answer.status_code == 303
     assert answer.headers["set-cookie"].startswith("__Host-bls_session=")

@@ -116,7 +116,7 @@ async def test_every_status_happens(
     with monkeypatch.context() as patch:
         await look(prepare=lambda app: break_routes(app, patch))
     await look("redis://127.0.0.1:1")
-    basic = httpx.BasicAuth("alice", PASSWORD)
+    basic = httpx.BasicAuth("operator", PASSWORD)
     await look(config={"users": USERS}, prepare=be_busy, auth=basic)
     if op[0] == "POST":
         await look(json={})

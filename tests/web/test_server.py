@@ -79,7 +79,7 @@ def test_it_says_where_it_is_and_who_may_come_in(
 ) -> None:
     """In the reader's language; what was sent and who failed to log in goes to stderr."""
     users = tmp_path / "users"
-    users.write_text(f"alice:{HASH}\n")
+    users.write_text(f"operator:{HASH}\n")
     users.chmod(0o600)
     process = subprocess.Popen(
         [*COMMAND, "--redis", redis_url, "--port", "0", "--users", str(users),
@@ -99,7 +99,7 @@ def test_it_says_where_it_is_and_who_may_come_in(
     finally:
         process.terminate()
         told = process.communicate()[1].decode()
-    assert texts["console_users"].format(names="alice") in told
+    assert texts["console_users"].format(names="operator") in told
     assert texts["console_in_clear"] in told
     assert "ali\\x1b[31mce from 127.0.0.1 failed" in told
     assert "wrong-wrong" not in told
@@ -286,7 +286,7 @@ def test_it_speaks_tls(redis_url: str, tmp_path: Path) -> None:
     context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
     with served(config) as console:
         assert console.url.startswith("https://")
-        form = {"user": "alice", "password": PASSWORD}
+        form = {"user": "operator", "password": PASSWORD}
         headers = {"origin": console.url.rstrip("/")}
         with httpx.Client(verify=context, base_url=console.url) as client:
             answer = client.post("login", data=form, headers=headers)
@@ -310,7 +310,7 @@ def test_a_proxy_is_believed_only_when_it_was_announced(
     )
     with served(config) as console:
         base = console.url.removesuffix("/bls/")
-        form = {"user": "alice", "password": PASSWORD}
+        form = {"user": "operator", "password": PASSWORD}
         headers = {
             "x-forwarded-for": "203.0.113.9",
             "x-forwarded-proto": "https",
@@ -332,15 +332,15 @@ def test_a_password_line_is_made(
 ) -> None:
     """From a pipe, or asked for twice; never from the command line."""
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{PASSWORD}\n"))
-    assert main(["console", "password", "王五"]) == 0
+    assert main(["console", "password", "值班"]) == 0
     line = capsys.readouterr().out
-    assert set(parse_users(line)) == {"王五"}
+    assert set(parse_users(line)) == {"值班"}
     assert PASSWORD not in line
     for text in ("", "short\n"):
         monkeypatch.setattr(sys, "stdin", io.StringIO(text))
-        assert main(["console", "password", "alice"]) == 2
+        assert main(["console", "password", "operator"]) == 2
     assert "short" not in capsys.readouterr().err
-    assert main(["console", "password", "alice", "geheim-geheim"]) == 2
+    assert main(["console", "password", "operator", "geheim-geheim"]) == 2
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -349,8 +349,8 @@ def test_a_password_line_is_made(
     monkeypatch.setattr(sys, "stdin", Terminal())
     answers = [PASSWORD, PASSWORD, PASSWORD, "another one"]
     monkeypatch.setattr(getpass, "getpass", lambda _: answers.pop(0))
-    assert main(["console", "password", "alice"]) == 0
-    assert main(["console", "password", "alice"]) == 2
+    assert main(["console", "password", "operator"]) == 0
+    assert main(["console", "password", "operator"]) == 2
 
 
 def test_a_missing_extra_is_said_in_one_line(

@@ -255,7 +255,7 @@ async def test_a_logout_ends_the_streams(redis_url: str) -> None:
     with served(config) as console:
         base = console.url.rstrip("/")
         async with httpx.AsyncClient(base_url=base, headers={"origin": base}) as client:
-            form = {"user": "alice", "password": PASSWORD}
+            form = {"user": "operator", "password": PASSWORD}
             await client.post("/login", data=form)
             cookies = dict(client.cookies)
             async with following(f"{base}/events/fleet", cookies=cookies) as events:

@@ -24,26 +24,26 @@ from tests.web.serving import HASH, PASSWORD, USERS
 
 def test_a_line_that_was_made_is_read() -> None:
     """Names may be Chinese; comments and blank lines are skipped."""
-    line = user_line("王五", "correct horse")
+    line = user_line("值班", "correct horse")
     name, _, value = line.partition(":")
-    assert name == "王五"
+    assert name == "值班"
     assert value.startswith("$argon2id$v=19$m=65536,t=3,p=4$")
-    assert parse_users(f"# people\n\n  {line}\nalice:{HASH}\n") == {
-        "王五": value,
-        "alice": HASH,
+    assert parse_users(f"# people\n\n  {line}\noperator:{HASH}\n") == {
+        "值班": value,
+        "operator": HASH,
     }
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "alice",
-        "alice:geheim",
-        "alice:",
+        "operator",
+        "operator:geheim",
+        "operator:",
         f":{HASH}",
-        f"alice:{HASH}\nalice:{HASH}",
-        "alice:$argon2i$v=19$m=65536,t=3,p=4$c29tZXNhbHQ$aGFzaA",
-        f"al\x07ice:{HASH}",
+        f"operator:{HASH}\noperator:{HASH}",
+        "operator:$argon2i$v=19$m=65536,t=3,p=4$c29tZXNhbHQ$aGFzaA",
+        f"oper\x07ator:{HASH}",
         f"{'a' * 65}:{HASH}",
     ],
     ids=[
@@ -76,12 +76,12 @@ def test_a_password_has_bounds(password: str) -> None:
 def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
     """With the remedy in the message."""
     path = tmp_path / "users"
-    path.write_text(f"alice:{HASH}\n")
+    path.write_text(f"operator:{HASH}\n")
     path.chmod(mode)
     with pytest.raises(ConfigurationError, match=f"mode {mode:03o}.*chmod 600"):
         read_users(path)
     path.chmod(0o640)
-    assert read_users(path) == {"alice": HASH}
+    assert read_users(path) == {"operator": HASH}
 
 
 @pytest.mark.parametrize("content", [b"", b"# nobody\n", b"\xff\xfe"])
@@ -99,16 +99,16 @@ def test_a_file_without_users_is_refused(tmp_path: Path, content: bytes) -> None
 async def test_a_password_is_right_or_wrong() -> None:
     """For its user alone; what argon2 cannot take is wrong, too."""
     verifier = Verifier(USERS, at_once=2)
-    assert await verifier.check("alice", PASSWORD)
-    assert await verifier.check("王五", PASSWORD)
+    assert await verifier.check("operator", PASSWORD)
+    assert await verifier.check("值班", PASSWORD)
     for user, password in (
-        ("alice", "wrong"),
-        ("alice", ""),
+        ("operator", "wrong"),
+        ("operator", ""),
         ("", PASSWORD),
-        ("mallory", PASSWORD),
-        ("Alice", PASSWORD),
-        ("alice", "\ud800"),
-        ("alice", "x" * 5_000),
+        ("stranger", PASSWORD),
+        ("Operator", PASSWORD),
+        ("operator", "\ud800"),
+        ("operator", "x" * 5_000),
     ):
         assert not await verifier.check(user, password)
 
@@ -126,9 +126,9 @@ async def test_an_unknown_user_costs_a_verification(
 
     monkeypatch.setattr(PasswordHasher, "verify", verify)
     verifier = Verifier(USERS, at_once=1)
-    await verifier.check("alice", "wrong")
-    await verifier.check("mallory", "wrong")
-    await verifier.check("mallory", PASSWORD)
+    await verifier.check("operator", "wrong")
+    await verifier.check("stranger", "wrong")
+    await verifier.check("stranger", PASSWORD)
     assert verified == [HASH] * 3
 
 
@@ -154,24 +154,24 @@ async def test_few_passwords_are_verified_at_once(
     verifier = Verifier(USERS, at_once=2)
     async with anyio.create_task_group() as tasks:
         for _ in range(users_module.WAITING):
-            tasks.start_soon(verifier.check, "alice", PASSWORD)
+            tasks.start_soon(verifier.check, "operator", PASSWORD)
         await anyio.wait_all_tasks_blocked()
         with pytest.raises(BusyError):
-            await verifier.check("alice", PASSWORD)
+            await verifier.check("operator", PASSWORD)
         go.set()
     assert most == 2
-    assert await verifier.check("alice", PASSWORD)
+    assert await verifier.check("operator", PASSWORD)
 
 
 def test_a_program_is_believed_for_a_minute() -> None:
     """Exactly this name with exactly this password, and not for longer."""
     verifier = Verifier(USERS, at_once=2)
-    assert not verifier.was_right("alice", PASSWORD, 0.0)
-    verifier.remember("alice", PASSWORD, 0.0)
-    assert verifier.was_right("alice", PASSWORD, 59.0)
-    assert not verifier.was_right("alice", PASSWORD, 60.0)
-    assert not verifier.was_right("alice", "wrong", 1.0)
-    assert not verifier.was_right("bob", PASSWORD, 1.0)
+    assert not verifier.was_right("operator", PASSWORD, 0.0)
+    verifier.remember("operator", PASSWORD, 0.0)
+    assert verifier.was_right("operator", PASSWORD, 59.0)
+    assert not verifier.was_right("operator", PASSWORD, 60.0)
+    assert not verifier.was_right("operator", "wrong", 1.0)
+    assert not verifier.was_right("auditor", PASSWORD, 1.0)
     assert PASSWORD.encode() not in repr(vars(verifier)).encode()
     for n in range(1_000):
         verifier.remember(f"user{n}", PASSWORD, 0.0)
