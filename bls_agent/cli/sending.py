@@ -171,5 +171,5 @@ async def refuse_unseen(console: Console, project: str, command: str) -> None:
     except (ContractError, RedisRefusedError):  # something is there, or nobody can tell
         return
     names = ", ".join(await likely_names(console, project))
-    hint = "did_you_mean" if names else "hint_force"
+    hint = "hint_likely_or_force" if names else "hint_force"
     raise Failure("unseen", hint=hint, project=project, names=names)
