@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from bls_agent.web.door.origins import HostRule, Told, local_target, refuse, split_host
+from bls_agent.web.door.origins import (
+    HostRule,
+    Provenance,
+    local_target,
+    refuse,
+    split_host,
+)
 
 OWN = "http://127.0.0.1:8765"
 
@@ -90,7 +96,7 @@ def test_what_changes_something_comes_from_our_pages(
     method: str, headers: dict[str, str | bool], good: bool
 ) -> None:
     """Every method but the reading ones needs our own origin, or is no browser's."""
-    told = Told(method=method, own=OWN, **headers)  # type: ignore[arg-type]
+    told = Provenance(method=method, own=OWN, **headers)  # type: ignore[arg-type]
     assert (refuse(told) == "") is good
 
 
@@ -111,7 +117,7 @@ def test_foreign_pages_may_link_and_no_more(
     headers: dict[str, str | bool], good: bool
 ) -> None:
     """No image, script or stream of ours is given to another site."""
-    told = Told(method="GET", own=OWN, **headers)  # type: ignore[arg-type]
+    told = Provenance(method="GET", own=OWN, **headers)  # type: ignore[arg-type]
     assert (refuse(told) == "") is good
 
 
@@ -121,8 +127,8 @@ def test_the_default_port_may_be_left_out() -> None:
         ("https://console.example", "https://console.example:443"),
         ("http://console.example:80", "http://console.example"),
     ):
-        assert refuse(Told(method="POST", own=own, origin=origin)) == ""
-    told = Told(
+        assert refuse(Provenance(method="POST", own=own, origin=origin)) == ""
+    told = Provenance(
         method="POST", own="https://console.example", origin="https://x.example"
     )
     assert refuse(told)

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bls_agent.web.door.limits import group_address
 from bls_agent.web.door.logins import attempt
-from bls_agent.web.door.origins import SAFE_METHODS, Told, refuse
+from bls_agent.web.door.origins import SAFE_METHODS, Provenance, refuse
 from bls_agent.web.door.refusals import is_data, refused, route_path, to_login
 from bls_agent.web.door.sessions import cookie_name
 from bls_agent.web.interface.inputs import media_type
@@ -110,7 +110,7 @@ class Entrance:
 
     def _check_origin(self, request: Request) -> None:
         headers = request.headers
-        told = Told(
+        told = Provenance(
             method=request.method,
             own=f"{request.scope['scheme']}://{headers['host']}",
             origin=headers.get("origin"),

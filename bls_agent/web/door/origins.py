@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 __all__ = [
     "SAFE_METHODS",
     "HostRule",
-    "Told",
+    "Provenance",
     "local_target",
     "refuse",
     "split_host",
@@ -79,7 +79,7 @@ class HostRule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class Provenance:
     """What a request says of where it comes from.
 
     Attributes:
@@ -101,7 +101,7 @@ class Told:
     data: bool = False
 
 
-def refuse(told: Told) -> str:
+def refuse(told: Provenance) -> str:
     """Say why a request must not be answered, ``""`` if it may.
 
     Programs such as curl send neither header: they may read, and post JSON. A

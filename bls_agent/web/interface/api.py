@@ -17,7 +17,7 @@ import bls_agent
 from bls_agent.codec import JSONObject, encode
 from bls_agent.fleet import ProjectView
 from bls_agent.project.messages import Command, LogEntry, Outcome
-from bls_agent.web.anything import ANYTHING
+from bls_agent.web.any_name import ANY_NAME
 from bls_agent.web.feeds.streams import log_events
 from bls_agent.web.interface.answers import json_answer
 from bls_agent.web.interface.inputs import (
@@ -236,7 +236,7 @@ routes: list[BaseRoute] = [
     Route("/api/logs", _get_logs),
     Route("/api/logs/stream", log_events),
     Route("/api/projects", _get_projects),
-    Route(f"/api/projects/{ANYTHING}", _get_project),
+    Route(f"/api/projects/{ANY_NAME}", _get_project),
     Route("/api/health", _get_health),
     Route("/api/openapi.json", _get_openapi),
 ]

@@ -15,7 +15,7 @@ from bls_agent.codec import JSONObject
 from bls_agent.errors import ContractError
 from bls_agent.fleet import Presence, ProjectView
 from bls_agent.terminal import visible
-from bls_agent.web.anything import ANYTHING
+from bls_agent.web.any_name import ANY_NAME
 from bls_agent.web.door.origins import local_target
 from bls_agent.web.interface.answers import json_answer
 from bls_agent.web.names_in_urls import (
@@ -170,7 +170,7 @@ def error_page(
 
 routes: Final = [
     Route("/", _show_wallboard),
-    Route(f"/projects/{ANYTHING}", _show_project),
+    Route(f"/projects/{ANY_NAME}", _show_project),
     Route("/fragments/card", _show_card),
     Route("/login", _show_login, methods=["GET"]),
     *command_routes,

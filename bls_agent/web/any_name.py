@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from starlette.convertors import Convertor, register_url_convertor
 
-__all__ = ["ANYTHING"]
+__all__ = ["ANY_NAME"]
 
-ANYTHING = "{project:anything}"
+ANY_NAME = "{project:any_name}"
 
 
-class _Anything(Convertor[str]):
+class _AnyName(Convertor[str]):
     regex = r"[\s\S]*"
 
     def convert(self, value: str) -> str:
@@ -19,4 +19,4 @@ class _Anything(Convertor[str]):
         return value
 
 
-register_url_convertor("anything", _Anything())
+register_url_convertor("any_name", _AnyName())
