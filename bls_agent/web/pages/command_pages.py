@@ -29,7 +29,7 @@ from bls_agent.texts import Texts
 from bls_agent.web.interface.inputs import read_form
 from bls_agent.web.names_in_urls import FIELD, project_in_query, quote_name
 from bls_agent.web.pages.fields import Absent, Field, FieldKind, show_value
-from bls_agent.web.pages.forms import Complaint, read_submission
+from bls_agent.web.pages.forms import MisfitError, read_submission
 from bls_agent.web.pages.manual import (
     HELP,
     Entry,
@@ -174,7 +174,7 @@ async def _review(request: Request) -> Response:
     return _ask_before(request, project, command, told.arguments)
 
 
-def _say(error: Complaint, texts: Texts) -> str:
+def _say(error: MisfitError, texts: Texts) -> str:
     values = {name: visible(value) for name, value in error.values.items()}
     return texts[f"field_{error.code}"].format(**values)
 

@@ -18,7 +18,7 @@ from bls_agent.codec import JSONObject, JSONValue, decode
 from bls_agent.errors import DecodeError
 from bls_agent.web.pages.fields import ABSENT, Absent, Field, FieldKind, Form
 
-__all__ = ["ALL", "MORE", "Complaint", "Submission", "read_submission", "read_value"]
+__all__ = ["ALL", "MORE", "MisfitError", "Submission", "read_submission", "read_value"]
 
 ALL: Final = "args"  # one field for all arguments
 MORE: Final = "more"  # those that have no field
@@ -29,7 +29,7 @@ _NUMBER: Final = re.compile(
 )
 
 
-class Complaint(Exception):
+class MisfitError(Exception):
     """What was typed does not fit its field.
 
     Attributes:
@@ -55,7 +55,7 @@ class Submission:
     """
 
     arguments: JSONObject = part(default_factory=dict[str, JSONValue])
-    errors: Mapping[str, Complaint] = part(default_factory=dict[str, Complaint])
+    errors: Mapping[str, MisfitError] = part(default_factory=dict[str, MisfitError])
 
 
 def read_submission(form: Form | None, typed: Mapping[str, str]) -> Submission:
@@ -68,11 +68,11 @@ def read_submission(form: Form | None, typed: Mapping[str, str]) -> Submission:
     if form is None:
         return _read_object(ALL, typed.get(ALL, ""), frozenset())
     arguments: JSONObject = {}
-    errors: dict[str, Complaint] = {}
+    errors: dict[str, MisfitError] = {}
     for field in form.fields:
         try:
             value = read_value(field, typed)
-        except Complaint as error:
+        except MisfitError as error:
             errors[f"arg.{field.name}"] = error
             continue
         if not isinstance(value, Absent):
@@ -90,10 +90,10 @@ def _read_object(name: str, text: str, taken: frozenset[str]) -> Submission:
         return Submission()
     try:
         value = cast("JSONObject", _read_json(text, "object"))
-    except Complaint as error:
+    except MisfitError as error:
         return Submission(errors={name: error})
     if twice := sorted(taken & value.keys()):
-        return Submission(errors={name: Complaint("twice", name=twice[0])})
+        return Submission(errors={name: MisfitError("twice", name=twice[0])})
     return Submission(arguments=value)
 
 
@@ -101,7 +101,7 @@ def read_value(field: Field, typed: Mapping[str, str]) -> JSONValue | Absent:
     """Read the value of one field.
 
     Raises:
-        Complaint: It does not fit.
+        MisfitError: It does not fit.
     """
     if field.nullable and typed.get(f"null.{field.name}"):
         return None
@@ -110,7 +110,7 @@ def read_value(field: Field, typed: Mapping[str, str]) -> JSONValue | Absent:
         return _read_text(field, text)
     if not text.strip():
         if field.required:
-            raise Complaint("required")
+            raise MisfitError("required")
         return ABSENT
     return _READERS[field.kind](field, text)
 
@@ -118,34 +118,34 @@ def read_value(field: Field, typed: Mapping[str, str]) -> JSONValue | Absent:
 def _read_text(field: Field, text: str) -> JSONValue | Absent:
     if not text:  # an empty text is sent as JSON, where nobody sends it by mistake
         if field.required:
-            raise Complaint("required")
+            raise MisfitError("required")
         return ABSENT
     if field.least is not None and len(text) < field.least:
-        raise Complaint("too_short", least=_plain(field.least))
+        raise MisfitError("too_short", least=_plain(field.least))
     if field.most is not None and len(text) > field.most:
-        raise Complaint("too_long", most=_plain(field.most))
+        raise MisfitError("too_long", most=_plain(field.most))
     return text
 
 
 def _read_boolean(_: Field, text: str) -> JSONValue:
     if text not in ("true", "false"):
-        raise Complaint("choice")
+        raise MisfitError("choice")
     return text == "true"
 
 
 def _read_choice(field: Field, text: str) -> JSONValue:
     if not text.isascii() or not text.isdecimal() or len(text) > len("199"):
-        raise Complaint("choice")
+        raise MisfitError("choice")
     place = int(text)
     if place >= len(field.choices):
-        raise Complaint("choice")
+        raise MisfitError("choice")
     return field.choices[place]
 
 
 def _read_integer(field: Field, text: str) -> JSONValue:
     digits = _half_width(text)
     if not _INTEGER.fullmatch(digits):
-        raise Complaint("integer")
+        raise MisfitError("integer")
     return _within(field, int(digits))
 
 
@@ -154,10 +154,10 @@ def _read_number(field: Field, text: str) -> JSONValue:
     if _INTEGER.fullmatch(digits):
         return _within(field, int(digits))
     if not _NUMBER.fullmatch(digits):
-        raise Complaint("number")
+        raise MisfitError("number")
     value = float(digits)
     if not math.isfinite(value):
-        raise Complaint("number")
+        raise MisfitError("number")
     return _within(field, value)
 
 
@@ -172,11 +172,11 @@ def _within(field: Field, value: float) -> JSONValue:
         value <= field.least if above else value < field.least
     ):
         code = "more_than" if above else "at_least"
-        raise Complaint(code, least=_plain(field.least))
+        raise MisfitError(code, least=_plain(field.least))
     if field.most is not None and (
         value >= field.most if below else value > field.most
     ):
-        raise Complaint("less_than" if below else "at_most", most=_plain(field.most))
+        raise MisfitError("less_than" if below else "at_most", most=_plain(field.most))
     return value
 
 
@@ -194,10 +194,12 @@ def _read_json(text: str, shape: str) -> JSONValue:
     try:
         value = decode(text.encode("utf-8", "replace"))
     except DecodeError as error:
-        raise Complaint("too_deep" if error.reason == "too_deep" else "json") from None
+        raise MisfitError(
+            "too_deep" if error.reason == "too_deep" else "json"
+        ) from None
     wanted = {"array": list, "object": dict}.get(shape)
     if wanted is not None and not isinstance(value, wanted):
-        raise Complaint(shape)
+        raise MisfitError(shape)
     return value
 
 
