@@ -168,7 +168,8 @@ def test_freshness() -> None:
     untimed = make_card(view(presence=Presence.UNTIMED, last_record_age=120.0))
     stale = make_card(view(presence=Presence.STALE))
     never = make_card(view(presence=Presence.NEVER, queue=None))
-    assert WORDS.freshness(fresh) == "3 秒前刷新"
+    assert WORDS.freshness(fresh) == "≈3 秒前刷新"
+    assert WORDS.freshness({**fresh, "age_known": True}) == "3 秒前刷新"
     assert WORDS.freshness({**fresh, "age": None}) == "有过期时间"
     assert WORDS.freshness(untimed) == "无过期时间 · 最近一条日志 2 分钟前"
     assert WORDS.freshness(stale) == "状态已过期 · 没有日志"

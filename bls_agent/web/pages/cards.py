@@ -41,7 +41,7 @@ def make_card(view: ProjectView, late: float = 0.0) -> JSONObject:
     Returns:
         ``path`` (its page, and what it is known by), ``name``, ``kind`` (one of
         ``KINDS``), ``presence``, ``odd`` (what stands where a status should), ``age`` and
-        ``ttl`` of the status, ``last`` (age of the newest record), all in seconds or
+        ``ttl`` of the status, ``age_known`` (whether that age is no estimate), ``last`` (age of the newest record), all in seconds or
         ``None``; ``queue`` (``None``: the key holds another type), ``errors``, ``rate``
         (records a second), ``rates``, ``estimated`` (whether these are),
         ``error`` (newest error's message).
@@ -53,6 +53,7 @@ def make_card(view: ProjectView, late: float = 0.0) -> JSONObject:
         "presence": view.presence.value,
         "odd": visible(view.status_text[:LONGEST_STATUS]),
         "age": _seconds(view.age, late),
+        "age_known": view.age_exact,
         "ttl": _seconds(view.ttl, -late),
         "last": _seconds(view.last_record_age, late),
         "queue": view.queue,

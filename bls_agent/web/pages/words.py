@@ -51,7 +51,9 @@ class Words:
         if card["presence"] == "fresh":
             if card["age"] is None:
                 return texts["js_will_expire"]
-            return texts["js_refreshed"].format(age=self.age(card["age"]))
+            about = "" if card["age_known"] else "≈"
+            age = about + self.age(card["age"])
+            return texts["js_refreshed"].format(age=age)
         last = texts["js_no_record"]
         if card["last"] is not None:
             last = texts["js_last_record"].format(age=self.age(card["last"]))

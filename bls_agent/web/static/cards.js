@@ -17,7 +17,8 @@ const BEFORE = { untimed: "no_expiry", stale: "expired", never: "only_commands" 
 // Say how far a status can be believed; since: seconds since the card was made.
 function sayFreshness(card, since) {
   if (card.presence === "fresh") {
-    return card.age === null ? say("will_expire") : say("refreshed", { age: sayAge(card.age + since) });
+    const about = card.age_known ? "" : "≈";
+    return card.age === null ? say("will_expire") : say("refreshed", { age: about + sayAge(card.age + since) });
   }
   const last = card.last === null ? say("no_record") : say("last_record", { age: sayAge(card.last + since) });
   return `${say(BEFORE[card.presence])} · ${last}`;
