@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from heapq import merge
 from typing import Final, Generic, Protocol, TypeVar
 
-__all__ = ["SHARE", "BoundedBuffer", "BufferStats", "Sized"]
+__all__ = ["SHARE", "SPARE", "BoundedBuffer", "BufferStats", "Sized"]
 
 OVERHEAD_BYTES: Final = 64  # what an item costs beside its payload, about
 SHARE: Final = 16  # items that one who puts sorts in, its own and those of others
