@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
 import subprocess
 import sys
 import time
@@ -311,3 +313,19 @@ async def test_the_example_of_the_documentation_runs() -> None:
     )
     assert done.returncode == 0, done.stderr.decode()
     assert b"command='BLPOP'" in done.stdout
+
+
+@pytest.mark.parametrize("cycles", range(4, 10))  # before that it is still asyncio's
+async def test_a_connection_that_has_just_begun_is_closed(
+    redis_url: str, cycles: int
+) -> None:
+    """However far it came when the proxy ends, nothing of it is left to the collector."""
+    async with FaultProxy(redis_url) as proxy:
+        client = socket.create_connection(("127.0.0.1", proxy.port))
+        for _ in range(cycles):
+            await asyncio.sleep(0)
+    with client:
+        client.settimeout(5)
+        with suppress(ConnectionResetError):
+            assert await asyncio.to_thread(client.recv, 1) == b""
+    gc.collect()

@@ -163,9 +163,10 @@ class FaultProxy:
     async def __aexit__(self, *_: object) -> None:
         """Stop listening and break every connection."""
         self._stop_listening()
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def _refuses(self) -> bool:
@@ -182,17 +183,26 @@ class FaultProxy:
         if listener is not None:
             listener.close()
 
-    async def _accept(
+    def _accept(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        """Begin to carry; a connection ends with its task, even if that never began."""
+        if self._listener is None:  # it was on its way when we stopped to listen
+            writer.transport.abort()
+            return
         self._count += 1
-        number = self._count
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - asyncio runs this in one
+        task = asyncio.create_task(self._keep(self._count, reader, writer))
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: writer.close())
+
+    async def _keep(
+        self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - we have made one
         with suppress(asyncio.CancelledError):  # broken, or the proxy ends
             await self._carry(number, task, reader, writer)
-        self._tasks.discard(task)
 
     async def _carry(
         self,
