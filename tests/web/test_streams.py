@@ -272,6 +272,7 @@ async def test_everything_ends_at_once(
 ) -> None:
     """Fifty streams come to a proper end by themselves, and are not cut off."""
     monkeypatch.setattr(server, "GRACE", 6)  # these readers share our interpreter
+    monkeypatch.setattr(streams, "PATIENCE", 5)
     await write(redis, project, "only")
     over = 0
 
