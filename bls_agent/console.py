@@ -27,7 +27,7 @@ from bls_agent.errors import (
     RedisRefusedError,
     RedisUnavailableError,
 )
-from bls_agent.keyed_wires import KeyedWires
+from bls_agent.keyed_wires import KeyedWires, default_endpoint
 from bls_agent.keys import (
     CONTROL,
     PROJECT_CONSOLE,
@@ -73,8 +73,7 @@ class Console:
     @cached_property
     def _wires(self) -> KeyedWires:
         if self._endpoint is None:
-            settings = Settings.from_env(os.environ)
-            self._endpoint = Endpoint.of(settings.redis_url)
+            self._endpoint = default_endpoint(os.environ)
         return KeyedWires(self._endpoint, "bls-console", timeout=self._timeout)
 
     @cached_property

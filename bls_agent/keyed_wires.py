@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
@@ -14,18 +14,24 @@ from bls_agent.engines import Routes
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.names import slot_of
 from bls_agent.route import Node
+from bls_agent.settings import Settings
 from bls_agent.wire import Wire
 
 if TYPE_CHECKING:
     from bls_agent.cluster import ClusterMap
 
-__all__ = ["KeyedWires"]
+__all__ = ["KeyedWires", "default_endpoint"]
 
 SCAN_COUNT: Final = 1_000
 FINAL: Final = ("wrong_type", "no_permission")  # another node would say the same
 MANY: Final = 1_000  # requests in one write
 GLANCE: Final = 1.0  # seconds between two questions whether somebody took over
 KEPT: Final = 8  # wires to slots of a cluster that stay open
+
+
+def default_endpoint(environ: Mapping[str, str]) -> Endpoint:
+    """Say where Redis is for a program that was not told: ``BLS_REDIS_URL``."""
+    return Endpoint.of(Settings.from_env(environ).redis_url)
 
 
 class KeyedWires:

@@ -25,11 +25,11 @@ from bls_agent.doctor.server import Server, answer
 from bls_agent.doctor.server_rules import SERVER_RULES, Facts
 from bls_agent.endpoint import Endpoint
 from bls_agent.errors import RedisRefusedError
-from bls_agent.keyed_wires import KeyedWires
+from bls_agent.keyed_wires import KeyedWires, default_endpoint
 from bls_agent.keys import CONTROL, KEYS, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.names import check_name
 from bls_agent.project.twins import find_twin, name_fault
-from bls_agent.settings import Settings, check_seconds
+from bls_agent.settings import check_seconds
 
 __all__ = ["Progress", "examine"]
 
@@ -70,16 +70,12 @@ async def examine(
     if project:
         check_name("project", project)
     check_seconds("timeout", timeout)
-    endpoint = Endpoint.of(_default_url() if redis is None else redis)
+    endpoint = default_endpoint(os.environ) if redis is None else Endpoint.of(redis)
     wires = KeyedWires(endpoint, NAME, timeout=timeout)
     try:
         return await _Examination(wires, project, progress, clock).run()
     finally:
         await wires.aclose()
-
-
-def _default_url() -> str:
-    return Settings.from_env(os.environ).redis_url
 
 
 class _Examination:

@@ -53,8 +53,8 @@ class ProjectView:
         status_text: The beginning of what the key holds if it is none of the four,
             ``"WRONGTYPE"`` for a key that is no string; else ``""``.
         presence: Whether the status can be believed.
-        age: Seconds since the status was written; ``None`` if nobody can tell. Estimated
-            from the TTL, as if it had been 60 s, until a refresh was seen.
+        age: Seconds since the status was written; ``None`` if nobody can tell. Until a
+            refresh was seen, estimated from a TTL of at most 60 s, as if it had been 60.
         age_exact: Whether a refresh was seen.
         ttl: Seconds until the status expires; ``None`` if it does not, or is absent.
         queue: Commands that wait; ``None`` if the key is no list, or may not be read.

@@ -18,8 +18,8 @@ from bls_agent.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.fleet.survey import Survey
 from bls_agent.fleet.track import Moment
 from bls_agent.fleet.views import FleetChange, ProjectView
-from bls_agent.keyed_wires import KeyedWires
-from bls_agent.settings import Settings, check_seconds
+from bls_agent.keyed_wires import KeyedWires, default_endpoint
+from bls_agent.settings import check_seconds
 
 __all__ = ["Fleet"]
 
@@ -80,8 +80,7 @@ class Fleet:
     @cached_property
     def _wires(self) -> KeyedWires:
         if self._endpoint is None:
-            settings = Settings.from_env(os.environ)
-            self._endpoint = Endpoint.of(settings.redis_url)
+            self._endpoint = default_endpoint(os.environ)
         return KeyedWires(self._endpoint, "bls-fleet", timeout=self._timeout)
 
     @cached_property

@@ -83,8 +83,6 @@ def create_app(config: WebConfig | None = None) -> ConsoleApp:
         lifespan=_lifespan,
     )
     app.web = app.state.web = state
-    app.state.console, app.state.fleet = state.console, state.fleet
-    app.state.password = bool(config.users)
     return app
 
 

@@ -19,6 +19,7 @@ from bls_agent.web.feeds.directory import Directory
 from bls_agent.web.feeds.fleet_feed import FleetFeed
 from bls_agent.web.feeds.health import RedisHealth
 from bls_agent.web.feeds.log_feeds import LogFeeds
+from bls_agent.web.pages.manual import Manuals
 
 __all__ = ["WebState", "client_address", "is_secure", "requester", "web_state"]
 
@@ -42,6 +43,7 @@ class WebState:
         logins: Failed logins of each address.
         all_logins: Failed logins of everybody.
         streams: Open event streams.
+        manuals: What agents have told of themselves.
         counts: What was refused and dropped, by reason.
         closing: Set when everything has to end.
         started: When it began, by the monotonic clock.
@@ -61,6 +63,7 @@ class WebState:
     logins: Buckets
     all_logins: Bucket
     streams: StreamQuota
+    manuals: Manuals = field(default_factory=Manuals)
     counts: Counter[str] = field(default_factory=Counter[str])
     closing: anyio.Event = field(default_factory=anyio.Event)
     started: float = field(default_factory=time.monotonic)

@@ -34,7 +34,6 @@ from bls_agent.web.pages.manual import (
     HELP,
     Entry,
     Manual,
-    Manuals,
     find_manual,
     read_manual,
 )
@@ -79,19 +78,11 @@ class _Typed(dict[str, str]):
         return ""
 
 
-def _manuals(request: Request) -> Manuals:
-    state = request.app.state
-    if not hasattr(state, "manuals"):
-        state.manuals = Manuals()
-    manuals: Manuals = state.manuals
-    return manuals
-
-
 async def _show_commands(request: Request) -> Response:
     """Give the form of the chosen command, or the commands to choose from."""
     project = project_in_query(request.scope)
     texts = texts_of(request)
-    manual = _manuals(request).get(project, time.monotonic())
+    manual = web_state(request).manuals.get(project, time.monotonic())
     if manual is None:
         manual = await _look_up(request, project)
     chosen = request.query_params.get("chosen", "")
@@ -110,7 +101,7 @@ async def _look_up(request: Request, project: str) -> Manual:
     except BlsError:
         log = []
     if entries := find_manual(log):
-        return _manuals(request).put(project, entries, time.monotonic())
+        return web_state(request).manuals.put(project, entries, time.monotonic())
     return Manual(entries=(), told_at=time.monotonic())
 
 
@@ -146,7 +137,7 @@ async def _ask_help(request: Request) -> Response:
         note = texts["help_silent"]
     except BlsError as error:
         note = texts["not_sent"].format(reason=visible(str(error)))
-    manual = _manuals(request).put(project, entries, time.monotonic())
+    manual = web_state(request).manuals.put(project, entries, time.monotonic())
     return _form(
         request, project, manual, _chosen(manual, "", note or _note(manual, texts))
     )
@@ -157,7 +148,7 @@ async def _review(request: Request) -> Response:
     project = project_in_query(request.scope)
     texts = texts_of(request)
     typed = await read_form(request)
-    manual = _manuals(request).get(project, time.monotonic())
+    manual = web_state(request).manuals.get(project, time.monotonic())
     manual = manual or Manual(entries=(), told_at=time.monotonic())
     filled = _chosen(manual, typed.get("chosen", OTHER))
     entry = manual.entries[filled.chosen] if filled.chosen >= 0 else None

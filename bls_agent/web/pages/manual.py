@@ -1,6 +1,6 @@
 """What a project's agent can do, as it told when it was asked ``help``.
 
-Agents in other languages may not know ``help``; nothing is sent to anybody unasked.
+``help`` is sent when somebody asks for it; agents in other languages may not know it.
 """
 
 from __future__ import annotations
