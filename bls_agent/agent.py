@@ -110,8 +110,7 @@ class ProjectAgent(Registration):
             max_bytes=options.get("log_buffer_bytes", Settings.log_buffer_bytes),
         )
         stream.set_level(Level(options.get("log_level", Settings.log_level)))
-        given = Settings.redact_keys if settings is None else settings.redact_keys
-        stream.redactor = Redactor(options.get("redact_keys", given))
+        stream.redactor = Redactor(options.get("redact_keys", known.redact_keys))
         self._parts = Parts(
             project=self.project,
             clock=time.time,  # noqa: TID251 - as above
@@ -135,6 +134,11 @@ class ProjectAgent(Registration):
             f"{stats.commands_running} running, {stats.logs_queued} queued, "
             f"{dropped} dropped>"
         )
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where Redis is; of an agent that was not told, as its settings say."""
+        return self._endpoint or Endpoint.of(self._settings().redis_url)
 
     @property
     def status(self) -> Status:
@@ -337,11 +341,9 @@ class ProjectAgent(Registration):
         async with self:
             yield
 
-    async def _announce_ready(
-        self, session: Session, task_status: TaskStatus[None]
-    ) -> None:
+    async def _announce_ready(self, session: Session, to: TaskStatus[None]) -> None:
         await session.status.published.wait()
-        task_status.started()
+        to.started()
 
     def _opened_session(self) -> Session:
         session = self._living()
@@ -363,9 +365,7 @@ class ProjectAgent(Registration):
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
         session: Session | None = getattr(self, "_session", None)
-        if session is None or session.closed.is_set():
-            return
-        if session.inherited:
+        if session is None or session.closed.is_set() or session.inherited:
             return
         if session.is_gone and not sys.is_finalizing():
             session.abandon()

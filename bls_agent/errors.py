@@ -7,6 +7,7 @@
     │  └─ MissingExtraError      an optional dependency is not installed
     ├─ RedisUnavailableError     Redis did not answer, or cannot serve now
     │  └─ RedisRefusedError      Redis answered "no": password, right, unknown command
+    ├─ LeaseHeldError            what only one may write has a living owner already
     ├─ ContractError             a key or a value breaks its contract
     │  ├─ WrongTypeError         a key holds another Redis type
     │  └─ DecodeError            a value is not what the contract says; keeps its bytes
@@ -36,6 +37,7 @@ __all__ = [
     "ContractError",
     "DecodeError",
     "DuplicateHandlerError",
+    "LeaseHeldError",
     "MissingExtraError",
     "NoOutcomeError",
     "RedisRefusedError",
@@ -165,6 +167,30 @@ class RedisRefusedError(RedisUnavailableError):
     verb = "refuses"
 
 
+class LeaseHeldError(BlsError):
+    """What only one may write has a living owner already; it was left alone.
+
+    Attributes:
+        key: What is owned.
+        remaining: Seconds until the owner counts as dead if it does not speak again;
+            ``None`` if its key has no TTL, so that it never does.
+    """
+
+    def __init__(self, key: str, remaining: float | None) -> None:
+        """Name the key and how long its owner still counts."""
+        self.key = key
+        self.remaining = remaining
+        until = (
+            "it has no TTL: delete it if nobody writes it any more"
+            if remaining is None
+            else f"free in {remaining:.1f} s unless its owner speaks again"
+        )
+        super().__init__(
+            f"key {key!r} belongs to a living process ({until}). Give each process an "
+            "id of its own, or stop the other one first."
+        )
+
+
 class ContractError(BlsError):
     """A key or a value in Redis breaks its contract."""
 
@@ -183,7 +209,7 @@ class WrongTypeError(ContractError):
         self.expected = expected
         super().__init__(
             f"key {key!r} holds another type than {expected}; it was left alone. "
-            "Is the project name right? If so, rename or delete the key."
+            "Is the name right? If so, rename or delete the key."
         )
 
 

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +20,7 @@ from bls_agent.endpoint import Argument, Endpoint, Reply, Request
 from bls_agent.engines import Routes
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.names import slot_of
-from bls_agent.route import Node
+from bls_agent.route import Node, keys_of
 from bls_agent.settings import Settings
 from bls_agent.wire import Wire
 
@@ -24,6 +31,7 @@ __all__ = ["KeyedWires", "default_endpoint"]
 
 SCAN_COUNT: Final = 1_000
 FINAL: Final = ("wrong_type", "no_permission")  # another node would say the same
+ELSEWHERE: Final = ("moved", "ask", "cluster_node")  # how a node says so
 MANY: Final = 1_000  # requests in one write
 GLANCE: Final = 1.0  # seconds between two questions whether somebody took over
 KEPT: Final = 8  # wires to slots of a cluster that stay open
@@ -128,11 +136,30 @@ class KeyedWires:
             async with self._node(cluster, node) as wire:
                 yield wire
 
+    async def call_many(self, requests: Sequence[Request]) -> list[Reply]:
+        """Send many requests, each once, a thousand in one write.
+
+        Args:
+            requests: Each about keys of one slot.
+
+        Returns:
+            A reply for each; an error reply stands in the list, and where keys lie on
+            several servers also the failure of one server, for all that was asked there.
+
+        Raises:
+            RedisUnavailableError: The connection failed.
+        """
+        cluster = self._routes.cluster
+        if cluster is not None:
+            return await self._call_nodes(cluster, requests)
+        async with self.to("") as wire:
+            return await _in_portions(wire.call_many, requests)
+
     async def read_many(self, requests: Sequence[Request]) -> list[Reply]:
         """Send many requests that change nothing, a thousand in one write.
 
         Args:
-            requests: Each about one key, its first argument, as bytes.
+            requests: Each about keys of one slot.
 
         Returns:
             A reply for each; an error reply stands in the list.
@@ -144,28 +171,48 @@ class KeyedWires:
         if cluster is not None:
             return await self._read_from_nodes(cluster, requests)
         async with self.to("") as wire:
-            return await _read_all(wire, requests)
+            return await _in_portions(wire.read_many, requests)
 
     async def _read_from_nodes(
         self, cluster: ClusterMap, requests: Sequence[Request]
     ) -> list[Reply]:
-        by_node: dict[Node, list[int]] = {}
-        for at, request in enumerate(requests):
-            node = await cluster.master_of(_slot_asked(request))
-            by_node.setdefault(node, []).append(at)
         replies: list[Reply] = [None] * len(requests)
-        for node, places in by_node.items():
+        for node, places in (await _by_node(cluster, requests)).items():
             async with self._node(cluster, node) as wire:
-                found = await _read_all(wire, [requests[at] for at in places])
+                asked = [requests[at] for at in places]
+                found = await _in_portions(wire.read_many, asked)
             for at, reply in zip(places, found, strict=True):
                 replies[at] = await self._follow(requests[at], reply)
         return replies
+
+    async def _call_nodes(
+        self, cluster: ClusterMap, requests: Sequence[Request]
+    ) -> list[Reply]:
+        replies: list[Reply] = [None] * len(requests)
+        for node, places in (await _by_node(cluster, requests)).items():
+            asked = [requests[at] for at in places]
+            try:
+                async with self._node(cluster, node) as wire:
+                    found = await _in_portions(wire.call_many, asked)
+            except RedisUnavailableError as error:
+                cluster.distrust()
+                found = [error] * len(asked)  # the other servers' keys were written
+            for at, reply in zip(places, found, strict=True):
+                replies[at] = await self._redirect(requests[at], reply)
+        return replies
+
+    async def _redirect(self, request: Request, reply: Reply) -> Reply:
+        """Take a reply, or ask the server to which the slot has moved: it was not done."""
+        if not isinstance(reply, RedisUnavailableError) or reply.kind not in ELSEWHERE:
+            return reply
+        async with self.to(_decode(keys_of(request)[0])) as wire:
+            return (await wire.call_many([request]))[0]
 
     async def _follow(self, request: Request, reply: Reply) -> Reply:
         """Take a reply, or ask again where the slot has moved meanwhile."""
         if not isinstance(reply, RedisUnavailableError) or reply.kind in FINAL:
             return reply
-        async with self.to(_decode(request[1])) as wire:
+        async with self.to(_decode(keys_of(request)[0])) as wire:
             return (await wire.read_many([request]))[0]
 
     @asynccontextmanager
@@ -201,6 +248,11 @@ class KeyedWires:
         async with self.to(key) as wire:
             return await wire.call(name, _encode(key), *rest)
 
+    def forget_loop(self) -> None:
+        """Be as if never opened: the loop was closed under the connections."""
+        for wire in [*self._wires.values(), *self._nodes.values()]:
+            wire.forget_loop()
+
     async def aclose(self) -> None:
         """Close every wire; the next request opens one again."""
         for wire in [*self._wires.values(), *self._nodes.values()]:
@@ -208,20 +260,31 @@ class KeyedWires:
             await wire.route.aclose()
 
 
-async def _read_all(wire: Wire, requests: Sequence[Request]) -> list[Reply]:
+async def _in_portions(
+    ask: Callable[[Sequence[Request]], Awaitable[list[Reply]]],
+    requests: Sequence[Request],
+) -> list[Reply]:
     replies: list[Reply] = []
     for begin in range(0, len(requests), MANY):
-        replies += await wire.read_many(requests[begin : begin + MANY])
+        replies += await ask(requests[begin : begin + MANY])
     return replies
 
 
-def _slot_asked(request: Request) -> int:
-    return slot_of(_decode(request[1]))
+async def _by_node(
+    cluster: ClusterMap, requests: Sequence[Request]
+) -> dict[Node, list[int]]:
+    """Tell which requests go to which server, by their places in the list."""
+    found: dict[Node, list[int]] = {}
+    for at, request in enumerate(requests):
+        node = await cluster.master_of(slot_of(_decode(keys_of(request)[0])))
+        found.setdefault(node, []).append(at)
+    return found
 
 
 def _decode(key: Argument) -> str:
-    assert isinstance(key, bytes)  # noqa: S101 - for the type checker
-    return key.decode("utf-8", "surrogateescape")
+    return (
+        key.decode("utf-8", "surrogateescape") if isinstance(key, bytes) else str(key)
+    )
 
 
 def _encode(key: str) -> bytes:

@@ -18,8 +18,8 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
+from bls_agent.daemon_threads import HandlerThreads
 from bls_agent.errors import ConfigurationError, RedisUnavailableError
-from bls_agent.project.commands.threads import HandlerThreads
 
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see LoopThread

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from bls_agent.daemon_threads import HandlerThreads
 from bls_agent.forking import register
 from bls_agent.project.commands.router import Router
-from bls_agent.project.commands.threads import HandlerThreads
 from bls_agent.project.log.logs import LogStream
 from bls_agent.project.messages import OutcomeKind
 from bls_agent.project.state.health_checks import HealthChecks

@@ -1,8 +1,4 @@
-"""The task in which a session lives, and the signals that end it.
-
-The task stands outside of every scope of the host: nothing in it can cancel the host,
-and no exception of the host is wrapped by it. anyio has no such task, asyncio has.
-"""
+"""The task in which a session lives, and the signals that end it."""
 
 from __future__ import annotations
 
@@ -15,12 +11,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
 
+from bls_agent.background import start_background
 from bls_agent.forking import register
 from bls_agent.project.messages import Status
 from bls_agent.redaction import redact_traceback
 
 if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - see above
+    import asyncio  # noqa: TID251 - a task of asyncio's
 
     from bls_agent.session import Session
 
@@ -41,11 +38,10 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 def start_supervisor(session: Session, project: str) -> asyncio.Task[None]:
     """Start the session in a task that stands outside of every scope of the host."""
-    import asyncio  # noqa: PLC0415, TID251 - 20 ms; anyio has no task without a scope
+    import asyncio  # noqa: PLC0415, TID251 - 20 ms, not at import
 
-    loop = asyncio.get_running_loop()
-    session.loop = loop
-    task = loop.create_task(session.run(), name=f"bls-agent {project}")
+    session.loop = asyncio.get_running_loop()
+    task = start_background(session.run, f"bls-agent {project}")
 
     def tell(_: asyncio.Task[None]) -> None:
         # A task that is cancelled before it began runs nothing of its own, no finally.

@@ -59,7 +59,7 @@ MESSAGES = {
         WrongTypeError("订单系统_控制", "list"),
         (
             "key '订单系统_控制' holds another type than list; it was left alone. "
-            "Is the project name right? If so, rename or delete the key."
+            "Is the name right? If so, rename or delete the key."
         ),
     ),
     "decode": (

@@ -29,7 +29,7 @@ TREES = {
 MODULES = [name for name in TREES if name != "bls_agent"]
 every_module = pytest.mark.parametrize("module", MODULES)
 # A folder whose face lists what its modules define, so that users import from one place.
-FACES = {"bls_agent.testing.chaos", "bls_agent.fleet"}
+FACES = {"bls_agent.testing.chaos", "bls_agent.fleet", "bls_agent.workers"}
 # The demo is a program in three parts: nobody imports more than its entrance.
 LIBRARY = [name for name in MODULES if not name.startswith("bls_agent.demo")]
 

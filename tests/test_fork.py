@@ -19,7 +19,7 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import ProjectAgent, forking
-from bls_agent.project.commands.threads import HandlerThreads
+from bls_agent.daemon_threads import HandlerThreads
 from tests.harness import eventually, records, status_of
 
 pytestmark = pytest.mark.skipif(

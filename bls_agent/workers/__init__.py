@@ -1,1 +1,67 @@
-"""Contract 001: heartbeats, tasks, caches. So far: what a doctor holds against them."""
+"""Contract 001: heartbeats of workers, progress, tasks and a function cache.
+
+The names below are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bls_agent.workers.heartbeat_fields import WorkerStatus
+    from bls_agent.workers.heartbeats import (
+        BacktestWorkerHeartbeat,
+        DataWorkerHeartbeat,
+        ExecutionNodeHeartbeat,
+        SchedulerHeartbeat,
+        TaskTimerHeartbeat,
+        WorkerHeartbeat,
+        parse_heartbeat_data,
+    )
+    from bls_agent.workers.schema import (
+        RedisKeyBuilder,
+        RedisKeyPattern,
+        RedisKeyPrefix,
+        RedisTTL,
+        extract_id_from_key,
+    )
+
+__all__ = [
+    "BacktestWorkerHeartbeat",
+    "DataWorkerHeartbeat",
+    "ExecutionNodeHeartbeat",
+    "RedisKeyBuilder",
+    "RedisKeyPattern",
+    "RedisKeyPrefix",
+    "RedisTTL",
+    "SchedulerHeartbeat",
+    "TaskTimerHeartbeat",
+    "WorkerHeartbeat",
+    "WorkerStatus",
+    "extract_id_from_key",
+    "parse_heartbeat_data",
+]
+
+_HOMES = {
+    "RedisKeyBuilder": "schema",
+    "RedisKeyPattern": "schema",
+    "RedisKeyPrefix": "schema",
+    "RedisTTL": "schema",
+    "WorkerStatus": "heartbeat_fields",
+    "extract_id_from_key": "schema",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its module; heartbeats are those without another home."""
+    if name not in __all__:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    module = import_module(f"{__name__}.{_HOMES.get(name, 'heartbeats')}")
+    value = globals()[name] = getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -15,8 +15,8 @@ from anyio.abc import TaskGroup
 
 from bls_agent.backoff import Backoff
 from bls_agent.complaints import Complaints
+from bls_agent.daemon_threads import HandlerThreads
 from bls_agent.project.commands.runner import CommandRunner
-from bls_agent.project.commands.threads import HandlerThreads
 from bls_agent.project.log.logs import LogStream
 from bls_agent.project.messages import Outcome, OutcomeKind
 from bls_agent.project.receiving.receiver import BESIDE, Intake, Message, Receiver

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
+from bls_agent.daemon_threads import HandlerThreads, is_coroutine_function
 from bls_agent.errors import ConfigurationError
 from bls_agent.project.commands.router import (
     UNSET,
@@ -14,7 +15,6 @@ from bls_agent.project.commands.router import (
     Unset,
     name_of,
 )
-from bls_agent.project.commands.threads import HandlerThreads, is_coroutine_function
 from bls_agent.project.state.health_checks import (
     FAILURES,
     INTERVAL,

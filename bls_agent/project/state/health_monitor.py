@@ -19,7 +19,7 @@ import anyio
 
 from bls_agent.backoff import jittered
 from bls_agent.codec import cut_text, format_timestamp
-from bls_agent.project.commands.threads import HandlerThreads, is_coroutine_function
+from bls_agent.daemon_threads import HandlerThreads, is_coroutine_function
 from bls_agent.project.log.logs import LogStream
 from bls_agent.project.messages import Level, Status
 from bls_agent.project.state.health import (

@@ -1,0 +1,111 @@
+"""How a store or a queue reaches Redis: told in any of four ways, used in any event loop.
+
+A store needs no opening: its first request opens a connection, in whatever event loop it
+is made, and :meth:`Access.aclose` closes it there.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
+
+from bls_agent.endpoint import Endpoint
+from bls_agent.forking import register
+from bls_agent.keyed_wires import KeyedWires, default_endpoint
+from bls_agent.settings import check_seconds
+
+if TYPE_CHECKING:
+    import asyncio  # noqa: TID251 - see Access.wires
+
+__all__ = ["Access"]
+
+
+@runtime_checkable
+class _Connected(Protocol):
+    """Something that knows where its Redis is: a ``ProjectAgent``."""
+
+    @property
+    def endpoint(self) -> Endpoint: ...
+
+
+class Access:
+    """The connections of one object that anybody may use from any event loop.
+
+    Each event loop gets wires of its own, opened by the first request in it.
+    """
+
+    def __init__(self, redis: object, name: str, *, timeout: float = 5.0) -> None:
+        """Remember where to; nothing is opened or read yet.
+
+        Args:
+            redis: A URL, a client of redis-py, or a ``ProjectAgent``, whose server and
+                credentials are used over connections of our own. ``None`` for
+                ``BLS_REDIS_URL``, read at the first request.
+            name: What the connections are called in CLIENT LIST.
+            timeout: Deadline of one request in seconds.
+
+        Raises:
+            ConfigurationError: ``redis`` is none of these, or ``timeout`` no time.
+        """
+        self._agent = redis if isinstance(redis, _Connected) else None
+        self._given = None
+        if redis is not None and self._agent is None:
+            self._given = Endpoint.of(redis)
+        self._name = name
+        self._timeout = check_seconds("timeout", timeout)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, KeyedWires]
+        self._by_loop = WeakKeyDictionary()
+
+    def forget_parent(self) -> None:
+        """In a forked child: the loops are the parent's; its wires let go by themselves."""
+        self._forget()
+
+    @cached_property
+    def endpoint(self) -> Endpoint:
+        """Where Redis is.
+
+        Raises:
+            ConfigurationError: Nobody said, and ``BLS_REDIS_URL`` is no URL of Redis.
+        """
+        if self._agent is not None:
+            return self._agent.endpoint
+        return self._given or default_endpoint(os.environ)
+
+    @property
+    def shown(self) -> str:
+        """Where Redis is, for a ``repr``: without credentials, nothing is read for it."""
+        known = self._given or self.__dict__.get("endpoint")
+        return known.address if known else "BLS_REDIS_URL"
+
+    @property
+    def wires(self) -> KeyedWires:
+        """The wires of the running event loop."""
+        import asyncio  # noqa: PLC0415, TID251 - 20 ms, not at import
+
+        loop = asyncio.get_running_loop()
+        wires = self._by_loop.get(loop)
+        if wires is None:
+            register(self)
+            self._leave_closed_loops()
+            wires = KeyedWires(self.endpoint, self._name, timeout=self._timeout)
+            self._by_loop[loop] = wires
+        return wires
+
+    def _leave_closed_loops(self) -> None:
+        for loop, wires in list(self._by_loop.items()):
+            if loop.is_closed():
+                wires.forget_loop()
+                del self._by_loop[loop]
+
+    async def aclose(self) -> None:
+        """Close the connections of this event loop; the next request opens them again."""
+        import asyncio  # noqa: PLC0415, TID251 - as above
+
+        wires = self._by_loop.pop(asyncio.get_running_loop(), None)
+        if wires is not None:
+            await wires.aclose()

@@ -1,0 +1,356 @@
+"""What a worker says of itself: the heartbeats of contract 001, section 5.
+
+Words only; ``heartbeat.py`` keeps them alive in Redis and ``registry.py`` reads them.
+Written strictly, in the contract's order of fields; read tolerantly: unknown fields are
+ignored, absent ones have their default (the status has none), and a number may be
+written as text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, Self, cast
+
+from bls_agent.codec import (
+    JSONObject,
+    decode_object,
+    encode,
+    format_timestamp,
+    parse_timestamp,
+)
+from bls_agent.errors import ConfigurationError, DecodeError
+from bls_agent.keys import KEYS, KeyTemplate
+from bls_agent.workers.heartbeat_fields import WorkerStatus, check_count, check_field
+
+__all__ = [
+    "KINDS",
+    "BacktestWorkerHeartbeat",
+    "DataWorkerHeartbeat",
+    "ExecutionNodeHeartbeat",
+    "SchedulerHeartbeat",
+    "TaskTimerHeartbeat",
+    "WorkerHeartbeat",
+    "parse_heartbeat_data",
+]
+
+
+def _now() -> str:
+    return format_timestamp(time.time())  # noqa: TID251 - create() takes none, as documented
+
+
+@dataclass(kw_only=True)
+class WorkerHeartbeat:
+    """What every kind of heartbeat says.
+
+    Attributes:
+        kind: The row of the table of keys: form of the key, TTL.
+        id_field: The field that repeats the key's id.
+        status: How the worker is.
+        timestamp: When it said so: ISO-8601 with its zone.
+    """
+
+    kind: ClassVar[str] = ""
+    id_field: ClassVar[str] = "node_id"
+
+    status: WorkerStatus = WorkerStatus.RUNNING
+    timestamp: str = field(default_factory=_now)
+
+    def __post_init__(self) -> None:
+        """Refuse what is no heartbeat.
+
+        Raises:
+            ConfigurationError: A field has a value that its contract does not know.
+        """
+        for one in fields(self):
+            value = check_field(str(one.type), one.name, getattr(self, one.name))
+            setattr(self, one.name, value)
+
+    @classmethod
+    def template(cls) -> KeyTemplate:
+        """The form of its key, and its TTL."""
+        return KEYS[cls.kind]
+
+    @property
+    def id(self) -> str:
+        """Who says it: the id in its key."""
+        return cast("str", getattr(self, self.id_field))
+
+    @property
+    def key(self) -> str:
+        """The key under which it stands.
+
+        Raises:
+            ConfigurationError: The id is empty or holds control characters.
+        """
+        return self.template().build(**{self.template().fields[0]: self.id})
+
+    @property
+    def said_at(self) -> datetime | None:
+        """The timestamp, aware; ``None`` if a peer wrote something else there."""
+        return parse_timestamp(self.timestamp)
+
+    def to_dict(self) -> JSONObject:
+        """Give the fields in the contract's order."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    def to_json(self) -> str:
+        """Write it as the contract lays it out; non-ASCII text stays as it is."""
+        return encode(self.to_dict()).decode()
+
+    @classmethod
+    def from_json(cls, data: str | bytes | Mapping[str, Any]) -> Self:
+        """Read what a worker wrote, in whatever language.
+
+        Raises:
+            DecodeError: It is no JSON object (``not_json``, ``not_an_object``, …), or a
+                field holds what it cannot hold (``bad_field``).
+        """
+        given, payload = _object_of(data)
+        names = [one.name for one in fields(cls)]
+        known = {name: given[name] for name in names if given.get(name) is not None}
+        if "status" not in known:  # the one thing that nobody may make up
+            raise DecodeError("bad_field", payload, "status: absent")
+        try:
+            known.setdefault("timestamp", "")  # not the time of reading
+            return cls(**known)
+        except ConfigurationError as error:
+            detail = f"{error.name}: {error.rule}"
+            raise DecodeError("bad_field", payload, detail) from None
+
+    def changed(self, **changes: Any) -> Self:
+        """Give the same with other fields, said now.
+
+        Raises:
+            ConfigurationError: A field is unknown, cannot be changed, or has a value
+                that its contract does not know.
+        """
+        names = [one.name for one in fields(self)]
+        if unknown := changes.keys() - set(names):
+            rule = f"its fields are {', '.join(names)}"
+            raise ConfigurationError(
+                type(self).__name__, ", ".join(sorted(unknown)), rule
+            )
+        if self.id_field in changes and changes[self.id_field] != self.id:
+            rule = "a heartbeat keeps its id: it is the name of its key"
+            raise ConfigurationError(self.id_field, changes[self.id_field], rule)
+        return replace(self, **{"timestamp": _now(), **changes})
+
+
+@dataclass
+class DataWorkerHeartbeat(WorkerHeartbeat):
+    """A data worker: ``heartbeat:data_worker:{node_id}``.
+
+    Attributes:
+        stats: Whatever it counts; what JSON can hold.
+    """
+
+    kind: ClassVar[str] = "data_worker_heartbeat"
+
+    node_id: str = ""
+    stats: JSONObject = field(default_factory=dict[str, Any])
+
+    @classmethod
+    def create(
+        cls,
+        node_id: str,
+        status: WorkerStatus = WorkerStatus.RUNNING,
+        stats: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Say it now."""
+        return cls(node_id=node_id, status=status, stats=dict(stats or {}))
+
+
+@dataclass
+class BacktestWorkerHeartbeat(WorkerHeartbeat):
+    """A backtest worker: ``backtest:worker:{worker_id}``.
+
+    Attributes:
+        running_tasks: Tasks under way.
+        max_tasks: Tasks that it can do at a time.
+        started_at: When it was started: ISO-8601 with its zone.
+        last_heartbeat: The same as ``timestamp``, for readers that look here.
+        task_uuids: Which tasks are under way.
+    """
+
+    kind: ClassVar[str] = "backtest_worker_heartbeat"
+    id_field: ClassVar[str] = "worker_id"
+
+    worker_id: str = ""
+    running_tasks: int = 0
+    max_tasks: int = 5
+    started_at: str = ""
+    last_heartbeat: str = ""
+    task_uuids: list[str] = field(default_factory=list[str])
+
+    @classmethod
+    def create(
+        cls,
+        worker_id: str,
+        status: WorkerStatus = WorkerStatus.RUNNING,
+        running_tasks: int = 0,
+        max_tasks: int = 5,
+        task_uuids: Sequence[str] = (),
+    ) -> Self:
+        """Say it now; the worker counts as started now."""
+        now = _now()
+        return cls(
+            status=status,
+            timestamp=now,
+            worker_id=worker_id,
+            running_tasks=running_tasks,
+            max_tasks=max_tasks,
+            started_at=now,
+            last_heartbeat=now,
+            task_uuids=[*task_uuids],
+        )
+
+    def changed(self, **changes: Any) -> Self:
+        """Give the same with other fields, said now."""
+        other = super().changed(**changes)
+        return replace(other, last_heartbeat=other.timestamp)
+
+    def update_heartbeat(self, running_tasks: int | None = None) -> None:
+        """Say it once more, now, in place."""
+        count = self.running_tasks if running_tasks is None else running_tasks
+        self.running_tasks = check_count("running_tasks", count)
+        self.timestamp = self.last_heartbeat = _now()
+
+
+@dataclass
+class ExecutionNodeHeartbeat(WorkerHeartbeat):
+    """An execution node: ``heartbeat:node:{node_id}``.
+
+    Attributes:
+        host: Where it runs.
+        port: Where it listens; 0 for nowhere.
+        active_strategies: Strategies that it executes.
+    """
+
+    kind: ClassVar[str] = "execution_node_heartbeat"
+
+    node_id: str = ""
+    host: str = ""
+    port: int = 0
+    active_strategies: int = 0
+
+    @classmethod
+    def create(
+        cls,
+        node_id: str,
+        status: WorkerStatus = WorkerStatus.RUNNING,
+        host: str = "",
+        port: int = 0,
+        active_strategies: int = 0,
+    ) -> Self:
+        """Say it now."""
+        return cls(
+            node_id=node_id,
+            status=status,
+            host=host,
+            port=port,
+            active_strategies=active_strategies,
+        )
+
+
+@dataclass
+class SchedulerHeartbeat(WorkerHeartbeat):
+    """A scheduler: ``heartbeat:scheduler:{node_id}``.
+
+    Attributes:
+        running_tasks: Tasks under way.
+        pending_tasks: Tasks that wait.
+    """
+
+    kind: ClassVar[str] = "scheduler_heartbeat"
+
+    node_id: str = ""
+    running_tasks: int = 0
+    pending_tasks: int = 0
+
+    @classmethod
+    def create(
+        cls,
+        node_id: str,
+        status: WorkerStatus = WorkerStatus.RUNNING,
+        running_tasks: int = 0,
+        pending_tasks: int = 0,
+    ) -> Self:
+        """Say it now."""
+        return cls(
+            node_id=node_id,
+            status=status,
+            running_tasks=running_tasks,
+            pending_tasks=pending_tasks,
+        )
+
+
+@dataclass
+class TaskTimerHeartbeat(WorkerHeartbeat):
+    """A task timer: ``heartbeat:task_timer:{node_id}``.
+
+    Attributes:
+        jobs_count: Jobs on its schedule.
+    """
+
+    kind: ClassVar[str] = "task_timer_heartbeat"
+
+    node_id: str = ""
+    jobs_count: int = 0
+
+    @classmethod
+    def create(
+        cls,
+        node_id: str,
+        status: WorkerStatus = WorkerStatus.RUNNING,
+        jobs_count: int = 0,
+    ) -> Self:
+        """Say it now."""
+        return cls(node_id=node_id, status=status, jobs_count=jobs_count)
+
+
+KINDS: Final[Mapping[str, type[WorkerHeartbeat]]] = MappingProxyType(
+    {
+        kind.kind: kind
+        for kind in (
+            DataWorkerHeartbeat,
+            BacktestWorkerHeartbeat,
+            ExecutionNodeHeartbeat,
+            SchedulerHeartbeat,
+            TaskTimerHeartbeat,
+        )
+    }
+)
+
+
+def parse_heartbeat_data(
+    data: str | bytes | Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Read a heartbeat without a class for it (contract 001, "工具函数").
+
+    Args:
+        data: What GET gave, or a dict.
+
+    Returns:
+        Always a dict: the object that was written; ``{}`` for no value;
+        ``{"raw": text}`` for anything else.
+    """
+    if data is None:
+        return {}
+    try:
+        return dict(_object_of(data)[0])
+    except DecodeError:
+        text = data.decode("utf-8", "replace") if isinstance(data, bytes) else data
+        return {"raw": text}
+
+
+def _object_of(
+    data: str | bytes | Mapping[str, Any],
+) -> tuple[Mapping[str, Any], bytes]:
+    if isinstance(data, Mapping):
+        return data, encode(data)
+    payload = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
+    return decode_object(payload), payload
