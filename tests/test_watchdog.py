@@ -278,8 +278,9 @@ class Holding:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listening.accept()
+                self._sockets.append(client)
                 server = socket.create_connection(("127.0.0.1", self._port))
-                self._sockets += [client, server]
+                self._sockets.append(server)
                 self._start(self._copy, client, server)
                 self._start(self._copy, server, client)
 
@@ -296,12 +297,18 @@ class Holding:
     def close(self) -> None:
         """Take nobody any more, and let go of what is held."""
         self.released.set()
-        for opened in [self._listening, *self._sockets]:
-            with contextlib.suppress(OSError):
-                opened.shutdown(socket.SHUT_RDWR)
-            opened.close()
+        _close(self._listening)
+        self._threads[0].join()  # no socket comes behind those that are closed here
+        for opened in self._sockets:
+            _close(opened)
         for thread in self._threads:
             thread.join()
+
+
+def _close(opened: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        opened.shutdown(socket.SHUT_RDWR)
+    opened.close()
 
 
 async def test_a_late_word_is_killed_before_it_can_lie(
