@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         WorkerHeartbeat,
         parse_heartbeat_data,
     )
+    from bls_agent.workers.registry import WorkerRegistry
+    from bls_agent.workers.roll import WorkerChange
     from bls_agent.workers.schema import (
         RedisKeyBuilder,
         RedisKeyPattern,
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
         RedisTTL,
         extract_id_from_key,
     )
+    from bls_agent.workers.worker import Worker
 
 __all__ = [
     "BacktestWorkerHeartbeat",
@@ -37,7 +40,10 @@ __all__ = [
     "RedisTTL",
     "SchedulerHeartbeat",
     "TaskTimerHeartbeat",
+    "Worker",
+    "WorkerChange",
     "WorkerHeartbeat",
+    "WorkerRegistry",
     "WorkerStatus",
     "extract_id_from_key",
     "parse_heartbeat_data",
@@ -48,6 +54,9 @@ _HOMES = {
     "RedisKeyPattern": "schema",
     "RedisKeyPrefix": "schema",
     "RedisTTL": "schema",
+    "Worker": "worker",
+    "WorkerChange": "roll",
+    "WorkerRegistry": "registry",
     "WorkerStatus": "heartbeat_fields",
     "extract_id_from_key": "schema",
 }
