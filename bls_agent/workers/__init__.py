@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         WorkerHeartbeat,
         parse_heartbeat_data,
     )
+    from bls_agent.workers.progress import BacktestProgress, SyncProgress, SyncSummary
     from bls_agent.workers.schema import (
         RedisKeyBuilder,
         RedisKeyPattern,
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
         RedisTTL,
         extract_id_from_key,
     )
+    from bls_agent.workers.tasks import Task, TaskStatus
 
 __all__ = [
+    "BacktestProgress",
     "BacktestWorkerHeartbeat",
     "DataWorkerHeartbeat",
     "ExecutionNodeHeartbeat",
@@ -36,6 +39,10 @@ __all__ = [
     "RedisKeyPrefix",
     "RedisTTL",
     "SchedulerHeartbeat",
+    "SyncProgress",
+    "SyncSummary",
+    "Task",
+    "TaskStatus",
     "TaskTimerHeartbeat",
     "WorkerHeartbeat",
     "WorkerStatus",
@@ -44,10 +51,15 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BacktestProgress": "progress",
     "RedisKeyBuilder": "schema",
     "RedisKeyPattern": "schema",
     "RedisKeyPrefix": "schema",
     "RedisTTL": "schema",
+    "SyncProgress": "progress",
+    "SyncSummary": "progress",
+    "Task": "tasks",
+    "TaskStatus": "tasks",
     "WorkerStatus": "heartbeat_fields",
     "extract_id_from_key": "schema",
 }
