@@ -55,6 +55,7 @@ WIRES = [
     "loop_thread",
     "delivery",
     "lease",
+    "claim",
     "pulse",
     "watchdog",
 ]
