@@ -56,6 +56,7 @@ WIRES = [
     "delivery",
     "lease",
     "claim",
+    "process_mark",
     "pulse",
     "watchdog",
 ]

@@ -41,7 +41,7 @@ if lease then
     end
   elseif number == 'ended' then
     whose, digest = nil, nil
-  elseif whose == ARGV[7] then
+  elseif whose == ARGV[7] and whose ~= '' then
     whose = nil
   else
     return {'held', redis.call('PTTL', KEYS[2]), whose}

@@ -24,7 +24,12 @@ from bls_agent.forking import register
 from bls_agent.lease import boot_seconds
 from bls_agent.loop_thread import LoopThread, refuse_in_event_loop, result_of, wait_for
 from bls_agent.settings import check_seconds
-from bls_agent.workers.heartbeat_homes import POOLS, THREAD
+from bls_agent.workers.heartbeat_homes import (
+    POOLS,
+    THREAD,
+    belongs_to_dead,
+    make_token,
+)
 from bls_agent.workers.heartbeat_life import HeartbeatCounts, Life
 from bls_agent.workers.heartbeat_limits import (
     check_interval,
@@ -103,6 +108,7 @@ class Heartbeat:
             raise ConfigurationError("conflict", conflict, "'refuse' or 'wait'")
         self._access = Access(redis, "bls-agent:heartbeats", timeout=timeout)
         self._key = heartbeat.key
+        check_slot(heartbeat, self._access.known)
         usual = cast("float", heartbeat.template().ttl)
         self._ttl = check_seconds("ttl", usual if ttl is None else ttl)
         self._interval = check_interval(interval, self._ttl)
@@ -114,7 +120,6 @@ class Heartbeat:
         self._life: Life | None = None
         self._pool: HeartbeatPool | None = None
         self._thread: LoopThread | None = None
-        self._loop: object = None
         register(self)
 
     def forget_parent(self) -> None:
@@ -279,8 +284,8 @@ class Heartbeat:
     async def _open(self) -> None:
         self._refuse_twice()
         endpoint = self._access.endpoint
-        check_slot(self._key, endpoint)
-        claim = Claim(self._key, self._ttl)
+        check_slot(self._said.now, endpoint)
+        claim = Claim(self._key, self._ttl, make_token())
         said = self._said
         life = Life(
             lambda: said.now,
@@ -288,6 +293,7 @@ class Heartbeat:
             interval=self._interval,
             counts=self._counts,
             rng=random.Random(claim.token),  # noqa: S311 - spreads beats, hides nothing
+            is_dead=belongs_to_dead,
         )
         pool = POOLS.enter(
             endpoint, timeout=self._timeout, stall_after=self._stall_after

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
@@ -9,12 +10,13 @@ from weakref import WeakKeyDictionary
 from bls_agent.endpoint import Endpoint
 from bls_agent.forking import register
 from bls_agent.loop_thread import LoopThread
+from bls_agent.process_mark import Marks
 from bls_agent.workers.heartbeat_pool import HeartbeatPool
 
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see _Pools
 
-__all__ = ["POOLS", "THREAD"]
+__all__ = ["POOLS", "THREAD", "belongs_to_dead", "make_token"]
 
 LAST_WORDS: Final = 0.5  # seconds for the end of the thread
 
@@ -96,3 +98,14 @@ class _Thread:
 
 POOLS: Final = _Pools()
 THREAD: Final = _Thread()
+_MARKS: Final = Marks()
+
+
+def make_token() -> str:
+    """Make the token of an owner, by which its machine can tell whether it lives."""
+    return f"{secrets.token_hex(16)}@{_MARKS.own}".removesuffix("@")
+
+
+def belongs_to_dead(token: str) -> bool:
+    """Tell whether the owner of a token was a process of this machine and is dead."""
+    return _MARKS.is_dead(token.rpartition("@")[2])

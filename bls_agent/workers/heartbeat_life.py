@@ -68,6 +68,10 @@ class PlainTries:
     digest: bytes = b""
 
 
+def _nobody(_: str) -> bool:
+    return False
+
+
 class Life:
     """One heartbeat from its opening to its end.
 
@@ -92,6 +96,7 @@ class Life:
         interval: float,
         counts: HeartbeatCounts,
         rng: random.Random,
+        is_dead: Callable[[str], bool] = _nobody,
     ) -> None:
         """Remember the parts.
 
@@ -101,6 +106,7 @@ class Life:
             interval: Longest time between two beats, in seconds.
             counts: Where is counted.
             rng: Spreads the beats.
+            is_dead: Tells whether the owner of a token surely lives no more.
         """
         self._say = say
         self.claim = claim
@@ -114,6 +120,8 @@ class Life:
         self.verdict: BlsError | None = None
         self.plain: PlainTries | None = None
         self._rng = rng
+        self._is_dead = is_dead
+        self._dead = ""
         self._status_sent: WorkerStatus | None = None
         self._status_written: WorkerStatus | None = None
         self._told = Standing.OURS
@@ -134,7 +142,8 @@ class Life:
         """Ask for the next beat."""
         value = self.value()
         self._status_sent = self._say().status
-        return self.claim.ask(value, true=self._status_sent is self._status_written)
+        true = self._status_sent is self._status_written
+        return self.claim.ask(value, true=true, dead=self._dead)
 
     def ask_plainly(self) -> Request:
         """Ask for the next beat where no script may be run."""
@@ -164,13 +173,20 @@ class Life:
         self.counts.refreshes += answer.what == "refreshed"
         if answer.strange:
             self._tell_overwritten()
-        if answer.what == "lapsed":
+        if answer.what == "lapsed" or self._inherits(answer):
             return 0.0
         self._judge(answer)
         beat = jittered(self.interval, self._rng)
         if answer.what in ("held", "stands") and answer.remaining is not None:
             return min(beat, answer.remaining + SOON)
         return beat
+
+    def _inherits(self, answer: Answer) -> bool:
+        """Tell whether the owner is dead, so that nobody has to wait for its lease."""
+        former, self._dead = self._dead, ""
+        if answer.what == "held" and answer.whose != former:
+            self._dead = answer.whose if self._is_dead(answer.whose) else ""
+        return bool(self._dead)
 
     def hear_plainly(self, reply: Reply) -> float:
         """Note that a beat was written without a script; says when the next is due."""

@@ -8,6 +8,7 @@ from bls_agent.endpoint import Endpoint
 from bls_agent.errors import ConfigurationError
 from bls_agent.names import shares_slot
 from bls_agent.settings import check_seconds
+from bls_agent.workers.heartbeats import WorkerHeartbeat
 
 __all__ = ["check_interval", "check_slot", "check_stall_after"]
 
@@ -38,8 +39,10 @@ def check_stall_after(stall_after: float | None) -> float | None:
     return stall_after
 
 
-def check_slot(key: str, endpoint: Endpoint | None) -> None:
+def check_slot(heartbeat: WorkerHeartbeat, endpoint: Endpoint | None) -> None:
     """Refuse a key beside which a cluster can hold no other one."""
-    if endpoint is not None and endpoint.is_cluster and not shares_slot(key):
+    if endpoint is not None and endpoint.is_cluster and not shares_slot(heartbeat.key):
         rule = "on a cluster its owner stands beside it, and the braces of this id make a slot that no other key can be put into"
-        raise ConfigurationError("id", key, rule, "Use an id without { and }.")
+        raise ConfigurationError(
+            heartbeat.id_field, heartbeat.id, rule, "Use an id without { and }."
+        )
