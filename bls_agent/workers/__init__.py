@@ -9,7 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bls_agent.workers.heartbeat import Heartbeat
     from bls_agent.workers.heartbeat_fields import WorkerStatus
+    from bls_agent.workers.heartbeat_stats import HeartbeatStats
     from bls_agent.workers.heartbeats import (
         BacktestWorkerHeartbeat,
         DataWorkerHeartbeat,
@@ -37,6 +39,8 @@ __all__ = [
     "BacktestWorkerHeartbeat",
     "DataWorkerHeartbeat",
     "ExecutionNodeHeartbeat",
+    "Heartbeat",
+    "HeartbeatStats",
     "RedisKeyBuilder",
     "RedisKeyPattern",
     "RedisKeyPrefix",
@@ -58,6 +62,8 @@ __all__ = [
 
 _HOMES = {
     "BacktestProgress": "progress",
+    "Heartbeat": "heartbeat",
+    "HeartbeatStats": "heartbeat_stats",
     "RedisKeyBuilder": "schema",
     "RedisKeyPattern": "schema",
     "RedisKeyPrefix": "schema",
