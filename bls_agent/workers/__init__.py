@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bls_agent.workers.caching.cache import FunctionCache, cache, cached
+    from bls_agent.workers.caching.counts import CacheStats
     from bls_agent.workers.heartbeat_fields import WorkerStatus
     from bls_agent.workers.heartbeats import (
         BacktestWorkerHeartbeat,
@@ -29,8 +31,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BacktestWorkerHeartbeat",
+    "CacheStats",
     "DataWorkerHeartbeat",
     "ExecutionNodeHeartbeat",
+    "FunctionCache",
     "RedisKeyBuilder",
     "RedisKeyPattern",
     "RedisKeyPrefix",
@@ -39,16 +43,22 @@ __all__ = [
     "TaskTimerHeartbeat",
     "WorkerHeartbeat",
     "WorkerStatus",
+    "cache",
+    "cached",
     "extract_id_from_key",
     "parse_heartbeat_data",
 ]
 
 _HOMES = {
+    "CacheStats": "caching.counts",
+    "FunctionCache": "caching.cache",
     "RedisKeyBuilder": "schema",
     "RedisKeyPattern": "schema",
     "RedisKeyPrefix": "schema",
     "RedisTTL": "schema",
     "WorkerStatus": "heartbeat_fields",
+    "cache": "caching.cache",
+    "cached": "caching.cache",
     "extract_id_from_key": "schema",
 }
 
