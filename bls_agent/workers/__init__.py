@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bls_agent.workers.caching.cache import FunctionCache, cache, cached
+    from bls_agent.workers.caching.counts import CacheStats
     from bls_agent.workers.heartbeat import Heartbeat
     from bls_agent.workers.heartbeat_fields import WorkerStatus
     from bls_agent.workers.heartbeat_stats import HeartbeatStats
@@ -37,8 +39,10 @@ if TYPE_CHECKING:
 __all__ = [
     "BacktestProgress",
     "BacktestWorkerHeartbeat",
+    "CacheStats",
     "DataWorkerHeartbeat",
     "ExecutionNodeHeartbeat",
+    "FunctionCache",
     "Heartbeat",
     "HeartbeatStats",
     "RedisKeyBuilder",
@@ -56,6 +60,8 @@ __all__ = [
     "WorkerHeartbeat",
     "WorkerRegistry",
     "WorkerStatus",
+    "cache",
+    "cached",
     "extract_id_from_key",
     "parse_heartbeat_data",
 ]
@@ -64,6 +70,8 @@ _HOMES = {
     "BacktestProgress": "progress",
     "Heartbeat": "heartbeat",
     "HeartbeatStats": "heartbeat_stats",
+    "CacheStats": "caching.counts",
+    "FunctionCache": "caching.cache",
     "RedisKeyBuilder": "schema",
     "RedisKeyPattern": "schema",
     "RedisKeyPrefix": "schema",
@@ -76,6 +84,8 @@ _HOMES = {
     "Task": "tasks",
     "TaskStatus": "tasks",
     "WorkerStatus": "heartbeat_fields",
+    "cache": "caching.cache",
+    "cached": "caching.cache",
     "extract_id_from_key": "schema",
 }
 
