@@ -58,6 +58,49 @@ print(orjson.dumps({
 }).decode())
 """
 
+LIVE = """
+import os, sys, warnings
+import anyio
+from bls_agent import ProjectAgent, Console
+
+def ours():
+    return {name for name in sys.modules if name.startswith("bls_agent")}
+
+async def live(url, project, **options):
+    agent = ProjectAgent(project, redis=url, **options)
+    agent.command("plain")(lambda: 1)
+    agent.fallback(lambda context: 1 / 0)
+    agent.health_check("well")(lambda: True)
+    async with agent:
+        opened = ours()
+        await agent.ready(5)
+        async with Console(url) as console:
+            for command in ("plain", "stats", "nobody's"):
+                await console.call(project, command)
+        others = ours() - opened  # the console's, and texts
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads
+        child = os.fork()
+        if not child:
+            repr(agent)
+            os._exit(len(ours() - opened - others))
+        assert os.waitpid(child, 0)[1] == 0
+        assert await agent.flush()
+        agent.stats()
+    print(*others, *(ours() - opened))
+
+at_import = ours()
+anyio.run(lambda: live(sys.argv[1], sys.argv[2], **eval(sys.argv[3])))
+print(*sorted(at_import))
+"""
+# What may be loaded while an agent is at work: a console's, and the patterns of secrets
+# with the first text that is looked at.
+LATER = {
+    "bls_agent.keyed_wires",
+    "bls_agent.project.log.following",
+    "bls_agent.redaction.shapes",
+    "bls_agent.redaction.texts",
+}
+
 
 def run_python(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
     """Run a fresh interpreter that finds the package and keeps its bytecode."""
@@ -92,6 +135,20 @@ def test_the_package_itself_is_loaded_late(tmp_path: Path) -> None:
     loaded = "print(*(name for name in sys.modules if name.startswith('bls_agent')))"
     ran = run_python("-c", f"import sys, bls_agent; {loaded}", cache=tmp_path)
     assert ran.stdout.split() == ["bls_agent"]
+
+
+@pytest.mark.parametrize("options", ["{}", "{'mode': 'reliable', 'replicas': True}"])
+def test_an_agent_loads_what_it_needs_when_it_opens(
+    tmp_path: Path, redis_url: str, project: str, options: str
+) -> None:
+    """Not at import, and nothing behind the opening: no handler waits for a file."""
+    ran = run_python("-c", LIVE, redis_url, project, options, cache=tmp_path)
+    later, at_import = (set(line.split()) for line in ran.stdout.splitlines())
+    assert later <= LATER
+    assert at_import.isdisjoint(
+        f"bls_agent.{name}"
+        for name in ("session", "stats", "wire", "keyed_wires", "project.state.health")
+    )
 
 
 def measure(cache: Path) -> dict[str, float]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         WorkerHeartbeat,
         parse_heartbeat_data,
     )
+    from bls_agent.workers.progress import BacktestProgress, SyncProgress, SyncSummary
     from bls_agent.workers.registry import WorkerRegistry
     from bls_agent.workers.roll import WorkerChange
     from bls_agent.workers.schema import (
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
         RedisTTL,
         extract_id_from_key,
     )
+    from bls_agent.workers.tasks import Task, TaskStatus
     from bls_agent.workers.worker import Worker
 
 __all__ = [
+    "BacktestProgress",
     "BacktestWorkerHeartbeat",
     "DataWorkerHeartbeat",
     "ExecutionNodeHeartbeat",
@@ -39,6 +42,10 @@ __all__ = [
     "RedisKeyPrefix",
     "RedisTTL",
     "SchedulerHeartbeat",
+    "SyncProgress",
+    "SyncSummary",
+    "Task",
+    "TaskStatus",
     "TaskTimerHeartbeat",
     "Worker",
     "WorkerChange",
@@ -50,6 +57,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BacktestProgress": "progress",
     "RedisKeyBuilder": "schema",
     "RedisKeyPattern": "schema",
     "RedisKeyPrefix": "schema",
@@ -57,6 +65,10 @@ _HOMES = {
     "Worker": "worker",
     "WorkerChange": "roll",
     "WorkerRegistry": "registry",
+    "SyncProgress": "progress",
+    "SyncSummary": "progress",
+    "Task": "tasks",
+    "TaskStatus": "tasks",
     "WorkerStatus": "heartbeat_fields",
     "extract_id_from_key": "schema",
 }
