@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bls_agent.workers.calendars import SyncSummary
     from bls_agent.workers.heartbeat_fields import WorkerStatus
     from bls_agent.workers.heartbeats import (
         BacktestWorkerHeartbeat,
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
         WorkerHeartbeat,
         parse_heartbeat_data,
     )
-    from bls_agent.workers.progress import BacktestProgress, SyncProgress, SyncSummary
+    from bls_agent.workers.progress import BacktestProgress, SyncProgress
     from bls_agent.workers.schema import (
         RedisKeyBuilder,
         RedisKeyPattern,
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
         RedisTTL,
         extract_id_from_key,
     )
-    from bls_agent.workers.tasks import Task, TaskStatus
+    from bls_agent.workers.task_records import Task
+    from bls_agent.workers.tasks import TaskStatus
 
 __all__ = [
     "BacktestProgress",
@@ -57,8 +59,8 @@ _HOMES = {
     "RedisKeyPrefix": "schema",
     "RedisTTL": "schema",
     "SyncProgress": "progress",
-    "SyncSummary": "progress",
-    "Task": "tasks",
+    "SyncSummary": "calendars",
+    "Task": "task_records",
     "TaskStatus": "tasks",
     "WorkerStatus": "heartbeat_fields",
     "extract_id_from_key": "schema",

@@ -28,7 +28,7 @@ from bls_agent.workers.calendars import (
 from bls_agent.workers.task_keys import TaskKeys
 from bls_agent.workers.task_records import Task
 
-__all__ = ["BacktestProgress", "SyncProgress", "SyncSummary"]
+__all__ = ["BacktestProgress", "SyncProgress"]
 
 MANY: Final = 1_000  # members in one command: well under a millisecond of the server's
 FEW: Final = 4_000  # members that are read at once, in about a millisecond
