@@ -11,7 +11,7 @@ from bls_agent.codec import cut_text
 from bls_agent.errors import DecodeError
 from bls_agent.keys import KeyTemplate
 from bls_agent.workers.heartbeats import KINDS, WorkerHeartbeat, parse_heartbeat_data
-from bls_agent.workers.schema import ROWS, extract_id_from_key
+from bls_agent.workers.schema import ROWS
 
 __all__ = ["HEARTBEATS", "LARGEST", "STALE", "Worker", "find_kind"]
 
@@ -95,7 +95,7 @@ class Worker:
             text = key.decode("utf-8", "surrogateescape")
             worker = cls(
                 kind=kind,
-                id=extract_id_from_key(text, _head(kind)),
+                id=text.removeprefix(HEARTBEATS[kind].template.partition("{")[0]),
                 key=text,
                 heartbeat=heartbeat,
                 raw=raw,
@@ -123,10 +123,6 @@ class Worker:
         """What it says but for when: two looks are compared by it."""
         times = ("timestamp", "last_heartbeat")
         return self.problem, {n: v for n, v in self.raw.items() if n not in times}
-
-
-def _head(kind: str) -> str:
-    return HEARTBEATS[kind].template.partition("{")[0]
 
 
 def _understand(
