@@ -22,6 +22,7 @@ from bls_agent.workers import (
     registry as module,
 )
 from bls_agent.workers.heartbeats import KINDS
+from bls_agent.workers.worker import HEARTBEATS
 from tests.corpus import heartbeats
 from tests.harness import url_with_rights
 
@@ -58,9 +59,10 @@ async def plant_foreign(admin: Redis) -> None:
         {
             "heartbeat:unknown:a": "{}", "heartbeat:node:": "{}", "heartbeats:node:a": "",
             "backtest:task:a:progress": "{}", "ginkgo:task_status:1": "{}",
-            "x:heartbeat:node:a": "{}", b"heartbeat:\xff": "",
+            "x:heartbeat:node:a": "{}",
         }
     )  # fmt: skip
+    await admin.set(b"heartbeat:\xff", "")
     await admin.mset({f"foreign:{number}": "x" for number in range(3_000)})
 
 
@@ -128,7 +130,7 @@ async def test_the_corpus(own_server: DevServer, admin: Redis) -> None:
     pipeline: Any = admin.pipeline(transaction=False)
     expected: dict[tuple[str, str], str] = {}
     for name, (kind, payload, problem) in heartbeats.HEARTBEATS.items():
-        head = module.HEARTBEATS[kind].pattern().removesuffix("*").removesuffix("*:")
+        head = HEARTBEATS[kind].pattern().removesuffix("*").removesuffix("*:")
         id_ = name if kind != "component_heartbeat" else f"kind:{name}"
         pipeline.set(f"{head}{id_}", payload, ex=30)
         expected[kind, id_] = problem

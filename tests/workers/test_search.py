@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
+import anyio
 import pytest
 
-from bls_agent.workers import search as module
 from bls_agent.workers.search import Search
 
 KIND = "execution_node_heartbeat"
@@ -19,7 +19,7 @@ class World:
         self.now = 100.0
         self.steps = steps
         self.begun = self.open = 0
-        monkeypatch.setattr(module.anyio, "current_time", lambda: self.now)
+        monkeypatch.setattr(anyio, "current_time", lambda: self.now)
 
     async def scan(self) -> AsyncGenerator[dict[bytes, str]]:
         self.begun += 1
