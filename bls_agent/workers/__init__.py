@@ -21,6 +21,8 @@ if TYPE_CHECKING:
         parse_heartbeat_data,
     )
     from bls_agent.workers.progress import BacktestProgress, SyncProgress
+    from bls_agent.workers.registry import WorkerRegistry
+    from bls_agent.workers.roll import WorkerChange
     from bls_agent.workers.schema import (
         RedisKeyBuilder,
         RedisKeyPattern,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     )
     from bls_agent.workers.task_records import Task
     from bls_agent.workers.tasks import TaskStatus
+    from bls_agent.workers.worker import Worker
 
 __all__ = [
     "BacktestProgress",
@@ -46,7 +49,10 @@ __all__ = [
     "Task",
     "TaskStatus",
     "TaskTimerHeartbeat",
+    "Worker",
+    "WorkerChange",
     "WorkerHeartbeat",
+    "WorkerRegistry",
     "WorkerStatus",
     "extract_id_from_key",
     "parse_heartbeat_data",
@@ -62,6 +68,9 @@ _HOMES = {
     "SyncSummary": "calendars",
     "Task": "task_records",
     "TaskStatus": "tasks",
+    "Worker": "worker",
+    "WorkerChange": "roll",
+    "WorkerRegistry": "registry",
     "WorkerStatus": "heartbeat_fields",
     "extract_id_from_key": "schema",
 }
