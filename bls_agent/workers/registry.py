@@ -106,6 +106,7 @@ class WorkerRegistry:
         kind: type[WorkerHeartbeat] | str | None = None,
         *,
         interval: float = 1.0,
+        refreshes: bool = False,
     ) -> AsyncGenerator[WorkerChange]:
         """Tell who comes, leaves, falls silent, comes back or says something else.
 
@@ -121,18 +122,21 @@ class WorkerRegistry:
         Args:
             kind: As for :meth:`alive`.
             interval: Seconds between two looks.
+            refreshes: Whether to tell also who has ``refreshed`` a heartbeat without
+                saying anything new, as whoever shows ages has to know.
 
         Raises:
             ConfigurationError: There is no such kind, or the interval is no time.
             RedisRefusedError: Redis refuses for good; nobody repairs that by waiting.
         """
         kinds = _kinds_of(kind)
-        return self._watch(kinds, check_seconds("interval", interval))
+        roll = Roll(refreshes=refreshes)
+        return self._watch(kinds, check_seconds("interval", interval), roll)
 
     async def _watch(
-        self, kinds: Mapping[str, KeyTemplate], interval: float
+        self, kinds: Mapping[str, KeyTemplate], interval: float, roll: Roll
     ) -> AsyncGenerator[WorkerChange]:
-        backoff, roll = Backoff(), Roll()
+        backoff = Backoff()
         search = Search(lambda: _scan(self._access.wires, kinds), interval)
         openings, down = None, False
         try:

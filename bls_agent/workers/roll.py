@@ -26,6 +26,8 @@ class Change(StrEnum):
     STALE = "stale"
     BACK = "back"
     """It was stale and has refreshed its heartbeat."""
+    REFRESHED = "refreshed"
+    """It has said the same once more; told only to whoever wants to know."""
     UNAVAILABLE = "unavailable"
     """Redis cannot answer: what was told before is all that is known."""
     AVAILABLE = "available"
@@ -37,8 +39,8 @@ class WorkerChange:
     """One thing that has happened.
 
     Attributes:
-        what: ``"joined"``, ``"left"``, ``"changed"``, ``"stale"``, ``"back"``; or of
-            Redis itself ``"unavailable"``, ``"available"``.
+        what: ``"joined"``, ``"left"``, ``"changed"``, ``"stale"``, ``"back"``,
+            ``"refreshed"``; or of Redis itself ``"unavailable"``, ``"available"``.
         worker: How the worker is now; of one that left, how it was seen last. ``None`` if
             this is about Redis.
         before: How it was at the look before; ``None`` if it was not there.
@@ -58,8 +60,13 @@ class Roll:
         workers: Key, as Redis gave it → how its worker was seen last.
     """
 
-    def __init__(self) -> None:
-        """Know nobody."""
+    def __init__(self, *, refreshes: bool = False) -> None:
+        """Know nobody.
+
+        Args:
+            refreshes: Whether a mere refresh is told, too.
+        """
+        self._refreshes = refreshes
         self.workers: dict[bytes, Worker] = {}
         self._given: dict[bytes, float] = {}  # TTLs other than the contract's
         self._looked_at = -math.inf
@@ -86,7 +93,10 @@ class Roll:
             known = before.pop(key, None)
             worker = self._judge(key, found, known, gap)
             self.workers[key] = worker
-            changes += _differences(worker, known)
+            told = [*_differences(worker, known)]
+            if self._refreshes and not told and known and _is_refreshed(worker, known):
+                told = [WorkerChange(Change.REFRESHED, worker, known)]
+            changes += told
         for key, gone in before.items():
             if now - self._held_since < gone.row_ttl * STALE:
                 self.workers[key] = gone
@@ -121,6 +131,12 @@ def _differences(worker: Worker, known: Worker | None) -> Iterator[WorkerChange]
     same = worker.payload == known.payload and worker.problem == known.problem
     if not same and worker.content != known.content:
         yield WorkerChange(Change.CHANGED, worker, known)
+
+
+def _is_refreshed(worker: Worker, known: Worker) -> bool:
+    if worker.ttl is not None and known.ttl is not None and worker.ttl > known.ttl:
+        return True
+    return worker.payload != known.payload
 
 
 def _place(change: WorkerChange) -> tuple[str, str]:

@@ -20,8 +20,8 @@ def payload_of(name: str, **fields: Any) -> bytes:
 class Stage:
     """A roll, and looks at workers that were written with these values."""
 
-    def __init__(self) -> None:
-        self.roll = Roll()
+    def __init__(self, **options: bool) -> None:
+        self.roll = Roll(**options)
 
     def look(
         self, now: float, **workers: tuple[float | None, bytes | None]
@@ -55,6 +55,20 @@ def test_a_refresh_is_no_change() -> None:
     assert stage.look(1, a=(30.0, later.to_json().encode())) == []
     busy = later.changed(running_tasks=1)
     assert stage.look(2, a=(29.0, busy.to_json().encode())) == ["a changed"]
+
+
+def test_a_refresh_is_told_to_whoever_wants_to_know() -> None:
+    """Once for each, and not beside anything else."""
+    stage = Stage(refreshes=True)
+    assert stage.look(0, a=(21.0, A), b=(None, B)) == ["a joined", "b joined"]
+    assert stage.look(1, a=(30.0, A), b=(None, B)) == ["a refreshed"]
+    assert stage.look(2, a=(29.0, A), b=(None, B)) == []
+    later = BacktestWorkerHeartbeat.from_json(B).changed(timestamp="later")
+    assert stage.look(3, a=(14.0, A), b=(None, later.to_json().encode())) == [
+        "a stale",
+        "b refreshed",
+    ]
+    assert stage.look(4, a=(30.0, A), b=(30.0, B)) == ["a back", "b changed"]
 
 
 def test_whoever_is_gone_has_left_and_may_join_again() -> None:
