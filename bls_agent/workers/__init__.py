@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bls_agent.workers.caching.cache import FunctionCache, cache, cached
     from bls_agent.workers.caching.counts import CacheStats
+    from bls_agent.workers.calendars import SyncSummary
     from bls_agent.workers.heartbeat import Heartbeat
     from bls_agent.workers.heartbeat_fields import WorkerStatus
     from bls_agent.workers.heartbeat_stats import HeartbeatStats
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         RedisTTL,
         extract_id_from_key,
     )
+    from bls_agent.workers.task_records import Task
     from bls_agent.workers.tasks import Task, TaskStatus
     from bls_agent.workers.worker import Worker
 
@@ -80,9 +82,12 @@ _HOMES = {
     "WorkerChange": "roll",
     "WorkerRegistry": "registry",
     "SyncProgress": "progress",
-    "SyncSummary": "progress",
-    "Task": "tasks",
+    "SyncSummary": "calendars",
+    "Task": "task_records",
     "TaskStatus": "tasks",
+    "Worker": "worker",
+    "WorkerChange": "roll",
+    "WorkerRegistry": "registry",
     "WorkerStatus": "heartbeat_fields",
     "cache": "caching.cache",
     "cached": "caching.cache",
