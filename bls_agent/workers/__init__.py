@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         WorkerHeartbeat,
         parse_heartbeat_data,
     )
-    from bls_agent.workers.progress import BacktestProgress, SyncProgress, SyncSummary
+    from bls_agent.workers.progress import BacktestProgress, SyncProgress
     from bls_agent.workers.registry import WorkerRegistry
     from bls_agent.workers.roll import WorkerChange
     from bls_agent.workers.schema import (
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         extract_id_from_key,
     )
     from bls_agent.workers.task_records import Task
-    from bls_agent.workers.tasks import Task, TaskStatus
+    from bls_agent.workers.tasks import TaskStatus
     from bls_agent.workers.worker import Worker
 
 __all__ = [
@@ -70,17 +70,14 @@ __all__ = [
 
 _HOMES = {
     "BacktestProgress": "progress",
-    "Heartbeat": "heartbeat",
-    "HeartbeatStats": "heartbeat_stats",
     "CacheStats": "caching.counts",
     "FunctionCache": "caching.cache",
+    "Heartbeat": "heartbeat",
+    "HeartbeatStats": "heartbeat_stats",
     "RedisKeyBuilder": "schema",
     "RedisKeyPattern": "schema",
     "RedisKeyPrefix": "schema",
     "RedisTTL": "schema",
-    "Worker": "worker",
-    "WorkerChange": "roll",
-    "WorkerRegistry": "registry",
     "SyncProgress": "progress",
     "SyncSummary": "calendars",
     "Task": "task_records",
