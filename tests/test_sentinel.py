@@ -28,6 +28,7 @@ from bls_agent.engines import Routes
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.fleet import Fleet
 from bls_agent.wire import Wire
+from bls_agent.workers import BacktestWorkerHeartbeat, Heartbeat
 from tests.engines import DOWN_AFTER, LOOPBACK, SentinelTopology, ask, until
 from tests.harness import eventually
 from tests.load import MODES, check_end, under_load
@@ -140,6 +141,25 @@ def _between(began: float, ended: float) -> list[float]:
     """Moments close enough to each other to excuse what fell between two."""
     count = int((ended - began) / 0.2) + 1
     return [began + number * 0.2 for number in range(count)]
+
+
+async def test_a_heartbeat_follows_the_master(topology: SentinelTopology) -> None:
+    """After SENTINEL FAILOVER it is kept alive on the new one, by the same owner."""
+    said = BacktestWorkerHeartbeat.create(worker_id="回测-1")
+    async with Heartbeat(topology.url, said, ttl=3) as beat:
+        assert beat.owned
+        master = await topology.failover()
+        async with Redis.from_url(master.url, protocol=2) as client:
+
+            async def kept() -> bool:
+                return await client.pttl(said.key) > 2_500 and beat.owned
+
+            writes = beat.stats().writes
+            await eventually(lambda: beat.stats().writes > writes + 2, 15.0)
+            await eventually(kept, 15.0)
+            assert beat.stats().losses == 0
+            await beat.aclose()
+            assert await client.exists(said.key) == 0
 
 
 async def test_the_master_is_killed(
