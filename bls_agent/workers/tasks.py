@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from bls_agent.workers.task_keys import TaskKeys
 from bls_agent.workers.task_records import Task
 
-__all__ = ["Task", "TaskStatus"]
+__all__ = ["TaskStatus"]
 
 
 class TaskStatus(TaskKeys):
