@@ -40,7 +40,12 @@ from bls_agent.names import slot_of
 from bls_agent.rights import acl_rules
 from bls_agent.scripts import END_LEASE
 from bls_agent.wire import Wire
-from bls_agent.workers import BacktestWorkerHeartbeat, Heartbeat
+from bls_agent.workers import (
+    BacktestWorkerHeartbeat,
+    ExecutionNodeHeartbeat,
+    Heartbeat,
+    WorkerRegistry,
+)
 from tests.engines import (
     LOOPBACK,
     NODE_TIMEOUT,
@@ -221,6 +226,25 @@ OLD_COMMAND = (
     b'{"id": "cmd-1", "timestamp": "2026-01-12T12:35:00.000Z",'
     b' "source": "BLS Project Console", "command": "reload"}'
 )
+
+
+async def test_workers_on_all_nodes(topology: ClusterTopology, project: str) -> None:
+    """They are found and watched wherever their keys lie; the nodes share the reads."""
+    names = [f"{project}-{number}" for number in range(40)]
+    client = RedisCluster(LOOPBACK, topology.nodes[1].port)
+    async with WorkerRegistry(topology.url) as registry:
+        for name in names:
+            beat = ExecutionNodeHeartbeat.create(name)
+            await client.set(beat.key, beat.to_json(), ex=30)
+        found = [one.id for one in await registry.alive(ExecutionNodeHeartbeat)]
+        assert found == sorted(names)
+        changes = registry.watch(ExecutionNodeHeartbeat, interval=0.05)
+        assert [(await anext(changes)).what for _ in names] == ["joined"] * 40
+        await client.delete(f"heartbeat:node:{names[7]}")
+        left = await anext(changes)
+        assert (left.what, left.worker and left.worker.id) == ("left", names[7])
+        await changes.aclose()
+    await client.aclose()
 
 
 async def test_a_doctor_examines_every_node(

@@ -28,7 +28,12 @@ from bls_agent.engines import Routes
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.fleet import Fleet
 from bls_agent.wire import Wire
-from bls_agent.workers import BacktestWorkerHeartbeat, Heartbeat
+from bls_agent.workers import (
+    BacktestWorkerHeartbeat,
+    ExecutionNodeHeartbeat,
+    Heartbeat,
+    WorkerRegistry,
+)
 from tests.engines import DOWN_AFTER, LOOPBACK, SentinelTopology, ask, until
 from tests.harness import eventually
 from tests.load import MODES, check_end, under_load
@@ -112,6 +117,36 @@ async def test_failover_by_command(
         await load.alive(left, OUTAGE)
         record_outage(load, began, record_property)
         await check_end(load, [began, left, *_between(began, left)])
+
+
+async def test_workers_are_watched_through_a_failover(
+    topology: SentinelTopology, project: str
+) -> None:
+    """Nobody has left because the master is another one; what comes then is told."""
+    beat = ExecutionNodeHeartbeat.create(project)
+    told: list[str] = []
+
+    async def write(port: int, **fields: int) -> None:
+        async with Redis(port=port, protocol=2) as client:
+            await client.set(beat.key, beat.changed(**fields).to_json(), ex=60)
+
+    async def watch(registry: WorkerRegistry) -> None:
+        async for change in registry.watch(ExecutionNodeHeartbeat, interval=0.05):
+            told.append(change.what)  # noqa: PERF401 - it is read meanwhile
+
+    await write(topology.master.port)
+    async with (
+        WorkerRegistry(topology.url) as registry,
+        anyio.create_task_group() as tg,
+    ):
+        tg.start_soon(watch, registry)
+        await eventually(lambda: told == ["joined"])
+        master = await topology.failover()
+        await write(master.port, active_strategies=3)
+        await eventually(lambda: "changed" in told)
+        tg.cancel_scope.cancel()
+    assert set(told) <= {"joined", "unavailable", "available", "changed"}
+    assert told.count("joined") == told.count("changed") == 1
 
 
 async def test_the_old_master_lives_on_for_a_while(
