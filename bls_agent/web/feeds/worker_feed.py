@@ -36,7 +36,9 @@ class WorkerFeed(SharedWatch):
         super().__init__()
         self._registry = registry
         self._seen_at: dict[str, float] = {}
-        self._unconfirmed: set[str] = set()  # seen by the first look, not yet by a watch
+        self._unconfirmed: set[str] = (
+            set()
+        )  # seen by the first look, not yet by a watch
         self._changed: set[str] = set()
         self._gone: set[str] = set()
         self._refreshed: set[str] = set()
