@@ -32,7 +32,8 @@ demo: $(VENV)/.demo
 	@$(BIN)/python -m bls_agent.demo $(ARGS)
 
 test: $(VENV)/.test
-	@$(BIN)/python -m pytest $(or $(ARGS),$(AT_ONCE))
+	@# Hundreds of interpreters are started: they keep their bytecode, whatever is said.
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(or $(ARGS),$(AT_ONCE))
 
 lint: $(VENV)/.lint
 	$(BIN)/python -m ruff check

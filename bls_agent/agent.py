@@ -8,10 +8,9 @@ import signal
 import sys
 import time
 import warnings
-import weakref
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 import anyio
 from anyio.abc import TaskStatus
 
-from bls_agent.codec import JSONObject
 from bls_agent.delivery import Flushed
 from bls_agent.endpoint import Endpoint
 from bls_agent.errors import ConfigurationError, RedisUnavailableError
@@ -30,16 +28,15 @@ from bls_agent.project.commands.registration import Registration
 from bls_agent.project.commands.router import Router
 from bls_agent.project.log.logs import CURRENT_COMMAND, Log, LogStream
 from bls_agent.project.messages import Level, Status
-from bls_agent.project.receiving.places import check_slots
+from bls_agent.project.receiving.slots import check_slots
 from bls_agent.project.state.status import StatusBoard
 from bls_agent.redaction import Redactor
-from bls_agent.session import Session, last_word
 from bls_agent.settings import Options, Settings, check_options
 from bls_agent.starting import start_soon
-from bls_agent.stats import AgentStats, collect_stats
 from bls_agent.supervisor import (
     call_beside,
     can_handle_signals,
+    last_word,
     obey_signals,
     start_supervisor,
 )
@@ -48,6 +45,8 @@ if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see supervisor.py
 
     from bls_agent.agent_thread import AgentThread
+    from bls_agent.session import Session
+    from bls_agent.stats import AgentStats
 
 __all__ = ["ProjectAgent"]
 
@@ -204,6 +203,8 @@ class ProjectAgent(Registration):
 
     def stats(self) -> AgentStats:
         """Give a snapshot of every counter and state; from any thread."""
+        from bls_agent.stats import collect_stats  # noqa: PLC0415 - see _prepare
+
         return collect_stats(self._parts, self._living())
 
     async def __aenter__(self) -> Self:
@@ -213,6 +214,8 @@ class ProjectAgent(Registration):
             ConfigurationError: The agent is open already, or the environment holds a
                 value that does not fit.
         """
+        from bls_agent.session import Session  # noqa: PLC0415 - 10 ms, not at import
+
         self._bury()
         before = self._session
         if before is not None and not before.stop_requested.is_set():
@@ -342,17 +345,6 @@ class ProjectAgent(Registration):
         await session.status.published.wait()
         to.started()
 
-    def _make_teller(self) -> Callable[[], JSONObject]:
-        """Make what tells the counters, without holding an agent that nobody closes."""
-        me, parts = weakref.ref(self), self._parts
-
-        def tell() -> JSONObject:
-            agent = me()
-            session = None if agent is None else agent._living()  # noqa: SLF001 - its own
-            return asdict(collect_stats(parts, session))
-
-        return tell
-
     def _opened_session(self) -> Session:
         session = self._living()
         if session is None:
@@ -387,7 +379,9 @@ class ProjectAgent(Registration):
         return Settings.from_env(os.environ, **self._options)
 
     def _prepare(self, settings: Settings) -> None:
-        """Apply what only the environment could tell."""
+        """Apply what only the environment could tell, and load what tells the counters."""
+        from bls_agent.stats import make_teller  # noqa: PLC0415 - 2 ms, not at import
+
         parts = self._parts
         buffer = parts.stream.delivery.buffer
         buffer.max_items = settings.log_buffer
@@ -396,5 +390,6 @@ class ProjectAgent(Registration):
         parts.stream.redactor = Redactor(settings.redact_keys)
         parts.name_process(settings.instance)
         if settings.builtins and not self._builtins_added:
-            add_builtins(parts.router, parts.stream, self._make_teller())
+            teller = make_teller(parts, self._living)
+            add_builtins(parts.router, parts.stream, teller)
             self._builtins_added = True

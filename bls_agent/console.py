@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import suppress
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
 from bls_agent.backoff import Backoff
 from bls_agent.codec import encode_strictly
 from bls_agent.console_log import WINDOW, LogReader, as_wrong_type, pause_after
-from bls_agent.console_projects import find_projects
 from bls_agent.endpoint import Endpoint, Reply
 from bls_agent.errors import (
     BlsError,
@@ -27,7 +26,6 @@ from bls_agent.errors import (
     RedisRefusedError,
     RedisUnavailableError,
 )
-from bls_agent.keyed_wires import KeyedWires, default_endpoint
 from bls_agent.keys import (
     CONTROL,
     PROJECT_CONSOLE,
@@ -35,12 +33,13 @@ from bls_agent.keys import (
     KeyTemplate,
 )
 from bls_agent.project.commands.sent import SendNote
-from bls_agent.project.log.following import Follower
-from bls_agent.project.log.paging import LogPage
 from bls_agent.project.messages import Command, LogEntry, Outcome, Status
-from bls_agent.project.state.roster import RollCall, read_roster
 from bls_agent.redaction import Redactor
 from bls_agent.settings import Settings, check_seconds
+
+if TYPE_CHECKING:
+    from bls_agent.keyed_wires import KeyedWires
+    from bls_agent.project.log.paging import LogPage
 
 __all__ = ["Console", "check_command"]
 
@@ -72,6 +71,8 @@ class Console:
 
     @cached_property
     def _wires(self) -> KeyedWires:
+        from bls_agent.keyed_wires import KeyedWires, default_endpoint  # noqa: PLC0415 - 4 ms
+
         if self._endpoint is None:
             self._endpoint = default_endpoint(os.environ)
         return KeyedWires(self._endpoint, "bls-console", timeout=self._timeout)
@@ -188,10 +189,9 @@ class Console:
             RedisUnavailableError: As :meth:`send`; once it is sent, an outage is
                 waited out.
         """
-        roll = RollCall()
         how = {"broadcast": broadcast, "sent_by": sent_by}
-        await self._collect(project, command, args, roll, timeout, **how)
-        return next(iter(roll.outcomes.values()))
+        outcomes = await self._collect(project, command, args, (), timeout, **how)
+        return next(iter(outcomes.values()))
 
     async def call_all(
         self,
@@ -212,22 +212,28 @@ class Console:
         Raises:
             NoOutcomeError, RedisUnavailableError: As :meth:`call`.
         """
-        roll = RollCall(frozenset(await self.instances(project)))
+        everybody = await self.instances(project)
         how = {"broadcast": True, "sent_by": sent_by}
-        await self._collect(project, command, args, roll, timeout, **how)
-        return dict(sorted(roll.outcomes.items()))
+        outcomes = await self._collect(
+            project, command, args, everybody, timeout, **how
+        )
+        return dict(sorted(outcomes.items()))
 
     async def _collect(
         self,
         project: str,
         command: str,
         args: Mapping[str, Any] | None,
-        roll: RollCall,
+        expected: Collection[str],
         timeout: float,
         **how: Any,
-    ) -> None:
-        """Send a command and note its outcomes until all of them are there."""
+    ) -> dict[str, Outcome]:
+        """Send a command and collect its outcomes until all of them are there."""
+        from bls_agent.project.log.following import Follower  # noqa: PLC0415 - few do it
+        from bls_agent.project.state.roster import RollCall  # noqa: PLC0415 - as above
+
         check_seconds("timeout", timeout)
+        roll = RollCall(frozenset(expected))
         follower = Follower()
         follower.start(*await self._log(project).newest(WINDOW))
         message = await self.send(project, command, args, **how)
@@ -235,6 +241,7 @@ class Console:
         await roll.collect(lambda: self._log(project).look(follower), timeout)
         if not roll.outcomes:
             raise NoOutcomeError(command, message.id, timeout)
+        return roll.outcomes
 
     async def instances(self, project: str) -> dict[str, Status]:
         """Read which replicas of a project live, and what each says of itself.
@@ -246,6 +253,8 @@ class Console:
             WrongTypeError: The key of the roster is no hash.
             RedisUnavailableError: Redis cannot answer.
         """
+        from bls_agent.project.state.roster import read_roster  # noqa: PLC0415 - few do it
+
         key = PROJECT_STATUS.locate(project=project)
         async with self._wires.to(key) as wire:
             return await read_roster(wire, project)
@@ -277,6 +286,8 @@ class Console:
         Raises:
             RedisUnavailableError: Redis cannot answer, or refuses every status.
         """
+        from bls_agent.console_projects import find_projects  # noqa: PLC0415 - few do it
+
         return await find_projects(self._wires)
 
     async def logs(self, project: str, limit: int = 200) -> list[LogEntry]:
@@ -334,6 +345,8 @@ class Console:
             last: Begin with so many records that are there already.
             interval: Seconds between two looks; more where records are very long.
         """
+        from bls_agent.project.log.following import Follower  # noqa: PLC0415 - few do it
+
         follower = Follower()
         backoff = Backoff()
         while True:

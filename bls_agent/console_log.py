@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from bls_agent.errors import RedisUnavailableError, WrongTypeError
-from bls_agent.keyed_wires import KeyedWires
 from bls_agent.keys import PROJECT_CONSOLE, KeyTemplate
-from bls_agent.project.log.following import Follower
-from bls_agent.project.log.paging import LogPage, LogPlace, cut_page
 from bls_agent.project.messages import LogEntry
+
+if TYPE_CHECKING:
+    from bls_agent.keyed_wires import KeyedWires
+    from bls_agent.project.log.following import Follower
+    from bls_agent.project.log.paging import LogPage, LogPlace
 
 __all__ = ["WINDOW", "LogReader", "as_wrong_type", "pause_after"]
 
@@ -76,6 +78,8 @@ class LogReader:
             before: The place, ``""`` for the end.
             limit: Records at most; fewer if they are very long.
         """
+        from bls_agent.project.log.paging import LogPlace, cut_page  # noqa: PLC0415 - rare
+
         if before:
             return await self._page_before(LogPlace.decode(before), limit)
         window, length, asked = await self._newest(limit)
@@ -83,6 +87,8 @@ class LogReader:
         return cut_page(window, index, len(window), limit)
 
     async def _page_before(self, place: LogPlace, limit: int) -> LogPage:
+        from bls_agent.project.log.paging import LogPage, cut_page  # noqa: PLC0415 - rare
+
         top = place.index
         size = wanted = min(limit, FEW)
         while True:

@@ -20,12 +20,14 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 from urllib.parse import urlsplit
 
 from bls_agent.errors import ConfigurationError
 from bls_agent.redaction import mask_url, redact
-from bls_agent.urls import Kind, SeveralHosts, address_of, take_apart
+
+if TYPE_CHECKING:
+    from bls_agent.urls import Kind, SeveralHosts
 
 __all__ = [
     "CONNECT_TIMEOUT",
@@ -150,10 +152,13 @@ class Endpoint:
 
 
 def _endpoint_of_url(url: str) -> Endpoint:
-    if several := take_apart(url):
-        return _endpoint_of_several(several, mask_url(url))
     shown = mask_url(url)
     scheme = url.split("://", 1)[0]
+    if "+" in scheme:
+        from bls_agent.urls import take_apart
+
+        if several := take_apart(url):
+            return _endpoint_of_several(several, shown)
     if scheme not in ("redis", "rediss", "unix"):
         raise ConfigurationError("redis", shown, _SCHEMES)
     options = _parse(url, shown)
@@ -177,8 +182,7 @@ def _parse(url: str, shown: str) -> dict[str, Any]:
 
 def _endpoint_of_several(url: SeveralHosts, shown: str) -> Endpoint:
     """Understand options by redis-py's rules, as of a URL of one server."""
-    one = f"{url.base}://{url.login}host/{url.database}{url.query}"
-    options = _parse(one, shown)
+    options = _parse(f"{url.base}://{url.login}host/{url.database}{url.query}", shown)
     asking = {name: options.pop(name, None) for name in _SENTINEL_CREDENTIALS}
     if url.kind == "cluster":
         if any(asking.values()):
@@ -186,11 +190,8 @@ def _endpoint_of_several(url: SeveralHosts, shown: str) -> Endpoint:
         return _spread(url.kind, options, url.base, url.hosts, shown)
     node = _node_maker(options, url.base, shown, strict=True)
     login = {_SENTINEL_CREDENTIALS[name]: word for name, word in asking.items() if word}
-    rest = {
-        name: value
-        for name, value in options.items()
-        if name not in _CREDENTIALS | {"db"}
-    }
+    apart = _CREDENTIALS | {"db"}
+    rest = {name: value for name, value in options.items() if name not in apart}
     ask = _node_maker(rest | login, url.base, shown, strict=True)
     first = node(*url.hosts[0])
     seeds = tuple(ask(*host) for host in url.hosts)
@@ -208,6 +209,8 @@ def _spread(
     strict: bool = True,
 ) -> Endpoint:
     """Make the endpoint of a cluster from some of its nodes."""
+    from bls_agent.urls import address_of
+
     node = _node_maker(options, scheme, shown, strict=strict)
     seeds = tuple(node(*host) for host in hosts)
     address = address_of(kind, scheme, hosts, "", 0)
@@ -283,17 +286,14 @@ def _address_of(options: Mapping[str, Any], scheme: str) -> str:
 
 
 def _endpoint_of_client(client: object) -> Endpoint:
+    shown = type(client).__name__
     nodes: Any = getattr(client, "nodes_manager", None)
     if nodes is not None:
-        return _endpoint_of_cluster_client(nodes, type(client).__name__)
+        return _endpoint_of_cluster_client(nodes, shown)
     pool: Any = getattr(client, "connection_pool", None)
     options: Mapping[str, Any] | None = getattr(pool, "connection_kwargs", None)
     if pool is None or options is None:
-        raise ConfigurationError(
-            "redis",
-            type(client).__name__,
-            "a URL, or a client of redis-py",
-        )
+        raise ConfigurationError("redis", shown, "a URL, or a client of redis-py")
     kind: type = pool.connection_class
     scheme = {
         "Connection": "redis",
@@ -301,9 +301,7 @@ def _endpoint_of_client(client: object) -> Endpoint:
         "UnixDomainSocketConnection": "unix",
     }.get(kind.__name__ if kind.__module__.startswith("redis.") else "")
     if scheme:
-        return _endpoint_of_options(
-            options, scheme, type(client).__name__, strict=False
-        )
+        return _endpoint_of_options(options, scheme, shown, strict=False)
     if hasattr(pool, "sentinel_manager") and kind.__module__.startswith("redis."):
         return _endpoint_of_sentinel_client(pool, kind)
     if not inspect.iscoroutinefunction(getattr(kind, "connect", None)):
@@ -314,6 +312,8 @@ def _endpoint_of_client(client: object) -> Endpoint:
 
 def _endpoint_of_sentinel_client(pool: Any, kind: type) -> Endpoint:
     """Ask the same sentinels for the same master, over connections of our own."""
+    from bls_agent.urls import address_of
+
     shown = f"Sentinel({pool.service_name!r})"
     if not pool.is_master:
         rule = "a client for the master, as of master_for(): replicas cannot be written"

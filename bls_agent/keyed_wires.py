@@ -19,7 +19,6 @@ import anyio
 from bls_agent.endpoint import Argument, Endpoint, Reply, Request
 from bls_agent.engines import Routes
 from bls_agent.errors import RedisUnavailableError
-from bls_agent.faults import redirects
 from bls_agent.names import slot_of
 from bls_agent.route import Node, keys_of
 from bls_agent.settings import Settings
@@ -32,6 +31,7 @@ __all__ = ["KeyedWires", "default_endpoint"]
 
 SCAN_COUNT: Final = 1_000
 FINAL: Final = ("wrong_type", "no_permission")  # another node would say the same
+ELSEWHERE: Final = ("moved", "ask", "cluster_node")  # how a node says so
 MANY: Final = 1_000  # requests in one write
 GLANCE: Final = 1.0  # seconds between two questions whether somebody took over
 KEPT: Final = 8  # wires to slots of a cluster that stay open
@@ -201,6 +201,7 @@ class KeyedWires:
                 async with self._node(cluster, node) as wire:
                     found = await _in_portions(wire.call_many, asked)
             except RedisUnavailableError as error:
+                cluster.distrust()
                 found = [error] * len(asked)  # the other servers' keys were written
             for at, reply in zip(places, found, strict=True):
                 replies[at] = await self._redirect(requests[at], reply)
@@ -208,7 +209,7 @@ class KeyedWires:
 
     async def _redirect(self, request: Request, reply: Reply) -> Reply:
         """Take a reply, or ask the server to which the slot has moved: it was not done."""
-        if not redirects(reply):
+        if not isinstance(reply, RedisUnavailableError) or reply.kind not in ELSEWHERE:
             return reply
         async with self.to(_decode(keys_of(request)[0])) as wire:
             return (await wire.call_many([request]))[0]

@@ -15,14 +15,14 @@ from bls_agent.forking import register
 from bls_agent.project.commands.router import Router
 from bls_agent.project.log.logs import LogStream
 from bls_agent.project.messages import OutcomeKind
-from bls_agent.project.state.health import HealthChecks
+from bls_agent.project.state.health_checks import HealthChecks
 from bls_agent.project.state.stalls import StallCounts
 from bls_agent.project.state.status import StatusBoard, StatusCounts
 
 __all__ = ["Parts"]
 
 
-@dataclass
+@dataclass(eq=False)
 class Parts:
     """What an agent keeps from one session to the next.
 

@@ -44,7 +44,7 @@ from bls_agent.voices import (
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see supervisor.py
 
-__all__ = ["Session", "last_word"]
+__all__ = ["Session"]
 
 logger = logging.getLogger(__name__)
 
@@ -319,14 +319,3 @@ class Session:
 
     def _away(self) -> bool:
         return not any(wire.connected for wire in self.connections.all)
-
-
-def last_word(error: BaseException | None) -> Status:
-    """离线 for an end that somebody wanted, 故障 for any other exception."""
-    if error is None or isinstance(error, KeyboardInterrupt | GeneratorExit):
-        return Status.OFFLINE
-    if isinstance(error, SystemExit):
-        return Status.FAULT if error.code else Status.OFFLINE
-    if isinstance(error, anyio.get_cancelled_exc_class()):
-        return Status.OFFLINE
-    return Status.FAULT

@@ -34,7 +34,7 @@ KIB: Final = 1024
 MIB: Final = 1024 * KIB
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rule:
     """What one setting may be, and what the configuration table says of it."""
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+import weakref
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
+from bls_agent.codec import JSONObject
 from bls_agent.parts import Parts
 from bls_agent.project.messages import Status
-from bls_agent.session import Session
 
 if TYPE_CHECKING:
     from bls_agent.project.receiving.reliable import ReliableReceiver
+    from bls_agent.session import Session
 
-__all__ = ["AgentStats", "collect_stats"]
+__all__ = ["AgentStats", "collect_stats", "make_teller"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,3 +141,21 @@ def _collect_kept(parts: Parts) -> AgentStats:
         loop_stalls=parts.stall_counts.stalls,
         loop_stalled_seconds=parts.stall_counts.longest,
     )
+
+
+def make_teller(
+    parts: Parts, living: Callable[[], Session | None]
+) -> Callable[[], JSONObject]:
+    """Make what tells the counters, without holding an agent that nobody closes.
+
+    Args:
+        parts: The agent's.
+        living: The agent's method that gives its session, if it is open.
+    """
+    reference = weakref.WeakMethod(living)
+
+    def tell() -> JSONObject:
+        find = reference()
+        return asdict(collect_stats(parts, None if find is None else find()))
+
+    return tell

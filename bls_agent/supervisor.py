@@ -15,12 +15,19 @@ from bls_agent.background import start_background
 from bls_agent.forking import register
 from bls_agent.project.messages import Status
 from bls_agent.redaction import redact_traceback
-from bls_agent.session import Session
 
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - a task of asyncio's
 
-__all__ = ["call_beside", "can_handle_signals", "obey_signals", "start_supervisor"]
+    from bls_agent.session import Session
+
+__all__ = [
+    "call_beside",
+    "can_handle_signals",
+    "last_word",
+    "obey_signals",
+    "start_supervisor",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +75,17 @@ async def call_beside(
         if task is not None and task.cancelling():
             raise
         return await function()  # that loop ended meanwhile
+
+
+def last_word(error: BaseException | None) -> Status:
+    """离线 for an end that somebody wanted, 故障 for any other exception."""
+    if error is None or isinstance(error, KeyboardInterrupt | GeneratorExit):
+        return Status.OFFLINE
+    if isinstance(error, SystemExit):
+        return Status.FAULT if error.code else Status.OFFLINE
+    if isinstance(error, anyio.get_cancelled_exc_class()):
+        return Status.OFFLINE
+    return Status.FAULT
 
 
 def can_handle_signals() -> bool:

@@ -19,10 +19,13 @@ from bls_agent.devserver import DevServer, serve_or_use
 TOGETHER = (
     "doctor/test_command.py",
     "doctor/test_plants.py",
+    "test_architecture.py",
     "test_browser.py",
     "test_browser_hostile.py",
     "test_chaos_short.py",
     "test_cluster.py",
+    "test_exports.py",
+    "test_import.py",
     "test_sentinel.py",
 )
 

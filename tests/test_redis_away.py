@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 import tracemalloc
+from typing import Any
 
 import anyio
 import pytest
@@ -21,6 +22,8 @@ from tests.harness import (
     records,
     status_of,
 )
+
+DEADLINE = 0.8  # seconds, of a request and of connecting, while nobody answers
 
 
 def client_of(server: DevServer) -> Redis:
@@ -92,9 +95,13 @@ async def _answers(redis: Redis) -> bool:
         return False
 
 
-async def test_frozen_for_ten_seconds(own_server: DevServer, project: str) -> None:
-    """Frozen 10 s: log calls cost the host nothing, all is delivered once afterwards."""
-    agent = ProjectAgent(project, redis=own_server.url, log_list_limit=1_000_000)
+async def test_frozen_beyond_every_deadline(
+    own_server: DevServer, project: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Log calls cost the host nothing meanwhile, all is delivered once afterwards."""
+    monkeypatch.setattr("bls_agent.endpoint.CONNECT_TIMEOUT", DEADLINE)
+    limits: dict[str, Any] = {"log_list_limit": 1_000_000, "redis_timeout": DEADLINE}
+    agent = ProjectAgent(project, redis=own_server.url, **limits)
     history = History()
     history.attach(agent)
     costs: list[float] = []
@@ -106,7 +113,7 @@ async def test_frozen_for_ten_seconds(own_server: DevServer, project: str) -> No
         )
         assert await agent.flush(5)
         own_server.freeze()
-        until = anyio.current_time() + 10
+        until = anyio.current_time() + 4 * DEADLINE  # requests', then connections'
         while anyio.current_time() < until:
             for _ in range(5):
                 began = time.thread_time()

@@ -23,6 +23,8 @@ __all__ = [
     "ACK",
     "ADD_MEMBERS",
     "ADMIT",
+    "BEAT",
+    "END_BEAT",
     "END_LEASE",
     "HAND_BACK",
     "PUT_TEXT",
@@ -85,12 +87,14 @@ class Script:
         return replies
 
     async def run_many(
-        self, wires: KeyedWires, runs: Sequence[tuple[list[str], Sequence[Argument]]]
+        self,
+        wires: KeyedWires | Wire,
+        runs: Sequence[tuple[list[str], Sequence[Argument]]],
     ) -> list[Reply]:
         """Run the script for many groups of keys, a thousand in one write.
 
         Args:
-            wires: The ways to all of them.
+            wires: The ways to all of them, or the one way.
             runs: Keys of one slot each, and the arguments.
 
         Raises:
@@ -132,6 +136,8 @@ class Script:
 ADD_MEMBERS: Final = Script("add_members")
 ADMIT: Final = Script("admit")
 ACK: Final = Script("ack")
+BEAT: Final = Script("beat")
+END_BEAT: Final = Script("end_beat")
 END_LEASE: Final = Script("end_lease")
 HAND_BACK: Final = Script("hand_back")
 PUT_TEXT: Final = Script("put_text")

@@ -9,8 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bls_agent.workers.caching.cache import FunctionCache, cache, cached
+    from bls_agent.workers.caching.counts import CacheStats
     from bls_agent.workers.calendars import SyncSummary
+    from bls_agent.workers.heartbeat import Heartbeat
     from bls_agent.workers.heartbeat_fields import WorkerStatus
+    from bls_agent.workers.heartbeat_stats import HeartbeatStats
     from bls_agent.workers.heartbeats import (
         BacktestWorkerHeartbeat,
         DataWorkerHeartbeat,
@@ -37,8 +41,12 @@ if TYPE_CHECKING:
 __all__ = [
     "BacktestProgress",
     "BacktestWorkerHeartbeat",
+    "CacheStats",
     "DataWorkerHeartbeat",
     "ExecutionNodeHeartbeat",
+    "FunctionCache",
+    "Heartbeat",
+    "HeartbeatStats",
     "RedisKeyBuilder",
     "RedisKeyPattern",
     "RedisKeyPrefix",
@@ -54,12 +62,18 @@ __all__ = [
     "WorkerHeartbeat",
     "WorkerRegistry",
     "WorkerStatus",
+    "cache",
+    "cached",
     "extract_id_from_key",
     "parse_heartbeat_data",
 ]
 
 _HOMES = {
     "BacktestProgress": "progress",
+    "CacheStats": "caching.counts",
+    "FunctionCache": "caching.cache",
+    "Heartbeat": "heartbeat",
+    "HeartbeatStats": "heartbeat_stats",
     "RedisKeyBuilder": "schema",
     "RedisKeyPattern": "schema",
     "RedisKeyPrefix": "schema",
@@ -72,6 +86,8 @@ _HOMES = {
     "WorkerChange": "roll",
     "WorkerRegistry": "registry",
     "WorkerStatus": "heartbeat_fields",
+    "cache": "caching.cache",
+    "cached": "caching.cache",
     "extract_id_from_key": "schema",
 }
 

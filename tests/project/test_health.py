@@ -15,11 +15,10 @@ from bls_agent.project.messages import Status
 from bls_agent.project.state.health import (
     Alarm,
     Failure,
-    HealthCheck,
-    HealthChecks,
     HealthState,
     Recovery,
 )
+from bls_agent.project.state.health_checks import HealthCheck, HealthChecks
 from bls_agent.project.state.status import StatusBoard
 
 BAD = Failure("TimedOut", "it has not returned within 5 s")

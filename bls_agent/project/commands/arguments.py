@@ -41,7 +41,7 @@ _TOO_LARGE: Final = "must be a number that a float can hold"
 Convert: TypeAlias = Callable[[JSONValue], Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Check:
     """What one parameter accepts.
 

@@ -15,7 +15,7 @@ from bls_agent.project.commands.router import (
     Unset,
     name_of,
 )
-from bls_agent.project.state.health import (
+from bls_agent.project.state.health_checks import (
     FAILURES,
     INTERVAL,
     TIMEOUT,

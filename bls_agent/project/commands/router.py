@@ -62,7 +62,7 @@ class Unset(Enum):
 UNSET: Final = Unset.UNSET
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Parameter:
     """One parameter of a handler."""
 
@@ -71,7 +71,7 @@ class Parameter:
     required: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Handler:
     """A registered handler: what it is called, what it accepts, how it is run.
 

@@ -15,11 +15,10 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from bls_agent.buffer import BoundedBuffer
 from bls_agent.codec import cut_text
-from bls_agent.connection import Connections
 from bls_agent.delivery import Delivery
 from bls_agent.errors import (
     RedisRefusedError,
@@ -29,6 +28,9 @@ from bls_agent.errors import (
 from bls_agent.project.log.records import LogRecord, id_prefix
 from bls_agent.project.messages import Level, Outcome
 from bls_agent.redaction import DEFAULT, Redactor
+
+if TYPE_CHECKING:
+    from bls_agent.connection import Connections
 
 __all__ = ["CURRENT_COMMAND", "NESTED", "Log", "LogSink", "LogStream", "describe_error"]
 

@@ -6,27 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from bls_agent.endpoint import Endpoint
 from bls_agent.errors import (
-    ConfigurationError,
     RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
 from bls_agent.keys import (
-    CONTROL,
     DEAD_LETTERS,
     DELIVERIES,
     INFLIGHT,
     INFLIGHT_LISTS,
     OWNER,
-    PROJECT_STATUS,
     SEEN,
 )
-from bls_agent.names import place_beside, shares_slot
+from bls_agent.names import place_beside
 from bls_agent.wire import Wire
 
-__all__ = ["Places", "check_slots", "explain_refusal", "find_wrong_type"]
+__all__ = ["Places", "explain_refusal", "find_wrong_type"]
 
 _NEEDED: Final = ("unknown_command", "no_permission", "refused", "unsupported")
 
@@ -84,32 +80,6 @@ class Places:
             self.seen: "zset",
             self.dead: "list",
         }
-
-
-def check_slots(
-    project: str, endpoint: Endpoint | None, *, mode: str, replicas: bool
-) -> None:
-    """Refuse what needs keys in the slots of a project's own where there can be none.
-
-    Args:
-        project: The project's name.
-        endpoint: Where Redis is; ``None`` if nobody knows yet.
-        mode: How commands are received.
-        replicas: Whether several processes share the name.
-
-    Raises:
-        ConfigurationError: It is a cluster, and they would lie in other slots.
-    """
-    needs = "mode='reliable'" if mode == "reliable" else "replicas=True" * replicas
-    keys = (CONTROL.build(project=project), PROJECT_STATUS.build(project=project))
-    is_cluster = endpoint is not None and endpoint.is_cluster
-    if is_cluster and needs and not all(map(shares_slot, keys)):
-        rule = (
-            f"on a cluster {needs} keeps keys in the slots of the project's own, and "
-            "the braces of this name make a slot that no other key can be put into"
-        )
-        remedy = f"Use a name without {{ and }}, one server, or no {needs}."
-        raise ConfigurationError("project", project, rule, remedy)
 
 
 async def find_wrong_type(

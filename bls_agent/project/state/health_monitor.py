@@ -25,11 +25,10 @@ from bls_agent.project.messages import Level, Status
 from bls_agent.project.state.health import (
     Alarm,
     Failure,
-    HealthCheck,
-    HealthChecks,
     HealthState,
     Recovery,
 )
+from bls_agent.project.state.health_checks import HealthCheck, HealthChecks
 from bls_agent.project.state.status import StatusBoard
 from bls_agent.redaction import redact, redact_traceback
 from bls_agent.wakeup import Wakeup

@@ -7,13 +7,16 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from bls_agent.connection import Connections
-from bls_agent.endpoint import Endpoint
 from bls_agent.project.log.logs import LogStream
 from bls_agent.project.messages import Level, Status
 from bls_agent.project.state.status import StatusBoard
-from bls_agent.project.state.status_writer import StatusWriter
+
+if TYPE_CHECKING:
+    from bls_agent.connection import Connections
+    from bls_agent.endpoint import Endpoint
+    from bls_agent.project.state.status_writer import StatusWriter
 
 __all__ = ["StallCounts", "StallVoice"]
 

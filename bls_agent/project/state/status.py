@@ -7,20 +7,22 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from bls_agent.backoff import Backoff, jittered
-from bls_agent.complaints import Complaints
 from bls_agent.errors import (
     RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
 from bls_agent.project.messages import Status
-from bls_agent.project.state.status_writer import StatusWriter
 from bls_agent.wakeup import Wakeup
+
+if TYPE_CHECKING:
+    from bls_agent.complaints import Complaints
+    from bls_agent.project.state.status_writer import StatusWriter
 
 __all__ = ["ErrorWindow", "StatusBoard", "StatusCounts", "StatusReporter"]
 
