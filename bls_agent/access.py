@@ -77,10 +77,14 @@ class Access:
         return self._given or default_endpoint(os.environ)
 
     @property
+    def known(self) -> Endpoint | None:
+        """Where Redis is, if that is known already: nothing is read for it."""
+        return self._given or self.__dict__.get("endpoint")
+
+    @property
     def shown(self) -> str:
         """Where Redis is, for a ``repr``: without credentials, nothing is read for it."""
-        known = self._given or self.__dict__.get("endpoint")
-        return known.address if known else "BLS_REDIS_URL"
+        return self.known.address if self.known else "BLS_REDIS_URL"
 
     @property
     def wires(self) -> KeyedWires:

@@ -27,6 +27,7 @@ __all__ = [
     "decode",
     "decode_object",
     "encode",
+    "encode_sorted",
     "encode_strictly",
     "encode_within",
     "format_timestamp",
@@ -127,6 +128,15 @@ def encode(value: object) -> bytes:
         return orjson.dumps(value, default=_stand_in)
     except Exception:  # noqa: BLE001 - whatever the host's objects raise, we go on
         return _encode_odd(value)
+
+
+def encode_sorted(value: JSONValue) -> bytes:
+    """Write a tree of plain values without blanks, the keys of objects in order.
+
+    Raises:
+        TypeError: Something in it is no plain value, no Unicode or over 64 bit.
+    """
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
 
 
 def encode_strictly(name: str, value: object) -> bytes:

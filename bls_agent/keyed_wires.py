@@ -125,6 +125,12 @@ class KeyedWires:
         """Whether keys lie on several servers."""
         return self._routes.cluster is not None
 
+    @property
+    def openings(self) -> int:
+        """How often the connections for many keys were opened: grown, if one was lost."""
+        wires = (self._nodes if self.is_cluster else self._wires).values()
+        return sum(wire.generation for wire in wires)
+
     async def masters(self) -> AsyncGenerator[Wire]:
         """Give a wire to every server that holds keys; it stays open until the next."""
         cluster = self._routes.cluster

@@ -17,16 +17,21 @@ from bls_agent.names import place_beside
 from bls_agent.scripts import END_LEASE, RENEW_LEASE
 from bls_agent.wire import Wire
 
-__all__ = ["Lease"]
+__all__ = ["Lease", "boot_seconds", "valid_until"]
 
 MARGIN: Final = 0.1  # of the TTL: we step down before the server says so
 LONGEST_MARGIN: Final = 1.0  # seconds
 
 
-def _now() -> float:
+def boot_seconds() -> float:
     """Seconds that go on while the machine sleeps: its leases end meanwhile."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)  # Linux has it
     return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
+def valid_until(sent_at: float, ttl: float) -> float:
+    """Say until when a lease is surely ours that was asked for at some time."""
+    return sent_at + ttl - min(LONGEST_MARGIN, ttl * MARGIN)
 
 
 class Lease:
@@ -57,7 +62,7 @@ class Lease:
     @property
     def valid(self) -> bool:
         """Whether the lease is surely still ours."""
-        return _now() < self._valid_until
+        return boot_seconds() < self._valid_until
 
     async def acquire(self) -> bool:
         """Take the lease if nobody has it.
@@ -72,7 +77,7 @@ class Lease:
             RedisUnavailableError: Nobody knows; ask again.
         """
         self.token = self.token or secrets.token_hex(16)
-        sent_at = _now()
+        sent_at = boot_seconds()
         request = ("SET", self.owner_key, self.token, "NX", "PX", self._ttl_ms)
         if await self._wire.call(*request) is not None:
             self._begin_anew(sent_at)
@@ -88,7 +93,7 @@ class Lease:
         Raises:
             RedisUnavailableError: Nobody knows; :attr:`valid` goes on as it was.
         """
-        sent_at, token = _now(), self.token
+        sent_at, token = boot_seconds(), self.token
         if token and await RENEW_LEASE.run(
             self._wire, [self.owner_key], [token, self._ttl_ms]
         ):
@@ -126,5 +131,4 @@ class Lease:
         return max(1, int(self.ttl * 1000))
 
     def _begin_anew(self, sent_at: float) -> None:
-        margin = min(LONGEST_MARGIN, self.ttl * MARGIN)
-        self._valid_until = sent_at + self.ttl - margin
+        self._valid_until = valid_until(sent_at, self.ttl)

@@ -55,6 +55,8 @@ WIRES = [
     "loop_thread",
     "delivery",
     "lease",
+    "claim",
+    "process_mark",
     "pulse",
     "watchdog",
 ]

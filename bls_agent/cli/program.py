@@ -44,6 +44,7 @@ COMMANDS: Final = (
     "send",
     "call",
     "top",
+    "workers",
     "keys",
     "doctor",
     "acl",

@@ -21,12 +21,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACK",
+    "ADD_MEMBERS",
     "ADMIT",
+    "BEAT",
+    "END_BEAT",
     "END_LEASE",
     "HAND_BACK",
+    "PUT_TEXT",
     "RECLAIM",
     "RENEW_LEASE",
     "SPEAK",
+    "SWAP_TEXT",
     "TAKE",
     "TRIM_HEAD",
     "Script",
@@ -51,7 +56,7 @@ class Script:
         return hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
 
     async def run(
-        self, wire: Wire, keys: list[str], arguments: list[Argument]
+        self, wire: Wire, keys: Sequence[Argument], arguments: Sequence[Argument]
     ) -> Reply:
         """Run the script.
 
@@ -66,7 +71,7 @@ class Script:
         return await wire.call("EVAL", self.text, len(keys), *keys, *arguments)
 
     async def run_each(
-        self, wire: Wire, keys: list[str], runs: Sequence[Sequence[Argument]]
+        self, wire: Wire, keys: Sequence[Argument], runs: Sequence[Sequence[Argument]]
     ) -> list[Reply]:
         """Run the script once for each list of arguments, in one write.
 
@@ -82,12 +87,14 @@ class Script:
         return replies
 
     async def run_many(
-        self, wires: KeyedWires, runs: Sequence[tuple[list[str], Sequence[Argument]]]
+        self,
+        wires: KeyedWires | Wire,
+        runs: Sequence[tuple[list[str], Sequence[Argument]]],
     ) -> list[Reply]:
         """Run the script for many groups of keys, a thousand in one write.
 
         Args:
-            wires: The ways to all of them.
+            wires: The ways to all of them, or the one way.
             runs: Keys of one slot each, and the arguments.
 
         Raises:
@@ -109,7 +116,11 @@ class Script:
         return replies
 
     def request(
-        self, keys: list[str], arguments: Sequence[Argument], *, known: bool = True
+        self,
+        keys: Sequence[Argument],
+        arguments: Sequence[Argument],
+        *,
+        known: bool = True,
     ) -> tuple[Argument, ...]:
         """Write a run of the script as a request.
 
@@ -122,12 +133,17 @@ class Script:
         return (name, text, len(keys), *keys, *arguments)
 
 
+ADD_MEMBERS: Final = Script("add_members")
 ADMIT: Final = Script("admit")
 ACK: Final = Script("ack")
+BEAT: Final = Script("beat")
+END_BEAT: Final = Script("end_beat")
 END_LEASE: Final = Script("end_lease")
 HAND_BACK: Final = Script("hand_back")
+PUT_TEXT: Final = Script("put_text")
 RECLAIM: Final = Script("reclaim")
 RENEW_LEASE: Final = Script("renew_lease")
 SPEAK: Final = Script("speak")
+SWAP_TEXT: Final = Script("swap_text")
 TAKE: Final = Script("take")
 TRIM_HEAD: Final = Script("trim_head")

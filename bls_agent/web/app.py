@@ -32,13 +32,15 @@ from bls_agent.web.feeds.directory import Directory
 from bls_agent.web.feeds.fleet_feed import FleetFeed
 from bls_agent.web.feeds.health import RedisHealth
 from bls_agent.web.feeds.log_feeds import LogFeeds
-from bls_agent.web.feeds.streams import fleet_events
+from bls_agent.web.feeds.streams import fleet_events, worker_events
+from bls_agent.web.feeds.worker_feed import WorkerFeed
 from bls_agent.web.interface import api
 from bls_agent.web.interface.answers import RETRY_AFTER, error_answer, status_of
 from bls_agent.web.interface.inputs import FieldError
 from bls_agent.web.pages import whole_pages
 from bls_agent.web.state import WebState
 from bls_agent.web.static import STATIC, CachedFiles
+from bls_agent.workers import WorkerRegistry
 
 __all__ = ["ConsoleApp", "create_app"]
 
@@ -62,6 +64,7 @@ class ConsoleApp(Starlette):
         """End every stream now: the server is about to stop."""
         self.web.closing.set()
         self.web.fleet.close()
+        self.web.workers.close()
         self.web.logs.close()
 
 
@@ -96,6 +99,7 @@ def _make_state(config: WebConfig) -> WebState:
         config=config,
         console=console,
         fleet=FleetFeed(Fleet(redis)),
+        workers=WorkerFeed(WorkerRegistry(redis)),
         logs=LogFeeds(console),
         health=RedisHealth(console),
         directory=Directory(console),
@@ -119,6 +123,7 @@ def _make_state(config: WebConfig) -> WebState:
 def _routes() -> list[BaseRoute]:
     return [
         Route("/events/fleet", fleet_events),
+        Route("/events/workers", worker_events),
         Route("/login", log_in, methods=["POST"]),
         Route("/logout", log_out, methods=["POST"]),
         *api.routes,
@@ -133,6 +138,7 @@ async def _lifespan(app: ConsoleApp) -> AsyncGenerator[None]:
     try:
         async with anyio.create_task_group() as tasks:
             state.fleet.open(tasks)
+            state.workers.open(tasks)
             state.logs.open(tasks)
             yield
             app.close_streams()
@@ -140,6 +146,7 @@ async def _lifespan(app: ConsoleApp) -> AsyncGenerator[None]:
     finally:
         with anyio.move_on_after(1, shield=True):
             await state.fleet.aclose()
+            await state.workers.aclose()
             await state.console.aclose()
 
 

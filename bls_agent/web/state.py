@@ -19,6 +19,7 @@ from bls_agent.web.feeds.directory import Directory
 from bls_agent.web.feeds.fleet_feed import FleetFeed
 from bls_agent.web.feeds.health import RedisHealth
 from bls_agent.web.feeds.log_feeds import LogFeeds
+from bls_agent.web.feeds.worker_feed import WorkerFeed
 from bls_agent.web.pages.manual import Manuals
 
 __all__ = ["WebState", "client_address", "is_secure", "requester", "web_state"]
@@ -32,6 +33,7 @@ class WebState:
         config: What it was told.
         console: The other end of contract 002.
         fleet: One watch of all projects for all wallboards.
+        workers: One watch of all workers for all their pages.
         logs: One reader for each followed list.
         health: Whether Redis answers.
         directory: Which projects there are.
@@ -52,6 +54,7 @@ class WebState:
     config: WebConfig
     console: Console
     fleet: FleetFeed
+    workers: WorkerFeed
     logs: LogFeeds
     health: RedisHealth
     directory: Directory

@@ -9,7 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bls_agent.workers.caching.cache import FunctionCache, cache, cached
+    from bls_agent.workers.caching.counts import CacheStats
+    from bls_agent.workers.calendars import SyncSummary
+    from bls_agent.workers.heartbeat import Heartbeat
     from bls_agent.workers.heartbeat_fields import WorkerStatus
+    from bls_agent.workers.heartbeat_stats import HeartbeatStats
     from bls_agent.workers.heartbeats import (
         BacktestWorkerHeartbeat,
         DataWorkerHeartbeat,
@@ -19,6 +24,9 @@ if TYPE_CHECKING:
         WorkerHeartbeat,
         parse_heartbeat_data,
     )
+    from bls_agent.workers.progress import BacktestProgress, SyncProgress
+    from bls_agent.workers.registry import WorkerRegistry
+    from bls_agent.workers.roll import WorkerChange
     from bls_agent.workers.schema import (
         RedisKeyBuilder,
         RedisKeyPattern,
@@ -26,29 +34,60 @@ if TYPE_CHECKING:
         RedisTTL,
         extract_id_from_key,
     )
+    from bls_agent.workers.task_records import Task
+    from bls_agent.workers.tasks import TaskStatus
+    from bls_agent.workers.worker import Worker
 
 __all__ = [
+    "BacktestProgress",
     "BacktestWorkerHeartbeat",
+    "CacheStats",
     "DataWorkerHeartbeat",
     "ExecutionNodeHeartbeat",
+    "FunctionCache",
+    "Heartbeat",
+    "HeartbeatStats",
     "RedisKeyBuilder",
     "RedisKeyPattern",
     "RedisKeyPrefix",
     "RedisTTL",
     "SchedulerHeartbeat",
+    "SyncProgress",
+    "SyncSummary",
+    "Task",
+    "TaskStatus",
     "TaskTimerHeartbeat",
+    "Worker",
+    "WorkerChange",
     "WorkerHeartbeat",
+    "WorkerRegistry",
     "WorkerStatus",
+    "cache",
+    "cached",
     "extract_id_from_key",
     "parse_heartbeat_data",
 ]
 
 _HOMES = {
+    "BacktestProgress": "progress",
+    "CacheStats": "caching.counts",
+    "FunctionCache": "caching.cache",
+    "Heartbeat": "heartbeat",
+    "HeartbeatStats": "heartbeat_stats",
     "RedisKeyBuilder": "schema",
     "RedisKeyPattern": "schema",
     "RedisKeyPrefix": "schema",
     "RedisTTL": "schema",
+    "SyncProgress": "progress",
+    "SyncSummary": "calendars",
+    "Task": "task_records",
+    "TaskStatus": "tasks",
+    "Worker": "worker",
+    "WorkerChange": "roll",
+    "WorkerRegistry": "registry",
     "WorkerStatus": "heartbeat_fields",
+    "cache": "caching.cache",
+    "cached": "caching.cache",
     "extract_id_from_key": "schema",
 }
 

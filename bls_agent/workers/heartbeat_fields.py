@@ -12,6 +12,8 @@ from bls_agent.errors import ConfigurationError
 
 __all__ = ["WorkerStatus", "check_count", "check_field"]
 
+DIGITS: Final = 20  # of a number as text: int() itself refuses thousands
+
 
 class WorkerStatus(StrEnum):
     """How a worker is."""
@@ -46,7 +48,8 @@ def check_count(name: str, value: object) -> int:
         ConfigurationError: It is none.
     """
     text = str(value).removesuffix(".0") if isinstance(value, str | float) else ""
-    number = int(text) if text.isascii() and text.isdecimal() else value
+    short = len(text) <= DIGITS and text.isascii() and text.isdecimal()
+    number = int(text) if short else value
     if isinstance(number, int) and not isinstance(number, bool) and number >= 0:
         return number
     raise ConfigurationError(name, value, "a whole number, 0 or more")

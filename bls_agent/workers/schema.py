@@ -9,6 +9,7 @@ lists of the document. Nothing is listed here: a row called ``task_status`` is
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import cache
@@ -41,10 +42,18 @@ def _list_prefixes() -> dict[str, str]:
     return {name.upper(): _prefix(row) for name, row in ROWS.items()}
 
 
+_FIELDS_AT_END: Final = re.compile(r"\*([:_]\*)+$")
+
+
+def _pattern(row: KeyTemplate) -> str:
+    """Write fields with nothing but separators between them as one ``*``."""
+    return _FIELDS_AT_END.sub("*", row.pattern())
+
+
 @cache
 def _list_patterns() -> dict[str, str]:
     """Give one pattern for each kind of key that has fields, and two for namespaces."""
-    found = {f"{n.upper()}_ALL": row.pattern() for n, row in ROWS.items() if row.fields}
+    found = {f"{n.upper()}_ALL": _pattern(row) for n, row in ROWS.items() if row.fields}
     return {"ALL_HEARTBEATS": "heartbeat:*", "ALL_GINKGO_KEYS": "ginkgo:*", **found}
 
 

@@ -20,6 +20,8 @@ from bls_agent.project.messages import OutcomeKind, Status
 from bls_agent.web.app import create_app
 from bls_agent.web.configuration import Limits, WebConfig
 from bls_agent.web.interface import api
+from bls_agent.workers import WorkerStatus
+from bls_agent.workers.worker import HEARTBEATS
 from tests.web.serving import OWN, PASSWORD, USERS, asking
 
 DOCUMENT: dict[str, Any] = orjson.loads(api.OPENAPI.read_bytes())
@@ -62,6 +64,9 @@ def test_every_reference_leads_somewhere() -> None:
     assert kinds == [kind.value for kind in OutcomeKind]
     said = schemas["Project"]["properties"]["status"]["enum"]
     assert said == [*[status.value for status in Status], None]
+    worker = schemas["Worker"]["properties"]
+    assert worker["status"]["enum"] == [*WorkerStatus, None]
+    assert worker["kind"]["enum"] == list(HEARTBEATS)
 
 
 async def ask(

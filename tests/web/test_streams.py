@@ -19,7 +19,7 @@ from bls_agent.devserver import DevServer
 from bls_agent.web import server
 from bls_agent.web.app import create_app
 from bls_agent.web.configuration import Limits, WebConfig
-from bls_agent.web.feeds import fleet_feed, log_feeds, streams
+from bls_agent.web.feeds import log_feeds, shared_watch, streams
 from bls_agent.web.feeds.ring import Item
 from tests.harness import eventually
 from tests.web.serving import PASSWORD, USERS, Served, served
@@ -178,7 +178,7 @@ async def test_the_watch_ends_after_the_last_follower(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After some time, and begins anew with the next one."""
-    monkeypatch.setattr(fleet_feed, "GRACE", 0.1)
+    monkeypatch.setattr(shared_watch, "GRACE", 0.1)
     with served(WebConfig(redis=redis_url, port=0)) as console:
         for _ in range(2):
             async with following(f"{console.url}events/fleet") as events:

@@ -17,13 +17,14 @@ from bls_agent.errors import BlsError, RedisUnavailableError
 from bls_agent.web.door.sessions import Session
 from bls_agent.web.feeds.log_feeds import LogFeed
 from bls_agent.web.feeds.ring import Item
+from bls_agent.web.feeds.shared_watch import SharedWatch
 from bls_agent.web.interface.inputs import read_limit
 from bls_agent.web.interface.records import encode_records
 from bls_agent.web.names_in_urls import project_in_query
 from bls_agent.web.projects import existing_project
 from bls_agent.web.state import WebState, requester, web_state
 
-__all__ = ["fleet_events", "log_events"]
+__all__ = ["fleet_events", "log_events", "worker_events"]
 
 BEGINNING = b"retry: 2000\n\n"
 HEARTBEAT = b"event: beat\ndata: {}\n\n"  # a comment would not reach the page
@@ -94,14 +95,23 @@ def _open(request: Request, events: AsyncIterator[bytes]) -> Response:
 
 async def fleet_events(request: Request) -> Response:
     """``GET /events/fleet``: what all projects look like, and what changes."""
-    return _open(request, _fleet_events(web_state(request)))
+    state = web_state(request)
+    return _open(request, _pictures(state, state.fleet, "fleet"))
 
 
-async def _fleet_events(state: WebState) -> AsyncIterator[bytes]:
+async def worker_events(request: Request) -> Response:
+    """``GET /events/workers``: who is alive, and what changes."""
+    state = web_state(request)
+    return _open(request, _pictures(state, state.workers, "workers"))
+
+
+async def _pictures(
+    state: WebState, watch: SharedWatch, kind: str
+) -> AsyncIterator[bytes]:
     heartbeat = state.config.limits.heartbeat
-    async with aclosing(state.fleet.follow(heartbeat)) as pictures:
+    async with aclosing(watch.follow(heartbeat)) as pictures:
         async for data in pictures:
-            yield _write_event("fleet", data) if data else b""
+            yield _write_event(kind, data) if data else b""
 
 
 async def log_events(request: Request) -> Response:

@@ -32,6 +32,7 @@ from bls_agent.web.names_in_urls import project_in_path, project_in_query
 from bls_agent.web.projects import existing_project
 from bls_agent.web.sending import send_command
 from bls_agent.web.state import WebState, requester, web_state
+from bls_agent.workers import Worker
 
 __all__ = ["routes"]
 
@@ -187,6 +188,44 @@ def _describe_project(view: ProjectView, late: float) -> JSONObject:
     }
 
 
+async def _get_workers(request: Request) -> Response:
+    """``GET /api/workers``: every worker whose heartbeat is there, and how it is."""
+    watch = web_state(request).workers
+    await watch.ready()
+    watch.check(strictly=True)
+    found = [
+        (worker, watch.seconds_since(key)) for key, worker in watch.workers.items()
+    ]
+    found.sort(key=lambda pair: (pair[0].kind, pair[0].id))
+    parts: list[bytes] = []
+    for begin in range(0, len(found), SLICE):
+        part = found[begin : begin + SLICE]
+        parts += [encode(_describe_worker(worker, late)) for worker, late in part]
+        await anyio.lowlevel.checkpoint()
+    return json_answer(b'{"workers":[' + b",".join(parts) + b"]}")
+
+
+def _describe_worker(worker: Worker, late: float) -> JSONObject:
+    """Describe a worker; seconds, and ``null`` for what nobody can tell.
+
+    Args:
+        worker: What was seen.
+        late: Seconds since then, by which its age has grown.
+    """
+    beat = worker.heartbeat
+    return {
+        "kind": worker.kind,
+        "id": _show_name(worker.id),
+        "key": _show_name(worker.key),
+        "status": None if beat is None else beat.status.value,
+        "stale": worker.stale,
+        "problem": worker.problem,
+        "age": _later(worker.age, late),
+        "ttl": _later(worker.ttl, -late),
+        "heartbeat": worker.raw,
+    }
+
+
 def _later(seconds: float | None, late: float) -> float | None:
     return None if seconds is None else max(0.0, seconds + late)
 
@@ -237,6 +276,7 @@ routes: list[BaseRoute] = [
     Route("/api/logs/stream", log_events),
     Route("/api/projects", _get_projects),
     Route(f"/api/projects/{ANY_NAME}", _get_project),
+    Route("/api/workers", _get_workers),
     Route("/api/health", _get_health),
     Route("/api/openapi.json", _get_openapi),
 ]

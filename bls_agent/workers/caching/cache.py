@@ -1,0 +1,313 @@
+"""The cache of a fleet's functions: what its users see."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Final, ParamSpec, Self, TypeVar, cast, overload
+from weakref import WeakValueDictionary
+
+from bls_agent.access import Access
+from bls_agent.errors import ConfigurationError
+from bls_agent.forking import register
+from bls_agent.loop_thread import refuse_in_event_loop
+from bls_agent.settings import check_seconds
+from bls_agent.workers.caching.async_calls import AsyncCalls
+from bls_agent.workers.caching.availability import Availability
+from bls_agent.workers.caching.cached_function import FUNC_CACHE, CachedFunction
+from bls_agent.workers.caching.clearing import clear_all, clear_one
+from bls_agent.workers.caching.counts import CacheStats, Counts
+from bls_agent.workers.caching.decorating import (
+    CacheDecorator,
+    TypedCacheDecorator,
+    check_new,
+    declare,
+    is_async,
+    mark,
+    unwrap,
+)
+from bls_agent.workers.caching.plain_calls import PlainCalls
+from bls_agent.workers.caching.policy import Policy
+from bls_agent.workers.caching.shared_loop import SHARED_LOOP
+
+__all__ = ["FunctionCache", "cache", "cached"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+CLEAR_TIMEOUT: Final = 5.0  # seconds for one request: who clears wants it done
+TTL: Final = float(FUNC_CACHE.ttl or 0)  # the contract's: an hour
+
+
+class FunctionCache:
+    """Keeps results of functions in Redis, for all processes that call them.
+
+    ::
+
+        cache = FunctionCache("redis://cache:6379/0")
+
+
+        @cache.cached(ttl=3600)
+        async def day_bars(
+            code: str, day: date, *, adjust: bool = True
+        ) -> list[float]: ...
+
+    Redis decides nothing but how fast an answer comes: while it is away, slow or refuses,
+    the function is called. Works in any event loop and in any thread; there is nothing to
+    open.
+    """
+
+    def __init__(self, redis: object = None, *, timeout: float = 0.5) -> None:
+        """Remember where to; nothing is opened or read yet.
+
+        Args:
+            redis: A URL, a client of redis-py, a ``ProjectAgent``, or ``None`` for
+                ``BLS_REDIS_URL``, read at the first call.
+            timeout: Seconds that a call waits for Redis at most.
+
+        Raises:
+            ConfigurationError: ``redis`` is none of these, or ``timeout`` no time.
+        """
+        self._timeout = check_seconds("timeout", timeout)
+        self._access = Access(redis, "bls-agent:cache", timeout=timeout)
+        self._others = Access(redis, "bls-agent:cache-lock", timeout=CLEAR_TIMEOUT)
+        self._availability = Availability()
+        self._async = AsyncCalls(
+            self._access, self._others, self._availability, timeout
+        )
+        self._plain = PlainCalls(
+            self._access, self._others, self._availability, timeout
+        )
+        self._counts = Counts()
+        self._functions: WeakValueDictionary[str, CachedFunction]
+        self._functions = WeakValueDictionary()
+        self._clock: Callable[[], float] = time.time  # noqa: TID251 - the outermost place
+
+    def __repr__(self) -> str:
+        return f"FunctionCache({self._access.shown!r}, timeout={self._timeout:g})"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections of this event loop; the next call opens them again."""
+        await self._access.aclose()
+        await self._others.aclose()
+
+    def forget_parent(self) -> None:
+        """In a forked child: locks may be held by threads that are not here."""
+        self._availability.forget_parent()
+        self._async.forget_parent()
+        self._plain.forget_parent()
+        self._counts.forget_parent()
+        for function in list(self._functions.values()):
+            function.counts.forget_parent()
+
+    @overload
+    def cached(self, function: Callable[P, R], /) -> Callable[P, R]: ...
+    @overload
+    def cached(
+        self,
+        *,
+        ttl: float = ...,
+        name: str | None = ...,
+        ignore: Sequence[str] = ...,
+        key: Callable[..., object] | None = ...,
+        lock: bool = ...,
+        lock_timeout: float = ...,
+        lock_ttl: float = ...,
+        refresh_early: float = ...,
+        stale_on_error: float = ...,
+        size_limit: int = ...,
+    ) -> CacheDecorator: ...
+    @overload
+    def cached(
+        self,
+        *,
+        dump: Callable[[T], object],
+        load: Callable[[Any], T],
+        ttl: float = ...,
+        name: str | None = ...,
+        ignore: Sequence[str] = ...,
+        key: Callable[..., object] | None = ...,
+        lock: bool = ...,
+        lock_timeout: float = ...,
+        lock_ttl: float = ...,
+        refresh_early: float = ...,
+        stale_on_error: float = ...,
+        size_limit: int = ...,
+    ) -> TypedCacheDecorator[T]: ...
+    def cached(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        ttl: float = TTL,
+        name: str | None = None,
+        ignore: Sequence[str] = (),
+        key: Callable[..., object] | None = None,
+        dump: Callable[[Any], object] | None = None,
+        load: Callable[[Any], Any] | None = None,
+        lock: bool = False,
+        lock_timeout: float = 30.0,
+        lock_ttl: float = 10.0,
+        refresh_early: float = 0.0,
+        stale_on_error: float = 0.0,
+        size_limit: int = 1_048_576,
+    ) -> Any:
+        """Keep a function's results, coroutine function or plain; the type stays.
+
+        What a function is called with is part of the key, as is its name. A result
+        comes back equal and of the same types or is not stored at all; a ``None`` is a
+        result like any other. Who calls while a value is computed waits for it, in this
+        process. In a thread with a running event loop a plain function waits for nobody
+        but Redis: two times ``timeout`` at most.
+
+        Args:
+            function: The function, when the decorator stands without parentheses.
+            ttl: Seconds a result is kept.
+            name: What it is called, instead of module and name.
+            ignore: Parameters that do not matter for the result, as ``("self",)``.
+            key: Called with the arguments, gives what matters of them.
+            dump: Makes of a result what JSON can hold; together with ``load``.
+            load: Makes the result of that again.
+            lock: Compute a missing value once in the fleet: the others wait.
+            lock_timeout: Seconds they wait before they compute themselves.
+            lock_ttl: Seconds after which who computes counts as dead if it is silent.
+            refresh_early: In these last seconds of the TTL, or this share of it if it
+                is below 1, one caller has it computed anew in the background.
+            stale_on_error: Seconds beyond the TTL in which the last result is given if
+                the function raises.
+            size_limit: Bytes of JSON that are stored at most.
+
+        Raises:
+            ConfigurationError: An option makes no sense, or the function cannot be
+                cached.
+        """
+        if (dump is None) != (load is None):
+            rule = "dump and load belong together"
+            raise ConfigurationError("dump" if load is None else "load", None, rule)
+        policy = Policy(
+            ttl=ttl,
+            refresh_early=refresh_early,
+            stale_on_error=stale_on_error,
+            lock=lock,
+            lock_timeout=lock_timeout,
+            lock_ttl=lock_ttl,
+            size_limit=size_limit,
+        )
+
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            declared = declare(
+                function, name, policy, Counts(self._counts), self._clock,
+                ignore=ignore, key=key, dump=dump, load=load,
+            )  # fmt: skip
+            return self._wrap(declared)
+
+        return decorate if function is None else decorate(function)
+
+    def _wrap(self, declared: CachedFunction) -> Callable[..., Any]:
+        check_new(declared, self._functions.get(declared.name))
+        self._functions[declared.name] = declared
+        register(self)
+        function = declared.function
+        wrapper: Callable[..., Any]
+        if is_async(function):
+            call = self._async.call
+
+            @functools.wraps(function)
+            async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
+                return await call(declared, args, kwargs)
+
+            wrapper = async_wrapper
+        else:
+            call_plain = self._plain.call
+
+            @functools.wraps(function)
+            def plain_wrapper(*args: Any, **kwargs: Any) -> Any:
+                return call_plain(declared, args, kwargs)
+
+            wrapper = plain_wrapper
+        return mark(wrapper, self, declared)
+
+    @overload
+    async def clear(self, function: Callable[..., Any], /) -> int: ...
+    @overload
+    async def clear(
+        self, function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs
+    ) -> int: ...
+    async def clear(
+        self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> int:
+        """Remove the stored results of a function, or with arguments the one for them.
+
+        What is being computed in this process meanwhile is not stored. Takes one SCAN
+        through the database without arguments, one request with them.
+
+        Args:
+            function: What :meth:`cached` gave.
+            *args: Arguments of the function.
+            **kwargs: The same, by name.
+
+        Returns:
+            How many results were removed.
+
+        Raises:
+            RedisUnavailableError: Redis did not answer: they are still there.
+            ConfigurationError: The function is not one of this cache.
+        """
+        declared, args = unwrap(self, function, args)
+        declared.generation += 1
+        try:
+            if not args and not kwargs:
+                return await clear_all(self._others.wires, declared.name)
+            key = declared.arguments.digest(args, kwargs)
+            key = FUNC_CACHE.build(func=declared.name, key=key)
+            return await clear_one(self._others.wires, key)
+        finally:
+            declared.generation += 1
+
+    @overload
+    def clear_sync(self, function: Callable[..., Any], /) -> int: ...
+    @overload
+    def clear_sync(
+        self, function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs
+    ) -> int: ...
+    def clear_sync(
+        self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> int:
+        """Do what :meth:`clear` does, where no event loop runs.
+
+        Raises:
+            RedisUnavailableError: Redis did not answer.
+            ConfigurationError: An event loop runs in this thread, or as above.
+        """
+        refuse_in_event_loop("clear_sync", "await cache.clear(…)")
+        clear = cast("Callable[..., Any]", self.clear)
+        removed: int = SHARED_LOOP.find().call(clear, function, *args, **kwargs)
+        return removed
+
+    def stats(self, function: Callable[..., Any] | None = None, /) -> CacheStats:
+        """Tell how the cache, or one function, has done in this process.
+
+        Raises:
+            ConfigurationError: The function is not one of this cache.
+        """
+        if function is None:
+            return self._counts.show()
+        return unwrap(self, function, ())[0].counts.show()
+
+
+cache: Final = FunctionCache()
+cached: Final = cache.cached

@@ -1,0 +1,104 @@
+"""One process of the fleet computes a missing value; the others wait for it.
+
+The lease stands beside the entry's key and is renewed while the function runs, so that
+a leader who dies or freezes is replaced after at most one TTL of the lease.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from bls_agent.background import start_background
+from bls_agent.backoff import Backoff
+from bls_agent.errors import RedisUnavailableError
+from bls_agent.lease import Lease
+from bls_agent.workers.caching.cached_function import CachedFunction, Found
+from bls_agent.workers.caching.station import Station
+
+if TYPE_CHECKING:
+    import asyncio  # noqa: TID251 - a task that stands outside of the host's scopes
+
+__all__ = ["FleetLock"]
+
+BASE: Final = 0.02  # seconds: first ceiling of the pauses between two looks
+CAP: Final = 0.25
+RENEWALS: Final = 3  # in one TTL of the lease
+
+
+class FleetLock:
+    """The right of one process to compute one value."""
+
+    def __init__(self, station: Station, function: CachedFunction, key: str) -> None:
+        """Remember what for; nothing is asked yet."""
+        self._station = station
+        self._function = function
+        self._key = key
+        self._lease = Lease(station.wire_to(key), key, function.policy.lock_ttl)
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def enter(self) -> Found | None:
+        """Wait until it is ours to compute, or somebody else has.
+
+        Returns:
+            What somebody else has computed meanwhile; ``None`` if the caller shall
+            compute, because the lock is his, or Redis away, or the time is up.
+        """
+        policy, pause = self._function.policy, Backoff(base=BASE, cap=CAP)
+        end = anyio.current_time() + policy.lock_timeout
+        while not self._station.availability.away:
+            ours = await self.try_once()
+            found = await self._station.read(self._function, self._key)
+            if found.fresh:
+                await self.leave()
+                return found
+            left = end - anyio.current_time()
+            if ours is not False or not found.writable or left <= 0:
+                return None
+            await anyio.sleep(min(pause.failed(), left))
+        return None
+
+    async def try_once(self) -> bool | None:
+        """Take the lock if nobody has it; ``None`` if Redis does not tell."""
+        try:
+            with anyio.fail_after(self._station.timeout):
+                ours = await self._lease.acquire()
+        except (RedisUnavailableError, TimeoutError) as error:
+            self._failed(error)
+            return None
+        if ours and self._renewing is None:
+            self._renewing = start_background(self._renew, "bls-agent-cache-lock")
+        return ours
+
+    def _failed(self, error: Exception) -> None:
+        self._function.counts.add("redis_failures")
+        if isinstance(error, RedisUnavailableError):
+            self._station.availability.refused(error)
+
+    async def _renew(self) -> None:
+        while True:
+            await anyio.sleep(self._lease.ttl / RENEWALS)
+            try:
+                if not await self._lease.renew():
+                    return
+            except RedisUnavailableError:
+                continue  # the next may do; until then it is valid or not by itself
+
+    @property
+    def lost(self) -> bool:
+        """Whether somebody else may compute by now: what we have is no longer wanted."""
+        return bool(self._lease.token) and not self._lease.valid
+
+    async def leave(self) -> None:
+        """Let the next one in."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            self._renewing = None
+        if not self._lease.token:
+            return
+        try:
+            with anyio.fail_after(self._station.timeout):
+                await self._lease.give_back()
+        except (RedisUnavailableError, TimeoutError) as error:
+            self._failed(error)  # it ends by itself

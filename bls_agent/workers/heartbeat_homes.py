@@ -1,0 +1,120 @@
+"""Where heartbeats live: one pool for each event loop and Redis, one thread for the rest."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
+
+from bls_agent.endpoint import Endpoint
+from bls_agent.forking import register
+from bls_agent.loop_thread import LoopThread
+from bls_agent.process_mark import Marks
+from bls_agent.workers.heartbeat_pool import HeartbeatPool
+
+if TYPE_CHECKING:
+    import asyncio  # noqa: TID251 - see _Pools
+
+__all__ = ["POOLS", "THREAD", "belongs_to_dead", "make_token"]
+
+LAST_WORDS: Final = 0.5  # seconds for the end of the thread
+
+
+class _Pools:
+    """The pools of this process; each ends with the last heartbeat in it."""
+
+    def __init__(self) -> None:
+        self.forget_parent()
+
+    def forget_parent(self) -> None:
+        """In a forked child: there are none."""
+        self._by_loop: WeakKeyDictionary[
+            asyncio.AbstractEventLoop, dict[object, HeartbeatPool]
+        ] = WeakKeyDictionary()
+
+    def enter(
+        self, endpoint: Endpoint, *, timeout: float, stall_after: float | None
+    ) -> HeartbeatPool:
+        """Give the pool of the running event loop for this Redis, one user more."""
+        import asyncio  # noqa: PLC0415, TID251 - 20 ms, not at import
+
+        register(self)
+        pools = self._by_loop.setdefault(asyncio.get_running_loop(), {})
+        key = (endpoint.address, _find_likeness(endpoint), timeout, stall_after)
+        pool = pools.get(key)
+        if pool is None or pool.is_gone:
+            pool = HeartbeatPool(endpoint, timeout=timeout, stall_after=stall_after)
+            pools[key] = pool
+            pool.start()
+        pool.users += 1
+        return pool
+
+    async def leave(self, pool: HeartbeatPool) -> None:
+        """Give back a pool; the last one closes it."""
+        pool.users -= 1
+        if pool.users or pool.is_gone:
+            return
+        for pools in self._by_loop.values():
+            for key in [key for key, other in pools.items() if other is pool]:
+                del pools[key]
+        await pool.aclose()
+
+
+class _Thread:
+    """The thread for programs without an event loop; it ends with its last user."""
+
+    def __init__(self) -> None:
+        self.forget_parent()
+
+    def forget_parent(self) -> None:
+        """In a forked child: there is none."""
+        self._lock = threading.Lock()
+        self._thread: LoopThread | None = None
+        self._users = 0
+
+    def enter(self) -> LoopThread:
+        """Give the thread, one user more; it is started for the first one."""
+        register(self)
+        with self._lock:
+            if self._thread is None:
+                thread = LoopThread("bls-agent heartbeats")
+                thread.start()
+                self._thread = thread
+            self._users += 1
+            return self._thread
+
+    def leave(self) -> None:
+        """Give it back; the last one ends it."""
+        with self._lock:
+            self._users -= 1
+            if self._users or self._thread is None:
+                return
+            thread, self._thread = self._thread, None
+        thread.stop()
+        thread.join(LAST_WORDS)
+
+
+def _find_likeness(endpoint: Endpoint) -> int:
+    """Give a number that is equal for the same servers and credentials."""
+    topology = endpoint.topology
+    if topology is None:
+        return endpoint.likeness or id(endpoint)
+    alike = [seed.likeness for seed in topology.seeds]
+    alike.append(topology.node("any", 1).likeness)
+    return hash((topology.kind, topology.service, *alike))
+
+
+POOLS: Final = _Pools()
+THREAD: Final = _Thread()
+_MARKS: Final = Marks()
+
+
+def make_token() -> str:
+    """Make the token of an owner, by which its machine can tell whether it lives."""
+    return f"{secrets.token_hex(16)}@{_MARKS.own}".removesuffix("@")
+
+
+def belongs_to_dead(token: str) -> bool:
+    """Tell whether the owner of a token was a process of this machine and is dead."""
+    return _MARKS.is_dead(token.rpartition("@")[2])

@@ -1,0 +1,251 @@
+"""One opened heartbeat: what it writes next, and what a reply means for it; no I/O here."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import anyio
+
+from bls_agent.backoff import jittered
+from bls_agent.claim import Answer, Claim, Run, Standing
+from bls_agent.endpoint import Reply, Request
+from bls_agent.errors import (
+    BlsError,
+    LeaseHeldError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
+from bls_agent.workers.heartbeat_fields import WorkerStatus
+from bls_agent.workers.heartbeats import WorkerHeartbeat
+
+__all__ = ["HeartbeatCounts", "Life", "PlainTries"]
+
+logger = logging.getLogger(__name__)
+
+SOON: Final = 0.02  # seconds after somebody else's time is over
+GUARD_AGAIN: Final = 60.0  # seconds until it is tried again whether scripts may be run
+
+_NO_SCRIPTS: Final = ("no_permission", "unknown_command")
+_NO_GET: Final = ("unsupported", "no_permission")  # SET … GET: before Redis 6.2
+
+
+@dataclass
+class HeartbeatCounts:
+    """What one heartbeat did, over all its openings.
+
+    Attributes:
+        writes: Beats that were written.
+        refreshes: Beats for which there was no memory: the former value was kept alive.
+        failures: Beats that could not be written, or perhaps.
+        losses: Times somebody else had taken the key over.
+        overwritten: Times somebody else had written over the key without owning it.
+    """
+
+    writes: int = 0
+    refreshes: int = 0
+    failures: int = 0
+    losses: int = 0
+    overwritten: int = 0
+
+
+@dataclass
+class PlainTries:
+    """How a heartbeat is written where no script may be run.
+
+    Attributes:
+        until: Seconds of the claim's clock until a script is tried again.
+        guarded: Whether ``SET … GET`` is known: it leaves another type alone.
+        digest: Of what was written last.
+    """
+
+    until: float
+    guarded: bool = True
+    digest: bytes = b""
+
+
+def _nobody(_: str) -> bool:
+    return False
+
+
+class Life:
+    """One heartbeat from its opening to its end.
+
+    Attributes:
+        claim: Whether the key is ours.
+        counts: Of the heartbeat.
+        interval: Longest time between two beats, in seconds.
+        sent_at: When it was last asked to be written, by the clock of the event loop.
+        hastened: Whether it waits to be looked at before its time.
+        judged: Set when the first answer is there, or no answer is to be expected soon.
+        landed: Set when the first beat is written.
+        ended: Set when nothing of it is in Redis any more, or nobody can tell.
+        verdict: What is to be raised where it was opened, if anything.
+        plain: How it is written without scripts, where they are refused.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[], WorkerHeartbeat],
+        claim: Claim,
+        *,
+        interval: float,
+        counts: HeartbeatCounts,
+        rng: random.Random,
+        is_dead: Callable[[str], bool] = _nobody,
+    ) -> None:
+        """Remember the parts.
+
+        Args:
+            say: Gives what is to be said.
+            claim: For the key.
+            interval: Longest time between two beats, in seconds.
+            counts: Where is counted.
+            rng: Spreads the beats.
+            is_dead: Tells whether the owner of a token surely lives no more.
+        """
+        self._say = say
+        self.claim = claim
+        self.counts = counts
+        self.interval = interval
+        self.sent_at = float("-inf")
+        self.hastened = False
+        self.judged = anyio.Event()
+        self.landed = anyio.Event()
+        self.ended = anyio.Event()
+        self.verdict: BlsError | None = None
+        self.plain: PlainTries | None = None
+        self._rng = rng
+        self._is_dead = is_dead
+        self._dead = ""
+        self._status_sent: WorkerStatus | None = None
+        self._status_written: WorkerStatus | None = None
+        self._told = Standing.OURS
+        self._told_overwritten = False
+
+    def value(self, status: WorkerStatus | None = None) -> bytes:
+        """Write what is to be said, as of now.
+
+        Args:
+            status: Said instead of its own.
+        """
+        said = self._say().changed()
+        if status is not None:
+            said = replace(said, status=status)
+        return said.to_json().encode()
+
+    def ask(self) -> Run:
+        """Ask for the next beat."""
+        value = self.value()
+        self._status_sent = self._say().status
+        true = self._status_sent is self._status_written
+        return self.claim.ask(value, true=true, dead=self._dead)
+
+    def ask_plainly(self) -> Request:
+        """Ask for the next beat where no script may be run."""
+        assert self.plain is not None  # noqa: S101 - for the type checker
+        value = self.value()
+        self.plain.digest = hashlib.sha1(value, usedforsecurity=False).digest()
+        words = ("SET", self.claim.key, value, "PX", int(self.claim.ttl * 1000))
+        return (*words, "GET") if self.plain.guarded else words
+
+    def hear(self, reply: Reply, *, sent_at: float, now: float) -> float:
+        """Note what a reply says.
+
+        Args:
+            reply: No error.
+            sent_at: When it was asked for.
+            now: Both by :func:`~bls_agent.lease.boot_seconds`.
+
+        Returns:
+            In how many seconds the next beat is due.
+        """
+        answer = Answer.of(reply)
+        losses = self.claim.losses
+        written = self.claim.hear(answer, sent_at=sent_at, now=now)
+        self.counts.losses += self.claim.losses - losses
+        if written:
+            self._landed()
+        self.counts.refreshes += answer.what == "refreshed"
+        if answer.strange:
+            self._tell_overwritten()
+        if answer.what == "lapsed" or self._inherits(answer):
+            return 0.0
+        self._judge(answer)
+        beat = jittered(self.interval, self._rng)
+        if answer.what in ("held", "stands") and answer.remaining is not None:
+            return min(beat, answer.remaining + SOON)
+        return beat
+
+    def _inherits(self, answer: Answer) -> bool:
+        """Tell whether the owner is dead, so that nobody has to wait for its lease."""
+        former, self._dead = self._dead, ""
+        if answer.what == "held" and answer.whose != former:
+            self._dead = answer.whose if self._is_dead(answer.whose) else ""
+        return bool(self._dead)
+
+    def hear_plainly(self, reply: Reply) -> float:
+        """Note that a beat was written without a script; says when the next is due."""
+        del reply
+        self._landed()
+        self.judged.set()
+        return jittered(self.interval, self._rng)
+
+    def fail(self, error: RedisUnavailableError, *, ambiguous: bool) -> None:
+        """Note that a beat was not written, or perhaps."""
+        self.counts.failures += 1
+        self.claim.fail(ambiguous=ambiguous)
+        if error.kind == "wrong_type":
+            self.verdict = WrongTypeError(self.claim.key, "string")
+        self.judged.set()
+
+    def goes_plainly(self, now: float, error: RedisUnavailableError) -> bool:
+        """Tell whether a refusal leaves a plainer way, and choose it."""
+        plain = self.plain
+        if plain is None or now >= plain.until:
+            if error.kind not in _NO_SCRIPTS:
+                return False
+            self.plain = PlainTries(now + GUARD_AGAIN)
+            return True
+        if plain.guarded and error.kind in _NO_GET:
+            plain.guarded = False
+            return True
+        return False
+
+    def asks_plainly(self, now: float) -> bool:
+        """Tell whether the next beat goes without a script."""
+        return self.plain is not None and now < self.plain.until
+
+    def _landed(self) -> None:
+        self.counts.writes += 1
+        self._status_written = self._status_sent
+        self.landed.set()
+
+    def _judge(self, answer: Answer) -> None:
+        """Note for who opens it what stands in the way, and say it once in the log."""
+        standing, key = self.claim.standing, self.claim.key
+        error: BlsError | None = None
+        if answer.what == "wrong_type":
+            error = WrongTypeError(answer.whose or key, "string")
+        elif answer.what in ("held", "stands"):
+            error = LeaseHeldError(key, answer.remaining)
+        if not self.judged.is_set():
+            self.verdict = error
+            self.judged.set()
+        elif error is not None and standing is not self._told:
+            logger.warning("no heartbeat is written, it is waited: %s", error)
+        elif error is None and self._told is not Standing.OURS:
+            logger.info("the heartbeat %r is ours now", key)
+        if answer.what != "late":
+            self._told = standing
+
+    def _tell_overwritten(self) -> None:
+        self.counts.overwritten += 1
+        if not self._told_overwritten:
+            self._told_overwritten = True
+            text = "somebody else writes the heartbeat %r, too: give each worker an id of its own"
+            logger.warning(text, self.claim.key)

@@ -1,0 +1,377 @@
+"""All heartbeats of one event loop and one Redis: one connection, one task, few writes."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from bls_agent.background import start_background
+from bls_agent.backoff import Backoff
+from bls_agent.complaints import Complaints
+from bls_agent.endpoint import Endpoint, Reply
+from bls_agent.errors import BlsError, RedisRefusedError, RedisUnavailableError
+from bls_agent.forking import register
+from bls_agent.keyed_wires import KeyedWires
+from bls_agent.lease import boot_seconds
+from bls_agent.redaction import redact_traceback
+from bls_agent.scripts import BEAT, END_BEAT
+from bls_agent.wakeup import Wakeup
+from bls_agent.watchdog import Watch
+from bls_agent.workers.heartbeat_life import Life
+from bls_agent.workers.schedule import Schedule
+from bls_agent.workers.stalled_heartbeats import StallCounts, StalledHeartbeats
+
+if TYPE_CHECKING:
+    import asyncio  # noqa: TID251 - a task of asyncio's
+
+__all__ = ["HeartbeatPool"]
+
+logger = logging.getLogger(__name__)
+
+NAME: Final = "bls-agent:heartbeats"
+TOGETHER: Final = 0.25  # seconds: what is due so soon goes along
+BATCH: Final = 500  # heartbeats that are written before the host gets its turn
+COALESCE: Final = 0.1  # seconds between two writes of one heartbeat
+CAP: Final = 2.0  # seconds between two tries while Redis is away
+GRACE: Final = 0.5  # seconds beyond its timeout that an end may take
+
+_HOPELESS: Final = ("no_permission", "unknown_command", "refused")
+
+
+class HeartbeatPool:
+    """Writes many heartbeats from one task over one connection.
+
+    Attributes:
+        stalls: How often the event loop stood still.
+        is_gone: Whether it does nothing any more: its task has ended, or it is a forked
+            child's copy.
+        users: Heartbeats that are open.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, *, timeout: float, stall_after: float | None
+    ) -> None:
+        """Remember where to; :meth:`start` begins.
+
+        Args:
+            endpoint: Where Redis is.
+            timeout: Deadline of one request in seconds.
+            stall_after: Seconds of standing still from which on the event loop does not
+                count as running; ``None`` for never.
+        """
+        self._timeout = timeout
+        self._wires = KeyedWires(endpoint, NAME, timeout=timeout)
+        self._wakeup = Wakeup()
+        self._schedule: Schedule[Life] = Schedule()
+        self._hastened: deque[Life] = deque()
+        self._ending: list[Life] = []
+        self._backoff = Backoff(cap=CAP)
+        self._retry_at = 0.0
+        self._away_since: float | None = None
+        self._told_away = self._told_plain = False
+        self._generation = 0
+        self._complaints = Complaints()
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False
+        self._ended = anyio.Event()
+        self.is_gone = False
+        self.users = 0
+        self.lives: dict[int, Life] = {}
+        self.stalls = StallCounts()
+        self._watch: Watch | None = None
+        if stall_after is not None:
+            ward = StalledHeartbeats(
+                endpoint, self, timeout=timeout, stall_after=stall_after
+            )
+            self._watch = Watch(ward)
+            self._ward = ward
+
+    def start(self) -> None:
+        """Begin, in the running event loop."""
+        register(self)
+        self._task = start_background(self._run, NAME)
+        self._task.add_done_callback(self._is_over)
+
+    def _is_over(self, _: asyncio.Task[None]) -> None:
+        # A task that is cancelled before it began runs nothing of its own, no finally.
+        self.is_gone = True
+        self._ended.set()
+
+    def forget_parent(self) -> None:
+        """In a forked child: the heartbeats are the parent's."""
+        self.is_gone = True
+        self.lives = {}
+        self._schedule = Schedule()
+
+    def add(self, life: Life) -> None:
+        """Keep one more alive; its first beat is due."""
+        self.lives[id(life)] = life
+        self._schedule.put(life, anyio.current_time())
+        if self._watch is not None and self._ward.hurry(life.claim.ttl):
+            self._watch.begin()
+        self._wakeup.set()
+
+    def hasten(self, life: Life) -> None:
+        """Have a beat written soon; from any thread, never waits."""
+        if not life.hastened and not self.is_gone:
+            life.hastened = True
+            self._hastened.append(life)
+            self._wakeup.set()
+
+    def hasten_all(self) -> None:
+        """Have every beat written soon; from any thread, never waits."""
+        for life in list(self.lives.values()):
+            self.hasten(life)
+
+    def drop(self, life: Life) -> None:
+        """Let go of one that is not ours, without a word to Redis."""
+        life.claim.end()
+        self.lives.pop(id(life), None)
+        self._schedule.remove(life)
+
+    async def end(self, life: Life) -> None:
+        """Remove one from Redis if it is ours; within ``timeout`` + 0.5 s."""
+        self.drop(life)
+        if self.is_gone:
+            return
+        self._ending.append(life)
+        self._wakeup.set()
+        with anyio.move_on_after(self._timeout + GRACE):
+            await life.ended.wait()
+        if life in self._ending:
+            self._ending.remove(life)
+
+    async def aclose(self) -> None:
+        """End the task and close the connection."""
+        self._closing = True
+        if self._watch is not None:
+            with anyio.move_on_after(GRACE):
+                await self._watch.end()
+        if self._task is not None:
+            self._task.cancel()
+            await self._ended.wait()
+
+    async def _run(self) -> None:
+        self._wakeup.bind()
+        try:
+            while not self.is_gone:
+                try:
+                    await self._wait()
+                    if not self.is_gone:
+                        await self._tick()
+                except Exception as error:  # noqa: BLE001 - ours: the others go on
+                    text = "a beat of the heartbeats failed\n%s"
+                    logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
+                    await anyio.sleep(1.0 + self._backoff.failed())
+        finally:
+            self._wakeup.unbind()
+            if self._watch is not None:
+                self._watch.drop()
+            if not self.is_gone:
+                with anyio.CancelScope(shield=True):
+                    await self._wind_up()
+
+    async def _wind_up(self) -> None:
+        """Remove what nobody will remove any more, and close the connection."""
+        lives = list(self.lives.values())
+        if lives and not self._closing:
+            logger.warning("the task of the heartbeats was cancelled and has ended")
+            for life in lives:
+                self.drop(life)
+            with anyio.move_on_after(self._timeout + GRACE):
+                await self._end(lives)
+        await self._wires.aclose()
+
+    async def _wait(self) -> None:
+        """Wait until a beat is due, or an end is wanted."""
+        while True:
+            self._take_hastened()
+            now, due = anyio.current_time(), self._schedule.next()
+            if self._ending:
+                return
+            due = None if due is None else max(due, self._retry_at)
+            if due is not None and due <= now:
+                await anyio.lowlevel.checkpoint()
+                return
+            await self._wakeup.wait(None if due is None else due - now)
+
+    def _take_hastened(self) -> None:
+        now = anyio.current_time()
+        while self._hastened:
+            life = self._hastened.popleft()
+            life.hastened = False
+            if id(life) in self.lives:
+                self._schedule.hasten(life, max(now, life.sent_at + COALESCE))
+
+    async def _tick(self) -> None:
+        ending, self._ending = self._ending, []
+        if ending:
+            await self._end(ending)
+        if anyio.current_time() < self._retry_at:
+            return
+        due = self._take_due()
+        scripted: list[Life] = []
+        plain: list[Life] = []
+        now = boot_seconds()
+        for life in due:
+            (plain if life.asks_plainly(now) else scripted).append(life)
+        await self._beat(scripted)
+        await self._beat_plainly(plain)
+
+    def _take_due(self) -> list[Life]:
+        now = anyio.current_time()
+        due: list[Life] = []
+        for life in self._schedule.take(now + TOGETHER, BATCH):
+            if life.sent_at + COALESCE <= now:
+                due.append(life)
+                life.sent_at = now
+            else:
+                self._schedule.put(life, life.sent_at + COALESCE)
+        return due
+
+    async def _beat(self, lives: Sequence[Life]) -> None:
+        if not lives:
+            return
+        runs = [life.ask() for life in lives]
+        sent_at = boot_seconds()
+        try:
+            replies = await BEAT.run_many(self._wires, runs)
+        except RedisUnavailableError as error:
+            self._fail(lives, error)
+            return
+        except BaseException:
+            for life in lives:
+                life.claim.fail(ambiguous=True)
+            raise
+        self._hear(lives, replies, sent_at=sent_at)
+
+    async def _beat_plainly(self, lives: Sequence[Life]) -> None:
+        if not lives:
+            return
+        try:
+            replies = await self._wires.call_many(
+                [life.ask_plainly() for life in lives]
+            )
+        except RedisUnavailableError as error:
+            self._fail(lives, error)
+            return
+        self._hear(lives, replies, sent_at=None)
+
+    def _hear(
+        self, lives: Sequence[Life], replies: Sequence[Reply], *, sent_at: float | None
+    ) -> None:
+        now = boot_seconds()
+        failed: dict[str, tuple[RedisUnavailableError, list[Life]]] = {}
+        for life, reply in zip(lives, replies, strict=True):
+            if id(life) not in self.lives:
+                continue
+            if isinstance(reply, RedisUnavailableError):
+                if life.goes_plainly(now, reply):
+                    self._tell_plain(reply)
+                    self._put(life, 0.0)
+                else:
+                    failed.setdefault(reply.kind, (reply, []))[1].append(life)
+            elif sent_at is None:
+                self._put(life, life.hear_plainly(reply))
+            else:
+                self._put(life, life.hear(reply, sent_at=sent_at, now=now))
+        for error, theirs in failed.values():
+            self._fail(theirs, error, together=False)
+        if not failed:
+            self._succeed()
+
+    def _put(self, life: Life, delay: float) -> None:
+        if id(life) in self.lives:
+            if not delay:
+                life.sent_at = float("-inf")
+            self._schedule.put(life, anyio.current_time() + delay)
+
+    def _succeed(self) -> None:
+        """Note that Redis is there; what it forgot while it was away comes back at once."""
+        self._backoff.succeeded()
+        self._retry_at = 0.0
+        generation = 0 if self._wires.is_cluster else self._wires.pick().generation
+        was_away = self._away_since is not None
+        if was_away or generation != self._generation:
+            if self._generation or was_away:
+                self.hasten_all()
+            self._generation = generation
+        if self._away_since is not None:
+            if self._told_away:
+                seconds = anyio.current_time() - self._away_since
+                logger.info("heartbeats are written again after %.1f s", seconds)
+            self._away_since, self._told_away = None, False
+
+    def _fail(
+        self,
+        lives: Sequence[Life],
+        error: RedisUnavailableError,
+        *,
+        together: bool = True,
+    ) -> None:
+        """Note that beats were not written, and when to try again.
+
+        Args:
+            lives: Whose.
+            error: Why.
+            together: Whether none of all could be asked for, or else only these.
+        """
+        refused = isinstance(error, RedisRefusedError)
+        longest = error.kind == "auth"
+        delay = self._backoff.failed(permanent=refused, longest=longest)
+        now = anyio.current_time()
+        if together:
+            self._retry_at = now + delay
+        if self._away_since is None:
+            self._away_since = now
+        told: BlsError = error
+        if error.kind in _HOPELESS:
+            told = BlsError(str(error))
+        self._told_away |= self._complaints.say("heartbeats cannot be written", told)
+        ambiguous = together and not (error.connecting and len(lives) == 1)
+        for life in lives:
+            life.fail(error, ambiguous=ambiguous)
+            if id(life) in self.lives:
+                self._schedule.put(life, now + delay)
+
+    def _tell_plain(self, error: RedisUnavailableError) -> None:
+        if not self._told_plain:
+            self._told_plain = True
+            text = (
+                "this user may run no scripts: heartbeats are written without an owner, "
+                "and two workers of one id are not noticed (%s)"
+            )
+            logger.warning(text, error)
+
+    async def _end(self, lives: Sequence[Life]) -> None:
+        """Remove what is ours; once more if the connection was lost."""
+        for _ in range(2):
+            try:
+                now = boot_seconds()
+                runs = [life.claim.ask_to_end(now) for life in lives]
+                await END_BEAT.run_many(self._wires, runs)
+                await self._end_plain([life for life in lives if life.plain])
+            except RedisUnavailableError as error:
+                logger.info("a heartbeat could not be removed: %s", error)
+                if error.connecting:
+                    break
+            else:
+                break
+        for life in lives:
+            life.ended.set()
+
+    async def _end_plain(self, lives: Sequence[Life]) -> None:
+        for life in lives:
+            key = life.claim.key
+            with suppress(RedisRefusedError):
+                value: bytes | None = await self._wires.call(key, "GET")
+                written = life.plain.digest if life.plain else b""
+                found = value or b""
+                if hashlib.sha1(found, usedforsecurity=False).digest() == written:
+                    await self._wires.call(key, "DEL")

@@ -1,0 +1,300 @@
+"""How far the work of a fleet is (contract 001): days that are synced, backtests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import date
+from types import TracebackType
+from typing import Any, ClassVar, Final, Self, cast
+
+from bls_agent.access import Access
+from bls_agent.endpoint import Argument, Reply
+from bls_agent.errors import (
+    ConfigurationError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
+from bls_agent.keys import KEYS
+from bls_agent.scripts import ADD_MEMBERS
+from bls_agent.wire import Wire
+from bls_agent.workers.calendars import (
+    Day,
+    SyncSummary,
+    days_of,
+    list_days,
+    read_days,
+    summarize,
+)
+from bls_agent.workers.task_keys import TaskKeys
+from bls_agent.workers.task_records import Task
+
+__all__ = ["BacktestProgress", "SyncProgress"]
+
+MANY: Final = 500  # members in one command: about a millisecond of the server's
+FEW: Final = 4_000  # members that are read at once, in about a millisecond
+TRIES: Final = 5  # of reading a large set over connections that break
+
+
+class BacktestProgress(TaskKeys):
+    """Says how far a backtest is: ``backtest:task:{task_id}:progress``.
+
+    Each word lives for two hours from when it was said. The value is laid out like that
+    of :class:`~bls_agent.workers.TaskStatus`, with ``progress`` always there.
+    """
+
+    kind: ClassVar[str] = "backtest_task_progress"
+
+    async def set(
+        self, task_id: str, progress: float, status: str = "running", **fields: Any
+    ) -> Task:
+        """Say how far it is, whatever was said before.
+
+        Args:
+            task_id: Which backtest.
+            progress: Percent, from 0 to 100.
+            status: How it is, in words of your own.
+            fields: What else is to be said; see :meth:`TaskStatus.set`.
+
+        Raises:
+            ConfigurationError: The id cannot be part of a key, or a field cannot be
+                written.
+            WrongTypeError: The key is no string; it was left alone.
+            RedisUnavailableError: Not written; or perhaps, if ``error.ambiguous``.
+        """
+        return await self._put(task_id, status, {"progress": progress, **fields})
+
+
+class SyncProgress:
+    """Which days of something are synced: a set of dates, ``{type}_update_{code}``.
+
+    The set lives for thirty days from the last :meth:`add`. Works with and without
+    ``async with``, in any event loop; close it with :meth:`aclose` when it was used
+    without. Reading never gives "nothing" for "Redis is away": it raises
+    :class:`~bls_agent.RedisUnavailableError`.
+
+    One key can be read in several ways: ``a_update_b_update_c`` may be the type ``a`` or
+    the type ``a_update_b``. A type that runs into ``_update_`` is therefore refused with
+    a :class:`~bls_agent.ConfigurationError`, so that no two names share a set.
+    """
+
+    def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
+        """Remember where Redis is; nothing is opened yet.
+
+        Args:
+            redis: A URL, a client of redis-py or a ``ProjectAgent``. Default:
+                ``BLS_REDIS_URL``, read at the first request.
+            timeout: Deadline of one request in seconds.
+
+        Raises:
+            ConfigurationError: ``redis`` is none of these, or ``timeout`` no time.
+        """
+        self._access = Access(redis, "bls-progress", timeout=timeout)
+
+    def __repr__(self) -> str:
+        return f"<SyncProgress {self._access.shown}>"
+
+    async def __aenter__(self) -> Self:
+        """Open nothing: the first request does."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the connection."""
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connection of this event loop; the next request opens it again."""
+        await self._access.aclose()
+
+    async def add(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the contract's name
+        """Note days as synced; the set lives for thirty days from now.
+
+        Five hundred days in one step; more in several. An error leaves a part of them at
+        most, never a set without an end, and adding all of them again does no harm.
+
+        Args:
+            type: What is synced, such as ``tick``.
+            code: Of what, such as ``000001.SZ``.
+            dates: Date objects or ISO text, one or many; none changes nothing.
+
+        Returns:
+            How many of them are new.
+
+        Raises:
+            ConfigurationError: A name cannot be part of a key, or a date is none.
+            WrongTypeError: The key is no set; it was left alone.
+            RedisUnavailableError: Not all were added; or perhaps, if
+                ``error.ambiguous``.
+        """
+        key, ttl = _key(type, code), KEYS["sync_progress"].ttl
+        runs = [(cast("int", ttl), *part) for part in _portions(dates)]
+        async with self._access.wires.to(key) as wire:
+            return _sum(key, await ADD_MEMBERS.run_each(wire, [key], runs))
+
+    async def remove(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the contract's name
+        """Take days out, so that they count as missing; the others live on as before.
+
+        Args and errors: as :meth:`add`.
+
+        Returns:
+            How many of them were there.
+        """
+        key = _key(type, code)
+        requests = [("SREM", _encode(key), *part) for part in _portions(dates)]
+        return _sum(key, await self._access.wires.call_many(requests))
+
+    async def clear(self, type: str, code: str) -> bool:  # noqa: A002 - the contract's name
+        """Forget all days; freeing a large set does not hold up the server.
+
+        Returns:
+            Whether there were any.
+
+        Raises:
+            WrongTypeError: The key is no set; it was left alone.
+            RedisUnavailableError: Not cleared; or perhaps, if ``error.ambiguous``.
+        """
+        key = _key(type, code)
+        async with self._access.wires.to(key) as wire:
+            try:
+                if not await wire.read("SCARD", _encode(key)):
+                    return False
+                return bool(await wire.call("UNLINK", _encode(key)))
+            except RedisUnavailableError as error:
+                raise _as_wrong_type(error, key) from error
+
+    async def contains(self, type: str, code: str, day: Day) -> bool:  # noqa: A002 - the contract's name
+        """Tell whether a day is synced.
+
+        Raises:
+            ConfigurationError: A name cannot be part of a key, or ``day`` is none.
+            WrongTypeError: The key is no set.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        key, (only,) = _key(type, code), list_days("day", day)
+        try:
+            found = await self._access.wires.read(key, "SISMEMBER", only.isoformat())
+        except RedisUnavailableError as error:
+            raise _as_wrong_type(error, key) from error
+        return bool(found)
+
+    async def dates(self, type: str, code: str) -> set[date]:  # noqa: A002 - the contract's name
+        """Give every day that is synced; empty if there is none, or no more.
+
+        Members that are no dates are left out; :meth:`summary` counts them.
+
+        Raises:
+            ConfigurationError: A name cannot be part of a key.
+            WrongTypeError: The key is no set.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        return (await self._read(_key(type, code)))[0]
+
+    async def summary(
+        self,
+        type: str,  # noqa: A002 - the contract's name
+        code: str,
+        calendar: Iterable[Day],
+    ) -> SyncSummary:
+        """Compare what is synced with a calendar.
+
+        Args:
+            type: What is synced.
+            code: Of what.
+            calendar: A tuple ``(start, end)`` for every day from one to the other, both
+                included; any other iterable for just the days in it, such as the
+                trading days of an exchange.
+
+        Raises:
+            ConfigurationError: A name cannot be part of a key, or the calendar is none.
+            WrongTypeError: The key is no set.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        key, wanted = _key(type, code), days_of(calendar)
+        days, foreign = await self._read(key)
+        return summarize(days, wanted, foreign=foreign)
+
+    async def _read(self, key: str) -> tuple[set[date], int]:
+        async with self._access.wires.to(key) as wire:
+            try:
+                return await _read_all(wire, _encode(key))
+            except RedisUnavailableError as error:
+                raise _as_wrong_type(error, key) from error
+
+
+async def _read_all(wire: Wire, key: bytes) -> tuple[set[date], int]:
+    """Read a set: a usual one in one step, a huge one in many short ones."""
+    if await wire.read("SCARD", key) <= FEW:
+        return read_days(await wire.read("SMEMBERS", key))
+    for _ in range(TRIES):
+        found = await _scan_all(wire, key)
+        if found is not None:
+            return found
+    reason = f"the connection broke in each of {TRIES} readings of a large set"
+    raise RedisUnavailableError("connection", reason, address=wire.address)
+
+
+async def _scan_all(wire: Wire, key: bytes) -> tuple[set[date], int] | None:
+    """Walk through a set; give nothing if the walk was not over one connection.
+
+    A cursor means nothing to another server, nor to the same one after a restart:
+    members would be missing without a word.
+    """
+    days: set[date] = set()
+    odd: set[bytes] = set()  # SSCAN may give a member twice
+    cursor, generation = b"0", None
+    while True:
+        cursor, members = await wire.read("SSCAN", key, cursor, "COUNT", MANY)
+        if generation not in (None, wire.generation):
+            return None
+        generation = wire.generation
+        for member in members:
+            found, foreign = read_days([member])
+            days |= found
+            if foreign:
+                odd.add(member)
+        if cursor == b"0":
+            return days, len(odd)
+
+
+def _key(type: str, code: str) -> str:  # noqa: A002 - the contract's name
+    """Build a key that no other type and code share.
+
+    Raises:
+        ConfigurationError: One of them cannot be part of a key, or the type runs into
+            the text between the two.
+    """
+    row = KEYS["sync_progress"]
+    key = row.build(type=type, code=code)
+    first = row.readings(key)[0]
+    if first["type"] != type:
+        rule = f"the key would also be that of {first['type']!r} and {first['code']!r}"
+        remedy = "Choose a type without '_update'."
+        raise ConfigurationError("type", type, rule, remedy)
+    return key
+
+
+def _portions(dates: Iterable[Day] | Day) -> list[list[Argument]]:
+    days: list[Argument] = [
+        day.isoformat() for day in sorted(list_days("dates", dates))
+    ]
+    return [days[begin : begin + MANY] for begin in range(0, len(days), MANY)]
+
+
+def _sum(key: str, replies: list[Reply]) -> int:
+    """Add up what the portions did; raise what hindered one of them."""
+    for reply in replies:
+        if isinstance(reply, RedisUnavailableError):
+            raise _as_wrong_type(reply, key)
+    return sum(cast("list[int]", replies))
+
+
+def _encode(key: str) -> bytes:
+    return key.encode("utf-8", "surrogateescape")
+
+
+def _as_wrong_type(error: RedisUnavailableError, key: str) -> Exception:
+    return WrongTypeError(key, "set") if error.kind == "wrong_type" else error

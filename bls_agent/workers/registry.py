@@ -1,0 +1,250 @@
+"""Who is alive: every worker whose heartbeat is in Redis, once or from look to look."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Final, Self
+
+import anyio
+import anyio.lowlevel
+
+from bls_agent.access import Access
+from bls_agent.backoff import Backoff
+from bls_agent.endpoint import Reply, Request
+from bls_agent.errors import (
+    ConfigurationError,
+    RedisRefusedError,
+    RedisUnavailableError,
+)
+from bls_agent.keyed_wires import KeyedWires
+from bls_agent.keys import KeyTemplate
+from bls_agent.settings import check_seconds
+from bls_agent.workers.heartbeats import WorkerHeartbeat
+from bls_agent.workers.roll import Change, Roll, WorkerChange
+from bls_agent.workers.search import Search
+from bls_agent.workers.worker import HEARTBEATS, LARGEST, Worker, find_kind
+
+__all__ = ["WorkerRegistry"]
+
+TOGETHER: Final = 250  # workers in one write
+NO_KEY: Final = -2  # what PTTL says
+NO_TTL: Final = -1
+
+
+class WorkerRegistry:
+    """Finds the workers of a fleet by their heartbeats; never writes.
+
+    Works with and without ``async with``; close it with :meth:`aclose` when it was used
+    without. Several tasks may ask and watch at once.
+
+    It needs SCAN, and GETRANGE and PTTL of the heartbeats' keys. Heartbeats that may not
+    be read are left out; if that is so for all of them it raises.
+
+    Args:
+        redis: URL, client of redis-py or a ``ProjectAgent``. Default: ``BLS_REDIS_URL``,
+            read at the first request.
+        timeout: Deadline of one request in seconds.
+
+    Raises:
+        ConfigurationError: The URL, the client or the time cannot be used.
+    """
+
+    def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
+        """Remember where Redis is; nothing is opened yet."""
+        self._access = Access(redis, "bls-workers", timeout=timeout)
+
+    def __repr__(self) -> str:
+        return f"<WorkerRegistry {self._access.shown}>"
+
+    async def __aenter__(self) -> Self:
+        """Open nothing: the first request does."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the connection."""
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connection; the next request opens it again."""
+        await self._access.aclose()
+
+    async def alive(
+        self, kind: type[WorkerHeartbeat] | str | None = None
+    ) -> list[Worker]:
+        """Find everybody whose heartbeat is there, also what is wrong under such a key.
+
+        Args:
+            kind: A class of heartbeats, the name of a row such as
+                ``"backtest_worker_heartbeat"``, or ``None`` for every kind of contract
+                001.
+
+        Returns:
+            Sorted by kind and id.
+
+        Raises:
+            ConfigurationError: There is no such kind.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        kinds = _kinds_of(kind)
+        wires = self._access.wires
+        found: dict[bytes, str] = {}
+        async with aclosing(_scan(wires, kinds)) as steps:
+            async for keys in steps:
+                found |= keys
+        seen = await _look(wires, found, {})
+        return sorted(seen.values(), key=lambda worker: (worker.kind, worker.id))
+
+    def watch(
+        self,
+        kind: type[WorkerHeartbeat] | str | None = None,
+        *,
+        interval: float = 1.0,
+        refreshes: bool = False,
+    ) -> AsyncGenerator[WorkerChange]:
+        """Tell who comes, leaves, falls silent, comes back or says something else.
+
+        First everybody who is there ``joined``. Who is known is looked at each interval,
+        so that whoever died ``left`` an interval after the TTL at the latest; new ones
+        are searched for every few seconds, and less often where a search takes long:
+        among a million other keys a new worker is seen after about ten seconds.
+
+        An outage is told once as ``unavailable``; then it is tried again with growing
+        pauses, up to 2 s, and its end is told as ``available``. After it nobody counts as
+        ``left`` before half a TTL is over: they had no way to refresh.
+
+        Args:
+            kind: As for :meth:`alive`.
+            interval: Seconds between two looks.
+            refreshes: Whether to tell also who has ``refreshed`` a heartbeat without
+                saying anything new, as whoever shows ages has to know.
+
+        Raises:
+            ConfigurationError: There is no such kind, or the interval is no time.
+            RedisRefusedError: Redis refuses for good; nobody repairs that by waiting.
+        """
+        kinds = _kinds_of(kind)
+        roll = Roll(refreshes=refreshes)
+        return self._watch(kinds, check_seconds("interval", interval), roll)
+
+    async def _watch(
+        self, kinds: Mapping[str, KeyTemplate], interval: float, roll: Roll
+    ) -> AsyncGenerator[WorkerChange]:
+        backoff = Backoff()
+        search = Search(lambda: _scan(self._access.wires, kinds), interval)
+        openings, down = None, False
+        try:
+            while True:
+                began = anyio.current_time()
+                try:
+                    keys = await search.advance()
+                    keys |= {key: one.kind for key, one in roll.workers.items()}
+                    seen = await _look(self._access.wires, keys, roll.workers)
+                except RedisRefusedError:
+                    raise
+                except RedisUnavailableError as error:
+                    await search.end()
+                    if not down:
+                        down = True
+                        yield WorkerChange(Change.UNAVAILABLE, error=error)
+                    await anyio.sleep(backoff.failed())
+                    continue
+                backoff.succeeded()
+                now, before = anyio.current_time(), openings
+                openings = self._access.wires.openings
+                # A server that was restarted between two looks is not seen to be away.
+                if down or before not in (None, openings):
+                    roll.hold(now)
+                if down:
+                    down = False
+                    yield WorkerChange(Change.AVAILABLE)
+                for change in roll.compare(seen, now):
+                    yield change
+                await anyio.sleep(max(0.0, began + interval - anyio.current_time()))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await search.end()
+
+
+def _kinds_of(kind: type[WorkerHeartbeat] | str | None) -> Mapping[str, KeyTemplate]:
+    if kind is None:
+        return HEARTBEATS
+    row = kind if isinstance(kind, str) else getattr(kind, "kind", None)
+    if isinstance(row, str) and row in HEARTBEATS:
+        return {row: HEARTBEATS[row]}
+    rule = f"one of {', '.join(HEARTBEATS)}, or a class of heartbeats"
+    raise ConfigurationError("kind", kind, rule)
+
+
+def _common_pattern(kinds: Mapping[str, KeyTemplate]) -> str:
+    """Make one pattern for several kinds of keys, so that one SCAN finds them all.
+
+    Each place holds any of the letters that the kinds have there. What else fits is left
+    out when it is parsed.
+    """
+    heads = [row.template.partition("{")[0] for row in kinds.values()]
+    if len(heads) == 1:
+        return next(iter(kinds.values())).pattern()
+    places = zip(*heads, strict=False)
+    return "".join(f"[{''.join(sorted(set(place)))}]" for place in places) + "*"
+
+
+async def _scan(
+    wires: KeyedWires, kinds: Mapping[str, KeyTemplate]
+) -> AsyncGenerator[dict[bytes, str]]:
+    """Give the keys of heartbeats and their kinds, step by step through all keys."""
+    async with aclosing(wires.scan_steps(_common_pattern(kinds))) as steps:
+        async for keys in steps:
+            found = ((key, find_kind(key, kinds)) for key in keys)
+            yield {key: kind for key, kind in found if kind is not None}
+
+
+async def _look(
+    wires: KeyedWires, keys: Mapping[bytes, str], before: Mapping[bytes, Worker]
+) -> dict[bytes, Worker]:
+    """Read heartbeats and how long they last; leave out who is gone or may not be read.
+
+    Not MGET: it shows a key of another type as none at all, one value of a hundred
+    megabytes would block the server, and one key that may not be read all the others.
+    """
+    seen: dict[bytes, Worker] = {}
+    refused: list[RedisUnavailableError] = []
+    for part in _parts(list(keys)):
+        requests: list[Request] = []
+        for key in part:
+            requests += [("PTTL", key), ("GETRANGE", key, 0, LARGEST)]
+        replies = await wires.read_many(requests)
+        for key, left, value in zip(part, replies[::2], replies[1::2], strict=True):
+            if error := _refusal_in(left, value):
+                refused.append(error)
+            elif left != NO_KEY or value:  # written after it had expired: it is there
+                payload = None if isinstance(value, Exception) else value
+                ttl = None if left == NO_TTL else max(0.0, left / 1000)
+                worker = Worker.read(keys[key], key, payload, ttl, before.get(key))
+                seen[key] = worker
+        await anyio.lowlevel.checkpoint()
+    if refused and len(refused) == len(keys):
+        raise refused[0]
+    return seen
+
+
+def _refusal_in(left: Reply, value: Reply) -> RedisUnavailableError | None:
+    """Give the error if this key may not be read; a key of another type is shown."""
+    for reply in (left, value):
+        if isinstance(reply, RedisUnavailableError):
+            if reply.kind == "no_permission":
+                return reply
+            if reply.kind != "wrong_type":
+                raise reply
+    return None
+
+
+def _parts(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    for begin in range(0, len(keys), TOGETHER):
+        yield keys[begin : begin + TOGETHER]

@@ -1,0 +1,290 @@
+"""A claim: who may write a key, and what a write that arrives late can still do."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent.claim import MAY_ARRIVE, Answer, Claim, Run, Standing
+from bls_agent.endpoint import Endpoint
+from bls_agent.keys import OWNER
+from bls_agent.names import place_beside
+from bls_agent.process_mark import Marks
+from bls_agent.scripts import BEAT, END_BEAT
+from bls_agent.wire import Wire
+
+
+@pytest.fixture
+def key() -> str:
+    return f"backtest:worker:回测-{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+async def wire(redis_url: str) -> AsyncIterator[Wire]:
+    wire = Wire(Endpoint.of(redis_url), "claim", timeout=5)
+    yield wire
+    await wire.aclose()
+
+
+@pytest.fixture
+async def bare(redis_url: str) -> AsyncIterator[Redis]:
+    async with Redis.from_url(redis_url, protocol=2) as client:
+        yield client
+
+
+async def ask(wire: Wire, run: Run) -> Answer:
+    """Run the script and read what it says."""
+    keys, arguments = run
+    return Answer.of(await BEAT.run(wire, keys, [*arguments]))
+
+
+async def beat(wire: Wire, claim: Claim, value: bytes, **options: bool) -> str:
+    """Ask and hear, as the loop around a claim does."""
+    answer = await ask(wire, claim.ask(value, **options))
+    claim.hear(answer, sent_at=0.0, now=0.0)
+    return answer.what
+
+
+async def end(wire: Wire, claim: Claim, now: float = 0.0) -> int:
+    """End a claim at the server."""
+    keys, arguments = claim.ask_to_end(now)
+    removed: int = await END_BEAT.run(wire, keys, [*arguments])
+    return removed
+
+
+def owner_of(key: str) -> str:
+    """Where the owner's token stands."""
+    return OWNER.locate(place=place_beside(key))
+
+
+async def test_value_and_lease_in_one_step(wire: Wire, bare: Redis, key: str) -> None:
+    """The value is what was given; token, number and digest stand beside it; one TTL."""
+    claim = Claim(key, 5)
+    assert await beat(wire, claim, "值".encode()) == "written"
+    assert claim.standing is Standing.OURS
+    assert await bare.get(key) == "值".encode()
+    digest = hashlib.sha1("值".encode(), usedforsecurity=False).hexdigest()
+    assert await bare.get(claim.owner_key) == f"{claim.token} 1 {digest}".encode()
+    for name in (key, owner_of(key)):
+        assert 4_000 < await bare.pttl(name) <= 5_000
+    assert await end(wire, claim) == 1
+    assert await bare.exists(key, owner_of(key)) == 0
+
+
+async def test_one_owner(wire: Wire, bare: Redis, key: str) -> None:
+    """A second one is told whose it is and how long; its end touches nothing."""
+    first, second = Claim(key, 5), Claim(key, 5)
+    await beat(wire, first, b"1")
+    answer = await ask(wire, second.ask(b"2"))
+    assert answer.what == "held"
+    assert answer.whose == first.token
+    assert answer.remaining is not None
+    assert 4 < answer.remaining <= 5
+    assert await end(wire, second) == 0
+    assert await bare.get(key) == b"1"
+
+
+async def test_only_a_dead_owner_is_deposed(wire: Wire, bare: Redis, key: str) -> None:
+    """Who names the owner's token as a dead one's takes its key, with its value."""
+    first, second = Claim(key, 5), Claim(key, 5)
+    await beat(wire, first, b"1")
+    assert (await ask(wire, second.ask(b"2", dead="another"))).what == "held"
+    assert (await ask(wire, second.ask(b"2", dead=first.token))).what == "written"
+    assert await bare.get(key) == b"2"
+
+
+async def test_a_stranger_is_judged_by_its_ttl(
+    wire: Wire, bare: Redis, key: str
+) -> None:
+    """What stands there without an owner is left alone, whatever its TTL."""
+    claim = Claim(key, 5)
+    await bare.set(key, b"x", px=3_000)
+    answer = await ask(wire, claim.ask(b"1"))
+    assert answer.what == "stands"
+    assert answer.remaining is not None
+    assert 2 < answer.remaining <= 3
+    await bare.persist(key)
+    answer = await ask(wire, claim.ask(b"1"))
+    assert (answer.what, answer.remaining) == ("stands", None)
+    assert await bare.get(key) == b"x"
+    assert await bare.exists(owner_of(key)) == 0
+
+
+async def test_other_types_stay(wire: Wire, bare: Redis, key: str) -> None:
+    """Neither the key nor its lease is written over another type."""
+    claim = Claim(key, 5)
+    await bare.rpush(key, "a")
+    assert await beat(wire, claim, b"1") == "wrong_type"
+    assert claim.standing is Standing.WRONG_TYPE
+    await bare.delete(key)
+    await bare.rpush(owner_of(key), "a")
+    assert (await ask(wire, claim.ask(b"1"))).whose == owner_of(key)
+    assert await end(wire, claim) == 0
+    assert await bare.exists(key) == 0
+    assert await bare.lrange(owner_of(key), 0, -1) == [b"a"]
+
+
+@pytest.mark.parametrize("odd", [b"", b" ", b"\xff\xfe", b"x y z", b"a" * 2_000])
+async def test_an_odd_owner_is_an_owner(
+    wire: Wire, bare: Redis, key: str, odd: bytes
+) -> None:
+    """Whatever a stranger has put where the token stands is somebody's."""
+    await bare.set(owner_of(key), odd, px=5_000)
+    assert await beat(wire, Claim(key, 5), b"1") == "held"
+    assert await bare.get(owner_of(key)) == odd
+
+
+async def test_our_lease_was_lost(wire: Wire, bare: Redis, key: str) -> None:
+    """A write that keeps does not take; the next one does, if nobody was there."""
+    claim = Claim(key, 5)
+    await beat(wire, claim, b"1")
+    await bare.delete(key, owner_of(key))
+    assert await beat(wire, claim, b"2") == "lapsed"
+    assert await bare.exists(key) == 0
+    assert await beat(wire, claim, b"3") == "written"
+    await bare.delete(owner_of(key))  # our own value still stands there
+    assert await beat(wire, claim, b"3") == "lapsed"
+    assert await beat(wire, claim, b"4") == "written"
+
+
+async def test_somebody_else_has_it_now(wire: Wire, bare: Redis, key: str) -> None:
+    """A peer who took over meanwhile keeps it, with a lease or without."""
+    claim, other = Claim(key, 5), Claim(key, 5)
+    await beat(wire, claim, b"1")
+    await bare.delete(key, owner_of(key))
+    await beat(wire, other, b"other")
+    assert await beat(wire, claim, b"2") == "held"
+    assert claim.losses == 1
+    await end(wire, other)
+    await bare.set(key, b"bare", ex=30)
+    assert await beat(wire, claim, b"3") == "stands"
+    assert await bare.get(key) == b"bare"
+    assert claim.losses == 1
+
+
+async def test_a_stranger_writes_over_ours(wire: Wire, bare: Redis, key: str) -> None:
+    """It is told, and ours is written again; its value survives our end."""
+    claim = Claim(key, 5)
+    await beat(wire, claim, b"1")
+    await bare.set(key, b"strange")
+    assert (await ask(wire, claim.ask(b"2"))).strange
+    assert await bare.get(key) == b"2"
+    assert not (await ask(wire, claim.ask(b"3"))).strange
+    await bare.set(key, b"strange", ex=30)
+    assert await end(wire, claim) == 0
+    assert await bare.get(key) == b"strange"
+    assert await bare.exists(owner_of(key)) == 0
+
+
+async def test_late_writes_do_nothing(wire: Wire, bare: Redis, key: str) -> None:
+    """An older write behind a younger one, and one that keeps behind the end."""
+    claim = Claim(key, 5)
+    await beat(wire, claim, b"1")
+    late, thread = claim.ask(b"late"), claim.ask_to_keep(b"thread")
+    await beat(wire, claim, b"now")
+    assert (await ask(wire, late)).what == "late"
+    assert (await ask(wire, thread)).what == "late"
+    assert await bare.get(key) == b"now"
+    last = claim.ask(b"last")
+    await end(wire, claim)
+    assert (await ask(wire, last)).what == "lapsed"
+    assert await bare.exists(key) == 0
+
+
+async def test_a_lost_write_that_takes(wire: Wire, bare: Redis, key: str) -> None:
+    """It cannot put the key back in place behind the end; others get it at once."""
+    claim = Claim(key, 5)
+    lost = claim.ask(b"lost")
+    claim.fail(ambiguous=True)
+    await beat(wire, claim, b"1")
+    await end(wire, claim, now=1.0)
+    assert (await ask(wire, lost)).what == "late"
+    assert await bare.exists(key) == 0
+    assert 20_000 < await bare.pttl(owner_of(key)) <= MAY_ARRIVE * 1_000
+    other = Claim(key, 5)
+    assert await beat(wire, other, b"2") == "written"
+    assert (await ask(wire, lost)).what == "held"
+    await end(wire, other)
+
+
+async def test_nothing_stays_behind_a_clean_end(
+    wire: Wire, bare: Redis, key: str
+) -> None:
+    """What was lost so long ago that it cannot arrive leaves nothing behind, either."""
+    claim = Claim(key, 5)
+    claim.ask(b"lost")
+    claim.fail(ambiguous=True)
+    await beat(wire, claim, b"1")
+    await end(wire, claim, now=MAY_ARRIVE + 1)
+    assert await bare.exists(key, owner_of(key)) == 0
+
+
+def test_valid_by_our_own_clock() -> None:
+    """Valid from before it was asked, not from when the answer came; a margin early."""
+    claim = Claim("k", 10)
+    assert not claim.is_valid(0.0)
+    claim.hear(Answer("written"), sent_at=100.0, now=105.0)
+    assert claim.is_valid(108.9)
+    assert not claim.is_valid(109.1)
+    claim.hear(Answer("held", 3.0), sent_at=101.0, now=106.0)
+    assert not claim.is_valid(106.0)
+
+
+def test_only_a_take_in_doubt_leaves_a_word() -> None:
+    """A lost write that keeps can do no harm and needs none."""
+    claim = Claim("k", 10)
+    claim.hear(Answer("written"), sent_at=0.0, now=0.0)
+    claim.fail(ambiguous=True)
+    assert claim.ask_to_end(0.0)[1] == (claim.token, 0)
+    claim = Claim("k", 10)
+    claim.fail(ambiguous=False)
+    assert claim.ask_to_end(0.0)[1] == (claim.token, 0)
+    claim.fail(ambiguous=True)
+    assert claim.ask_to_end(1e9)[1] == (claim.token, 25_000)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+def test_a_dead_process_is_known_by_its_mark() -> None:
+    """Alive, dead, reaped, frozen, and the mark of another machine."""
+    code = "from bls_agent.process_mark import Marks; print(Marks().own, flush=True); input()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    mark, marks = process.stdout.readline().strip(), Marks()
+    machine, pid, start, nonce = mark.split(".")
+    assert int(pid) == process.pid
+    assert not marks.is_dead(mark)
+    process.send_signal(signal.SIGSTOP)
+    assert not marks.is_dead(mark)
+    assert marks.is_dead(f"{machine}.{pid}.{int(start) - 1}.{nonce}")
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert marks.is_dead(mark)  # it lies there and nobody has buried it
+    process.communicate()
+    assert marks.is_dead(mark)
+    assert not marks.is_dead(f"{'0' * 16}.{pid}.{start}.{nonce}")
+
+
+@pytest.mark.parametrize("mark", ["", "a", "...", "1.2.3.4", "x.y.z.w", ".1.1.1"])
+def test_what_is_no_mark_is_not_dead(mark: str) -> None:
+    """Nobody is declared dead for a token that somebody else has made."""
+    assert not Marks().is_dead(mark)
+
+
+def test_our_own_mark() -> None:
+    """We live; what ran in this process before an exec does not."""
+    marks = Marks()
+    if not marks.own:
+        pytest.skip("this system tells nothing")
+    assert not marks.is_dead(marks.own)
+    assert marks.is_dead(marks.own[:-8] + "00000000")

@@ -1,0 +1,483 @@
+"""A worker's heartbeat: what stands in Redis, who owns it, how it ends."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import secrets
+import threading
+import time
+import warnings
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Any
+
+import anyio
+import pytest
+from anyio import to_thread
+from redis import Redis as BlockingRedis
+from redis.asyncio import Redis
+
+from bls_agent import (
+    ConfigurationError,
+    LeaseHeldError,
+    ProjectAgent,
+    RedisUnavailableError,
+    WrongTypeError,
+)
+from bls_agent.keys import OWNER
+from bls_agent.names import place_beside
+from bls_agent.workers import (
+    BacktestWorkerHeartbeat,
+    DataWorkerHeartbeat,
+    ExecutionNodeHeartbeat,
+    Heartbeat,
+    SchedulerHeartbeat,
+    TaskTimerHeartbeat,
+    WorkerHeartbeat,
+    WorkerStatus,
+)
+from tests.harness import eventually
+
+SHORT: dict[str, Any] = {"interval": 0.2, "ttl": 1.0}
+
+
+@pytest.fixture
+def said() -> BacktestWorkerHeartbeat:
+    return BacktestWorkerHeartbeat.create(worker_id=f"回测-{secrets.token_hex(4)}")
+
+
+@pytest.fixture
+async def bare(redis_url: str) -> AsyncIterator[Redis]:
+    async with Redis.from_url(redis_url, protocol=2) as client:
+        yield client
+
+
+def owner_of(key: str) -> str:
+    """Where the owner's token stands."""
+    return OWNER.locate(place=place_beside(key))
+
+
+async def seen(bare: Redis, key: str) -> dict[str, Any]:
+    """What a reader sees."""
+    value = await bare.get(key)
+    return {} if value is None else json.loads(value)
+
+
+@pytest.mark.parametrize(
+    ("heartbeat", "key"),
+    [
+        (DataWorkerHeartbeat.create("d{n}", stats={"行": 1}), "heartbeat:data_worker:d{n}"),
+        (BacktestWorkerHeartbeat.create("回测:{n}*?[a]"), "backtest:worker:回测:{n}*?[a]"),
+        (ExecutionNodeHeartbeat.create("e {n}", host="主机", port=9), "heartbeat:node:e {n}"),
+        (SchedulerHeartbeat.create("s{n}"), "heartbeat:scheduler:s{n}"),
+        (TaskTimerHeartbeat.create("t{n}", jobs_count=2), "heartbeat:task_timer:t{n}"),
+    ],
+)  # fmt: skip
+async def test_byte_for_byte(
+    redis_url: str, bare: Redis, heartbeat: WorkerHeartbeat, key: str
+) -> None:
+    """Key, fields, their order and the TTL of the contract; gone at the end."""
+    assert heartbeat.key == key
+    fields = list(json.loads(heartbeat.to_json()))
+    async with Heartbeat(redis_url, heartbeat) as beat:
+        value = await bare.get(key)
+        assert value is not None
+        shown = json.loads(value)
+        assert list(shown) == fields
+        assert value.decode() == beat.heartbeat.changed(
+            timestamp=shown["timestamp"]
+        ).to_json()  # fmt: skip
+        assert 29_000 < await bare.pttl(key) <= 30_000
+        assert 29_000 < await bare.pttl(owner_of(key)) <= 30_000
+        assert beat.owned
+    assert not beat.owned
+    assert await bare.exists(key, owner_of(key)) == 0
+
+
+async def test_kept_alive(redis_url: str, bare: Redis, said: Any) -> None:
+    """It outlives its TTL by far, and says each time when it was said."""
+    async with Heartbeat(redis_url, said, **SHORT) as beat:
+        first = await seen(bare, said.key)
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            assert await bare.pttl(said.key) > 400
+            assert beat.owned
+            await anyio.sleep(0.02)
+        last = await seen(bare, said.key)
+        assert 7 <= beat.stats().writes <= 11
+    assert last["last_heartbeat"] == last["timestamp"] > first["timestamp"]
+    assert last["started_at"] == first["started_at"] == said.started_at
+    assert datetime.fromisoformat(last["timestamp"]).tzinfo is not None
+
+
+async def test_update(redis_url: str, bare: Redis, said: Any) -> None:
+    """What changes is written at once; what does not fit is refused and changes nothing."""
+    async with Heartbeat(redis_url, said) as beat:
+        beat.update(running_tasks=3, status=WorkerStatus.STOPPING, task_uuids=["甲"])
+        await eventually(lambda: beat.stats().writes == 2, 1.0)
+        shown = await seen(bare, said.key)
+        assert shown["running_tasks"] == 3
+        assert shown["status"] == "stopping"
+        assert shown["task_uuids"] == ["甲"]
+        for wrong in (
+            {"running_tasks": -1},
+            {"status": "asleep"},
+            {"worker_id": "other"},
+            {"unknown": 1},
+        ):
+            with pytest.raises(ConfigurationError):
+                beat.update(**wrong)
+        assert beat.heartbeat.to_dict() | {"timestamp": "", "last_heartbeat": ""} == (
+            shown | {"timestamp": "", "last_heartbeat": ""}
+        )
+
+
+async def test_what_the_host_changes_is_not_ours(redis_url: str, bare: Redis) -> None:
+    """What was given is copied; what is given out is a copy."""
+    said = DataWorkerHeartbeat.create(secrets.token_hex(8), stats={"a": [1]})
+    async with Heartbeat(redis_url, said) as beat:
+        said.stats["a"] = object()
+        beat.heartbeat.status = WorkerStatus.ERROR
+        stats = {"b": [2]}
+        beat.update(stats=stats)
+        stats["b"].append(3)
+        await eventually(lambda: beat.stats().writes == 2, 1.0)
+        shown = await seen(bare, said.key)
+        assert (shown["status"], shown["stats"]) == ("running", {"b": [2]})
+
+
+async def test_many_updates_are_few_writes(redis_url: str, said: Any) -> None:
+    """Eight threads, none of whose fields is lost; a few writes for thousands of updates."""
+    kind = DataWorkerHeartbeat.create(secrets.token_hex(8))
+    async with Heartbeat(redis_url, kind) as one, Heartbeat(redis_url, said) as two:
+
+        def change(number: int) -> None:
+            names = ["running_tasks", "max_tasks"]
+            for count in range(250):
+                one.update(stats={"thread": number})
+                two.update(**{names[number % 2]: count})
+
+        began = time.monotonic()
+        async with anyio.create_task_group() as tasks:
+            for number in range(8):
+                tasks.start_soon(to_thread.run_sync, change, number)
+        elapsed = time.monotonic() - began
+        await eventually(lambda: two.stats().writes >= 2)
+        assert two.heartbeat.to_dict()["running_tasks"] == 249
+        assert two.heartbeat.to_dict()["max_tasks"] == 249
+        assert two.stats().writes <= 4 + elapsed / 0.1
+
+
+async def test_one_connection_and_few_round_trips(redis_url: str, bare: Redis) -> None:
+    """All heartbeats of a loop share one connection, and go in one write."""
+    names = [f"多-{secrets.token_hex(6)}" for _ in range(200)]
+    beats = [Heartbeat(redis_url, BacktestWorkerHeartbeat.create(n)) for n in names]
+    async with anyio.create_task_group() as tasks:
+        for beat in beats:
+            tasks.start_soon(beat.__aenter__)
+    clients = [c["name"] for c in await bare.client_list()]
+    assert clients.count("bls-agent:heartbeats") == 1
+    assert all(beat.owned for beat in beats)
+    async with anyio.create_task_group() as tasks:
+        for beat in beats:
+            tasks.start_soon(beat.aclose)
+    clients = [c["name"] for c in await bare.client_list()]
+    assert "bls-agent:heartbeats" not in clients
+    assert not await bare.exists(*(beat.heartbeat.key for beat in beats))
+
+
+async def test_refused_while_another_lives(
+    redis_url: str, bare: Redis, said: Any
+) -> None:
+    """The same id again: refused, nothing is touched; free after a clean stop."""
+    async with Heartbeat(redis_url, said) as first:
+        before = await bare.get(said.key)
+        second = Heartbeat(redis_url, said)
+        with pytest.raises(LeaseHeldError) as caught:
+            async with second:
+                pytest.fail("entered")
+        assert caught.value.key == said.key
+        assert caught.value.remaining is not None
+        assert 25 < caught.value.remaining <= 30
+        assert await bare.get(said.key) == before
+        assert first.owned
+        assert not second.owned
+        assert not second.stats().open
+    async with second:
+        assert second.owned
+
+
+async def test_two_wait(redis_url: str, bare: Redis, said: Any) -> None:
+    """The host goes on at once; when the owner goes one of them takes over."""
+    waits: dict[str, Any] = {**SHORT, "conflict": "wait"}
+    async with (
+        Heartbeat(redis_url, said, **SHORT) as owner,
+        Heartbeat(redis_url, said, **waits) as one,
+        Heartbeat(redis_url, said, **waits) as two,
+    ):
+        assert owner.owned
+        assert not one.owned
+        assert "waiting" in repr(one)
+        assert one.stats().standing == "held"
+        with pytest.raises(RedisUnavailableError, match="another process owns"):
+            await one.ready(0.05)
+        await owner.aclose()
+        assert await bare.exists(said.key) == 0
+        await eventually(lambda: one.owned or two.owned, 2.0)
+        assert one.owned != two.owned
+        winner, loser = (one, two) if one.owned else (two, one)
+        await loser.aclose()
+        assert await bare.exists(said.key) == 1
+        await winner.ready(0.0)
+    assert await bare.exists(said.key) == 0
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [b"", b"{}", b"[1]", b'{"status":"asleep"}', b"\xff\xfe", "在线".encode(), b"\x80\x04N."],
+)  # fmt: skip
+async def test_a_foreign_value_is_judged_by_its_ttl(
+    redis_url: str, bare: Redis, said: Any, foreign: bytes
+) -> None:
+    """A peer that knows no lease counts as alive as long as its key is there."""
+    await bare.set(said.key, foreign, px=250)
+    with pytest.raises(LeaseHeldError) as caught:
+        async with Heartbeat(redis_url, said, **SHORT):
+            pytest.fail("entered")
+    assert caught.value.remaining is not None
+    assert caught.value.remaining <= 0.25
+    async with Heartbeat(redis_url, said, conflict="wait", **SHORT) as beat:
+        await eventually(lambda: beat.owned, 2.0)
+        assert (await seen(bare, said.key))["status"] == "running"
+
+
+async def test_a_foreign_value_without_a_ttl(
+    redis_url: str, bare: Redis, said: Any
+) -> None:
+    """It would never become free: refused in both modes, with what to do."""
+    await bare.set(said.key, b"{}")
+    for conflict in ("refuse", "wait"):
+        with pytest.raises(LeaseHeldError, match="delete it") as caught:
+            async with Heartbeat(redis_url, said, conflict=conflict):  # type: ignore[arg-type]
+                pytest.fail("entered")
+        assert caught.value.remaining is None
+    assert await bare.get(said.key) == b"{}"
+    await bare.delete(said.key)
+
+
+@pytest.mark.parametrize("conflict", ["refuse", "wait"])
+async def test_another_type(
+    redis_url: str, bare: Redis, said: Any, conflict: Any
+) -> None:
+    """It is left alone."""
+    await bare.hset(said.key, "a", "b")
+    with pytest.raises(WrongTypeError):
+        async with Heartbeat(redis_url, said, conflict=conflict):
+            pytest.fail("entered")
+    assert await bare.hgetall(said.key) == {b"a": b"b"}
+    await bare.delete(said.key)
+
+
+async def test_a_peer_took_over(
+    redis_url: str, bare: Redis, said: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """We stop writing, say it once, and take over when the peer is silent."""
+    async with Heartbeat(redis_url, said, **SHORT) as beat:
+        await bare.set(owner_of(said.key), "another", px=900)
+        await bare.set(said.key, b"theirs", px=900)
+        await eventually(lambda: not beat.owned, 2.0)
+        assert await bare.get(said.key) == b"theirs"
+        assert beat.stats().losses == 1
+        await eventually(lambda: beat.owned, 3.0)
+    told = [r for r in caplog.records if "no heartbeat is written" in r.message]
+    assert len(told) == 1
+    assert said.key in told[0].message
+
+
+async def test_a_stop_leaves_the_peer_alone(
+    redis_url: str, bare: Redis, said: Any
+) -> None:
+    """A clean stop touches neither its value nor its token."""
+    async with Heartbeat(redis_url, said):
+        await bare.set(owner_of(said.key), "another")
+        await bare.set(said.key, b"theirs")
+    assert await bare.get(said.key) == b"theirs"
+    assert await bare.get(owner_of(said.key)) == b"another"
+    await bare.delete(said.key, owner_of(said.key))
+
+
+async def test_a_peer_without_a_lease_writes_too(
+    redis_url: str, bare: Redis, said: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Said once, counted each time, and ours is written again."""
+    async with Heartbeat(redis_url, said, **SHORT) as beat:
+        for times in (1, 2):
+            await bare.set(said.key, b"theirs")
+            await eventually(lambda t=times: beat.stats().overwritten == t, 2.0)
+        assert (await seen(bare, said.key))["status"] == "running"
+    told = [r for r in caplog.records if "somebody else writes" in r.message]
+    assert len(told) == 1
+
+
+async def test_its_keys_vanish(redis_url: str, bare: Redis, said: Any) -> None:
+    """FLUSHALL, or an eviction: it is back with the next beat."""
+    async with Heartbeat(redis_url, said, **SHORT) as beat:
+        await bare.delete(said.key, owner_of(said.key))
+        await eventually(lambda: beat.stats().writes >= 2, 2.0)
+        assert await bare.exists(said.key, owner_of(said.key)) == 2
+        await bare.delete(owner_of(said.key))
+        writes = beat.stats().writes
+        await eventually(lambda: beat.stats().writes > writes, 2.0)
+        assert beat.owned
+
+
+async def test_the_body_fails(redis_url: str, bare: Redis, said: Any) -> None:
+    """Its exception goes on unchanged, and so does a cancellation; the key is gone."""
+    error = KeyError("x")
+    with pytest.raises(KeyError) as caught:
+        async with Heartbeat(redis_url, said):
+            raise error
+    assert caught.value is error
+    with anyio.move_on_after(0.05) as scope:
+        async with Heartbeat(redis_url, said):
+            await anyio.sleep_forever()
+    assert scope.cancelled_caught
+    assert await bare.exists(said.key) == 0
+
+
+async def test_opened_again(redis_url: str, bare: Redis, said: Any) -> None:
+    """After its end it may be opened again; while it is open it may not."""
+    beat = Heartbeat(redis_url, said)
+    for _ in range(2):
+        async with beat:
+            with pytest.raises(ConfigurationError, match="open already"):
+                await beat.__aenter__()
+            assert await bare.exists(said.key) == 1
+        await beat.aclose()
+        with pytest.raises(ConfigurationError, match="must be open"):
+            await beat.ready()
+    beat.update(running_tasks=7)
+    async with beat:
+        assert (await seen(bare, said.key))["running_tasks"] == 7
+
+
+async def test_all_ways_to_say_where(
+    redis_url: str, bare: Redis, said: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A URL, clients of both kinds, an agent, the environment."""
+    monkeypatch.setenv("BLS_REDIS_URL", redis_url)
+    blocking = BlockingRedis.from_url(redis_url)
+    agent = ProjectAgent("订单系统", redis=redis_url)
+    for redis in (redis_url, bare, blocking, agent, None):
+        async with Heartbeat(redis, said) as beat:
+            assert beat.owned
+            assert "owned" in repr(beat)
+        assert "closed" in repr(beat)
+    blocking.close()
+    assert await bare.ping()
+
+
+def test_without_an_event_loop(redis_url: str, said: Any) -> None:
+    """Plain with: one thread for all, which ends with the last."""
+    bare = BlockingRedis.from_url(redis_url, protocol=2)
+    other = DataWorkerHeartbeat.create(secrets.token_hex(8))
+
+    def threads() -> list[str]:
+        return [t.name for t in threading.enumerate() if t.name.endswith("heartbeats")]
+
+    with Heartbeat(redis_url, said, **SHORT) as one:
+        one.wait_ready(2.0)
+        with Heartbeat(redis_url, other) as two:
+            two.wait_ready(2.0)
+            assert len(threads()) == 1
+            assert bare.exists(said.key, other.key) == 2
+            time.sleep(1.2)  # the program is busy, longer than a TTL
+            assert one.owned
+            with pytest.raises(LeaseHeldError), Heartbeat(redis_url, other):
+                pytest.fail("entered")
+        assert bare.exists(said.key, other.key) == 1
+        one.update(running_tasks=2)
+    assert bare.exists(said.key, owner_of(said.key)) == 0
+    assert threads() == []
+    bare.close()
+
+
+async def test_plain_with_is_refused_in_an_event_loop(
+    redis_url: str, said: Any
+) -> None:
+    """It would block the loop."""
+    with (
+        pytest.raises(ConfigurationError, match="async with"),
+        Heartbeat(redis_url, said),
+    ):
+        pytest.fail("entered")
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"interval": 11}, "interval"),
+        ({"interval": 0}, "interval"),
+        ({"interval": 0.01}, "interval"),
+        ({"interval": "1"}, "interval"),
+        ({"ttl": 0}, "ttl"),
+        ({"ttl": float("inf")}, "ttl"),
+        ({"ttl": 6, "interval": 2.5}, "interval"),
+        ({"conflict": "steal"}, "conflict"),
+        ({"stall_after": 0}, "stall_after"),
+        ({"timeout": -1}, "timeout"),
+        ({"redis": 7}, "redis"),
+        ({"heartbeat": {"worker_id": "1"}}, "heartbeat"),
+        ({"heartbeat": BacktestWorkerHeartbeat.create("a\nb")}, "worker_id"),
+        ({"heartbeat": BacktestWorkerHeartbeat.create("")}, "worker_id"),
+        ({"redis": "redis+cluster://127.0.0.1:1", "heartbeat": BacktestWorkerHeartbeat.create("a}b")}, "worker_id"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments(options: dict[str, Any], name: str) -> None:
+    """Each is refused at construction, by name."""
+    given: dict[str, Any] = {
+        "redis": "redis://127.0.0.1:1",
+        "heartbeat": BacktestWorkerHeartbeat.create("1"),
+        **options,
+    }
+    with pytest.raises(ConfigurationError) as caught:
+        Heartbeat(given.pop("redis"), given.pop("heartbeat"), **given)
+    assert caught.value.name == name
+
+
+async def test_never_closed(redis_url: str, bare: Redis, said: Any) -> None:
+    """A ResourceWarning names it; the key stays alive as long as the loop."""
+    beat: Any = Heartbeat(redis_url, said)
+    pool_of = beat
+    await beat.__aenter__()
+    pool, life = pool_of._pool, pool_of._life
+    del pool_of
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del beat
+        gc.collect()
+    assert any(said.key in str(w.message) for w in caught)
+    assert await bare.exists(said.key) == 1
+    await pool.end(life)
+    await pool.aclose()
+
+
+def test_a_loop_that_ends_with_an_open_heartbeat(
+    redis_url: str, said: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio.run cancels what is left: the key goes with it."""
+    kept: list[Heartbeat] = []
+
+    async def forget() -> None:
+        kept.append(Heartbeat(redis_url, said))
+        await kept[0].__aenter__()
+
+    caplog.set_level(logging.WARNING)
+    anyio.run(forget)
+    with BlockingRedis.from_url(redis_url) as bare:
+        assert bare.exists(said.key, owner_of(said.key)) == 0
+    assert "was cancelled" in caplog.text
+    assert not kept[0].owned
+    anyio.run(kept[0].aclose)

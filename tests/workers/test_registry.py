@@ -1,0 +1,340 @@
+"""Who is alive, on real servers: keys as peers write them, outages, rights, changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent import ConfigurationError, RedisRefusedError, RedisUnavailableError
+from bls_agent.access import Access
+from bls_agent.devserver import DevServer
+from bls_agent.workers import (
+    BacktestWorkerHeartbeat,
+    ExecutionNodeHeartbeat,
+    TaskTimerHeartbeat,
+    WorkerChange,
+    WorkerRegistry,
+    registry as module,
+)
+from bls_agent.workers.heartbeats import KINDS
+from bls_agent.workers.worker import HEARTBEATS
+from tests.corpus import heartbeats
+from tests.harness import url_with_rights
+
+QUICK = 0.02
+GBK = "订单".encode("gbk")
+
+
+def written(kind: str, name: str) -> str:
+    """What a worker of this kind writes."""
+    create: Any = getattr(KINDS[kind], "create")  # noqa: B009
+    return str(create(name).to_json())
+
+
+async def plant(admin: Redis) -> None:
+    """Keys as workers and bare redis-cli write them."""
+    for kind, number in (("backtest_worker_heartbeat", 2), ("task_timer_heartbeat", 1)):
+        for one in range(number):
+            create: Any = getattr(KINDS[kind], "create")  # noqa: B009
+            await admin.set(create(f"w-{one}").key, written(kind, f"w-{one}"), ex=30)
+    await admin.set("heartbeat:node:[a-z]*?\\", "{}", ex=10)
+    await admin.set("heartbeat:node:a:b\nc", "alive", ex=60)
+    await admin.set(b"heartbeat:scheduler:" + GBK, b"\xff", ex=30)
+    await admin.set(
+        "heartbeat:data_worker:forever", written("data_worker_heartbeat", "x")
+    )
+    await admin.set("heartbeat:component:feed:1", "ok", ex=30)
+    await admin.set("ginkgo:heartbeat:4711", "1768221296.7", ex=30)
+
+
+async def plant_foreign(admin: Redis) -> None:
+    """Keys that look like heartbeats from far away, and others."""
+    await admin.set("bls_agent:{heartbeat:node:a}:owner", "token", ex=30)
+    await admin.mset(
+        {
+            "heartbeat:unknown:a": "{}", "heartbeat:node:": "{}", "heartbeats:node:a": "",
+            "backtest:task:a:progress": "{}", "ginkgo:task_status:1": "{}",
+            "x:heartbeat:node:a": "{}",
+        }
+    )  # fmt: skip
+    await admin.set(b"heartbeat:\xff", "")
+    await admin.mset({f"foreign:{number}": "x" for number in range(3_000)})
+
+
+async def test_everybody_is_found(own_server: DevServer, admin: Redis) -> None:
+    """Whatever peers wrote is shown as it is; nothing is written, no KEYS asked."""
+    await plant(admin)
+    await plant_foreign(admin)
+    before = (await admin.info("persistence"))["rdb_changes_since_last_save"]
+    async with WorkerRegistry(own_server.url) as registry:
+        workers = await registry.alive()
+    told = [(worker.kind, worker.id, worker.problem) for worker in workers]
+    assert told == [
+        ("backtest_worker_heartbeat", "w-0", ""),
+        ("backtest_worker_heartbeat", "w-1", ""),
+        ("component_heartbeat", "feed:1", ""),
+        ("data_worker_heartbeat", "forever", "no_ttl"),
+        ("execution_node_heartbeat", "[a-z]*?\\", "bad_field"),
+        ("execution_node_heartbeat", "a:b\nc", "not_json"),
+        ("process_heartbeat", "4711", ""),
+        ("scheduler_heartbeat", GBK.decode("utf-8", "surrogateescape"), "not_utf8"),
+        ("task_timer_heartbeat", "w-0", ""),
+    ]
+    by_id = {worker.id: worker for worker in workers}
+    assert 0 <= (by_id["w-1"].age or 0) < 5
+    assert by_id["[a-z]*?\\"].stale
+    assert (by_id["a:b\nc"].age, by_id["a:b\nc"].stale) == (None, False)
+    assert by_id["a:b\nc"].raw == {"raw": "alive"}
+    assert (await admin.info("persistence"))["rdb_changes_since_last_save"] == before
+    assert "cmdstat_keys" not in await admin.info("commandstats")
+
+
+@pytest.mark.parametrize(
+    ("kind", "ids"),
+    [
+        (BacktestWorkerHeartbeat, ["w-0", "w-1"]),
+        ("backtest_worker_heartbeat", ["w-0", "w-1"]),
+        (TaskTimerHeartbeat, ["w-0"]),
+        ("component_heartbeat", ["feed:1"]),
+        ("process_heartbeat", ["4711"]),
+    ],
+)
+async def test_one_kind_alone(
+    own_server: DevServer, admin: Redis, kind: Any, ids: list[str]
+) -> None:
+    """By its class or by the name of its row."""
+    await plant(admin)
+    async with WorkerRegistry(own_server.url) as registry:
+        assert [worker.id for worker in await registry.alive(kind)] == ids
+
+
+@pytest.mark.parametrize("kind", ["", "worker", "task_status", 3, dict, object()])
+async def test_another_kind_is_refused(kind: Any) -> None:
+    """At once, also by a watch that nobody has begun to read; nothing is opened."""
+    registry = WorkerRegistry("redis://127.0.0.1:1")
+    with pytest.raises(ConfigurationError, match="kind"):
+        registry.watch(kind)
+    with pytest.raises(ConfigurationError, match="kind"):
+        await registry.alive(kind)
+    with pytest.raises(ConfigurationError, match="interval"):
+        registry.watch(interval=0)
+
+
+async def test_the_corpus(own_server: DevServer, admin: Redis) -> None:
+    """Every broken value is named, and hides no other one."""
+    pipeline: Any = admin.pipeline(transaction=False)
+    expected: dict[tuple[str, str], str] = {}
+    for name, (kind, payload, problem) in heartbeats.HEARTBEATS.items():
+        head = HEARTBEATS[kind].pattern().removesuffix("*").removesuffix("*:")
+        id_ = name if kind != "component_heartbeat" else f"kind:{name}"
+        pipeline.set(f"{head}{id_}", payload, ex=30)
+        expected[kind, id_] = problem
+    for type_, request in {
+        "list": ("RPUSH", "x"), "set": ("SADD", "x"), "hash": ("HSET", "a", "b"),
+        "zset": ("ZADD", 1, "x"), "stream": ("XADD", "*", "a", "b"),
+    }.items():  # fmt: skip
+        pipeline.execute_command(request[0], f"heartbeat:node:{type_}", *request[1:])
+        expected["execution_node_heartbeat", type_] = "wrong_type"
+    await pipeline.execute()
+    async with WorkerRegistry(own_server.url) as registry:
+        workers = await registry.alive()
+    assert {(one.kind, one.id): one.problem for one in workers} == expected
+
+
+async def test_who_expires_after_the_search_is_absent(redis_url: str) -> None:
+    """Nothing is shown of a key that is not there any more."""
+    access = Access(redis_url, "test")
+    gone = {b"heartbeat:node:gone": "execution_node_heartbeat"}
+    assert await module._look(access.wires, gone, {}) == {}
+    await access.aclose()
+
+
+async def test_an_outage_is_no_empty_fleet(own_server: DevServer, admin: Redis) -> None:
+    """It raises; the registry goes on when Redis is back."""
+    await plant(admin)
+    async with WorkerRegistry(own_server.url, timeout=2) as registry:
+        assert len(await registry.alive()) == 9
+        own_server.kill()
+        with pytest.raises(RedisUnavailableError):
+            await registry.alive()
+        own_server.restart()
+        assert len(await registry.alive()) == 9
+
+
+async def test_what_may_not_be_read_is_left_out(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """SCAN, GETRANGE and PTTL are enough; if nothing may be read it is said."""
+    await plant(admin)
+    commands = ("+scan", "+getrange", "+pttl")
+    url = await url_with_rights(admin, own_server, *commands, "~backtest:worker:*")
+    async with WorkerRegistry(url) as registry:
+        assert [one.id for one in await registry.alive()] == ["w-0", "w-1"]
+        with pytest.raises(RedisRefusedError, match="no_permission"):
+            await registry.alive("task_timer_heartbeat")
+        with pytest.raises(RedisRefusedError):
+            await anext(registry.watch("task_timer_heartbeat"))
+
+
+class Watching:
+    """A watch in a task of its own, and what it has told."""
+
+    def __init__(self, registry: WorkerRegistry) -> None:
+        self.registry = registry
+        self.changes: list[WorkerChange] = []
+        self._moved = anyio.Event()
+
+    async def run(self) -> None:
+        async for change in self.registry.watch(interval=QUICK):
+            self.changes.append(change)
+            self._moved.set()
+            self._moved = anyio.Event()
+
+    @property
+    def told(self) -> list[str]:
+        """What has happened to whom."""
+        return [f"{c.what} {c.worker.id if c.worker else ''}" for c in self.changes]
+
+    async def until(self, *told: str) -> None:
+        """Wait until exactly this was told since the last time."""
+        with anyio.fail_after(20):
+            while len(self.changes) < len(told):
+                await self._moved.wait()
+        assert self.told == list(told)
+        self.changes.clear()
+
+
+@pytest.fixture
+async def watching(
+    own_server: DevServer, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Watching]:
+    """A quick watch over a server of this test alone."""
+    monkeypatch.setattr("bls_agent.workers.search.EVERY", QUICK)
+    async with WorkerRegistry(own_server.url, timeout=1) as registry:
+        watching = Watching(registry)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watching.run)
+            yield watching
+            tasks.cancel_scope.cancel()
+
+
+def node(name: str, **fields: Any) -> tuple[str, str]:
+    """Key and value of an execution node."""
+    beat = ExecutionNodeHeartbeat.create(name, **fields)
+    return beat.key, beat.to_json()
+
+
+async def test_a_watch_tells_what_happens(watching: Watching, admin: Redis) -> None:
+    """Joined, changed, left by DEL and by expiry, also what is wrong."""
+    await admin.set(*node("甲"), ex=30)
+    await watching.until("joined 甲")
+    await admin.set(*node("甲"), ex=30)
+    await admin.set(*node("甲", active_strategies=2), ex=30)
+    await watching.until("changed 甲")
+    await admin.delete(node("甲")[0])
+    await watching.until("left 甲")
+    await admin.set(*node("乙"), px=300)
+    await watching.until("joined 乙", "left 乙")
+    await admin.rpush(node("丙")[0], "x")
+    await watching.until("joined 丙")
+    await admin.delete(node("丙")[0])
+    await watching.until("left 丙")
+
+
+async def test_a_silent_worker_is_stale_and_comes_back(
+    watching: Watching, admin: Redis
+) -> None:
+    """Half a TTL without a refresh, then one."""
+    await admin.set(*node("甲"), px=15_300)
+    await watching.until("joined 甲", "stale 甲")
+    await admin.expire(node("甲")[0], 30)
+    await watching.until("back 甲")
+
+
+async def test_an_outage_is_told_once_and_nobody_leaves_by_it(
+    watching: Watching, own_server: DevServer, admin: Redis
+) -> None:
+    """Whoever lost its key with the server has half a TTL to write it again."""
+    await admin.mset(dict([node("a"), node("b")]))
+    await watching.until("joined a", "joined b")
+    await admin.config_set("appendonly", "no")
+    (own_server.folder / "appendonlydir").rename(own_server.folder / "lost")
+    own_server.kill()
+    await watching.until("unavailable ")
+    own_server.restart()
+    await watching.until("available ")
+    assert await admin.dbsize() == 0
+    await admin.set(*node("a", port=9), ex=30)
+    await watching.until("changed a")
+    await admin.set(*node("c"), ex=30)
+    await watching.until("joined c")
+
+
+async def test_a_quick_restart_is_an_outage_too(
+    watching: Watching, admin: Redis
+) -> None:
+    """Between two looks: only the lost connection tells of it."""
+    await admin.set(*node("甲"), ex=30)
+    await watching.until("joined 甲")
+    pipeline: Any = admin.pipeline(transaction=True)
+    pipeline.flushall()
+    pipeline.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    await pipeline.execute()
+    await admin.set(*node("乙"), ex=30)
+    await watching.until("joined 乙")
+    await admin.set(*node("甲", port=9), ex=30)
+    await watching.until("changed 甲")
+
+
+async def test_a_frozen_server_is_an_outage(
+    watching: Watching, own_server: DevServer, admin: Redis
+) -> None:
+    """After the deadline of a request."""
+    await admin.set(*node("甲"), ex=30)
+    await watching.until("joined 甲")
+    own_server.freeze()
+    await watching.until("unavailable ")
+    own_server.thaw()
+    await watching.until("available ")
+
+
+async def names_of(admin: Redis) -> list[str]:
+    """Names of the connections that are open."""
+    return [client["name"] for client in await admin.client_list()]
+
+
+async def left_tasks(body: Callable[[], Awaitable[None]]) -> set[asyncio.Task[Any]]:
+    """Tasks that are there after something was done, and were not before."""
+    before = asyncio.all_tasks()
+    await body()
+    await anyio.lowlevel.checkpoint()
+    return asyncio.all_tasks() - before
+
+
+async def test_a_watch_that_is_left_leaves_nothing(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """No task; another watch of the same registry goes on."""
+    await admin.set(*node("甲"), ex=30)
+    async with WorkerRegistry(own_server.url) as registry:
+        other = registry.watch(interval=QUICK)
+        assert (await anext(other)).what == "joined"
+
+        async def begin_and_leave() -> None:
+            changes = registry.watch(interval=QUICK)
+            assert (await anext(changes)).what == "joined"
+            with anyio.move_on_after(5 * QUICK):
+                await anext(changes)
+            await changes.aclose()
+
+        assert not await left_tasks(begin_and_leave)
+        await admin.delete(node("甲")[0])
+        assert (await anext(other)).what == "left"
+        await other.aclose()
+        assert "bls-workers" in await names_of(admin)
+    assert "bls-workers" not in await names_of(admin)
