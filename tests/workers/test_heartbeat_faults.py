@@ -206,11 +206,23 @@ async def test_out_of_memory(own_server: DevServer, admin: Redis, said: Any) -> 
 
 
 @needs_selectors
+@pytest.mark.parametrize(
+    "rules",
+    [
+        ("+@all", "-@scripting", "~*"),
+        ("+@all", "-type", "~*"),  # the script runs, and may not look
+        ("+@all", "~backtest:worker:*"),  # the owner's key is not ours to touch
+    ],
+)
 async def test_without_the_right_to_run_scripts(
-    own_server: DevServer, admin: Redis, said: Any, caplog: pytest.LogCaptureFixture
+    own_server: DevServer,
+    admin: Redis,
+    said: Any,
+    caplog: pytest.LogCaptureFixture,
+    rules: tuple[str, ...],
 ) -> None:
     """Written plainly, owned by nobody, said once; still gone at the end."""
-    url = await url_with_rights(admin, own_server, "+@all", "-@scripting", "~*")
+    url = await url_with_rights(admin, own_server, *rules)
     async with Heartbeat(url, said, **SHORT) as beat:
         await beat.ready(5.0)
         await eventually(lambda: beat.stats().writes > 3)
@@ -224,6 +236,25 @@ async def test_without_the_right_to_run_scripts(
         async with Heartbeat(url, said, **SHORT):
             pytest.fail("entered")
     assert await admin.type(said.key) == b"list"
+
+
+@needs_selectors
+async def test_the_right_is_granted_later(
+    own_server: DevServer, admin: Redis, said: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The key is owned from then on, and was never away in between."""
+    url = await url_with_rights(admin, own_server, "+@all", "-@scripting", "~*")
+    async with Heartbeat(url, said, **SHORT) as beat:
+        await beat.ready(5.0)
+        with sampled(own_server.url, said.key) as seen:
+            await execute(admin, "ACL", "SETUSER", "agent", "+@scripting")
+            life: Any = beat._life
+            life.plain.until = 0.0  # a minute has passed
+            await eventually(lambda: beat.stats().owned, 5.0)
+            await anyio.sleep(0.3)
+        assert seen == ["running"]
+    assert await admin.exists(said.key, owner_of(said.key)) == 0
+    assert "waited" not in caplog.text
 
 
 @needs_selectors
