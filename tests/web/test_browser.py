@@ -13,7 +13,9 @@ from redis import Redis
 
 from bls_agent import ProjectAgent
 from bls_agent.devserver import DevServer
+from bls_agent.terminal import visible
 from bls_agent.web.configuration import WebConfig
+from bls_agent.web.feeds import worker_feed
 from tests.web.browsers import Foreign, Watched, a_browser, looking, record, until
 from tests.web.serving import PASSWORD, USERS, served
 
@@ -561,3 +563,50 @@ def test_answers_run_nothing(browser: Any, base: str, foreign: Foreign) -> None:
         assert refused(looked, "trustedTypes.createPolicy('other', {})")
         looked.page.evaluate("window.violations = []")
         looked.complaints = [one for one in looked.complaints if "no code" not in one]
+
+
+def test_workers(
+    browser: Any, base: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is alive, by kind; changes arrive by themselves, hostile ids are text."""
+    monkeypatch.setattr(worker_feed, "INTERVAL", 0.1)
+    silent, hostile = "回测-沉默", "</bdi><img src=x onerror=alert(1)>\u202e"
+
+    def beat(key: str, status: str, ttl: int = 30, **fields: Any) -> None:
+        redis.set(key, orjson.dumps({"status": status, **fields}), ex=ttl)
+
+    def state_is(looked: Watched, name: str, state: str) -> None:
+        looked.wait(
+            """([name, state]) => [...document.querySelectorAll(".group .card")].some(
+                 (card) => card.querySelector(".name").textContent === name && card.dataset.state === state)""",
+            [name, state],
+        )
+
+    beat("backtest:worker:回测-1", "running", running_tasks=2, max_tasks=5)
+    beat(f"backtest:worker:{silent}", "running", 12)
+    redis.set(f"heartbeat:node:{hostile}", f"<b>{hostile}", ex=30)
+    with looking(browser, base, language="en", size=(360, 740)) as looked:
+        page = looked.page
+        looked.open("/")
+        page.click(".places a[href='/workers']")
+        looked.wait("document.querySelector('#link').dataset.state === 'live'")
+        assert looked.width() <= 360
+        state_is(looked, silent, "stale")
+        state_is(looked, visible(hostile), "broken")
+        assert looked.texts(".group:not([hidden]) h2") == [
+            "Backtest workers 2", "Execution nodes 1",
+        ]  # fmt: skip
+        assert "2 / 5" in looked.texts(".facts dd")
+        assert page.locator(".group img, .group b:not(.badge b)").count() == 0
+        beat("heartbeat:scheduler:主调度", "error", pending_tasks=7)
+        state_is(looked, "主调度", "error")
+        assert page.locator("[data-chip=error]").is_visible()
+        beat(f"backtest:worker:{silent}", "running")
+        state_is(looked, silent, "running")
+        redis.delete("backtest:worker:回测-1")
+        looked.wait("document.querySelectorAll('.group .card').length === 3")
+        page.keyboard.press("/")
+        page.keyboard.type("调度")
+        assert looked.texts(".group:not([hidden]) .card:visible .name") == ["主调度"]
+        page.keyboard.press("Escape")
+        assert page.locator(".card:visible").count() == 3

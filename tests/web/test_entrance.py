@@ -69,6 +69,9 @@ async def sent(redis: Redis, project: str) -> int:
         ("GET", "/api/logs/stream?projectName=nobody", 404),
         ("GET", "/api/logs/stream", 400),
         ("GET", "/api/openapi.json", 200),
+        ("GET", "/api/workers", 200),
+        ("GET", "/workers", 200),
+        ("HEAD", "/events/workers", 200),
         ("HEAD", "/api/health", 200),
         ("HEAD", "/events/fleet", 200),
         ("GET", "/api/commands", 405),
@@ -260,8 +263,9 @@ async def test_foreign_pages_get_no_data(client: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/api/projects", "/api/logs?projectName=a", "/api/openapi.json", "/events/fleet"],
-)
+    ["/api/projects", "/api/logs?projectName=a", "/api/openapi.json", "/events/fleet",
+     "/api/workers", "/events/workers"],
+)  # fmt: skip
 async def test_data_is_for_users(locked: httpx.AsyncClient, path: str) -> None:
     """A program is asked for Basic, a browser is not: it would ask by itself."""
     answer = await locked.get(path)

@@ -35,6 +35,8 @@ from bls_agent.web.pages.language import choose_page_language, in_other_language
 from bls_agent.web.pages.manual import KEPT, Manuals, find_manual, read_manual
 from bls_agent.web.pages.rendering import visible_lines
 from bls_agent.web.pages.words import Words, draw_spark
+from bls_agent.web.pages.worker_cards import STATES
+from bls_agent.workers.worker import HEARTBEATS
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 
 WEB = Path(bls_agent.web.__file__).parent
@@ -236,6 +238,10 @@ def test_catalogue_has_both_languages() -> None:
     assert {f"kind_{kind}" for kind in KINDS} <= fields["zh"].keys()
     outcomes = {f"js_outcome_{kind.value}" for kind in OutcomeKind}
     assert outcomes <= fields["zh"].keys()
+    states = {f"worker_{state}" for state in STATES}
+    meanings = {f"worker_means_{state}" for state in STATES}
+    groups = {f"group_{kind}" for kind in HEARTBEATS}
+    assert states | meanings | groups <= fields["zh"].keys()
 
 
 def test_every_text_is_used() -> None:
@@ -246,7 +252,10 @@ def test_every_text_is_used() -> None:
         *WEB.glob("static/*.js"),
     ]
     code = "\n".join(path.read_text("utf-8") for path in sources)
-    made_up = ("kind_", "meaning_", "level_", "field_", "error_", "js_outcome_")
+    made_up = (
+        "kind_", "meaning_", "level_", "field_", "error_", "js_outcome_",
+        "worker_", "group_", "js_problem_", "js_figure_",
+    )  # fmt: skip
     unused = [
         name
         for name in load_texts("web", "en")

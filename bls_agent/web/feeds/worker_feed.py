@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import Final
 
 import anyio
@@ -20,6 +21,7 @@ from bls_agent.workers import Worker, WorkerChange, WorkerRegistry
 
 __all__ = ["WorkerFeed"]
 
+INTERVAL: Final = 1.0  # seconds between two looks
 PAUSE: Final = 0.3  # seconds for which changes are gathered into one event
 LONGEST: Final = 60.0  # seconds that a key without an end is believed unconfirmed
 
@@ -78,8 +80,10 @@ class WorkerFeed(SharedWatch):
             raise outage
 
     async def _follow_changes(self) -> None:
-        async for change in self._registry.watch(refreshes=True):
-            self._take(change)
+        watch = self._registry.watch(interval=INTERVAL, refreshes=True)
+        async with aclosing(watch) as changes:
+            async for change in changes:
+                self._take(change)
 
     def _begin(self, found: list[Worker]) -> None:
         """Take the first picture: a watch says nothing where nobody is."""

@@ -132,6 +132,7 @@ def _context(request: Request) -> dict[str, Any]:
         "other_language": _other_language(request, language),
         "theme": theme if theme in THEMES else "",
         "root": root,
+        "here": "",
         "words": Words(texts=texts, root=root),
         "static": partial(_address_of, root),
         "user": getattr(request.state, "user", ""),

@@ -27,6 +27,7 @@ from bls_agent.web.names_in_urls import (
 from bls_agent.web.pages.cards import KINDS, make_card, place_of, sort_cards
 from bls_agent.web.pages.command_pages import command_routes
 from bls_agent.web.pages.rendering import render, render_large, texts_of
+from bls_agent.web.pages.worker_pages import worker_routes
 from bls_agent.web.state import web_state
 
 __all__ = ["error_page", "login_page", "routes"]
@@ -54,6 +55,7 @@ async def _show_wallboard(request: Request) -> Response:
     return await render_large(
         request,
         "wallboard.html",
+        here="/",
         cards=cards,
         counts={kind: counted[kind] for kind in KINDS},
         kinds=KINDS,
@@ -174,4 +176,5 @@ routes: Final = [
     Route("/fragments/card", _show_card),
     Route("/login", _show_login, methods=["GET"]),
     *command_routes,
+    *worker_routes,
 ]

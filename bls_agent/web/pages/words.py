@@ -79,6 +79,22 @@ class Words:
         said = f"{rate:.0f}" if rate >= WHOLE or not rate else f"{rate:.1f}"
         return f"{_about(card)}{said}"
 
+    def beat(self, card: JSONObject) -> str:
+        """Say how long ago a worker refreshed its heartbeat."""
+        if card["age"] is not None:
+            return self.texts["js_beat"].format(age=self.age(card["age"]))
+        name = "js_no_expiry" if card["ttl"] is None else "js_will_expire"
+        return self.texts[name]
+
+    def problem(self, card: JSONObject) -> str:
+        """Say what is wrong with a worker's key."""
+        word: str = card["problem"]
+        return self.texts.get(f"js_problem_{word}", word)
+
+    def figure(self, name: str) -> str:
+        """Name what a worker counts; what is its own stays as it is."""
+        return self.texts.get(f"js_figure_{name}", name)
+
     def spark(self, rates: Sequence[int]) -> str:
         """Give the path of a sparkline."""
         return draw_spark(rates)

@@ -102,9 +102,8 @@ def _figures_of(worker: Worker) -> list[tuple[str, str]]:
     if "running_tasks" in told:
         most = f" / {told['max_tasks']}" if "max_tasks" in told else ""
         found.append(("running_tasks", f"{told['running_tasks']}{most}"))
-    for name in ("pending_tasks", "jobs_count", "active_strategies"):
-        if name in told:
-            found.append((name, str(told[name])))
+    counts = ("pending_tasks", "jobs_count", "active_strategies")
+    found += [(name, str(told[name])) for name in counts if name in told]
     if told.get("host"):
         port = f":{told['port']}" if told.get("port") else ""
         found.append(("host", f"{told['host']}{port}"))
