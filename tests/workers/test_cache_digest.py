@@ -108,9 +108,11 @@ plain = st.recursive(
     | st.uuids()
     | st.sampled_from(Side)
     | st.sets(st.integers(0, 3)),
-    lambda inner: st.lists(inner, max_size=4)
-    | st.tuples(inner)
-    | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=4)
+    ),
     max_leaves=6,
 )
 
@@ -203,9 +205,7 @@ def test_what_is_ignored() -> None:
 
 def test_a_key_of_ones_own() -> None:
     """``key`` says what matters."""
-    arguments = Arguments(
-        "f", lambda path: None, key=lambda path: path.name
-    )
+    arguments = Arguments("f", lambda path: None, key=lambda path: path.name)
     assert arguments.digest([Path("/a/x")], {}) == arguments.digest([Path("/b/x")], {})
     assert arguments.digest([Path("/a/x")], {}) != arguments.digest([Path("/a/y")], {})
 

@@ -48,7 +48,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
     pytest.fail("it never came")
 
 
-def test_a_plain_function_is_kept(cache: FunctionCache, name: str, redis_url: str) -> None:
+def test_a_plain_function_is_kept(
+    cache: FunctionCache, name: str, redis_url: str
+) -> None:
     """Called once, and no coroutine."""
     runs = []
 
@@ -114,7 +116,9 @@ def test_an_exception_goes_to_all_threads(cache: FunctionCache, name: str) -> No
     assert len({id(error) for error in errors}) == 10
 
 
-def test_a_leader_that_is_interrupted_is_replaced(cache: FunctionCache, name: str) -> None:
+def test_a_leader_that_is_interrupted_is_replaced(
+    cache: FunctionCache, name: str
+) -> None:
     """What ends its thread does not end the others'."""
     runs, go = [], threading.Event()
 
@@ -198,7 +202,9 @@ async def test_clear_sync_is_refused_in_a_loop(cache: FunctionCache, name: str) 
     await cache.aclose()
 
 
-def test_an_early_refresh_in_a_thread(cache: FunctionCache, name: str, redis_url: str) -> None:
+def test_an_early_refresh_in_a_thread(
+    cache: FunctionCache, name: str, redis_url: str
+) -> None:
     """The caller gets the old value while a thread of ours computes."""
     threads: list[str] = []
 
@@ -218,7 +224,9 @@ def test_an_early_refresh_in_a_thread(cache: FunctionCache, name: str, redis_url
     assert cache.stats(load).refreshed_early == 1
 
 
-def test_stale_on_error_in_a_thread(cache: FunctionCache, name: str, redis_url: str) -> None:
+def test_stale_on_error_in_a_thread(
+    cache: FunctionCache, name: str, redis_url: str
+) -> None:
     """As for coroutine functions."""
     results = iter(["value"])
 
@@ -300,7 +308,9 @@ print(load({{"a", "b", "c", "d"}}, x={{"k": 1, "l": 2.5}}, y=None), cache.stats(
 """
 
 
-def test_processes_with_different_seeds_share_one_entry(redis_url: str, name: str) -> None:
+def test_processes_with_different_seeds_share_one_entry(
+    redis_url: str, name: str
+) -> None:
     """The second one has a hit."""
     program = TWO.format(root=str(ROOT), url=redis_url, name=name)
     said = [
@@ -313,7 +323,9 @@ def test_processes_with_different_seeds_share_one_entry(redis_url: str, name: st
     assert said == ["0", "1"]
 
 
-def test_without_a_url(monkeypatch: pytest.MonkeyPatch, redis_url: str, name: str) -> None:
+def test_without_a_url(
+    monkeypatch: pytest.MonkeyPatch, redis_url: str, name: str
+) -> None:
     """``cached`` of the room reads BLS_REDIS_URL at the first call."""
     monkeypatch.setenv("BLS_REDIS_URL", "nonsense")
     cache = FunctionCache()

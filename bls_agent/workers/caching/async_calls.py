@@ -67,6 +67,16 @@ class AsyncCalls:
             here = self._here[loop] = (station, Flights(loop))
         return here
 
+    async def aclose(self) -> None:
+        """End what goes on in the background of this loop, without the connections."""
+        import asyncio  # noqa: PLC0415, TID251 - as above
+
+        here = self._here.get(asyncio.get_running_loop())
+        if here is not None:
+            station, flights = here
+            await flights.aclose()
+            await station.pump.aclose()
+
     async def call(
         self, function: CachedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:

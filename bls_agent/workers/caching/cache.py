@@ -107,6 +107,7 @@ class FunctionCache:
         """
         import asyncio  # noqa: PLC0415, TID251 - waits for another thread's loop
 
+        await self._async.aclose()
         await self._access.aclose()
         await self._others.aclose()
         closing = self._plain.close()

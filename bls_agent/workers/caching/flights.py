@@ -107,6 +107,12 @@ class Flights:
             flight.waiting -= 1
         return flight.outcome
 
+    async def aclose(self) -> None:
+        """Cancel what nobody waits for."""
+        for flight in list(self.early.values()):
+            if flight.task is not None and flight.waiting == 1:
+                await self._abandon(flight, flight.task)
+
     async def _abandon(self, flight: Flight, task: asyncio.Task[None]) -> None:
         """Cancel what nobody wants any more, and wait until it has cleaned up."""
         import asyncio  # noqa: PLC0415, TID251 - as above

@@ -250,15 +250,16 @@ class PlainCalls:
                 return None  # whoever waits here waits for himself
             station = self._station = thread.call(self._make_station)
             # Who lets go of a cache does not have to close it: the loop goes on.
-            close = partial(_close, thread, self._access, self._locks)
+            close = partial(_close, thread, station, self._access, self._locks)
             finalize(self, close).atexit = False
         return station
 
     def close(self) -> Future[None] | None:
         """Begin to close the connections; the next call opens them again."""
-        if self._station is None:
+        station = self._station
+        if station is None:
             return None
-        return _close(SHARED_LOOP.find(), self._access, self._locks)
+        return _close(SHARED_LOOP.find(), station, self._access, self._locks)
 
     async def _make_station(self) -> Station:
         import asyncio  # noqa: PLC0415, TID251 - 20 ms, not at import
@@ -293,8 +294,9 @@ class PlainCalls:
         return SHARED_LOOP.find().begin(function)
 
 
-def _close(thread: LoopThread, *accesses: Access) -> Future[None]:
+def _close(thread: LoopThread, station: Station, *accesses: Access) -> Future[None]:
     async def close() -> None:
+        await station.pump.aclose()
         for access in accesses:
             await access.aclose()
 
