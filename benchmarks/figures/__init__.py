@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.figures import (
+    cache,
     commands,
     fleet,
     idle,
@@ -25,5 +26,6 @@ FIGURES = {
         idle.FIGURE,
         fleet.FIGURE,
         peers.FIGURE,
+        cache.FIGURE,
     )
 }
