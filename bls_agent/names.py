@@ -14,6 +14,7 @@ __all__ = [
     "check_name",
     "escape_glob",
     "hash_tag",
+    "key_beside",
     "place_beside",
     "shares_slot",
     "slot_of",
@@ -107,6 +108,12 @@ def place_beside(key: str) -> str:
     that and stays as it is.
     """
     return key if hash_tag(key) != key else f"{{{key}}}"
+
+
+def key_beside(place: str) -> str:
+    """Give the key beside which something lies: :func:`place_beside`, undone."""
+    inner = place.removeprefix("{").removesuffix("}")
+    return inner if place_beside(inner) == place else place
 
 
 def shares_slot(key: str) -> bool:

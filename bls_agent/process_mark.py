@@ -81,7 +81,7 @@ def _name_machine() -> str:
     """Name the space in which process ids mean the same; nothing if nobody knows."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-        space = os.readlink("/proc/self/ns/pid")
+        space = str(Path("/proc/self/ns/pid").readlink())
     except (OSError, ValueError):
         return ""
     named = f"{boot} {space} {socket.gethostname()}"

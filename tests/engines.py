@@ -279,6 +279,13 @@ class SentinelTopology(Topology):
         )
         return self.master
 
+    async def left(self, before: DevServer) -> None:
+        """Wait until nobody of ours is connected to a server that was the master.
+
+        It lives on as one until the sentinels demote it: what is written there is lost.
+        """
+        await until(lambda: b" name=bls-" not in ask(before.port, "CLIENT", "LIST"))
+
     async def failover(self) -> DevServer:
         """Have the sentinels change the master, and give the new one."""
         before = self.master

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
-from typing import Any
+from contextlib import AsyncExitStack, suppress
+from typing import Any, cast
 
 import anyio
 import pytest
 from anyio import to_thread
+from redis import Redis as BlockingRedis
 from redis._parsers.base import BaseParser
 from redis.asyncio.cluster import RedisCluster
+from redis.exceptions import RedisError
 
 from bls_agent import (
     ConfigurationError,
     Console,
+    LeaseHeldError,
     ProjectAgent,
     RedisRefusedError,
     RedisUnavailableError,
@@ -36,6 +40,12 @@ from bls_agent.names import slot_of
 from bls_agent.rights import acl_rules
 from bls_agent.scripts import END_LEASE
 from bls_agent.wire import Wire
+from bls_agent.workers import (
+    BacktestWorkerHeartbeat,
+    ExecutionNodeHeartbeat,
+    Heartbeat,
+    WorkerRegistry,
+)
 from tests.engines import (
     LOOPBACK,
     NODE_TIMEOUT,
@@ -216,6 +226,25 @@ OLD_COMMAND = (
     b'{"id": "cmd-1", "timestamp": "2026-01-12T12:35:00.000Z",'
     b' "source": "BLS Project Console", "command": "reload"}'
 )
+
+
+async def test_workers_on_all_nodes(topology: ClusterTopology, project: str) -> None:
+    """They are found and watched wherever their keys lie; the nodes share the reads."""
+    names = [f"{project}-{number}" for number in range(40)]
+    client = RedisCluster(LOOPBACK, topology.nodes[1].port)
+    async with WorkerRegistry(topology.url) as registry:
+        for name in names:
+            beat = ExecutionNodeHeartbeat.create(name)
+            await client.set(beat.key, beat.to_json(), ex=30)
+        found = [one.id for one in await registry.alive(ExecutionNodeHeartbeat)]
+        assert found == sorted(names)
+        changes = registry.watch(ExecutionNodeHeartbeat, interval=0.05)
+        assert [(await anext(changes)).what for _ in names] == ["joined"] * 40
+        await client.delete(f"heartbeat:node:{names[7]}")
+        left = await anext(changes)
+        assert (left.what, left.worker and left.worker.id) == ("left", names[7])
+        await changes.aclose()
+    await client.aclose()
 
 
 async def test_a_doctor_examines_every_node(
@@ -471,6 +500,62 @@ async def test_keys_of_one_slot_on_its_way(
     await to_thread.run_sync(topology.end_migration, slot, target)
     assert await wire.call("LLEN", here) == 6
     await connections.aclose()
+
+
+async def test_heartbeats_on_three_nodes(topology: ClusterTopology) -> None:
+    """Each with its lease on its own node; kept, spoken for in a stall, removed."""
+    names = [f"回测-{number}" for number in range(12)]
+    beats = [
+        Heartbeat(
+            topology.url,
+            BacktestWorkerHeartbeat.create(worker_id=name),
+            ttl=1.5,
+            stall_after=0.2,
+        )
+        for name in names
+    ]
+    client = RedisCluster.from_url(f"redis://{LOOPBACK}:{topology.nodes[0].port}")
+    async with AsyncExitStack() as opened:
+        for beat in beats:
+            await opened.enter_async_context(beat)
+        assert all(beat.owned for beat in beats)
+        assert len({id(beat._pool) for beat in beats}) == 1
+        keys = [beat.heartbeat.key for beat in beats]
+        assert len({slot_of(key) * 3 // SLOTS for key in keys}) == 3
+        with pytest.raises(LeaseHeldError):
+            async with Heartbeat(topology.url, beats[0].heartbeat):
+                pytest.fail("entered")
+        found: list[bytes] = []
+
+        def look() -> None:
+            deadline = time.monotonic() + 10
+            while time.monotonic() < deadline and len(found) < len(keys):
+                found[:] = [
+                    value
+                    for key in keys
+                    if b'"error"' in (value := peek(topology, key))
+                ]
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()  # the loop stands still meanwhile
+        assert len(found) == len(keys)
+        for key in keys:
+            await eventually(lambda k=key: b'"running"' in peek(topology, k), 5.0)
+        await anyio.sleep(1.6)
+        assert all(beat.owned for beat in beats)
+    for key in keys:
+        assert await client.exists(key) == 0
+    await client.aclose()
+
+
+def peek(topology: ClusterTopology, key: str) -> bytes:
+    """Read a key from the node that serves it."""
+    for node in topology.nodes[:3]:
+        with suppress(RedisError), BlockingRedis(port=node.port) as client:
+            value = cast("bytes | None", client.get(key))
+            return value or b""
+    return b""
 
 
 @pytest.mark.parametrize("options", [{"mode": "reliable"}, {"replicas": True}])

@@ -28,6 +28,12 @@ from bls_agent.engines import Routes
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.fleet import Fleet
 from bls_agent.wire import Wire
+from bls_agent.workers import (
+    BacktestWorkerHeartbeat,
+    ExecutionNodeHeartbeat,
+    Heartbeat,
+    WorkerRegistry,
+)
 from tests.engines import DOWN_AFTER, LOOPBACK, SentinelTopology, ask, until
 from tests.harness import eventually
 from tests.load import MODES, check_end, under_load
@@ -104,12 +110,43 @@ async def test_failover_by_command(
     """SENTINEL FAILOVER demotes the master while BLPOP waits: all modes follow."""
     async with under_load(topology.url, project) as load:
         await load.alive(time.monotonic(), 10)
-        began = time.monotonic()
+        before, began = topology.master, time.monotonic()
         await topology.failover()
-        switched = time.monotonic()
-        await load.alive(switched, OUTAGE)
+        await topology.left(before)
+        left = time.monotonic()
+        await load.alive(left, OUTAGE)
         record_outage(load, began, record_property)
-        await check_end(load, [began, switched, *_between(began, switched)])
+        await check_end(load, [began, left, *_between(began, left)])
+
+
+async def test_workers_are_watched_through_a_failover(
+    topology: SentinelTopology, project: str
+) -> None:
+    """Nobody has left because the master is another one; what comes then is told."""
+    beat = ExecutionNodeHeartbeat.create(project)
+    told: list[str] = []
+
+    async def write(port: int, **fields: int) -> None:
+        async with Redis(port=port, protocol=2) as client:
+            await client.set(beat.key, beat.changed(**fields).to_json(), ex=60)
+
+    async def watch(registry: WorkerRegistry) -> None:
+        async for change in registry.watch(ExecutionNodeHeartbeat, interval=0.05):
+            told.append(change.what)  # noqa: PERF401 - it is read meanwhile
+
+    await write(topology.master.port)
+    async with (
+        WorkerRegistry(topology.url) as registry,
+        anyio.create_task_group() as tg,
+    ):
+        tg.start_soon(watch, registry)
+        await eventually(lambda: told == ["joined"])
+        master = await topology.failover()
+        await write(master.port, active_strategies=3)
+        await eventually(lambda: "changed" in told)
+        tg.cancel_scope.cancel()
+    assert set(told) <= {"joined", "unavailable", "available", "changed"}
+    assert told.count("joined") == told.count("changed") == 1
 
 
 async def test_the_old_master_lives_on_for_a_while(
@@ -139,6 +176,25 @@ def _between(began: float, ended: float) -> list[float]:
     """Moments close enough to each other to excuse what fell between two."""
     count = int((ended - began) / 0.2) + 1
     return [began + number * 0.2 for number in range(count)]
+
+
+async def test_a_heartbeat_follows_the_master(topology: SentinelTopology) -> None:
+    """After SENTINEL FAILOVER it is kept alive on the new one, by the same owner."""
+    said = BacktestWorkerHeartbeat.create(worker_id="回测-1")
+    async with Heartbeat(topology.url, said, ttl=3) as beat:
+        assert beat.owned
+        master = await topology.failover()
+        async with Redis.from_url(master.url, protocol=2) as client:
+
+            async def kept() -> bool:
+                return await client.pttl(said.key) > 2_500 and beat.owned
+
+            writes = beat.stats().writes
+            await eventually(lambda: beat.stats().writes > writes + 2, 15.0)
+            await eventually(kept, 15.0)
+            assert beat.stats().losses == 0
+            await beat.aclose()
+            assert await client.exists(said.key) == 0
 
 
 async def test_the_master_is_killed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks.figures import (
     commands,
     fleet,
+    heartbeats,
     idle,
     latency,
     log_calls,
@@ -24,6 +25,7 @@ FIGURES = {
         latency.FIGURE,
         idle.FIGURE,
         fleet.FIGURE,
+        heartbeats.FIGURE,
         peers.FIGURE,
     )
 }

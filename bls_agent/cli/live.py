@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from bls_agent.terminal import visible
 
@@ -30,7 +30,7 @@ def wants_live(out: Screen) -> bool:
 async def show_live(
     out: Screen,
     draw: Callable[[int, int], Table],
-    follow: Callable[[Callable[[], None]], Awaitable[None]],
+    follow: Callable[[Callable[[], None]], Coroutine[Any, Any, None]],
 ) -> None:
     """Draw until q is pressed.
 

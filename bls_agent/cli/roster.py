@@ -71,7 +71,7 @@ def find_kinds(word: str) -> list[str]:
     return [name + _END for name in KIND_NAMES if wanted and name.startswith(wanted)]
 
 
-def status_of(worker: Worker) -> WorkerStatus | None:
+def _status_of(worker: Worker) -> WorkerStatus | None:
     """Give what it says of itself, if that is one of the contract's words."""
     if worker.heartbeat is not None:
         return worker.heartbeat.status
@@ -84,14 +84,14 @@ def status_of(worker: Worker) -> WorkerStatus | None:
 
 def is_well(worker: Worker) -> bool:
     """Tell whether it can be believed, and does not say that it is in error."""
-    in_error = status_of(worker) is WorkerStatus.ERROR
+    in_error = _status_of(worker) is WorkerStatus.ERROR
     return not (worker.problem or worker.stale or in_error)
 
 
 def _place(worker: Worker) -> int:
     if worker.problem:
         return 0
-    if status_of(worker) is WorkerStatus.ERROR:
+    if _status_of(worker) is WorkerStatus.ERROR:
         return 1
     return 2 if worker.stale else 3
 
@@ -134,7 +134,7 @@ class _Row:
         return self.texts[f"worker_kind_{name}"] if self.people else name
 
     def _status(self) -> Cell:
-        status = status_of(self.worker)
+        status = _status_of(self.worker)
         if status is None:
             said = self.worker.raw.get("status")
             odd = self.texts["status_bad"].format(value=cut_text(str(said), LONGEST))
@@ -202,7 +202,7 @@ def describe_worker(worker: Worker, **more: object) -> dict[str, Any]:
         "kind": kind_name(worker.kind),
         "id": worker.id,
         "key": worker.key,
-        "status": status_of(worker),
+        "status": _status_of(worker),
         "healthy": is_well(worker),
         "stale": worker.stale,
         "problem": worker.problem,

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from bls_agent.diagnosis import Values
 from bls_agent.keys import KEYS, KeyTemplate
-from bls_agent.names import place_beside
+from bls_agent.names import key_beside
 
 __all__ = ["Kind", "is_loose", "kind_of", "project_of"]
 
@@ -65,10 +65,4 @@ def project_of(kind: Kind) -> str:
     if kind.row in _CONSOLE_ROWS:
         return kind.fields["project"]
     place = kind.fields.get("place", "")
-    return project_of(kind_of(_key_of(place))) if place else ""
-
-
-def _key_of(place: str) -> str:
-    """Give the key beside which something lies: :func:`place_beside`, undone."""
-    inner = place.removeprefix("{").removesuffix("}")
-    return inner if place_beside(inner) == place else place
+    return project_of(kind_of(key_beside(place))) if place else ""

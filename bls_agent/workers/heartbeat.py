@@ -47,6 +47,7 @@ __all__ = ["Heartbeat"]
 
 logger = logging.getLogger(__name__)
 
+_RNG: Final = random.SystemRandom()  # has no state that forked children would share
 LEAVE_GRACE: Final = 1.0  # seconds beyond its timeout that leaving may take
 LOOK: Final = 0.01  # seconds between two looks at what another loop does
 
@@ -292,7 +293,7 @@ class Heartbeat:
             claim,
             interval=self._interval,
             counts=self._counts,
-            rng=random.Random(claim.token),  # noqa: S311 - spreads beats, hides nothing
+            rng=_RNG,
             is_dead=belongs_to_dead,
         )
         pool = POOLS.enter(

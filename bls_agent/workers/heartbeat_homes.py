@@ -41,8 +41,7 @@ class _Pools:
 
         register(self)
         pools = self._by_loop.setdefault(asyncio.get_running_loop(), {})
-        likeness = endpoint.likeness or id(endpoint)
-        key = (endpoint.address, likeness, timeout, stall_after)
+        key = (endpoint.address, _find_likeness(endpoint), timeout, stall_after)
         pool = pools.get(key)
         if pool is None or pool.is_gone:
             pool = HeartbeatPool(endpoint, timeout=timeout, stall_after=stall_after)
@@ -94,6 +93,16 @@ class _Thread:
             thread, self._thread = self._thread, None
         thread.stop()
         thread.join(LAST_WORDS)
+
+
+def _find_likeness(endpoint: Endpoint) -> int:
+    """Give a number that is equal for the same servers and credentials."""
+    topology = endpoint.topology
+    if topology is None:
+        return endpoint.likeness or id(endpoint)
+    alike = [seed.likeness for seed in topology.seeds]
+    alike.append(topology.node("any", 1).likeness)
+    return hash((topology.kind, topology.service, *alike))
 
 
 POOLS: Final = _Pools()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from dataclasses import fields
 from typing import Final
 
 from bls_agent.codec import JSONObject, JSONValue, decode, parse_timestamp
 from bls_agent.diagnosis import (
+    Question,
     Rule,
     Sample,
     Severity,
@@ -17,25 +17,24 @@ from bls_agent.diagnosis import (
     show,
 )
 from bls_agent.errors import DecodeError
+from bls_agent.keys import KEYS
+from bls_agent.names import key_beside
+from bls_agent.workers.calendars import read_days
+from bls_agent.workers.heartbeat_fields import WorkerStatus
+from bls_agent.workers.heartbeats import KINDS
+from bls_agent.workers.task_records import WHOLE, Task
+from bls_agent.workers.worker import STALE
 
 __all__ = ["RULES"]
 
-STATES: Final = frozenset({"starting", "running", "stopping", "stopped", "error"})
 APART: Final = 120.0  # seconds between a heartbeat's time and the server's
 CACHED: Final = ("result", "timestamp", "func_name")
-
-# Kind of heartbeat → the field that repeats the key's id, and the other fields.
-HEARTBEATS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "data_worker_heartbeat": ("node_id", ("stats",)),
-    "backtest_worker_heartbeat": ("worker_id", ("running_tasks", "max_tasks")),
-    "execution_node_heartbeat": ("node_id", ()),
-    "scheduler_heartbeat": ("node_id", ("running_tasks", "pending_tasks")),
-    "task_timer_heartbeat": ("node_id", ("jobs_count",)),
-}
+STATES: Final = frozenset(WorkerStatus)
+TOLD: Final = frozenset({"status", "timestamp"})  # rules of their own look at them
+LEAVING: Final = 5.0  # seconds before a lease ends: its heartbeat may just have ended
 # What a value has to be is left open by the contract: text at least, never a pickle.
-TEXTS: Final = (
-    "component_heartbeat", "process_heartbeat", "task_status", "backtest_task_progress",
-)  # fmt: skip
+TASKS: Final = ("task_status", "backtest_task_progress")
+TEXTS: Final = ("component_heartbeat", "process_heartbeat", *TASKS)
 
 
 def _heartbeat(sample: Sample) -> JSONObject | None:
@@ -83,17 +82,67 @@ def _other_time(sample: Sample) -> Values | None:
 
 def _lacks_fields(sample: Sample) -> Values | None:
     beat = _heartbeat(sample)
-    number, others = HEARTBEATS[sample.row]
-    lacking = [name for name in (number, *others) if name not in (beat or {})]
+    names = [one.name for one in fields(KINDS[sample.row]) if one.name not in TOLD]
+    lacking = [name for name in names if name not in (beat or {})]
     return {"fields": ", ".join(lacking)} if beat is not None and lacking else None
 
 
-def _other_id(sample: Sample) -> Values | None:
-    beat, name = _heartbeat(sample) or {}, HEARTBEATS[sample.row][0]
-    expected = next(iter(sample.fields.values()), "")
-    if name not in beat or str(beat[name]) == expected:
+def _odd_fields(sample: Sample) -> Values | None:
+    beat = _heartbeat(sample)
+    if beat is None:
         return None
-    return {"shown": show(beat[name]), "expected": show(expected)}
+    try:
+        KINDS[sample.row].from_json({**beat, "status": WorkerStatus.RUNNING})
+    except DecodeError as error:
+        return {"shown": show(error.detail)}
+    return None
+
+
+def _other_id(sample: Sample) -> Values | None:
+    return _not_the_key(_heartbeat(sample), KINDS[sample.row].id_field, sample)
+
+
+def _not_the_key(found: JSONObject | None, name: str, sample: Sample) -> Values | None:
+    """Tell a value that speaks of something else than its key."""
+    expected = next(iter(sample.fields.values()), "")
+    if found is None or name not in found or str(found[name]) == expected:
+        return None
+    return {"shown": show(found[name]), "expected": show(expected)}
+
+
+def _stale(sample: Sample) -> Values | None:
+    """Find who was not refreshed for half a TTL, and does not claim another one.
+
+    Who gives a key less than the contract's TTL looks old all the time.
+    """
+    beat, ttl = _heartbeat(sample) or {}, float(KEYS[sample.row].ttl or 0)
+    if sample.ttl is None or sample.ttl > ttl * STALE:
+        return None
+    moment = parse_timestamp(beat.get("timestamp"))
+    recent = moment is not None and sample.now - moment.timestamp() < ttl * STALE
+    if recent or beat.get("status") == WorkerStatus.STOPPED:
+        return None
+    return {"seconds": f"{ttl - sample.ttl:.0f}"}
+
+
+def _owned(sample: Sample) -> str:
+    """Give the heartbeat that a lease is for, ``""`` if it is for something else."""
+    key = key_beside(sample.fields.get("place", ""))
+    ended = sample.value.endswith(b" ended")  # stays a moment behind a clean stop
+    short = sample.ttl is not None and sample.ttl < LEAVING
+    of_worker = any(KEYS[row].match(key) for row in KINDS)
+    return key if of_worker and not ended and not short else ""
+
+
+def _ask_for_owned(sample: Sample) -> list[Question]:
+    return [("EXISTS", key)] if (key := _owned(sample)) else []
+
+
+def _removed(sample: Sample) -> Values | None:
+    questions = _ask_for_owned(sample)
+    if not questions or sample.answers.get(questions[0]) != 0:
+        return None
+    return {"shown": show(questions[0][1])}
 
 
 def _no_text(sample: Sample) -> Values | None:
@@ -105,12 +154,48 @@ def _no_text(sample: Sample) -> Values | None:
     return None
 
 
-_DATE: Final = re.compile(rb"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])")
+def _task(sample: Sample) -> Task | None:
+    return Task.decode("", sample.value) if sample.complete else None
+
+
+def _unreadable_task(sample: Sample) -> Values | None:
+    task = _task(sample)
+    if task is None or task.status or task.reason in ("", "not_utf8"):
+        return None
+    return {"shown": show(sample.value)}
+
+
+def _odd_progress(sample: Sample) -> Values | None:
+    task = _task(sample)
+    said = None if task is None else task.fields.get("progress")
+    if task is None or said is None:
+        return None
+    if task.progress is not None and 0 <= task.progress <= WHOLE:
+        return None
+    return {"shown": show(said)}
+
+
+def _other_task(sample: Sample) -> Values | None:
+    task = _task(sample)
+    return _not_the_key(task.fields if task else None, "task_id", sample)
+
+
+def _odd_moment(found: JSONObject | None) -> Values | None:
+    """Tell a timestamp that is there and not to be understood on every machine."""
+    said = (found or {}).get("timestamp")
+    if said is None or (parse_timestamp(said) is not None and not lacks_zone(said)):
+        return None
+    return {"shown": show(said)}
+
+
+def _odd_task_time(sample: Sample) -> Values | None:
+    task = _task(sample)
+    return _odd_moment(task.fields if task else None)
 
 
 def _odd_dates(sample: Sample) -> Values | None:
     """Find what is no date in a set of dates; a set without any is somebody else's."""
-    odd = [item for item in sample.items if not _DATE.fullmatch(item)]
+    odd = [item for item in sample.items if not read_days([item])[0]]
     return count_bad(odd, sample) if len(odd) < len(sample.items) else None
 
 
@@ -132,12 +217,28 @@ def _no_cached_fields(sample: Sample) -> Values | None:
     return {"fields": ", ".join(lacking)} if lacking else None
 
 
+def _entry(sample: Sample) -> JSONObject | None:
+    return sample.objects[0] if sample.complete else None
+
+
+def _other_function(sample: Sample) -> Values | None:
+    said = (_entry(sample) or {}).get("func_name")
+    readings = KEYS[sample.row].readings(sample.key)
+    if said is None or any(reading["func"] == said for reading in readings):
+        return None
+    return {"shown": show(said)}
+
+
+def _odd_entry_time(sample: Sample) -> Values | None:
+    return _odd_moment(_entry(sample))
+
+
 _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
 RULES: Final = (
     *(
         Rule(code, row, severity, "001 §5", check)
-        for row in HEARTBEATS
+        for row in KINDS
         for code, severity, check in (
             ("heartbeat-not-json", _E, _no_object),
             ("heartbeat-status", _W, _odd_status),
@@ -145,11 +246,26 @@ RULES: Final = (
             ("heartbeat-zone", _N, _no_zone),
             ("heartbeat-clock", _W, _other_time),
             ("heartbeat-fields", _W, _lacks_fields),
+            ("heartbeat-values", _W, _odd_fields),
             ("heartbeat-id", _W, _other_id),
+            ("heartbeat-stale", _N, _stale),
         )
     ),
+    Rule("heartbeat-removed", "owner", _W, "bls_agent", _removed, _ask_for_owned),
     *(Rule("worker-not-text", row, _W, "001 §5", _no_text) for row in TEXTS),
+    *(
+        Rule(code, row, severity, "001 §3", check)
+        for row in TASKS
+        for code, severity, check in (
+            ("task-unreadable", _W, _unreadable_task),
+            ("task-id", _W, _other_task),
+            ("task-progress", _W, _odd_progress),
+            ("task-timestamp", _N, _odd_task_time),
+        )
+    ),
     Rule("sync-dates", "sync_progress", _W, "001 §3", _odd_dates),
     Rule("cache-not-json", "func_cache", _W, "001 §3", _no_json),
     Rule("cache-fields", "func_cache", _N, "001 §3", _no_cached_fields),
+    Rule("cache-function", "func_cache", _W, "001 §3", _other_function),
+    Rule("cache-timestamp", "func_cache", _N, "001 §3", _odd_entry_time),
 )

@@ -24,7 +24,7 @@ from bls_agent.codec import (
 )
 from bls_agent.errors import ConfigurationError, DecodeError
 
-__all__ = ["Task", "change_task", "encode_task"]
+__all__ = ["WHOLE", "Task", "change_task", "encode_task"]
 
 WHOLE: Final = 100  # percent
 WORD: Final = 64  # characters of a bare text that is taken for a status

@@ -41,6 +41,7 @@ def test_commands_and_options() -> None:
     """Without any Redis."""
     assert complete("st").text.split() == ["status"]
     assert "--follow" in complete("logs", "x", "--fo").text
+    assert complete("workers", "bac").text.split() == ["backtest_worker"]
 
 
 def test_nothing_is_waited_for(own_server: DevServer) -> None:

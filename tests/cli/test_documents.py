@@ -10,10 +10,12 @@ from pathlib import Path
 
 import anyio
 import pytest
+from redis.asyncio import Redis
 
 from bls_agent import ProjectAgent
 from bls_agent.cli.exits import Exit
 from bls_agent.devserver import DevServer
+from bls_agent.workers import BacktestWorkerHeartbeat
 from tests.cli.conftest import Bls
 from tests.cli.terminal import environment
 
@@ -53,7 +55,7 @@ def test_every_exit_code_is_in_the_guide(guide: Path) -> None:
 
 
 async def test_the_examples_run(
-    bls: Bls, own_server: DevServer, tmp_path: Path
+    bls: Bls, own_server: DevServer, admin: Redis, tmp_path: Path
 ) -> None:
     """One after the other against an agent, in a shell where they need one."""
     program = tmp_path / "bls-agent"
@@ -62,6 +64,8 @@ async def test_the_examples_run(
     env = environment(BLS_REDIS_URL=own_server.url)
     env["PATH"] = f"{tmp_path}:{env['PATH']}"
     agent = ProjectAgent("订单系统", redis=own_server.url, replicas=True)
+    beat = BacktestWorkerHeartbeat.create("回测-1")
+    await admin.set(beat.key, beat.to_json(), ex=30)
 
     @agent.command
     async def reload(force: bool = False, n: int = 0) -> None:

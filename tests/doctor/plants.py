@@ -13,6 +13,8 @@ import orjson
 
 from bls_agent.doctor.generic import FAR, TTL_ADVISED, TTL_OPEN
 from bls_agent.keys import KEYS, RedisType
+from bls_agent.workers.heartbeats import KINDS
+from tests.corpus.heartbeats import SOUND
 from tests.harness import server_version
 
 Words: TypeAlias = tuple[object, ...]
@@ -94,16 +96,18 @@ def event(**fields: object) -> list[object]:
     ]
 
 
+# Of each kind what it says beside status and timestamp: its id first.
 HEARTBEATS: dict[str, dict[str, object]] = {
-    "data_worker_heartbeat": {"node_id": "n1", "stats": {}},
-    "backtest_worker_heartbeat": {
-        "worker_id": "n1",
-        "running_tasks": 3,
-        "max_tasks": 5,
-    },
-    "execution_node_heartbeat": {"node_id": "n1", "host": "h", "port": 1},
-    "scheduler_heartbeat": {"node_id": "n1", "running_tasks": 0, "pending_tasks": 0},
-    "task_timer_heartbeat": {"node_id": "n1", "jobs_count": 1},
+    row: {**dict(list(sound.items())[2:]), KINDS[row].id_field: "n1"}
+    for row, sound in SOUND.items()
+}
+# Of each kind a field that holds what it cannot.
+ODD_FIELDS: dict[str, dict[str, object]] = {
+    "data_worker_heartbeat": {"stats": "none"},
+    "backtest_worker_heartbeat": {"task_uuids": "a, b"},
+    "execution_node_heartbeat": {"port": "http"},
+    "scheduler_heartbeat": {"pending_tasks": -1},
+    "task_timer_heartbeat": {"jobs_count": [1]},
 }
 
 
@@ -169,7 +173,7 @@ def good(row: str) -> list[Words]:
         ],
         "owner": lambda: [("SET", key, "t", "PX", 60_000)],
         "func_cache": lambda: [
-            ("SET", key, dumps(result=1, timestamp=at(), func_name="f"), "EX", 3600)
+            ("SET", key, dumps(result=1, timestamp=at(), func_name="n1"), "EX", 3600)
         ],
         "asset_metadata": asset,
         "asset_category": asset,
@@ -415,9 +419,19 @@ def worker_plants() -> Iterator[Plant]:
         yield beat("heartbeat-timestamp", timestamp="yesterday")
         yield beat("heartbeat-zone", timestamp="2026-01-12T12:34:56")
         yield beat("heartbeat-clock", timestamp=at(-3_600))
-        yield beat("heartbeat-fields", **{[*fields][-1 if len(fields) < 3 else 1]: "-"}
-                   if row != "execution_node_heartbeat" else {"node_id": "-"})  # fmt: skip
+        yield beat("heartbeat-fields", **{[*fields][-1]: "-"})
+        yield beat("heartbeat-values", value=heartbeat(row, **ODD_FIELDS[row]))
         yield beat("heartbeat-id", **{number: "other"})
+        yield Plant(
+            "heartbeat-stale", row, key,
+            partial(one, "SET", key, heartbeat(row, timestamp=at(-20)), "EX", 10),
+        )  # fmt: skip
+    yield from task_plants()
+    lease = "bls_agent:{heartbeat:node:n1}:owner"
+    yield Plant(
+        "heartbeat-removed", "owner", lease,
+        lambda: [("SET", lease, "token 7 digest", "EX", 30)],
+    )  # fmt: skip
     for row in (
         "component_heartbeat",
         "process_heartbeat",
@@ -441,6 +455,33 @@ def worker_plants() -> Iterator[Plant]:
     yield Plant(
         "cache-fields", "func_cache", cache, lambda: [("SET", cache, "42", "EX", 3600)]
     )
+    yield Plant(
+        "cache-function", "func_cache", cache,
+        lambda: [("SET", cache, cached(func_name="g"), "EX", 3600)],
+    )  # fmt: skip
+    yield Plant(
+        "cache-timestamp", "func_cache", cache,
+        lambda: [("SET", cache, cached(timestamp="2026-01-12 12:00"), "EX", 3600)],
+    )  # fmt: skip
+
+
+def cached(**fields: object) -> bytes:
+    """A result in the contract's form."""
+    return dumps({"result": 1, "timestamp": at(), "func_name": "f"}, fields)
+
+
+def task_plants() -> Iterator[Plant]:
+    for row in ("task_status", "backtest_task_progress"):
+
+        def task(rule: str, value: object = None, **said: object) -> Plant:
+            whole = {"task_id": "n1", "status": "running", "timestamp": at(), **said}
+            words = ("SET", key_of(row), value or dumps(whole), "EX", KEYS[row].ttl)  # noqa: B023 - called at once
+            return Plant(rule, row, key_of(row), partial(one, *words))  # noqa: B023 - as above
+
+        yield task("task-unreadable", "[1, 2]")
+        yield task("task-id", task_id="n2")
+        yield task("task-progress", progress="120")
+        yield task("task-timestamp", timestamp="2026-01-12T12:34:56")
 
 
 def asset_plants() -> Iterator[Plant]:

@@ -16,6 +16,18 @@ from bls_agent.diagnosis import Severity
 from bls_agent.doctor.examine import examine
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.keys import KEYS
+from bls_agent.workers import (
+    BacktestProgress,
+    BacktestWorkerHeartbeat,
+    DataWorkerHeartbeat,
+    ExecutionNodeHeartbeat,
+    FunctionCache,
+    Heartbeat,
+    SchedulerHeartbeat,
+    SyncProgress,
+    TaskStatus,
+    TaskTimerHeartbeat,
+)
 from tests.doctor.plants import PLANTS, UNAVOIDABLE, at, good
 from tests.harness import eventually, execute, needs_selectors, server_version
 
@@ -100,6 +112,44 @@ async def test_live_agents(own_server: DevServer) -> None:
         assert report.healthy
         assert report.keys["project_status"] == 4
     assert findings(await examine(own_server.url)) == []
+
+
+async def test_live_workers(own_server: DevServer) -> None:
+    """What the room of workers writes keeps contract 001: meanwhile, and afterwards."""
+    kinds: tuple[Any, ...] = (
+        BacktestWorkerHeartbeat, DataWorkerHeartbeat, ExecutionNodeHeartbeat,
+        SchedulerHeartbeat, TaskTimerHeartbeat,
+    )  # fmt: skip
+    url = own_server.url
+    async with AsyncExitStack() as fleet:
+        for number, kind in enumerate(kinds):
+            beat = Heartbeat(url, kind.create(f"工作-{number}"), ttl=30 - number)
+            await fleet.enter_async_context(beat)
+            await beat.ready(10)
+        cache = await fleet.enter_async_context(FunctionCache(url))
+
+        @cache.cached(ttl=60, lock=True)
+        async def day_bars(code: str, n: int = 3) -> dict[str, int]:
+            return {code: n}
+
+        assert await day_bars("000001.SZ") == {"000001.SZ": 3}
+        tasks = await fleet.enter_async_context(TaskStatus(url))
+        await tasks.set("t-1", "回测中", progress=30, message="一半")
+        await tasks.update("t-1", progress=100.0, owner="回测-1")
+        backtests = await fleet.enter_async_context(BacktestProgress(url))
+        await backtests.set("t-1", 12.5)
+        days = await fleet.enter_async_context(SyncProgress(url))
+        await days.add("tick", "000001.SZ", ["2026-01-12", "2026-01-13"])
+        report = await examine(url)
+        assert findings(report) == []
+        assert report.keys["owner"] >= 5
+        assert report.keys["func_cache"] == 1
+        assert {row for row in KEYS if row.endswith("_heartbeat")} - report.keys.keys() == {
+            "component_heartbeat", "process_heartbeat",
+        }  # fmt: skip
+    report = await examine(url)
+    assert findings(report) == []
+    assert report.keys["scheduler_heartbeat"] == 0
 
 
 async def test_one_project_alone(admin: Redis, own_server: DevServer) -> None:

@@ -393,7 +393,7 @@ def test_without_an_event_loop(redis_url: str, said: Any) -> None:
             two.wait_ready(2.0)
             assert len(threads()) == 1
             assert bare.exists(said.key, other.key) == 2
-            time.sleep(1.2)
+            time.sleep(1.2)  # the program is busy, longer than a TTL
             assert one.owned
             with pytest.raises(LeaseHeldError), Heartbeat(redis_url, other):
                 pytest.fail("entered")

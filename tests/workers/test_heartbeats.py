@@ -239,7 +239,7 @@ def test_parsing_what_there_is() -> None:
     ("cls", "wrong"),
     [
         (DataWorkerHeartbeat, {"node_id": None}),
-        (DataWorkerHeartbeat, {"node_id": "a", "stats": {"x": object()}}),
+        (DataWorkerHeartbeat, {"node_id": "a", "stats": {"x": {1}}}),
         (DataWorkerHeartbeat, {"node_id": "a", "stats": [1]}),
         (BacktestWorkerHeartbeat, {"worker_id": "a", "max_tasks": "viele"}),
         (BacktestWorkerHeartbeat, {"worker_id": "a", "task_uuids": "abc"}),

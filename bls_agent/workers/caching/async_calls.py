@@ -29,10 +29,11 @@ class AsyncCalls:
     """Calls coroutine functions, in whatever event loop the caller runs."""
 
     def __init__(
-        self, access: Access, availability: Availability, timeout: float
+        self, access: Access, locks: Access, availability: Availability, timeout: float
     ) -> None:
         """Remember the way; nothing is opened yet."""
         self._access = access
+        self._locks = locks
         self._availability = availability
         self._timeout = timeout
         self.forget_parent()
@@ -51,7 +52,9 @@ class AsyncCalls:
         if here is None:
             for other in [each for each in self._here if each.is_closed()]:
                 del self._here[other]  # what is kept for a loop holds the loop
-            station = Station(self._access, self._availability, self._timeout, loop)
+            station = Station(
+                self._access, self._locks, self._availability, self._timeout, loop
+            )
             here = self._here[loop] = (station, Flights())
         return here
 

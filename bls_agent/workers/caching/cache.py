@@ -38,6 +38,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
+CLEAR_TIMEOUT: Final = 5.0  # seconds for one request: who clears wants it done
 TTL: Final = float(FUNC_CACHE.ttl or 0)  # the contract's: an hour
 
 
@@ -72,9 +73,14 @@ class FunctionCache:
         """
         self._timeout = check_seconds("timeout", timeout)
         self._access = Access(redis, "bls-agent:cache", timeout=timeout)
+        self._others = Access(redis, "bls-agent:cache-lock", timeout=CLEAR_TIMEOUT)
         self._availability = Availability()
-        self._async = AsyncCalls(self._access, self._availability, timeout)
-        self._plain = PlainCalls(self._access, self._availability, timeout)
+        self._async = AsyncCalls(
+            self._access, self._others, self._availability, timeout
+        )
+        self._plain = PlainCalls(
+            self._access, self._others, self._availability, timeout
+        )
         self._counts = Counts()
         self._functions: WeakValueDictionary[str, CachedFunction]
         self._functions = WeakValueDictionary()
@@ -97,6 +103,7 @@ class FunctionCache:
     async def aclose(self) -> None:
         """Close the connections of this event loop; the next call opens them again."""
         await self._access.aclose()
+        await self._others.aclose()
 
     def forget_parent(self) -> None:
         """In a forked child: locks may be held by threads that are not here."""
@@ -264,10 +271,10 @@ class FunctionCache:
         declared.generation += 1
         try:
             if not args and not kwargs:
-                return await clear_all(self._access.wires, declared.name)
+                return await clear_all(self._others.wires, declared.name)
             key = declared.arguments.digest(args, kwargs)
             key = FUNC_CACHE.build(func=declared.name, key=key)
-            return await clear_one(self._access.wires, key)
+            return await clear_one(self._others.wires, key)
         finally:
             declared.generation += 1
 

@@ -51,10 +51,11 @@ class PlainCalls:
     """Calls plain functions, in whatever thread the caller runs."""
 
     def __init__(
-        self, access: Access, availability: Availability, timeout: float
+        self, access: Access, locks: Access, availability: Availability, timeout: float
     ) -> None:
         """Remember the way; nothing is opened yet."""
         self._access = access
+        self._locks = locks
         self._availability = availability
         self._timeout = timeout
         self.forget_parent()
@@ -246,7 +247,9 @@ class PlainCalls:
         import asyncio  # noqa: PLC0415, TID251 - 20 ms, not at import
 
         loop = asyncio.get_running_loop()
-        return Station(self._access, self._availability, self._timeout, loop)
+        return Station(
+            self._access, self._locks, self._availability, self._timeout, loop
+        )
 
     def _ask(self, station: Station, requests: Sequence[Request]) -> list[Reply]:
         from concurrent.futures import Future  # noqa: PLC0415 - comes with asyncio

@@ -15,6 +15,7 @@ from bls_agent.access import Access
 from bls_agent.background import start_background
 from bls_agent.endpoint import Reply, Request
 from bls_agent.errors import RedisUnavailableError
+from bls_agent.wire import Wire
 from bls_agent.workers.caching.availability import Availability
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ __all__ = ["Pump"]
 
 MANY: Final = 500  # requests in one write
 LARGE: Final = 1_048_576  # bytes in one write, unless one request alone has more
+GLANCE: Final = 1.0  # seconds between two questions whether somebody took over
 
 
 class _Promise(Protocol):
@@ -37,7 +39,7 @@ class _Promise(Protocol):
 class _Asked:
     """Requests that belong together, and who waits for their replies."""
 
-    __slots__ = ("due", "promise", "requests")
+    __slots__ = ("due", "promise", "requests", "resent")
 
     def __init__(
         self, requests: Sequence[Request], promise: _Promise, due: float
@@ -45,12 +47,14 @@ class _Asked:
         self.requests = requests
         self.promise = promise
         self.due = due
+        self.resent = False
 
 
 class Pump:
     """Exchanges requests for replies in the event loop in which it was made.
 
     Nobody waits longer than the timeout, not even while the connection is being made.
+    Of the connection it is the only user.
     """
 
     def __init__(
@@ -67,6 +71,9 @@ class Pump:
         self.loop = loop
         self._queue: deque[_Asked] = deque()
         self._under_way: list[_Asked] = []
+        self._busy = False
+        self._collecting = False
+        self._glance_at = 0.0
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -80,46 +87,106 @@ class Pump:
             RedisUnavailableError: No answer within the timeout.
         """
         promise: asyncio.Future[list[Reply]] = self.loop.create_future()
-        self.submit(requests, promise)
+        asked = self._remember(requests, promise)
+        if not self._busy and asked.due < self._glance_at and len(requests) < MANY:
+            wire = self._wires.pick()
+            if wire.connected:
+                await self._send_now(wire, asked)
+                return await promise
+        self._enqueue(asked)
         return await promise
 
     def submit(self, requests: Sequence[Request], promise: _Promise) -> None:
         """Do the same for somebody who waits elsewhere; in this loop's thread."""
+        self._enqueue(self._remember(requests, promise))
+
+    def _remember(self, requests: Sequence[Request], promise: _Promise) -> _Asked:
         due = self.loop.time() + self._timeout
-        self._queue.append(_Asked(requests, promise, due))
-        if self._task is None:
-            self._task = start_background(self._run, "bls-agent-cache")
         if self._timer is None:
             self._timer = self.loop.call_at(due, self._look_at_the_clock)
+        return _Asked(requests, promise, due)
+
+    def _enqueue(self, asked: _Asked) -> None:
+        self._queue.append(asked)
+        if not self._busy:
+            self._start([])
+
+    async def _send_now(self, wire: Wire, asked: _Asked) -> None:
+        """Let one request leave before the task that waits for its reply is made."""
+        self._busy = True
+        try:
+            await wire.post(asked.requests)
+        except RedisUnavailableError:  # lost a moment ago: once more in order
+            self._queue.appendleft(asked)
+            self._start([])
+        except BaseException:
+            self._busy = False
+            raise
+        else:
+            self._start([asked])
+
+    def _start(self, posted: list[_Asked]) -> None:
+        self._busy = True
+        self._under_way = posted
+        self._task = start_background(self._run, "bls-agent-cache")
 
     async def _run(self) -> None:
         try:
+            if self._under_way:
+                await self._finish(self._wires.pick())
             while self._queue:
                 await self._exchange()
-        except BaseException:  # the loop ends: nobody shall wait for what never comes
+        except BaseException:  # too late, or the loop ends: nobody waits for nothing
             self._fail(RedisUnavailableError("closed", "the event loop is ending"))
+            if not self._wires.is_cluster:
+                await self._wires.pick().drop()  # what is owed would be the next one's
             raise
         finally:
+            self._busy = False
             self._task = None
+            if self._queue:
+                self._start([])
+
+    async def _finish(self, wire: Wire) -> None:
+        """Collect the replies to what was sent at once."""
+        try:
+            self._deliver(await self._collect(wire, wire.owed))
+        except RedisUnavailableError as error:
+            self._lost(error)
 
     async def _exchange(self) -> None:
+        """Send what waits by now, and deliver the replies."""
         try:
             if self._wires.is_cluster:
-                requests = self._take()
-                replies = await self._wires.read_many(requests)
+                replies = await self._wires.read_many(self._take())
             else:
                 async with self._wires.to("") as wire:
                     if not wire.connected:
                         await wire.open()
+                    self._glance_at = self.loop.time() + self._timeout + GLANCE
                     requests = self._take()  # not before: who waits may have given up
-                    # All that is asked here may be asked twice, writing included.
-                    replies = await wire.read_many(requests) if requests else []
+                    if requests:
+                        await wire.post(requests)
+                    replies = await self._collect(wire, len(requests))
         except RedisUnavailableError as error:
-            self._availability.failed(error)
-            self._fail(error)
-            return
-        self._availability.succeeded()
-        self._deliver(replies)
+            self._lost(error)
+        else:
+            self._deliver(replies)
+
+    async def _collect(self, wire: Wire, number: int) -> list[Reply]:
+        replies: list[Reply] = []
+        self._collecting = True
+        try:
+            for _ in range(number):
+                try:
+                    replies.append(await wire.collect())
+                except RedisUnavailableError as error:
+                    if error.ambiguous or error.kind == "connection":
+                        raise
+                    replies.append(error)
+        finally:
+            self._collecting = False
+        return replies
 
     def _take(self) -> list[Request]:
         requests: list[Request] = []
@@ -130,12 +197,11 @@ class Pump:
                 continue
             self._under_way.append(asked)
             requests += asked.requests
-            size += sum(
-                len(w) for r in asked.requests for w in r if isinstance(w, bytes)
-            )
+            size += sum(len(w) for r in asked.requests for w in r if type(w) is bytes)
         return requests
 
     def _deliver(self, replies: list[Reply]) -> None:
+        self._availability.succeeded()
         answered, self._under_way = self._under_way, []
         begin = 0
         for asked in answered:
@@ -143,6 +209,21 @@ class Pump:
             if not asked.promise.done():
                 asked.promise.set_result(replies[begin:end])
             begin = end
+
+    def _lost(self, error: RedisUnavailableError) -> None:
+        """Send once more what a connection was lost under; else it is Redis that fails.
+
+        All that is asked here may be asked twice, writing included.
+        """
+        once = [each for each in self._under_way if not each.resent]
+        if error.kind == "connection" and not error.connecting and once:
+            for asked in once:
+                asked.resent = True
+            self._queue.extendleft(reversed(once))
+            self._under_way = []
+            return
+        self._availability.failed(error)
+        self._fail(error)
 
     def _fail(self, error: RedisUnavailableError) -> None:
         """Let nobody wait any more: also who has just come would wait in vain."""
@@ -163,19 +244,14 @@ class Pump:
             self._timer = self.loop.call_at(due, self._look_at_the_clock)
             return
         reason = f"no answer within {self._timeout:g} s"
-        error = RedisUnavailableError("timeout", reason, address=self._address)
+        address = self._wires.pick().address
+        error = RedisUnavailableError("timeout", reason, address=address)
         self._availability.failed(error)
         for asked in waiting:
             if not asked.promise.done():
                 asked.promise.set_exception(_again(error))
-
-    @property
-    def _address(self) -> str:
-        return self._wires.pick().address
-
-    def forget_loop(self) -> None:
-        """Be as if never used: the loop was closed."""
-        self._task = self._timer = None
+        if self._collecting and self._task is not None:
+            self._task.cancel()  # connecting goes on: it may just take longer
 
 
 def _again(error: RedisUnavailableError) -> RedisUnavailableError:

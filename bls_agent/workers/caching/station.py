@@ -46,6 +46,7 @@ class Station:
     def __init__(
         self,
         access: Access,
+        locks: Access,
         availability: Availability,
         timeout: float,
         loop: asyncio.AbstractEventLoop,
@@ -56,7 +57,7 @@ class Station:
             ConfigurationError: Nobody said where Redis is, and ``BLS_REDIS_URL`` is
                 no URL of Redis.
         """
-        self._wires = access.wires
+        self._locks = locks
         self.timeout = timeout
         self.availability = availability
         self.pump = Pump(access, availability, timeout, loop)
@@ -120,5 +121,5 @@ class Station:
                 self.availability.refused(reply)
 
     def wire_to(self, key: str) -> Wire:
-        """Give the wire to the server of a key."""
-        return self._wires.pick(key)
+        """Give the wire to the server of a key; not the pump's, which has no time."""
+        return self._locks.wires.pick(key)

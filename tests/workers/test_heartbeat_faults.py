@@ -1,0 +1,365 @@
+"""A worker's heartbeat while Redis, its rights or the event loop fail."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import anyio
+import pytest
+from redis import Redis as BlockingRedis
+from redis.asyncio import Redis
+
+from bls_agent import LeaseHeldError, RedisUnavailableError
+from bls_agent.devserver import DevServer
+from bls_agent.keys import OWNER
+from bls_agent.names import place_beside
+from bls_agent.workers import BacktestWorkerHeartbeat, Heartbeat
+from tests.harness import eventually, execute, needs_selectors, url_with_rights
+
+SHORT: dict[str, Any] = {"interval": 0.2, "ttl": 1.0, "timeout": 0.5}
+
+
+@pytest.fixture
+def said() -> BacktestWorkerHeartbeat:
+    return BacktestWorkerHeartbeat.create(worker_id=f"回测-{secrets.token_hex(4)}")
+
+
+@pytest.fixture
+async def bare(redis_url: str) -> AsyncIterator[Redis]:
+    async with Redis.from_url(redis_url, protocol=2) as client:
+        yield client
+
+
+def owner_of(key: str) -> str:
+    """Where the owner's token stands."""
+    return OWNER.locate(place=place_beside(key))
+
+
+@contextmanager
+def sampled(url: str, key: str) -> Iterator[list[str]]:
+    """Give what is seen under a key from a thread, each change once."""
+    seen: list[str] = []
+    ended = threading.Event()
+    client = BlockingRedis.from_url(url, protocol=2)
+
+    def look() -> None:
+        while not ended.wait(0.01):
+            value: Any = client.get(key)
+            word = json.loads(value)["status"] if value else "nothing"
+            if seen[-1:] != [word]:
+                seen.append(word)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        thread.join()
+        client.close()
+
+
+async def test_redis_away_at_the_start(
+    own_server: DevServer, said: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The host goes on at once; one complaint; claimed when Redis is there."""
+    own_server.kill()
+    began = time.monotonic()
+    async with Heartbeat(own_server.url, said, **{**SHORT, "timeout": 5}) as beat:
+        assert time.monotonic() - began < 2.0
+        assert not beat.owned
+        with pytest.raises(RedisUnavailableError, match="not answered"):
+            await beat.ready(0.3)
+        complaints = [r for r in caplog.records if "again until" in r.message]
+        assert len(complaints) == 1
+        own_server.restart()
+        await beat.ready(10.0)
+        assert beat.owned
+        writes = beat.stats().writes
+        own_server.kill()
+        await eventually(lambda: beat.stats().failures > 3)
+        assert not beat.owned or beat.stats().writes == writes
+    assert time.monotonic() - began < 20.0
+
+
+async def test_redis_frozen_at_the_start(own_server: DevServer, said: Any) -> None:
+    """The host waits about one timeout; stopping takes no longer, either."""
+    own_server.freeze()
+    began = time.monotonic()
+    try:
+        async with Heartbeat(own_server.url, said, **SHORT) as beat:
+            assert 0.4 < time.monotonic() - began < 2.0
+            assert not beat.owned
+            began = time.monotonic()
+        assert time.monotonic() - began < 3.0
+    finally:
+        own_server.thaw()
+
+
+async def test_redis_comes_back_empty(said: Any) -> None:
+    """Killed and started again without its data: all are back with the first one."""
+    other = BacktestWorkerHeartbeat.create(worker_id="other")
+    slow: dict[str, Any] = {"interval": 10, "ttl": 30, "timeout": 0.5}
+    with DevServer() as server:
+        bare = Redis.from_url(server.url, protocol=2)
+        async with (
+            Heartbeat(server.url, said, **slow) as beat,
+            Heartbeat(server.url, other, **slow) as second,
+        ):
+            server.kill()
+            server.restart()
+            beat.update(running_tasks=1)
+            await eventually(lambda: is_there(bare, other.key), 10.0)
+            assert await bare.exists(said.key) == 1
+            assert beat.owned
+            assert second.owned
+        assert await bare.keys("*") == []
+        await bare.aclose()
+
+
+async def is_there(client: Redis, key: str) -> bool:
+    """Whether a key exists."""
+    return await client.exists(key) == 1
+
+
+async def test_a_cut_connection(own_server: DevServer, admin: Redis, said: Any) -> None:
+    """What was forgotten in between comes back with the next connection."""
+    other = BacktestWorkerHeartbeat.create(worker_id="other")
+    async with (
+        Heartbeat(own_server.url, said, interval=10, ttl=30, timeout=0.5),
+        Heartbeat(own_server.url, other, interval=10, ttl=30, timeout=0.5) as beat,
+    ):
+        await admin.flushall()
+        for client in await admin.client_list():
+            if client["name"] == "bls-agent:heartbeats":
+                await execute(admin, "CLIENT", "KILL", "ID", client["id"])
+        beat.update(running_tasks=1)
+        await eventually(lambda: is_there(admin, said.key), 5.0)
+        assert await admin.exists(other.key) == 1
+
+
+async def test_frozen_while_it_stops(
+    own_server: DevServer, admin: Redis, said: Any
+) -> None:
+    """Bounded; what was on its way puts nothing in place behind the end."""
+    async with Heartbeat(own_server.url, said, **SHORT) as beat:
+        assert beat.owned
+        own_server.freeze()
+        beat.update(running_tasks=1)
+        await anyio.sleep(0.1)
+        began = time.monotonic()
+    assert time.monotonic() - began < 1.5
+    own_server.thaw()
+    await eventually(lambda: is_gone(admin, said.key), 3.0)
+    await anyio.sleep(0.3)
+    assert await admin.exists(said.key) == 0
+
+
+async def is_gone(client: Redis, key: str) -> bool:
+    """Whether a key does not exist."""
+    return await client.exists(key) == 0
+
+
+async def test_a_lost_take_arrives_after_the_end(
+    own_server: DevServer, admin: Redis, said: Any
+) -> None:
+    """The first beat is lost in a frozen server; the key stays gone after the stop."""
+    async with Heartbeat(own_server.url, said, **SHORT):  # scripts are known now
+        pass
+    beat = Heartbeat(own_server.url, said, **{**SHORT, "timeout": 0.3})
+    other = BacktestWorkerHeartbeat.create(worker_id="keeps the connection")
+    async with Heartbeat(own_server.url, other, **{**SHORT, "timeout": 0.3}):
+        own_server.freeze()
+        await beat.__aenter__()
+        assert not beat.owned
+        own_server.thaw()
+        await beat.ready(5.0)
+        await beat.aclose()
+        assert await admin.exists(said.key) == 0
+        left = await admin.get(owner_of(said.key))
+        assert left is not None
+        assert left.endswith(b" ended")
+    async with Heartbeat(own_server.url, said, **SHORT) as again:
+        assert again.owned
+
+
+async def test_out_of_memory(own_server: DevServer, admin: Redis, said: Any) -> None:
+    """A living worker does not look dead; a status that is not true any more does not live on."""
+    async with Heartbeat(own_server.url, said, **SHORT) as beat:
+        before = await admin.get(said.key)
+        await admin.config_set("maxmemory", "1")
+        await eventually(lambda: beat.stats().refreshes >= 6, 10.0)
+        assert await admin.get(said.key) == before
+        assert beat.owned
+        beat.update(status="stopping")
+        await eventually(lambda: is_gone(admin, said.key), 5.0)
+        await admin.config_set("maxmemory", "0")
+        await eventually(lambda: beat.owned, 5.0)
+        value = await admin.get(said.key)
+        assert json.loads(value or b"{}")["status"] == "stopping"
+
+
+@needs_selectors
+async def test_without_the_right_to_run_scripts(
+    own_server: DevServer, admin: Redis, said: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Written plainly, owned by nobody, said once; still gone at the end."""
+    url = await url_with_rights(admin, own_server, "+@all", "-@scripting", "~*")
+    async with Heartbeat(url, said, **SHORT) as beat:
+        await beat.ready(5.0)
+        await eventually(lambda: beat.stats().writes > 3)
+        assert not beat.owned
+        assert 0 < await admin.pttl(said.key) <= 1_000
+        assert await admin.exists(owner_of(said.key)) == 0
+    assert await admin.exists(said.key) == 0
+    assert len([r for r in caplog.records if "run no scripts" in r.message]) == 1
+    await admin.rpush(said.key, "a")
+    with pytest.raises(Exception, match="another type"):
+        async with Heartbeat(url, said, **SHORT):
+            pytest.fail("entered")
+    assert await admin.type(said.key) == b"list"
+
+
+@needs_selectors
+async def test_without_any_right(
+    own_server: DevServer, admin: Redis, said: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Said once, and never a tight loop."""
+    url = await url_with_rights(admin, own_server, "+client", "+ping", "~nothing")
+    async with Heartbeat(url, said, **SHORT) as beat:
+        await eventually(lambda: beat.stats().failures >= 1)
+        await anyio.sleep(0.5)
+        assert beat.stats().failures <= 2
+        assert not beat.owned
+    told = [r for r in caplog.records if "cannot be written" in r.message]
+    assert len(told) == 1
+
+
+async def test_a_conflict_found_later(
+    own_server: DevServer, admin: Redis, said: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Redis was away at the start, and a peer came first: told in the log, waited for."""
+    own_server.kill()
+    async with Heartbeat(own_server.url, said, **SHORT) as beat:
+        own_server.restart()
+        first = BlockingRedis.from_url(own_server.url)
+        first.set(said.key, b"{}", px=1_500)
+        first.close()
+        if beat.stats().writes:
+            pytest.skip("we were faster")
+        await eventually(lambda: beat.stats().standing == "stands", 5.0)
+        assert "no heartbeat is written" in caplog.text
+        await eventually(lambda: beat.owned, 5.0)
+
+
+async def test_a_stalled_loop_says_error(
+    redis_url: str, bare: Redis, said: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seen from outside: running, error, running; never gone, with a TTL of a second."""
+    caplog.set_level(logging.INFO)
+    async with Heartbeat(redis_url, said, stall_after=0.3, **SHORT) as beat:
+        with sampled(redis_url, said.key) as seen:
+            await eventually(lambda: seen == ["running"])
+            time.sleep(2.0)
+            assert seen == ["running", "error"]
+            await eventually(lambda: seen[-1] == "running")
+            await anyio.sleep(0.3)
+        assert seen == ["running", "error", "running"]
+        stats = beat.stats()
+        assert beat.owned
+    assert (stats.loop_stalls, stats.overwritten) == (1, 0)
+    assert 1.0 < stats.loop_stalled_seconds < 4.0
+    assert "stands in" in caplog.text
+    assert "stood still" in caplog.text
+
+
+async def test_a_short_pause_is_no_stall(redis_url: str, said: Any) -> None:
+    """Before stall_after it is kept alive with its own word."""
+    async with Heartbeat(redis_url, said, stall_after=30, **SHORT) as beat:
+        with sampled(redis_url, said.key) as seen:
+            await eventually(lambda: seen == ["running"])
+            time.sleep(1.5)
+        assert seen == ["running"]
+        assert beat.stats().loop_stalls == 0
+
+
+async def test_nobody_looks_after_the_loop(redis_url: str, said: Any) -> None:
+    """With stall_after=None it vanishes, as with any other library."""
+    async with Heartbeat(redis_url, said, stall_after=None, **SHORT) as beat:
+        with sampled(redis_url, said.key) as seen:
+            await eventually(lambda: seen == ["running"])
+            time.sleep(1.4)
+            assert seen == ["running", "nothing"]
+            await eventually(lambda: seen[-1] == "running", 3.0)
+        assert beat.owned
+
+
+async def test_a_stalled_owner_and_a_peer(
+    redis_url: str, bare: Redis, said: Any
+) -> None:
+    """What the thread writes while the loop stands never touches a peer's key."""
+    async with Heartbeat(redis_url, said, stall_after=0.2, **SHORT) as beat:
+        client = BlockingRedis.from_url(redis_url)
+        client.set(owner_of(said.key), "another", px=5_000)
+        client.set(said.key, b"theirs", px=5_000)
+        time.sleep(1.0)
+        assert client.get(said.key) == b"theirs"
+        client.close()
+        await eventually(lambda: beat.stats().losses == 1, 2.0)
+    assert await bare.get(said.key) == b"theirs"
+    await bare.delete(said.key, owner_of(said.key))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_forked_child(redis_url: str, said: Any, plain: bool) -> None:
+    """The child beats nothing, owns nothing and removes nothing; it may have its own."""
+    bare = BlockingRedis.from_url(redis_url, protocol=2)
+
+    def fork(beat: Heartbeat) -> int:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                quiet = not beat.owned and not beat.stats().open
+                other = BacktestWorkerHeartbeat.create(worker_id=said.id + "-child")
+                if plain:
+                    beat.__exit__(None, None, None)
+                    with Heartbeat(redis_url, other) as own:
+                        own.wait_ready(5.0)
+                        quiet = quiet and own.owned
+                    with pytest.raises(LeaseHeldError), Heartbeat(redis_url, said):
+                        pass
+                code = 0 if quiet else 2
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        return os.waitstatus_to_exitcode(status)
+
+    async def live() -> int:
+        async with Heartbeat(redis_url, said, **SHORT) as beat:
+            found = fork(beat)
+            await anyio.sleep(1.2)
+            assert beat.owned
+        return found
+
+    if plain:
+        with Heartbeat(redis_url, said, **SHORT) as beat:
+            beat.wait_ready(5.0)
+            assert fork(beat) == 0
+            assert bare.exists(said.key) == 1
+            time.sleep(1.2)
+            assert beat.owned
+    else:
+        assert anyio.run(live) == 0
+    assert bare.exists(said.key) == 0
+    bare.close()
