@@ -47,6 +47,7 @@ bench: $(VENV)/.bench
 
 load: $(VENV)/.test
 	@$(BIN)/python -m benchmarks.doctor
+	@$(BIN)/python -m benchmarks.registry
 	@$(BIN)/python -m benchmarks.load $(ARGS)
 
 chaos: $(VENV)/.test

@@ -25,6 +25,7 @@ WORDS = [
     "names",
     "keys",
     "rights",
+    "worker_rights",
     "diagnosis",
     "settings",
     "backoff",

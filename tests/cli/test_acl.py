@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from bls_agent import ProjectAgent
 from bls_agent.devserver import DevServer
 from bls_agent.rights import Mode, acl_line, console_acl_rules
+from bls_agent.worker_rights import worker_acl_rules
 from tests.cli.conftest import Bls
 from tests.harness import PASSWORD, execute, needs_selectors
 
@@ -167,3 +168,16 @@ async def test_redis_cli_takes_the_line(own_server: DevServer, bls: Bls) -> None
     command = line.replace("redis-cli", f"redis-cli -p {own_server.port}", 1)
     ran = await anyio.run_process(["bash", "-c", command])
     assert ran.stdout.decode().strip() == "OK"
+
+
+async def test_a_workers_rights(bls: Bls) -> None:
+    """As a line of its own; with a project or an operator's rights it is refused."""
+    for words, write in (((), True), (("--read-only",), False)):
+        ran = await bls("acl", "--workers", *words)
+        assert ran.text.strip() == " ".join(worker_acl_rules(write=write))
+    flat = await bls("acl", "--workers", "--no-selectors", "--user", "worker-1")
+    rules = " ".join(worker_acl_rules(selectors=False))
+    assert flat.text.strip() == f"user worker-1 on {rules}"
+    for words in (("订单系统",), ("--console",), ("--replicas",)):
+        ran = await bls("acl", "--workers", *words)
+        assert (ran.code, ran.out) == (2, b"")

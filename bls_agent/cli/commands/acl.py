@@ -1,4 +1,4 @@
-"""``bls-agent acl``: the rights of an agent, or of an operator, as an ACL line."""
+"""``bls-agent acl``: the rights of an agent, an operator or a worker, as an ACL line."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from bls_agent.cli.exits import Exit, Failure
 from bls_agent.cli.invocation import Invocation
 from bls_agent.cli.naming import normalise
 from bls_agent.rights import acl_rules, console_acl_rules
+from bls_agent.worker_rights import worker_acl_rules
 
 __all__ = ["ModeName", "acl"]
 
@@ -42,6 +43,7 @@ def acl(
     ] = ModeName.AUTO,
     replicas: Annotated[bool, typer.Option("--replicas", help="opt_replicas")] = False,
     console: Annotated[bool, typer.Option("--console", help="opt_acl_console")] = False,
+    workers: Annotated[bool, typer.Option("--workers", help="opt_acl_workers")] = False,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="opt_read_only")
     ] = False,
@@ -54,9 +56,13 @@ def acl(
     """Print the rights; changes nothing, needs no Redis."""
     project = normalise(invocation, project) if project else ""
     selectors = not no_selectors
-    if read_only and not console:  # else somebody is given rights to write
+    if read_only and not (console or workers):  # else somebody is given rights to write
         raise Failure("acl_read_only", Exit.USAGE, hint="hint_read_only")
-    if console:
+    if workers and (console or project or replicas):
+        raise Failure("acl_workers_alone", Exit.USAGE, hint="hint_workers_alone")
+    if workers:
+        rules = worker_acl_rules(write=not read_only, selectors=selectors)
+    elif console:
         send = not read_only
         rules = console_acl_rules(project or None, send=send, selectors=selectors)
     elif not project:
