@@ -46,9 +46,9 @@ async def ask(wire: Wire, run: Run) -> Answer:
     return Answer.of(await BEAT.run(wire, keys, [*arguments]))
 
 
-async def beat(wire: Wire, claim: Claim, value: bytes, **options: bool) -> str:
+async def beat(wire: Wire, claim: Claim, value: bytes) -> str:
     """Ask and hear, as the loop around a claim does."""
-    answer = await ask(wire, claim.ask(value, **options))
+    answer = await ask(wire, claim.ask(value))
     claim.hear(answer, sent_at=0.0, now=0.0)
     return answer.what
 

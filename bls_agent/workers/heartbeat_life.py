@@ -82,7 +82,8 @@ class Life:
         sent_at: When it was last asked to be written, by the clock of the event loop.
         hastened: Whether it waits to be looked at before its time.
         judged: Set when the first answer is there, or no answer is to be expected soon.
-        landed: Set when the first beat is written.
+        has_landed: Whether a beat is written.
+        decided: Set when the first beat is written, or none will be.
         ended: Set when nothing of it is in Redis any more, or nobody can tell.
         verdict: What is to be raised where it was opened, if anything.
         plain: How it is written without scripts, where they are refused.
@@ -115,7 +116,8 @@ class Life:
         self.sent_at = float("-inf")
         self.hastened = False
         self.judged = anyio.Event()
-        self.landed = anyio.Event()
+        self.has_landed = False
+        self.decided = anyio.Event()
         self.ended = anyio.Event()
         self.verdict: BlsError | None = None
         self.plain: PlainTries | None = None
@@ -223,7 +225,8 @@ class Life:
     def _landed(self) -> None:
         self.counts.writes += 1
         self._status_written = self._status_sent
-        self.landed.set()
+        self.has_landed = True
+        self.decided.set()
 
     def _judge(self, answer: Answer) -> None:
         """Note for who opens it what stands in the way, and say it once in the log."""

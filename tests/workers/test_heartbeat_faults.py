@@ -75,7 +75,7 @@ async def test_redis_away_at_the_start(
     began = time.monotonic()
     async with Heartbeat(own_server.url, said, **{**SHORT, "timeout": 5}) as beat:
         assert time.monotonic() - began < 2.0
-        assert not beat.owned
+        assert not beat.stats().owned
         with pytest.raises(RedisUnavailableError, match="not answered"):
             await beat.ready(0.3)
         complaints = [r for r in caplog.records if "again until" in r.message]
@@ -83,10 +83,9 @@ async def test_redis_away_at_the_start(
         own_server.restart()
         await beat.ready(10.0)
         assert beat.owned
-        writes = beat.stats().writes
         own_server.kill()
         await eventually(lambda: beat.stats().failures > 3)
-        assert not beat.owned or beat.stats().writes == writes
+        await eventually(lambda: not beat.stats().owned)
     assert time.monotonic() - began < 20.0
 
 
@@ -184,8 +183,7 @@ async def test_a_lost_take_arrives_after_the_end(
         await beat.ready(5.0)
         await beat.aclose()
         assert await admin.exists(said.key) == 0
-        left = await admin.get(owner_of(said.key))
-        assert left is not None
+        left: Any = await admin.get(owner_of(said.key))
         assert left.endswith(b" ended")
     async with Heartbeat(own_server.url, said, **SHORT) as again:
         assert again.owned
