@@ -98,10 +98,10 @@ def write_fleet(redis: Redis) -> None:
 
 
 def write_workers(redis: Redis) -> None:
-    """Write the heartbeats of a fleet, as they stand for the time of a picture."""
+    """Write the heartbeats of a fleet, just before a picture is taken."""
 
-    def say(beat: WorkerHeartbeat, ttl: int | None = 3_600) -> None:
-        redis.set(beat.key, beat.to_json(), ex=ttl)
+    def say(beat: WorkerHeartbeat) -> None:
+        redis.set(beat.key, beat.to_json(), ex=12 if beat.id == "执行-上海-2" else 30)
 
     for number, running in enumerate((5, 3, 4, 0, 2), 1):
         tasks = [f"均线-{number}{task}" for task in range(running)]
@@ -130,8 +130,8 @@ def write_workers(redis: Redis) -> None:
         say(node)
     say(SchedulerHeartbeat.create("主调度", running_tasks=14, pending_tasks=7))
     say(TaskTimerHeartbeat.create("定时器", jobs_count=42))
-    redis.set("heartbeat:node:执行-北京-1", b"alive", ex=3_600)
-    redis.set("ginkgo:heartbeat:4711", b"ok", ex=3_600)
+    redis.set("heartbeat:node:执行-北京-1", b"alive", ex=30)
+    redis.set("ginkgo:heartbeat:4711", b"ok", ex=30)
 
 
 @contextmanager
@@ -269,13 +269,13 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     with DevServer() as server, Redis.from_url(server.url, protocol=2) as redis:
         write_fleet(redis)
-        write_workers(redis)
         console = served(WebConfig(redis=server.url, port=0))
         with order_system(server.url, redis), console as site, a_browser() as browser:
             for name, show, language, scheme, size in PICTURES:
                 with looking(
                     browser, site.url, language=language, scheme=scheme, size=size
                 ) as looked:
+                    write_workers(redis)
                     show(looked)
                     looked.page.wait_for_timeout(QUIET)
                     path = IMAGES / name
