@@ -25,25 +25,25 @@ from bls_agent.forking import register
 from bls_agent.lease import boot_seconds
 from bls_agent.loop_thread import LoopThread, refuse_in_event_loop, result_of, wait_for
 from bls_agent.settings import check_seconds
-from bls_agent.workers.heartbeat_homes import (
+from bls_agent.workers.beating.homes import (
     POOLS,
     THREAD,
     belongs_to_dead,
     call_in,
     make_token,
 )
-from bls_agent.workers.heartbeat_life import HeartbeatCounts, Life
-from bls_agent.workers.heartbeat_limits import (
+from bls_agent.workers.beating.life import HeartbeatCounts, Life
+from bls_agent.workers.beating.limits import (
     check_interval,
     check_slot,
     check_stall_after,
 )
-from bls_agent.workers.heartbeat_said import Said
-from bls_agent.workers.heartbeat_stats import HeartbeatStats
+from bls_agent.workers.beating.said import Said
+from bls_agent.workers.beating.stats import HeartbeatStats
 from bls_agent.workers.heartbeats import WorkerHeartbeat
 
 if TYPE_CHECKING:
-    from bls_agent.workers.heartbeat_pool import HeartbeatPool
+    from bls_agent.workers.beating.pool import HeartbeatPool
 
 __all__ = ["Heartbeat"]
 
