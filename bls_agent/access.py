@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import os
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
-from weakref import WeakKeyDictionary
+from typing import Protocol, runtime_checkable
 
 from bls_agent.endpoint import Endpoint
 from bls_agent.forking import register
 from bls_agent.keyed_wires import KeyedWires, default_endpoint
+from bls_agent.loop_local import LoopLocal
 from bls_agent.settings import check_seconds
-
-if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - see Access.wires
 
 __all__ = ["Access"]
 
@@ -55,15 +52,11 @@ class Access:
             self._given = Endpoint.of(redis)
         self._name = name
         self._timeout = check_seconds("timeout", timeout)
-        self._forget()
-
-    def _forget(self) -> None:
-        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, KeyedWires]
-        self._by_loop = WeakKeyDictionary()
+        self._by_loop: LoopLocal[KeyedWires] = LoopLocal()
 
     def forget_parent(self) -> None:
         """In a forked child: the loops are the parent's; its wires let go by themselves."""
-        self._forget()
+        self._by_loop.forget_parent()
 
     @cached_property
     def endpoint(self) -> Endpoint:
@@ -89,27 +82,16 @@ class Access:
     @property
     def wires(self) -> KeyedWires:
         """The wires of the running event loop."""
-        import asyncio  # noqa: PLC0415, TID251 - 20 ms, not at import
-
-        loop = asyncio.get_running_loop()
-        wires = self._by_loop.get(loop)
+        wires = self._by_loop.find()
         if wires is None:
             register(self)
-            self._leave_closed_loops()
             wires = KeyedWires(self.endpoint, self._name, timeout=self._timeout)
-            self._by_loop[loop] = wires
+            for left in self._by_loop.keep(wires):
+                left.forget_loop()
         return wires
-
-    def _leave_closed_loops(self) -> None:
-        for loop, wires in list(self._by_loop.items()):
-            if loop.is_closed():
-                wires.forget_loop()
-                del self._by_loop[loop]
 
     async def aclose(self) -> None:
         """Close the connections of this event loop; the next request opens them again."""
-        import asyncio  # noqa: PLC0415, TID251 - as above
-
-        wires = self._by_loop.pop(asyncio.get_running_loop(), None)
+        wires = self._by_loop.pop()
         if wires is not None:
             await wires.aclose()
