@@ -6,6 +6,7 @@ a leader who dies or freezes is replaced after at most one TTL of the lease.
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -37,6 +38,7 @@ class FleetLock:
         self._function = function
         self._key = key
         self._lease: Lease | None = None  # made in the station's loop
+        self._wire = AsyncExitStack()  # which stays open as long as it is ours
         self._had = False
         self._renewing: asyncio.Task[None] | None = None
 
@@ -63,20 +65,24 @@ class FleetLock:
 
     async def try_once(self) -> bool | None:
         """Take the lock if nobody has it; ``None`` if Redis does not tell."""
-        if self._lease is None:
-            wire = self._station.wire_to(self._key)
-            self._lease = Lease(wire, self._key, self._function.policy.lock_ttl)
         try:
             with anyio.fail_after(self._station.timeout):
-                ours = await self._lease.acquire()
+                lease = self._lease or await self._make_lease()
+                ours = await lease.acquire()
         except (RedisUnavailableError, TimeoutError) as error:
             self._failed(error)
             return None
         self._had = ours
         if ours and self._renewing is None:
-            renew = partial(_renew, self._lease)
+            renew = partial(_renew, lease)
             self._renewing = start_background(renew, "bls-agent-cache-lock")
         return ours
+
+    async def _make_lease(self) -> Lease:
+        way = self._station.wire_to(self._key)
+        wire = await self._wire.enter_async_context(way)
+        self._lease = Lease(wire, self._key, self._function.policy.lock_ttl)
+        return self._lease
 
     def _failed(self, error: Exception) -> None:
         self._function.counts.add("redis_failures")
@@ -93,13 +99,14 @@ class FleetLock:
         if self._renewing is not None:
             self._renewing.cancel()
             self._renewing = None
-        if self._lease is None or not self._lease.token:
-            return
         try:
-            with anyio.fail_after(self._station.timeout):
-                await self._lease.give_back()
+            if self._lease is not None and self._lease.token:
+                with anyio.fail_after(self._station.timeout):
+                    await self._lease.give_back()
         except (RedisUnavailableError, TimeoutError) as error:
             self._failed(error)  # it ends by itself
+        finally:
+            await self._wire.aclose()
 
 
 async def _renew(lease: Lease) -> None:
