@@ -181,12 +181,14 @@ class HeartbeatPool:
     async def aclose(self) -> None:
         """End the task and close the connection."""
         self._closing = True
-        if self._watch is not None:
-            with anyio.move_on_after(GRACE):
-                await self._watch.end()
-        if self._task is not None:
-            self._task.cancel()
-            await self._ended.wait()
+        try:
+            if self._watch is not None:
+                with anyio.move_on_after(GRACE):
+                    await self._watch.end()
+        finally:
+            if self._task is not None:
+                self._task.cancel()
+                await self._ended.wait()
 
     async def _run(self) -> None:
         self._wakeup.bind()
