@@ -9,6 +9,8 @@ from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeVar, cast, overload
 from weakref import WeakValueDictionary
 
+import anyio
+
 from bls_agent.access import Access
 from bls_agent.errors import ConfigurationError
 from bls_agent.forking import register
@@ -38,6 +40,8 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 CLEAR_TIMEOUT: Final = 5.0  # seconds for one request: who clears wants it done
+SETTLED: Final = 0.5  # seconds beyond the timeout after which a write is surely over
+LOOK_AGAIN: Final = 0.005  # seconds
 TTL: Final = float(FUNC_CACHE.ttl or 0)  # the contract's: an hour
 
 
@@ -128,6 +132,7 @@ class FunctionCache:
         self._counts.forget_parent()
         for function in list(self._functions.values()):
             function.counts.forget_parent()
+            function.writes.clear()
 
     @overload
     def cached(self, function: Callable[P, R], /) -> Callable[P, R]: ...
@@ -286,6 +291,7 @@ class FunctionCache:
         """
         declared, args = unwrap(self, function, args)
         declared.generation += 1
+        await self._let_arrive(declared)
         try:
             if not args and not kwargs:
                 return await clear_all(self._others.wires, declared.name)
@@ -294,6 +300,13 @@ class FunctionCache:
             return await clear_one(self._others.wires, key)
         finally:
             declared.generation += 1
+
+    async def _let_arrive(self, declared: CachedFunction) -> None:
+        """Wait for what is being written: on its own connection it might come later."""
+        under_way = declared.writes.copy()
+        with anyio.move_on_after(self._timeout + SETTLED):
+            while not under_way.isdisjoint(declared.writes.copy()):  # noqa: ASYNC110 - of all threads
+                await anyio.sleep(LOOK_AGAIN)
 
     @overload
     def clear_sync(self, function: Callable[..., Any], /) -> int: ...
