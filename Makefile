@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 CANDIDATES := python3 python3.14 python3.13 python3.12 python3.11
 SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
-PEERS := arq taskiq faststream
+PEERS := arq taskiq faststream caches
 # The tests wait for servers most of the time: four at once keep two cores busy.
 AT_ONCE := --numprocesses=4
 
@@ -21,7 +21,7 @@ help:
 	@echo 'make test    run the tests, four at once (ARGS="-k heartbeat" goes to pytest)'
 	@echo 'make lint    ruff, mypy and pyright'
 	@echo 'make bench   figures beside a bare loop and others (ARGS="--quick" for a look)'
-	@echo 'make load    the doctor, and the console for ten minutes, under a large fleet'
+	@echo 'make load    the doctor, the registry, and the console for ten minutes, under a large fleet'
 	@echo 'make chaos   every fault in every mode, and docs/ledger.md (15 minutes at most)'
 	@echo 'make screenshots   pictures of the console for the documents, by chromium'
 	@echo 'make clean   remove .venv and what the tools left behind'

@@ -215,6 +215,20 @@ async def test_a_lost_write_that_takes(wire: Wire, bare: Redis, key: str) -> Non
     await end(wire, other)
 
 
+async def test_an_end_in_doubt_leaves_the_owner_alone(
+    wire: Wire, bare: Redis, key: str
+) -> None:
+    """Who was refused and cannot know what became of a lost request touches nothing."""
+    owner, claim = Claim(key, 5), Claim(key, 5)
+    await beat(wire, owner, b"1")
+    claim.ask(b"lost")
+    claim.fail(ambiguous=True)
+    lease = await bare.get(owner.owner_key)
+    assert await end(wire, claim) == 0
+    assert await bare.get(owner.owner_key) == lease
+    await end(wire, owner)
+
+
 async def test_nothing_stays_behind_a_clean_end(
     wire: Wire, bare: Redis, key: str
 ) -> None:

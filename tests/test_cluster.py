@@ -706,7 +706,7 @@ async def test_a_node_fails(
     names = [project_on(topology, victim, f"{project}-{mode}-") for mode in MODES]
     slot = slot_of(f"{names[0]}_控制")
     async with under_load(topology.url, project, also=names) as load:
-        await load.alive(time.monotonic(), 10)
+        await load.alive(time.monotonic(), OUTAGE)
         failed = time.monotonic()
         if how == "killed":
             await to_thread.run_sync(victim.kill)
@@ -718,7 +718,7 @@ async def test_a_node_fails(
             record_outages(load, failed, record_property)
         finally:
             await to_thread.run_sync(victim.restart if how == "killed" else victim.thaw)
-        await load.alive(time.monotonic(), 10)
+        await load.alive(time.monotonic(), OUTAGE)
         await check_end(load, [failed])
 
 

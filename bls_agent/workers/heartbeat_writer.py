@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
+from bls_agent.claim import digest_of
 from bls_agent.endpoint import Endpoint, Reply
 from bls_agent.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.keyed_wires import KeyedWires
@@ -70,10 +70,10 @@ class HeartbeatWriter:
     async def _end_plainly(self, lives: Sequence[Life]) -> None:
         """Remove what still holds our last value; nobody can do that in one step here."""
         for life in lives:
-            key, written = life.claim.key, life.plain.digest if life.plain else b""
+            key = life.claim.key
             with suppress(RedisRefusedError):
                 found: bytes | None = await self._wires.call(key, "GET")
-                if found and hashlib.sha1(found, usedforsecurity=False).digest() == written:  # fmt: skip
+                if found is not None and digest_of(found) == life.claim.digest:
                     await self._wires.call(key, "DEL")
 
     def forget_loop(self) -> None:

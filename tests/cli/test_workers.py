@@ -247,10 +247,12 @@ async def test_a_live_table(own_server: DevServer, admin: Redis) -> None:
     await plant(admin)
     shown.until("4 个工作进程，2 个有误或报错，1 个未按时刷新")
     assert "回测工作进程" in shown.text
+    await admin.delete(STALE.key)
+    shown.until("3 个工作进程")
     own_server.kill()
     shown.until("没有应答")
     own_server.restart()
-    shown.until("4 个工作进程", after="没有应答")
+    shown.until("3 个工作进程", after="没有应答")
     os.write(user, b"q")
     rest = b"".join(read_all(user)).decode()
     os.close(user)

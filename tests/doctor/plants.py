@@ -420,12 +420,9 @@ def worker_plants() -> Iterator[Plant]:
         yield beat("heartbeat-zone", timestamp="2026-01-12T12:34:56")
         yield beat("heartbeat-clock", timestamp=at(-3_600))
         yield beat("heartbeat-fields", **{[*fields][-1]: "-"})
-        yield beat("heartbeat-values", value=heartbeat(row, **ODD_FIELDS[row]))
+        yield Plant("heartbeat-values", row, key, partial(odd_beat, row, key))
         yield beat("heartbeat-id", **{number: "other"})
-        yield Plant(
-            "heartbeat-stale", row, key,
-            partial(one, "SET", key, heartbeat(row, timestamp=at(-20)), "EX", 10),
-        )  # fmt: skip
+        yield Plant("heartbeat-stale", row, key, partial(stale_beat, row, key))
     yield from task_plants()
     lease = "bls_agent:{heartbeat:node:n1}:owner"
     yield Plant(
@@ -463,6 +460,16 @@ def worker_plants() -> Iterator[Plant]:
         "cache-timestamp", "func_cache", cache,
         lambda: [("SET", cache, cached(timestamp="2026-01-12 12:00"), "EX", 3600)],
     )  # fmt: skip
+
+
+def odd_beat(row: str, key: str) -> list[Words]:
+    """A heartbeat one field of which holds what it cannot."""
+    return [("SET", key, heartbeat(row, **ODD_FIELDS[row]), "EX", 30)]
+
+
+def stale_beat(row: str, key: str) -> list[Words]:
+    """A heartbeat that was refreshed twenty seconds ago."""
+    return [("SET", key, heartbeat(row, timestamp=at(-20)), "EX", 10)]
 
 
 def cached(**fields: object) -> bytes:

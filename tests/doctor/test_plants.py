@@ -29,9 +29,11 @@ from tests.doctor.plants import (
     Plant,
     Words,
     asset,
+    at,
     command,
     crawl,
     good,
+    heartbeat,
 )
 
 SAVING = ("--save", "3600", "1")  # nothing to note about the server
@@ -111,6 +113,7 @@ async def test_a_key_as_it_should_be(
 
 
 REQUESTS = f"crawlo:{PROJECT}:queue:requests"
+LEASE = "bls_agent:{heartbeat:node:n1}:owner"
 DOUBTS: dict[str, tuple[list[Words], set[tuple[str, str]]]] = {
     "a category of another type": (
         [("SET", "asset:category:tool", "x"), asset()[0], asset()[2]],
@@ -140,6 +143,18 @@ DOUBTS: dict[str, tuple[list[Words], set[tuple[str, str]]]] = {
         [("RPUSH", STATUS, "在线"), ("RPUSH", CONTROL, command(timestamp=LONG_AGO))],
         {("wrong-type", STATUS), ("commands-unclaimed", CONTROL)},
     ),
+    "a lease that a clean stop has left": (
+        [("SET", LEASE, "token ended", "EX", 30)],
+        set(),
+    ),
+    "a lease that ends with its heartbeat": (
+        [("SET", LEASE, "token 7 digest", "EX", 3)],
+        set(),
+    ),
+    "a lease of whoever computes a result": (
+        [("SET", "bls_agent:{ginkgo_func_cache_f_k}:owner", "token", "EX", 30)],
+        set(),
+    ),
 }
 
 
@@ -152,3 +167,14 @@ async def test_what_cannot_be_told_is_no_fault(
     for request in requests:
         send(bad, request)
     assert found(await examine(bad_server.url)) == expected
+
+
+@pytest.mark.parametrize(("status", "age"), [("running", 0), ("stopped", 20)])
+async def test_a_heartbeat_that_only_looks_old(
+    status: str, age: float, bad: Redis, bad_server: DevServer
+) -> None:
+    """Who gives it a shorter TTL says when; who has stopped refreshes no more."""
+    row = "execution_node_heartbeat"
+    beat = heartbeat(row, status=status, timestamp=at(-age))
+    send(bad, ("SET", "heartbeat:node:n1", beat, "EX", 10))
+    assert found(await examine(bad_server.url)) == set()

@@ -58,13 +58,17 @@ def written(value: object) -> bytes:
     return encode_sorted(canonical_form(value))
 
 
+def one(value: object) -> None:
+    """Take one argument."""
+
+
 SHANGHAI = ZoneInfo("Asia/Shanghai")
 DIFFERENT: list[object] = [
     None, True, False, 0, 1, 0.0, -0.0, 1.0, "", "1", "é", "e\u0301", "\ud800", "True", "null",
     b"", b"1", [], [1], [[1]], [1, [2]], [1, 2], (), (1,), (1, 2), {}, {"a": 1}, {"a": 1.0}, {"!a": 1},
     {"!!a": 1}, {"!tuple": [1]}, {"!bytes": "31"}, {"!float": "1.0"}, {"!str": "eda080"}, {"!str 61": 1},
     set(), {1}, {1, 2}, frozenset(), frozenset({1}), 2**63, 2**64, -(2**63), -(2**63) - 1, 10**400,
-    {"!int": hex(2**64)}, date(2026, 1, 12), datetime(2026, 1, 12), datetime(2026, 1, 12, fold=1),
+    {"!int": hex(2**64)}, date(2026, 1, 12), datetime(2026, 1, 12), datetime(2026, 1, 12, fold=1),  # noqa: DTZ001 - also without
     datetime(2026, 1, 12, tzinfo=UTC), datetime(2026, 1, 12, 8, tzinfo=timezone(timedelta(hours=8))),
     datetime(2026, 1, 12, 8, tzinfo=SHANGHAI), time(12), time(12, fold=1), time(12, tzinfo=UTC),
     timedelta(1), timedelta(seconds=1), Decimal(1), Decimal("1.0"), Decimal("1.00"), UUID(int=1),
@@ -131,11 +135,11 @@ def typed(value: Any) -> Any:
 
 
 @given(plain, plain)
-def test_equal_arguments_and_only_they_have_one_digest(one: Any, other: Any) -> None:
+def test_equal_arguments_and_only_they_have_one_digest(first: Any, other: Any) -> None:
     """Equal and of equal types: the same digest, otherwise another one."""
-    arguments = Arguments("f", lambda value: None)
-    same = arguments.digest([one], {}) == arguments.digest([], {"value": other})
-    assert same == (typed(one) == typed(other))
+    arguments = Arguments("f", one)
+    same = arguments.digest([first], {}) == arguments.digest([], {"value": other})
+    assert same == (typed(first) == typed(other))
 
 
 @given(plain)
@@ -198,14 +202,17 @@ def test_the_rest_is_part_of_it() -> None:
 
 def test_what_is_ignored() -> None:
     """A parameter that does not matter may be anything."""
-    arguments = Arguments("f", lambda session, code: None, ignore=("session",))
+
+    def load(session: object, code: str) -> None: ...
+
+    arguments = Arguments("f", load, ignore=("session",))
     assert arguments.digest([object(), "a"], {}) == arguments.digest([None, "a"], {})
     assert arguments.digest([None, "a"], {}) != arguments.digest([None, "b"], {})
 
 
 def test_a_key_of_ones_own() -> None:
     """``key`` says what matters."""
-    arguments = Arguments("f", lambda path: None, key=lambda path: path.name)
+    arguments = Arguments("f", one, key=lambda path: path.name)
     assert arguments.digest([Path("/a/x")], {}) == arguments.digest([Path("/b/x")], {})
     assert arguments.digest([Path("/a/x")], {}) != arguments.digest([Path("/a/y")], {})
 
@@ -237,7 +244,10 @@ circle.append(circle)
 )  # fmt: skip
 def test_what_has_no_canonical_form_is_refused(value: object) -> None:
     """The error names the function, the parameter, the type and what to do."""
-    arguments = Arguments("orders.load", lambda source: None)
+
+    def load(source: object) -> None: ...
+
+    arguments = Arguments("orders.load", load)
     with pytest.raises(ConfigurationError) as caught:
         arguments.digest([value], {})
     message = str(caught.value)
@@ -249,11 +259,14 @@ def test_what_has_no_canonical_form_is_refused(value: object) -> None:
 
 def test_a_wrong_declaration_is_refused_at_once() -> None:
     """An unknown parameter, a default without a form."""
+
+    def load(missing: object = circle) -> None: ...
+
     with pytest.raises(ConfigurationError, match="ignore"):
-        Arguments("f", lambda a: None, ignore=("b",))
+        Arguments("f", load, ignore=("b",))
     with pytest.raises(ConfigurationError, match="missing"):
-        Arguments("f", lambda missing=Odd(): None)
-    Arguments("f", lambda missing=Odd(): None, ignore=("missing",))
+        Arguments("f", load)
+    Arguments("f", load, ignore=("missing",))
 
 
 SAY_DIGEST = """

@@ -195,7 +195,7 @@ async def test_clear_sync_is_refused_in_a_loop(cache: FunctionCache, name: str) 
     def load() -> str:
         return ""
 
-    with pytest.raises(ConfigurationError, match="await cache.clear"):
+    with pytest.raises(ConfigurationError, match=r"await cache\.clear"):
         cache.clear_sync(load)
     assert load() == ""
     assert await cache.clear(load) == 1

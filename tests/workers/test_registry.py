@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 
 from bls_agent import ConfigurationError, RedisRefusedError, RedisUnavailableError
 from bls_agent.access import Access
+from bls_agent.backoff import Backoff
 from bls_agent.devserver import DevServer
 from bls_agent.workers import (
     BacktestWorkerHeartbeat,
@@ -24,7 +25,7 @@ from bls_agent.workers import (
 from bls_agent.workers.heartbeats import KINDS
 from bls_agent.workers.worker import HEARTBEATS
 from tests.corpus import heartbeats
-from tests.harness import url_with_rights
+from tests.harness import eventually, url_with_rights
 
 QUICK = 0.02
 GBK = "订单".encode("gbk")
@@ -257,14 +258,25 @@ async def test_a_silent_worker_is_stale_and_comes_back(
 
 
 async def test_an_outage_is_told_once_and_nobody_leaves_by_it(
-    watching: Watching, own_server: DevServer, admin: Redis
+    watching: Watching,
+    own_server: DevServer,
+    admin: Redis,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whoever lost its key with the server has half a TTL to write it again."""
     await admin.mset(dict([node("a"), node("b")]))
     await watching.until("joined a", "joined b")
     await admin.config_set("appendonly", "no")
     (own_server.folder / "appendonlydir").rename(own_server.folder / "lost")
+    pauses: list[float] = []
+
+    def failed(_: Backoff) -> float:
+        pauses.append(QUICK)
+        return QUICK
+
+    monkeypatch.setattr(Backoff, "failed", failed)
     own_server.kill()
+    await eventually(lambda: len(pauses) > 3)
     await watching.until("unavailable ")
     own_server.restart()
     await watching.until("available ")
@@ -273,6 +285,25 @@ async def test_an_outage_is_told_once_and_nobody_leaves_by_it(
     await watching.until("changed a")
     await admin.set(*node("c"), ex=30)
     await watching.until("joined c")
+
+
+async def test_after_an_outage_everybody_is_searched_for_at_once(
+    own_server: DevServer, admin: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who came meanwhile does not wait for the search that would be due."""
+    monkeypatch.setattr("bls_agent.workers.search.EVERY", 600.0)
+    await admin.set(*node("a"), ex=30)
+    async with WorkerRegistry(own_server.url) as registry:
+        changes = registry.watch(interval=QUICK)
+        assert (await anext(changes)).what == "joined"
+        await admin.set(*node("b"), ex=30)  # nobody searches now
+        own_server.kill()
+        assert (await anext(changes)).what == "unavailable"
+        own_server.restart()
+        with anyio.fail_after(20):
+            told = [(await anext(changes)).what for _ in range(2)]
+        assert told == ["available", "joined"]
+        await changes.aclose()
 
 
 async def test_a_quick_restart_is_an_outage_too(

@@ -21,7 +21,6 @@ from bls_agent.workers.caching.clearing import clear_all, clear_one
 from bls_agent.workers.caching.counts import CacheStats, Counts
 from bls_agent.workers.caching.decorating import (
     CacheDecorator,
-    TypedCacheDecorator,
     check_new,
     declare,
     is_async,
@@ -165,7 +164,7 @@ class FunctionCache:
         refresh_early: float = ...,
         stale_on_error: float = ...,
         size_limit: int = ...,
-    ) -> TypedCacheDecorator[T]: ...
+    ) -> CacheDecorator: ...
     def cached(
         self,
         function: Callable[..., Any] | None = None,
