@@ -203,6 +203,9 @@ async def test_redis_away() -> None:
         assert page.status_code == 200
         assert re.search(r'<div id="away" class="banner" role="alert">', page.text)
         assert re.search(r'<p id="nothing" class="nothing" hidden>', page.text)
+        assert re.search(
+            r'<div id="forbidden" class="banner" role="alert" hidden>', page.text
+        )
         assert (await client.get("/api/workers")).status_code == 503
 
 
@@ -210,8 +213,13 @@ async def test_a_user_who_may_not_read_them(own_server: DevServer) -> None:
     """Neither an empty fleet nor an outage: the page says which rights are missing."""
     async with Redis.from_url(own_server.url, protocol=2) as redis:
         await redis.set(f"{KEY}a", beat(), ex=30)
-        rules = {"categories": ["+@all"], "keys": ["bls*"]}
-        await redis.acl_setuser("op", enabled=True, passwords=["+geheim"], **rules)
+        await redis.acl_setuser(
+            "op",
+            enabled=True,
+            passwords=["+geheim"],
+            categories=["+@all"],
+            keys=["bls*"],
+        )
     url = own_server.url.replace("redis://", "redis://op:geheim@")
     async with console_of(url) as client:
         page = (await client.get("/workers?lang=en")).text
