@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 CANDIDATES := python3 python3.14 python3.13 python3.12 python3.11
 SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
-PEERS := arq taskiq faststream
+PEERS := arq taskiq faststream caches
 # The tests wait for servers most of the time: four at once keep two cores busy.
 AT_ONCE := --numprocesses=4
 

@@ -18,7 +18,7 @@ from bls_agent.keys import OWNER
 from bls_agent.lease import valid_until
 from bls_agent.names import place_beside
 
-__all__ = ["Answer", "Claim", "Run", "Standing"]
+__all__ = ["Answer", "Claim", "Run", "Standing", "digest_of"]
 
 MAY_ARRIVE: Final = 25.0  # seconds after a loss in which a request may still be served
 
@@ -93,6 +93,7 @@ class Claim:
         token: Ours.
         standing: What the last reply has told.
         losses: How often somebody else has got it from us.
+        digest: SHA-1 of the value that was last asked to be written.
     """
 
     def __init__(self, key: str, ttl: float, token: str = "") -> None:
@@ -110,7 +111,7 @@ class Claim:
         self.standing = Standing.UNKNOWN
         self.losses = 0
         self._numbers = itertools.count(1)
-        self._digest = ""
+        self.digest = ""
         self._valid_until = float("-inf")
         self._in_doubt = False
         self._harmless_at = float("-inf")
@@ -129,8 +130,13 @@ class Claim:
             dead: The token of an owner who is surely dead.
         """
         takes = self.standing is not Standing.OURS
-        former, self._digest = self._digest, _digest(value)
+        former = self.digest
+        self.note_written(value)
         return self._run(value, takes=takes, former=former, dead=dead, true=true)
+
+    def note_written(self, value: bytes) -> None:
+        """Note a value of ours that may stand there, however it was written."""
+        self.digest = digest_of(value)
 
     def ask_to_keep(self, value: bytes) -> Run:
         """Ask to write a value only as long as the key is ours; from any thread.
@@ -193,5 +199,6 @@ class Claim:
         self._valid_until = float("-inf")
 
 
-def _digest(value: bytes) -> str:
+def digest_of(value: bytes) -> str:
+    """Give the SHA-1 of a value, as the script does."""
     return hashlib.sha1(value, usedforsecurity=False).hexdigest()

@@ -62,16 +62,20 @@ class Subject:
         """Commands that were acknowledged and not handled (yet)."""
         return set(self.sent) - set(self.handled)
 
-    def check(self, faults: Sequence[float], records: Sequence[int]) -> None:
+    def check(
+        self, faults: Sequence[float], records: Sequence[int], lag: float
+    ) -> None:
         """Assert that nothing was lost or done twice but around a fault.
 
         Args:
             faults: When a server was lost that may have answered what it did not copy.
             records: The ``n`` of the records in the console list.
+            lag: By how many seconds this process may have noted a moment too late.
         """
+        near = WINDOW + lag
 
         def excused(at: float) -> bool:
-            return any(fault - WINDOW < at < fault + WINDOW for fault in faults)
+            return any(fault - near < at < fault + near for fault in faults)
 
         lost = {n for n in self.missing() if not excused(self.sent[n])}
         assert not lost, f"{self.mode}: lost {lost}"
@@ -217,5 +221,5 @@ async def check_end(load: Load, faults: Sequence[float]) -> None:
         await subject.agent.aclose()
         assert time.monotonic() - began < 12  # shutdown_timeout + 2
         assert await load.console.status(subject.project) is Status.OFFLINE
-        subject.check(faults, await load.records(subject))
+        subject.check(faults, await load.records(subject), load.lag)
     assert load.lag < 4.9  # a wait for Redis inside of the loop would be redis_timeout

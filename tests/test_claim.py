@@ -46,9 +46,9 @@ async def ask(wire: Wire, run: Run) -> Answer:
     return Answer.of(await BEAT.run(wire, keys, [*arguments]))
 
 
-async def beat(wire: Wire, claim: Claim, value: bytes, **options: bool) -> str:
+async def beat(wire: Wire, claim: Claim, value: bytes) -> str:
     """Ask and hear, as the loop around a claim does."""
-    answer = await ask(wire, claim.ask(value, **options))
+    answer = await ask(wire, claim.ask(value))
     claim.hear(answer, sent_at=0.0, now=0.0)
     return answer.what
 
@@ -213,6 +213,20 @@ async def test_a_lost_write_that_takes(wire: Wire, bare: Redis, key: str) -> Non
     assert await beat(wire, other, b"2") == "written"
     assert (await ask(wire, lost)).what == "held"
     await end(wire, other)
+
+
+async def test_an_end_in_doubt_leaves_the_owner_alone(
+    wire: Wire, bare: Redis, key: str
+) -> None:
+    """Who was refused and cannot know what became of a lost request touches nothing."""
+    owner, claim = Claim(key, 5), Claim(key, 5)
+    await beat(wire, owner, b"1")
+    claim.ask(b"lost")
+    claim.fail(ambiguous=True)
+    lease = await bare.get(owner.owner_key)
+    assert await end(wire, claim) == 0
+    assert await bare.get(owner.owner_key) == lease
+    await end(wire, owner)
 
 
 async def test_nothing_stays_behind_a_clean_end(

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import Any, cast
 
 import anyio
@@ -541,12 +542,17 @@ async def test_heartbeats_on_three_nodes(topology: ClusterTopology) -> None:
         thread.join()  # the loop stands still meanwhile
         assert len(found) == len(keys)
         for key in keys:
-            await eventually(lambda k=key: b'"running"' in peek(topology, k), 5.0)
+            await eventually(partial(says, topology, key, b'"running"'), 5.0)
         await anyio.sleep(1.6)
         assert all(beat.owned for beat in beats)
     for key in keys:
         assert await client.exists(key) == 0
     await client.aclose()
+
+
+def says(topology: ClusterTopology, key: str, word: bytes) -> bool:
+    """Whether a key's value holds a word."""
+    return word in peek(topology, key)
 
 
 def peek(topology: ClusterTopology, key: str) -> bytes:
@@ -700,7 +706,7 @@ async def test_a_node_fails(
     names = [project_on(topology, victim, f"{project}-{mode}-") for mode in MODES]
     slot = slot_of(f"{names[0]}_控制")
     async with under_load(topology.url, project, also=names) as load:
-        await load.alive(time.monotonic(), 10)
+        await load.alive(time.monotonic(), OUTAGE)
         failed = time.monotonic()
         if how == "killed":
             await to_thread.run_sync(victim.kill)
@@ -712,7 +718,7 @@ async def test_a_node_fails(
             record_outages(load, failed, record_property)
         finally:
             await to_thread.run_sync(victim.restart if how == "killed" else victim.thaw)
-        await load.alive(time.monotonic(), 10)
+        await load.alive(time.monotonic(), OUTAGE)
         await check_end(load, [failed])
 
 

@@ -48,8 +48,11 @@ class Link:
     async def serve(self, near: anyio.abc.SocketStream) -> None:
         number = self.made
         self.made += 1
-        far = await anyio.connect_tcp("127.0.0.1", self.target)
-        async with near, far, anyio.create_task_group() as tasks:
+        async with (
+            near,  # before anything is waited for: it is closed however that ends
+            await anyio.connect_tcp("127.0.0.1", self.target) as far,
+            anyio.create_task_group() as tasks,
+        ):
             tasks.start_soon(self.carry, near, far, "requests", number)
             await self.carry(far, near, "replies", number)
             tasks.cancel_scope.cancel()

@@ -18,6 +18,7 @@ from redis.asyncio import Redis
 
 from bls_agent import Console, OutcomeKind, ProjectAgent, Status
 from bls_agent.keys import CONTROL
+from bls_agent.workers import TaskStatus
 
 REPOSITORY = Path(__file__).parents[1]
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
@@ -276,3 +277,40 @@ async def test_reliable_worker(redis_url: str, project: str, console: Console) -
                 if entry.outcome and entry.outcome.kind is OutcomeKind.DUPLICATE:
                     break
         await _assert_ends(second, console, project)
+
+
+async def test_workers(redis_url: str, project: str, redis: Redis) -> None:
+    """Two workers come, do all tasks, and leave; what they said of them stays."""
+    async with _started("workers.py", redis_url, project) as example:
+        shown = await _read_until(example, f"{project}-2 joined")
+        keys = [f"backtest:worker:{project}-{number}" for number in (1, 2)]
+        assert await redis.exists(*keys) == 2
+        shown += await _read_until(example, f"{project}-2 left")
+        with anyio.fail_after(PATIENCE):
+            assert await example.wait() == 0
+        assert await _end_of_errors(example) == b""
+    assert not await redis.exists(*keys)
+    assert shown.count("missing=()") == 4
+    async with TaskStatus(redis_url) as tasks:
+        mine = [task for task in await tasks.list() if task.id.startswith(project)]
+        assert [(task.status, task.progress) for task in mine] == [("done", 100)] * 4
+        for task in mine:
+            await tasks.delete(task.id)
+    async for key in redis.scan_iter(f"{project}_update_*"):
+        assert await redis.scard(key) == 5
+        await redis.delete(key)
+
+
+async def test_workers_interrupted(redis_url: str, project: str, redis: Redis) -> None:
+    """Ctrl-C ends them in order: no traceback, and their keys are gone."""
+    async with _started("workers.py", redis_url, project) as example:
+        await _read_until(example, f"{project}-2 joined")
+        assert await _end(example, signal.SIGINT) == (0, b"")
+    assert not await redis.exists(f"backtest:worker:{project}-1")
+    async for key in redis.scan_iter(f"*{project}*"):
+        await redis.delete(key)
+
+
+async def _end_of_errors(process: anyio.abc.Process) -> bytes:
+    assert process.stderr is not None
+    return b"".join([part async for part in process.stderr])

@@ -249,7 +249,7 @@ def test_it_opens_while_the_life_before_ends(
 
 
 def test_nothing_is_left_behind(redis_url: str, project: str) -> None:
-    """50 rounds leave no thread, no descriptor and nothing that a hook would hold."""
+    """Fifteen rounds leave no thread, no descriptor and nothing that a hook would hold."""
     agent = ProjectAgent(project, redis=redis_url)
     blocks: weakref.WeakSet[AgentThread] = weakref.WeakSet()
     alive = set(loop_thread._ALIVE)
@@ -266,7 +266,7 @@ def test_nothing_is_left_behind(redis_url: str, project: str) -> None:
         one_round(console)
         gc.collect()
         before = _held()
-        for _ in range(50):
+        for _ in range(15):
             one_round(console)
         until(lambda: _held() <= before)
     until(lambda: alive >= loop_thread._ALIVE)

@@ -39,12 +39,12 @@ def test_every_history_of_an_agent_keeps_the_promises(
 async def test_outside_cancellations_in_every_way(redis_url: str) -> None:
     """0 lost, every cancellation comes out, nothing is left."""
     seed = 20260112
-    assert await cancel_outside(redis_url, 150, seed) > 0
+    assert await cancel_outside(redis_url, 75, seed) > 0
 
 
 async def test_rounds_leave_nothing(redis_url: str) -> None:
     """No task, thread, descriptor, connection or key."""
-    await start_and_stop(redis_url, 30)
+    await start_and_stop(redis_url, 10)
 
 
 async def test_a_burst_is_counted_exactly(redis_url: str) -> None:

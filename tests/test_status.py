@@ -163,7 +163,7 @@ async def test_out_of_memory_keeps_the_status_alive(project: str) -> None:
             async with agent:
                 await agent.ready(5)
                 await redis.config_set("maxmemory", "1")
-                until = anyio.current_time() + 2.5
+                until = anyio.current_time() + 1.7
                 while anyio.current_time() < until:
                     assert await status_of(redis, project) == "在线"
                     await anyio.sleep(0.05)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.figures import (
+    cache,
     commands,
     fleet,
     heartbeats,
@@ -27,5 +28,6 @@ FIGURES = {
         fleet.FIGURE,
         heartbeats.FIGURE,
         peers.FIGURE,
+        cache.FIGURE,
     )
 }

@@ -7,6 +7,7 @@ import logging
 import random
 import warnings
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
@@ -28,6 +29,7 @@ from bls_agent.workers.heartbeat_homes import (
     POOLS,
     THREAD,
     belongs_to_dead,
+    call_in,
     make_token,
 )
 from bls_agent.workers.heartbeat_life import HeartbeatCounts, Life
@@ -49,7 +51,6 @@ logger = logging.getLogger(__name__)
 
 _RNG: Final = random.SystemRandom()  # has no state that forked children would share
 LEAVE_GRACE: Final = 1.0  # seconds beyond its timeout that leaving may take
-LOOK: Final = 0.01  # seconds between two looks at what another loop does
 
 
 class Heartbeat:
@@ -189,12 +190,15 @@ class Heartbeat:
             RedisUnavailableError: Not within that time.
             ConfigurationError: It is not open.
         """
-        life = self._opened()
-        with anyio.move_on_after(timeout):
-            while not life.landed.is_set():  # it may be another loop's
-                self._opened()
-                await anyio.sleep(LOOK)
-        if not life.landed.is_set():
+        life, pool = self._opened(), self._pool
+        if pool is not None and pool.is_elsewhere:
+            within = None if timeout is None else timeout + LEAVE_GRACE
+            await call_in(pool, partial(self.ready, timeout), within)
+        else:
+            with anyio.move_on_after(timeout):
+                await life.decided.wait()
+        self._opened()
+        if not life.has_landed:
             raise self._not_ready(life)
 
     def wait_ready(self, timeout: float | None = None) -> None:
@@ -277,7 +281,14 @@ class Heartbeat:
         finally:
             THREAD.leave()
 
+    def _bury(self) -> None:
+        """Let go of a life whose event loop was closed under it."""
+        if self._pool is not None and self._pool.is_abandoned:
+            self._pool.bury()
+            self._life = self._pool = None
+
     def _refuse_twice(self) -> None:
+        self._bury()
         if self._life is not None:
             rule = "it is open already"
             raise ConfigurationError("heartbeat", self._key, rule, "Close it first.")
@@ -324,10 +335,14 @@ class Heartbeat:
 
         Takes at most ``timeout`` + 1 s, whatever Redis does.
         """
+        self._bury()
         life, pool = self._life, self._pool
-        self._life = self._pool = None
         if life is None or pool is None:
             return
+        if pool.is_elsewhere:
+            await call_in(pool, self.aclose, self._timeout + LEAVE_GRACE)
+            return
+        self._life = self._pool = None
         with anyio.CancelScope(shield=True):
             await pool.end(life)
             await POOLS.leave(pool)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import secrets
 import threading
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
+
+import anyio
 
 from bls_agent.endpoint import Endpoint
 from bls_agent.forking import register
@@ -16,8 +20,9 @@ from bls_agent.workers.heartbeat_pool import HeartbeatPool
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see _Pools
 
-__all__ = ["POOLS", "THREAD", "belongs_to_dead", "make_token"]
+__all__ = ["POOLS", "THREAD", "belongs_to_dead", "call_in", "make_token"]
 
+AT_EXIT: Final = 1.0  # seconds that the exit of the interpreter waits at most
 LAST_WORDS: Final = 0.5  # seconds for the end of the thread
 
 
@@ -80,6 +85,7 @@ class _Thread:
             if self._thread is None:
                 thread = LoopThread("bls-agent heartbeats")
                 thread.start()
+                atexit.register(self._end_at_exit, thread)
                 self._thread = thread
             self._users += 1
             return self._thread
@@ -91,8 +97,34 @@ class _Thread:
             if self._users or self._thread is None:
                 return
             thread, self._thread = self._thread, None
+        atexit.unregister(self._end_at_exit)
         thread.stop()
         thread.join(LAST_WORDS)
+
+    def _end_at_exit(self, thread: LoopThread) -> None:
+        """Remove what was never closed, when the interpreter exits."""
+        thread.stop()
+        thread.join(AT_EXIT)
+
+
+async def call_in(
+    pool: HeartbeatPool,
+    function: Callable[[], Coroutine[Any, Any, None]],
+    within: float | None,
+) -> None:
+    """Await something in the event loop of a pool, which is another one and may hang.
+
+    Args:
+        pool: Whose.
+        function: What.
+        within: Seconds to wait at most; ``None`` for ever.
+    """
+    import asyncio  # noqa: PLC0415, TID251 - anyio knows one loop
+
+    assert pool.loop is not None  # noqa: S101 - for the type checker
+    future = asyncio.run_coroutine_threadsafe(function(), pool.loop)
+    with anyio.move_on_after(within):
+        await asyncio.wrap_future(future)
 
 
 def _find_likeness(endpoint: Endpoint) -> int:

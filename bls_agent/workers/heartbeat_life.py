@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import random
 from collections.abc import Callable
@@ -30,7 +29,8 @@ logger = logging.getLogger(__name__)
 SOON: Final = 0.02  # seconds after somebody else's time is over
 GUARD_AGAIN: Final = 60.0  # seconds until it is tried again whether scripts may be run
 
-_NO_SCRIPTS: Final = ("no_permission", "unknown_command")
+# Redis 7 says of a script that may not run one of its commands that it is "refused".
+_NO_SCRIPTS: Final = ("no_permission", "unknown_command", "refused")
 _NO_GET: Final = ("unsupported", "no_permission")  # SET … GET: before Redis 6.2
 
 
@@ -60,12 +60,10 @@ class PlainTries:
     Attributes:
         until: Seconds of the claim's clock until a script is tried again.
         guarded: Whether ``SET … GET`` is known: it leaves another type alone.
-        digest: Of what was written last.
     """
 
     until: float
     guarded: bool = True
-    digest: bytes = b""
 
 
 def _nobody(_: str) -> bool:
@@ -82,7 +80,8 @@ class Life:
         sent_at: When it was last asked to be written, by the clock of the event loop.
         hastened: Whether it waits to be looked at before its time.
         judged: Set when the first answer is there, or no answer is to be expected soon.
-        landed: Set when the first beat is written.
+        has_landed: Whether a beat is written.
+        decided: Set when the first beat is written, or none will be.
         ended: Set when nothing of it is in Redis any more, or nobody can tell.
         verdict: What is to be raised where it was opened, if anything.
         plain: How it is written without scripts, where they are refused.
@@ -115,7 +114,8 @@ class Life:
         self.sent_at = float("-inf")
         self.hastened = False
         self.judged = anyio.Event()
-        self.landed = anyio.Event()
+        self.has_landed = False
+        self.decided = anyio.Event()
         self.ended = anyio.Event()
         self.verdict: BlsError | None = None
         self.plain: PlainTries | None = None
@@ -149,7 +149,7 @@ class Life:
         """Ask for the next beat where no script may be run."""
         assert self.plain is not None  # noqa: S101 - for the type checker
         value = self.value()
-        self.plain.digest = hashlib.sha1(value, usedforsecurity=False).digest()
+        self.claim.note_written(value)
         words = ("SET", self.claim.key, value, "PX", int(self.claim.ttl * 1000))
         return (*words, "GET") if self.plain.guarded else words
 
@@ -223,7 +223,8 @@ class Life:
     def _landed(self) -> None:
         self.counts.writes += 1
         self._status_written = self._status_sent
-        self.landed.set()
+        self.has_landed = True
+        self.decided.set()
 
     def _judge(self, answer: Answer) -> None:
         """Note for who opens it what stands in the way, and say it once in the log."""

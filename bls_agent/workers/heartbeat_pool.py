@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -17,13 +15,12 @@ from bls_agent.complaints import Complaints
 from bls_agent.endpoint import Endpoint, Reply
 from bls_agent.errors import BlsError, RedisRefusedError, RedisUnavailableError
 from bls_agent.forking import register
-from bls_agent.keyed_wires import KeyedWires
 from bls_agent.lease import boot_seconds
 from bls_agent.redaction import redact_traceback
-from bls_agent.scripts import BEAT, END_BEAT
 from bls_agent.wakeup import Wakeup
 from bls_agent.watchdog import Watch
 from bls_agent.workers.heartbeat_life import Life
+from bls_agent.workers.heartbeat_writer import NAME, HeartbeatWriter
 from bls_agent.workers.schedule import Schedule
 from bls_agent.workers.stalled_heartbeats import StallCounts, StalledHeartbeats
 
@@ -34,11 +31,11 @@ __all__ = ["HeartbeatPool"]
 
 logger = logging.getLogger(__name__)
 
-NAME: Final = "bls-agent:heartbeats"
 TOGETHER: Final = 0.25  # seconds: what is due so soon goes along
 BATCH: Final = 500  # heartbeats that are written before the host gets its turn
 COALESCE: Final = 0.1  # seconds between two writes of one heartbeat
 CAP: Final = 2.0  # seconds between two tries while Redis is away
+RETRY: Final = 1.0  # seconds after a fault of ours
 GRACE: Final = 0.5  # seconds beyond its timeout that an end may take
 
 _HOPELESS: Final = ("no_permission", "unknown_command", "refused")
@@ -52,6 +49,7 @@ class HeartbeatPool:
         is_gone: Whether it does nothing any more: its task has ended, or it is a forked
             child's copy.
         users: Heartbeats that are open.
+        loop: Where it lives, once it does.
     """
 
     def __init__(
@@ -66,7 +64,7 @@ class HeartbeatPool:
                 count as running; ``None`` for never.
         """
         self._timeout = timeout
-        self._wires = KeyedWires(endpoint, NAME, timeout=timeout)
+        self._writer = HeartbeatWriter(endpoint, timeout=timeout)
         self._wakeup = Wakeup()
         self._schedule: Schedule[Life] = Schedule()
         self._hastened: deque[Life] = deque()
@@ -78,6 +76,7 @@ class HeartbeatPool:
         self._generation = 0
         self._complaints = Complaints()
         self._task: asyncio.Task[None] | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
         self._ended = anyio.Event()
         self.is_gone = False
@@ -94,7 +93,10 @@ class HeartbeatPool:
 
     def start(self) -> None:
         """Begin, in the running event loop."""
+        import asyncio  # noqa: PLC0415, TID251 - 20 ms, not at import
+
         register(self)
+        self.loop = asyncio.get_running_loop()
         self._task = start_background(self._run, NAME)
         self._task.add_done_callback(self._is_over)
 
@@ -102,6 +104,26 @@ class HeartbeatPool:
         # A task that is cancelled before it began runs nothing of its own, no finally.
         self.is_gone = True
         self._ended.set()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it lives in another event loop than the one that runs here."""
+        import asyncio  # noqa: PLC0415, TID251 - as above
+
+        return self.loop is not asyncio.get_running_loop()
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether its event loop was closed before its end."""
+        return self.loop is not None and self.loop.is_closed()
+
+    def bury(self) -> None:
+        """Let go of everything: the event loop was closed, and will not run any more."""
+        self.is_gone = True
+        self.lives = {}
+        if self._watch is not None:
+            self._watch.drop()
+        self._writer.forget_loop()
 
     def forget_parent(self) -> None:
         """In a forked child: the heartbeats are the parent's."""
@@ -112,7 +134,10 @@ class HeartbeatPool:
     def add(self, life: Life) -> None:
         """Keep one more alive; its first beat is due."""
         self.lives[id(life)] = life
-        self._schedule.put(life, anyio.current_time())
+        now = anyio.current_time()
+        self._schedule.put(life, now)
+        if now < self._retry_at:  # Redis is away, and the host does not wait for it
+            life.judged.set()
         if self._watch is not None and self._ward.hurry(life.claim.ttl):
             self._watch.begin()
         self._wakeup.set()
@@ -132,6 +157,7 @@ class HeartbeatPool:
     def drop(self, life: Life) -> None:
         """Let go of one that is not ours, without a word to Redis."""
         life.claim.end()
+        life.decided.set()
         self.lives.pop(id(life), None)
         self._schedule.remove(life)
 
@@ -168,7 +194,7 @@ class HeartbeatPool:
                 except Exception as error:  # noqa: BLE001 - ours: the others go on
                     text = "a beat of the heartbeats failed\n%s"
                     logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
-                    await anyio.sleep(1.0 + self._backoff.failed())
+                    await anyio.sleep(RETRY + self._backoff.failed())
         finally:
             self._wakeup.unbind()
             if self._watch is not None:
@@ -185,8 +211,8 @@ class HeartbeatPool:
             for life in lives:
                 self.drop(life)
             with anyio.move_on_after(self._timeout + GRACE):
-                await self._end(lives)
-        await self._wires.aclose()
+                await self._writer.end(lives)
+        await self._writer.aclose()
 
     async def _wait(self) -> None:
         """Wait until a beat is due, or an end is wanted."""
@@ -212,17 +238,19 @@ class HeartbeatPool:
     async def _tick(self) -> None:
         ending, self._ending = self._ending, []
         if ending:
-            await self._end(ending)
+            await self._writer.end(ending)
         if anyio.current_time() < self._retry_at:
             return
-        due = self._take_due()
-        scripted: list[Life] = []
-        plain: list[Life] = []
-        now = boot_seconds()
-        for life in due:
-            (plain if life.asks_plainly(now) else scripted).append(life)
-        await self._beat(scripted)
-        await self._beat_plainly(plain)
+        due, now = self._take_due(), boot_seconds()
+        plain = [life for life in due if life.asks_plainly(now)]
+        try:
+            await self._beat([life for life in due if not life.asks_plainly(now)])
+            await self._beat_plainly(plain)
+        except BaseException:  # a fault of ours: it must not end the others
+            for life in due:
+                life.claim.fail(ambiguous=True)
+                self._put(life, RETRY)
+            raise
 
     def _take_due(self) -> list[Life]:
         now = anyio.current_time()
@@ -236,32 +264,23 @@ class HeartbeatPool:
         return due
 
     async def _beat(self, lives: Sequence[Life]) -> None:
-        if not lives:
-            return
-        runs = [life.ask() for life in lives]
-        sent_at = boot_seconds()
-        try:
-            replies = await BEAT.run_many(self._wires, runs)
-        except RedisUnavailableError as error:
-            self._fail(lives, error)
-            return
-        except BaseException:
-            for life in lives:
-                life.claim.fail(ambiguous=True)
-            raise
-        self._hear(lives, replies, sent_at=sent_at)
+        if lives:
+            sent_at = boot_seconds()
+            try:
+                replies = await self._writer.beat(lives)
+            except RedisUnavailableError as error:
+                self._fail(lives, error)
+            else:
+                self._hear(lives, replies, sent_at=sent_at)
 
     async def _beat_plainly(self, lives: Sequence[Life]) -> None:
-        if not lives:
-            return
-        try:
-            replies = await self._wires.call_many(
-                [life.ask_plainly() for life in lives]
-            )
-        except RedisUnavailableError as error:
-            self._fail(lives, error)
-            return
-        self._hear(lives, replies, sent_at=None)
+        if lives:
+            try:
+                replies = await self._writer.beat_plainly(lives)
+            except RedisUnavailableError as error:
+                self._fail(lives, error)
+            else:
+                self._hear(lives, replies, sent_at=None)
 
     def _hear(
         self, lives: Sequence[Life], replies: Sequence[Reply], *, sent_at: float | None
@@ -296,7 +315,7 @@ class HeartbeatPool:
         """Note that Redis is there; what it forgot while it was away comes back at once."""
         self._backoff.succeeded()
         self._retry_at = 0.0
-        generation = 0 if self._wires.is_cluster else self._wires.pick().generation
+        generation = self._writer.generation
         was_away = self._away_since is not None
         if was_away or generation != self._generation:
             if self._generation or was_away:
@@ -334,7 +353,8 @@ class HeartbeatPool:
         if error.kind in _HOPELESS:
             told = BlsError(str(error))
         self._told_away |= self._complaints.say("heartbeats cannot be written", told)
-        ambiguous = together and not (error.connecting and len(lives) == 1)
+        # Of many that go in several writes the first ones may have been executed.
+        ambiguous = error.ambiguous or (together and len(lives) > 1)
         for life in lives:
             life.fail(error, ambiguous=ambiguous)
             if id(life) in self.lives:
@@ -348,30 +368,3 @@ class HeartbeatPool:
                 "and two workers of one id are not noticed (%s)"
             )
             logger.warning(text, error)
-
-    async def _end(self, lives: Sequence[Life]) -> None:
-        """Remove what is ours; once more if the connection was lost."""
-        for _ in range(2):
-            try:
-                now = boot_seconds()
-                runs = [life.claim.ask_to_end(now) for life in lives]
-                await END_BEAT.run_many(self._wires, runs)
-                await self._end_plain([life for life in lives if life.plain])
-            except RedisUnavailableError as error:
-                logger.info("a heartbeat could not be removed: %s", error)
-                if error.connecting:
-                    break
-            else:
-                break
-        for life in lives:
-            life.ended.set()
-
-    async def _end_plain(self, lives: Sequence[Life]) -> None:
-        for life in lives:
-            key = life.claim.key
-            with suppress(RedisRefusedError):
-                value: bytes | None = await self._wires.call(key, "GET")
-                written = life.plain.digest if life.plain else b""
-                found = value or b""
-                if hashlib.sha1(found, usedforsecurity=False).digest() == written:
-                    await self._wires.call(key, "DEL")

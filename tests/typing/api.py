@@ -38,6 +38,7 @@ from bls_agent.agent_thread import AgentThread
 from bls_agent.codec import JSONObject, JSONValue
 from bls_agent.delivery import Flushed
 from bls_agent.project.log.logs import Log
+from bls_agent.workers import CacheStats, FunctionCache, cache, cached
 
 agent = ProjectAgent("订单系统")
 ProjectAgent("a", redis="redis://cache:6379/0", status_ttl=90, command_timeout=None)
@@ -318,3 +319,49 @@ def watched_from_plain_code() -> None:
         console.call("订单系统", "reload", 1.0)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         console.send("订单系统", timeout=1.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     SyncConsole().close()
+
+
+# --- a cached function keeps its type
+
+
+@cached
+async def cached_bare(code: str) -> list[float]:
+    """Written bare above a coroutine function."""
+    return [float(code)]
+
+
+@cached(ttl=60, ignore=("session",), lock=True, refresh_early=0.1, stale_on_error=600)
+def cached_plain(code: str, session: object = None, *, adjust: bool = True) -> int:
+    """With options, above a plain function."""
+    return int(code) + adjust
+
+
+@cached(ttl=60, dump=list, load=tuple)
+async def cached_tuple(count: int) -> tuple[int, ...]:
+    """With a dump and a load."""
+    return tuple(range(count))
+
+
+class Bars:
+    """A class with a cached method."""
+
+    @cache.cached(ttl=60, ignore=("self",))
+    async def load(self, code: str) -> list[float]:
+        """Load it."""
+        return [float(code)]
+
+
+async def call_cached() -> None:
+    """The signature is the user's, and so is what comes back."""
+    assert_type(await cached_bare("1"), list[float])
+    assert_type(cached_plain("1", adjust=False), int)
+    assert_type(await cached_tuple(2), tuple[int, ...])
+    assert_type(await Bars().load("1"), list[float])
+    await cached_bare(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    cached_plain("1", adust=False)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    cached(tll=60)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    async with FunctionCache(Redis(), timeout=0.2) as own:
+        assert_type(own.stats(cached_bare), CacheStats)
+    assert_type(await cache.clear(cached_bare), int)
+    assert_type(await cache.clear(cached_plain, "1", adjust=True), int)
+    assert_type(cache.clear_sync(cached_plain), int)

@@ -18,6 +18,15 @@ from redis import Redis
 from bls_agent import ProjectAgent
 from bls_agent.devserver import DevServer
 from bls_agent.web.configuration import WebConfig
+from bls_agent.workers import (
+    BacktestWorkerHeartbeat,
+    DataWorkerHeartbeat,
+    ExecutionNodeHeartbeat,
+    SchedulerHeartbeat,
+    TaskTimerHeartbeat,
+    WorkerHeartbeat,
+    WorkerStatus,
+)
 from tests.web.browsers import Foreign, Watched, a_browser, looking, record, until
 from tests.web.palette import shrink
 from tests.web.serving import served
@@ -86,6 +95,43 @@ def write_fleet(redis: Redis) -> None:
         for place in range(waiting):
             command = {"id": f"cmd-{place}", "command": "reload"}
             redis.rpush(f"{name}_控制", orjson.dumps(command))
+
+
+def write_workers(redis: Redis) -> None:
+    """Write the heartbeats of a fleet, just before a picture is taken."""
+
+    def say(beat: WorkerHeartbeat) -> None:
+        redis.set(beat.key, beat.to_json(), ex=12 if beat.id == "执行-上海-2" else 30)
+
+    for number, running in enumerate((5, 3, 4, 0, 2), 1):
+        tasks = [f"均线-{number}{task}" for task in range(running)]
+        say(
+            BacktestWorkerHeartbeat.create(
+                f"回测-{number}",
+                WorkerStatus.ERROR if number == 4 else WorkerStatus.RUNNING,
+                running, 5, tasks,
+            )
+        )  # fmt: skip
+    say(
+        DataWorkerHeartbeat.create(
+            "数据-1", stats={"行情条数": 182_340, "延迟毫秒": 3.2}
+        )
+    )
+    say(
+        DataWorkerHeartbeat.create(
+            "数据-2", stats={"行情条数": 97_105, "延迟毫秒": 4.8}
+        )
+    )
+    for number, count in enumerate((12, 9, 11), 1):
+        node = ExecutionNodeHeartbeat.create(
+            f"执行-上海-{number}", host=f"10.0.0.{number}", port=8080,
+            active_strategies=count,
+        )  # fmt: skip
+        say(node)
+    say(SchedulerHeartbeat.create("主调度", running_tasks=14, pending_tasks=7))
+    say(TaskTimerHeartbeat.create("定时器", jobs_count=42))
+    redis.set("heartbeat:node:执行-北京-1", b"alive", ex=30)
+    redis.set("ginkgo:heartbeat:4711", b"ok", ex=30)
 
 
 @contextmanager
@@ -200,6 +246,11 @@ def show_narrow_project(looked: Watched) -> None:
     ask(looked)
 
 
+def show_workers(looked: Watched) -> None:
+    """Open the page of workers."""
+    looked.open("/workers")
+
+
 Picture = tuple[str, Callable[[Watched], None], str, str, tuple[int, int]]
 PICTURES: list[Picture] = [
     ("console-wallboard-zh.png", show_wallboard, "zh", "light", (1280, 760)),
@@ -208,6 +259,8 @@ PICTURES: list[Picture] = [
     ("console-project-en.png", show_details, "en", "light", (1280, 860)),
     ("console-narrow-wallboard.png", show_wallboard, "zh", "dark", (360, 740)),
     ("console-narrow-project.png", show_narrow_project, "en", "light", (360, 740)),
+    ("console-workers-zh.png", show_workers, "zh", "light", (1280, 760)),
+    ("console-workers-en.png", show_workers, "en", "dark", (1280, 760)),
 ]
 
 
@@ -222,6 +275,7 @@ def main() -> None:
                 with looking(
                     browser, site.url, language=language, scheme=scheme, size=size
                 ) as looked:
+                    write_workers(redis)
                     show(looked)
                     looked.page.wait_for_timeout(QUIET)
                     path = IMAGES / name

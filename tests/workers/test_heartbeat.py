@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import logging
 import secrets
+import subprocess
+import sys
 import threading
 import time
 import warnings
 from collections.abc import AsyncIterator
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import anyio
@@ -82,8 +86,7 @@ async def test_byte_for_byte(
     assert heartbeat.key == key
     fields = list(json.loads(heartbeat.to_json()))
     async with Heartbeat(redis_url, heartbeat) as beat:
-        value = await bare.get(key)
-        assert value is not None
+        value: Any = await bare.get(key)
         shown = json.loads(value)
         assert list(shown) == fields
         assert value.decode() == beat.heartbeat.changed(
@@ -91,8 +94,8 @@ async def test_byte_for_byte(
         ).to_json()  # fmt: skip
         assert 29_000 < await bare.pttl(key) <= 30_000
         assert 29_000 < await bare.pttl(owner_of(key)) <= 30_000
-        assert beat.owned
-    assert not beat.owned
+        assert beat.stats().owned
+    assert not beat.stats().owned
     assert await bare.exists(key, owner_of(key)) == 0
 
 
@@ -218,7 +221,7 @@ async def test_two_wait(redis_url: str, bare: Redis, said: Any) -> None:
         Heartbeat(redis_url, said, **waits) as two,
     ):
         assert owner.owned
-        assert not one.owned
+        assert not one.stats().owned
         assert "waiting" in repr(one)
         assert one.stats().standing == "held"
         with pytest.raises(RedisUnavailableError, match="another process owns"):
@@ -258,9 +261,10 @@ async def test_a_foreign_value_without_a_ttl(
 ) -> None:
     """It would never become free: refused in both modes, with what to do."""
     await bare.set(said.key, b"{}")
+    conflict: Any
     for conflict in ("refuse", "wait"):
         with pytest.raises(LeaseHeldError, match="delete it") as caught:
-            async with Heartbeat(redis_url, said, conflict=conflict):  # type: ignore[arg-type]
+            async with Heartbeat(redis_url, said, conflict=conflict):
                 pytest.fail("entered")
         assert caught.value.remaining is None
     assert await bare.get(said.key) == b"{}"
@@ -308,6 +312,11 @@ async def test_a_stop_leaves_the_peer_alone(
     await bare.delete(said.key, owner_of(said.key))
 
 
+def was_overwritten(beat: Heartbeat, times: int) -> bool:
+    """Whether it was noticed so often."""
+    return beat.stats().overwritten == times
+
+
 async def test_a_peer_without_a_lease_writes_too(
     redis_url: str, bare: Redis, said: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -315,7 +324,7 @@ async def test_a_peer_without_a_lease_writes_too(
     async with Heartbeat(redis_url, said, **SHORT) as beat:
         for times in (1, 2):
             await bare.set(said.key, b"theirs")
-            await eventually(lambda t=times: beat.stats().overwritten == t, 2.0)
+            await eventually(partial(was_overwritten, beat, times), 2.0)
         assert (await seen(bare, said.key))["status"] == "running"
     told = [r for r in caplog.records if "somebody else writes" in r.message]
     assert len(told) == 1
@@ -462,6 +471,53 @@ async def test_never_closed(redis_url: str, bare: Redis, said: Any) -> None:
     assert await bare.exists(said.key) == 1
     await pool.end(life)
     await pool.aclose()
+
+
+def test_a_loop_that_was_closed(redis_url: str, said: Any) -> None:
+    """Its heartbeat can be opened again elsewhere, and holds nothing of the old loop."""
+    loop = asyncio.new_event_loop()
+    beat = Heartbeat(redis_url, said, conflict="wait", **SHORT)
+    loop.run_until_complete(beat.__aenter__())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # asyncio's: a task was pending
+        loop.close()
+
+    async def again() -> None:
+        async with beat:
+            await beat.ready(5.0)
+
+    anyio.run(again)
+    with BlockingRedis.from_url(redis_url) as bare:
+        assert bare.exists(said.key, owner_of(said.key)) == 0
+
+
+async def test_used_from_another_loop(redis_url: str, bare: Redis, said: Any) -> None:
+    """ready() and aclose() work from wherever they are called."""
+    beat = Heartbeat(redis_url, said)
+    async with anyio.create_task_group() as tasks:
+
+        async def look() -> None:
+            await beat.ready(5.0)
+            await beat.aclose()
+
+        await beat.__aenter__()
+        tasks.start_soon(to_thread.run_sync, anyio.run, look)
+    assert not beat.stats().open
+    assert await bare.exists(said.key) == 0
+
+
+def test_a_program_that_never_leaves(redis_url: str, said: Any) -> None:
+    """The exit of the interpreter removes the key, and does not wait long for it."""
+    code = (
+        "import sys; from bls_agent.workers import *;"
+        "b = Heartbeat(sys.argv[1], BacktestWorkerHeartbeat.create(sys.argv[2]));"
+        "b.__enter__(); b.wait_ready(5.0); print(b.owned)"
+    )
+    words = [sys.executable, "-c", code, redis_url, said.id]
+    found = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert found.stdout == "True\n"
+    with BlockingRedis.from_url(redis_url) as bare:
+        assert bare.exists(said.key, owner_of(said.key)) == 0
 
 
 def test_a_loop_that_ends_with_an_open_heartbeat(

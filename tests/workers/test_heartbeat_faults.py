@@ -75,7 +75,7 @@ async def test_redis_away_at_the_start(
     began = time.monotonic()
     async with Heartbeat(own_server.url, said, **{**SHORT, "timeout": 5}) as beat:
         assert time.monotonic() - began < 2.0
-        assert not beat.owned
+        assert not beat.stats().owned
         with pytest.raises(RedisUnavailableError, match="not answered"):
             await beat.ready(0.3)
         complaints = [r for r in caplog.records if "again until" in r.message]
@@ -83,10 +83,9 @@ async def test_redis_away_at_the_start(
         own_server.restart()
         await beat.ready(10.0)
         assert beat.owned
-        writes = beat.stats().writes
         own_server.kill()
         await eventually(lambda: beat.stats().failures > 3)
-        assert not beat.owned or beat.stats().writes == writes
+        await eventually(lambda: not beat.stats().owned)
     assert time.monotonic() - began < 20.0
 
 
@@ -150,13 +149,13 @@ async def test_frozen_while_it_stops(
     own_server: DevServer, admin: Redis, said: Any
 ) -> None:
     """Bounded; what was on its way puts nothing in place behind the end."""
-    async with Heartbeat(own_server.url, said, **SHORT) as beat:
+    async with Heartbeat(own_server.url, said, **{**SHORT, "timeout": 2.0}) as beat:
         assert beat.owned
         own_server.freeze()
         beat.update(running_tasks=1)
         await anyio.sleep(0.1)
         began = time.monotonic()
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 3.0
     own_server.thaw()
     await eventually(lambda: is_gone(admin, said.key), 3.0)
     await anyio.sleep(0.3)
@@ -184,8 +183,7 @@ async def test_a_lost_take_arrives_after_the_end(
         await beat.ready(5.0)
         await beat.aclose()
         assert await admin.exists(said.key) == 0
-        left = await admin.get(owner_of(said.key))
-        assert left is not None
+        left: Any = await admin.get(owner_of(said.key))
         assert left.endswith(b" ended")
     async with Heartbeat(own_server.url, said, **SHORT) as again:
         assert again.owned
@@ -208,11 +206,23 @@ async def test_out_of_memory(own_server: DevServer, admin: Redis, said: Any) -> 
 
 
 @needs_selectors
+@pytest.mark.parametrize(
+    "rules",
+    [
+        ("+@all", "-@scripting", "~*"),
+        ("+@all", "-type", "~*"),  # the script runs, and may not look
+        ("+@all", "~backtest:worker:*"),  # the owner's key is not ours to touch
+    ],
+)
 async def test_without_the_right_to_run_scripts(
-    own_server: DevServer, admin: Redis, said: Any, caplog: pytest.LogCaptureFixture
+    own_server: DevServer,
+    admin: Redis,
+    said: Any,
+    caplog: pytest.LogCaptureFixture,
+    rules: tuple[str, ...],
 ) -> None:
     """Written plainly, owned by nobody, said once; still gone at the end."""
-    url = await url_with_rights(admin, own_server, "+@all", "-@scripting", "~*")
+    url = await url_with_rights(admin, own_server, *rules)
     async with Heartbeat(url, said, **SHORT) as beat:
         await beat.ready(5.0)
         await eventually(lambda: beat.stats().writes > 3)
@@ -226,6 +236,25 @@ async def test_without_the_right_to_run_scripts(
         async with Heartbeat(url, said, **SHORT):
             pytest.fail("entered")
     assert await admin.type(said.key) == b"list"
+
+
+@needs_selectors
+async def test_the_right_is_granted_later(
+    own_server: DevServer, admin: Redis, said: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The key is owned from then on, and was never away in between."""
+    url = await url_with_rights(admin, own_server, "+@all", "-@scripting", "~*")
+    async with Heartbeat(url, said, **SHORT) as beat:
+        await beat.ready(5.0)
+        with sampled(own_server.url, said.key) as seen:
+            await execute(admin, "ACL", "SETUSER", "agent", "+@scripting")
+            life: Any = beat._life
+            life.plain.until = 0.0  # a minute has passed
+            await eventually(lambda: beat.stats().owned, 5.0)
+            await anyio.sleep(0.3)
+        assert seen == ["running"]
+    assert await admin.exists(said.key, owner_of(said.key)) == 0
+    assert "waited" not in caplog.text
 
 
 @needs_selectors
@@ -265,12 +294,13 @@ async def test_a_stalled_loop_says_error(
 ) -> None:
     """Seen from outside: running, error, running; never gone, with a TTL of a second."""
     caplog.set_level(logging.INFO)
-    async with Heartbeat(redis_url, said, stall_after=0.3, **SHORT) as beat:
+    async with Heartbeat(redis_url, said, stall_after=0.8, **SHORT) as beat:
         with sampled(redis_url, said.key) as seen:
             await eventually(lambda: seen == ["running"])
             time.sleep(2.0)
             assert seen == ["running", "error"]
             await eventually(lambda: seen[-1] == "running")
+            time.sleep(0.5)  # too short for a stall, too long for its TTL
             await anyio.sleep(0.3)
         assert seen == ["running", "error", "running"]
         stats = beat.stats()

@@ -32,8 +32,8 @@ GROUPS: Final = tuple(HEARTBEATS)
 # What a worker may be, the worst first → the colour and shape of a status like it.
 STATES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "error": "fault",
         "broken": "odd",
+        "error": "fault",
         "stale": "stale",
         "stopping": "error",
         "starting": "never",

@@ -167,11 +167,14 @@ function take(change) {
   for (const [key, age] of Object.entries(change.ages ?? {})) cards.get(key)?.refresh(age);
   const gone = here ? [...cards.keys()].filter((key) => !here.has(key)) : (change.gone ?? []);
   gone.forEach(drop);
+  const turned = away !== Boolean(change.away);
   away = Boolean(change.away);
   if (!away) byId("looking").hidden = true;
   touched.forEach(order);
-  filter();
-  count();
+  if (turned || here || touched.size || gone.length || (wanted.text && change.workers.length)) {
+    filter();
+    count();
+  }
   byId("away").hidden = !change.away;
   setText(byId("away-kind"), change.away ?? "");
   showLink(change.away ? "away" : "live");

@@ -113,8 +113,9 @@ class Arguments:
         try:
             return canonical_form(value)
         except NoCanonicalFormError as error:
+            where = f"{self._name}({name}=…)"
             raise ConfigurationError(
-                f"{self._name}({name}=…)",
+                where,
                 type(value).__qualname__,
                 f"what a result is cached under must be the same everywhere, and {error}",
                 f'Leave it out with ignore=("{name}",), or say with key=… what matters.',

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from bls_agent.access import Access
@@ -15,7 +15,7 @@ from bls_agent.workers.caching.cached_function import (
     Found,
 )
 from bls_agent.workers.caching.fleet_lock import FleetLock
-from bls_agent.workers.caching.flights import COMPUTING, Flights
+from bls_agent.workers.caching.flights import COMPUTING, Flight, Flights
 from bls_agent.workers.caching.outcome import Outcome, conclude, excuse
 from bls_agent.workers.caching.station import Station
 
@@ -23,6 +23,15 @@ if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see AsyncCalls
 
 __all__ = ["AsyncCalls"]
+
+
+class _Job(NamedTuple):
+    """One call whose result is to be computed."""
+
+    station: Station
+    function: CachedFunction
+    key: str
+    run: Callable[[], Any]
 
 
 class AsyncCalls:
@@ -55,8 +64,18 @@ class AsyncCalls:
             station = Station(
                 self._access, self._locks, self._availability, self._timeout, loop
             )
-            here = self._here[loop] = (station, Flights())
+            here = self._here[loop] = (station, Flights(loop))
         return here
+
+    async def aclose(self) -> None:
+        """End what goes on in the background of this loop, without the connections."""
+        import asyncio  # noqa: PLC0415, TID251 - as above
+
+        here = self._here.get(asyncio.get_running_loop())
+        if here is not None:
+            station, flights = here
+            await flights.aclose()
+            await station.pump.aclose()
 
     async def call(
         self, function: CachedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -66,67 +85,70 @@ class AsyncCalls:
         if key is None:
             return await function.function(*args, **kwargs)
         station, flights = self._find_here()
-        run = partial(function.function, *args, **kwargs)
         while True:
             flight = flights.get(key)
             if flight is None:
-                found = await station.read(function, key)
-                if found.fresh:
-                    function.counts.add("hits")
-                    if function.policy.early and function.is_due(found.left):
-                        self._refresh(function, key, run)
-                    return found.value
-                flight = flights.get(key)
-                if flight is None:
-                    compute = partial(_compute, station, function, key, run, found)
-                    flight = flights.begin(key, compute)
+                flight = flights.announce(key)
+                run = partial(function.function, *args, **kwargs)
+                await _look(flights, flight, _Job(station, function, key, run))
+            if flight.outcome is not None:
+                return flight.outcome.give(function)
             if flight in COMPUTING.get():
                 function.counts.add("misses")
-                return await run()
+                return await function.function(*args, **kwargs)
             outcome = await flights.join(flight)
             if outcome is not None:
                 return outcome.give(function)
 
-    def _refresh(
-        self, function: CachedFunction, key: str, run: Callable[[], Any]
-    ) -> None:
-        """Compute anew in the background, unless somebody does so already."""
-        station, flights = self._find_here()
-        if flights.get(key) is None:
-            flights.begin(
-                key, partial(_compute_early, station, function, key, run), waiting=1
-            )
+
+async def _look(flights: Flights, flight: Flight, job: _Job) -> None:
+    """Take what is stored, or begin to compute it."""
+    try:
+        found = await job.station.read(job.function, job.key)
+    except BaseException:  # this caller is cancelled: another one begins anew
+        flights.land(flight)
+        raise
+    if not found.fresh:
+        flights.begin(flight, partial(_compute_or_join, flights, job, found))
+        return
+    flight.outcome = Outcome(found.value, found.payload, computed=False, hit=True)
+    flights.land(flight)
+    if job.function.policy.early and job.function.is_due(found.left):
+        early = flights.announce_early(job.key)
+        if early is not None:
+            flights.begin(early, partial(_compute_early, job))
 
 
-async def _compute(
-    station: Station,
-    function: CachedFunction,
-    key: str,
-    run: Callable[[], Any],
-    found: Found,
-) -> Outcome:
-    if not (function.policy.lock and found.writable):
-        return await _run(station, function, key, run, found, None)
-    lock = FleetLock(station, function, key)
+async def _compute_or_join(flights: Flights, job: _Job, found: Found) -> Outcome:
+    """Compute, unless the old value has ended while a new one is being computed."""
+    early = flights.early.get(job.key)
+    outcome = None if early is None else await flights.join(early)
+    return outcome or await _compute(job, found)
+
+
+async def _compute(job: _Job, found: Found) -> Outcome:
+    if not (job.function.policy.lock and found.writable):
+        return await _run(job, found, None)
+    lock = FleetLock(job.station, job.function, job.key)
     try:
         other = await lock.enter()
         if other is not None:
             return Outcome(other.value, other.payload, computed=False)
-        return await _run(station, function, key, run, found, lock)
+        return await _run(job, found, lock)
     finally:
         await lock.leave()
 
 
-async def _compute_early(
-    station: Station, function: CachedFunction, key: str, run: Callable[[], Any]
-) -> Outcome | None:
+async def _compute_early(job: _Job) -> Outcome | None:
     """Compute before the end; ``None`` if another process of the fleet does."""
-    lock = FleetLock(station, function, key) if function.policy.lock else None
+    function, lock = job.function, None
     try:
-        if lock is not None and not await lock.try_once():
-            return None
+        if function.policy.lock:
+            lock = FleetLock(job.station, function, job.key)
+            if not await lock.try_once():
+                return None
         function.counts.add("refreshed_early")
-        outcome = await _run(station, function, key, run, MISSING, lock)
+        outcome = await _run(job, MISSING, lock)
         if isinstance(outcome.error, Exception):
             function.say_raised(outcome.error, "its result was to be refreshed early")
         return outcome
@@ -135,20 +157,14 @@ async def _compute_early(
             await lock.leave()
 
 
-async def _run(
-    station: Station,
-    function: CachedFunction,
-    key: str,
-    run: Callable[[], Any],
-    found: Found,
-    lock: FleetLock | None,
-) -> Outcome:
+async def _run(job: _Job, found: Found, lock: FleetLock | None) -> Outcome:
     import asyncio  # noqa: PLC0415, TID251 - only its tasks tell who has cancelled them
 
+    function = job.function
     generation = function.generation
     function.counts.add("computed")
     try:
-        value = await run()
+        value = await job.run()
     except Exception as error:  # noqa: BLE001 - it belongs to the callers
         return excuse(function, error, found)
     except asyncio.CancelledError as error:
@@ -159,5 +175,5 @@ async def _run(
     outcome = conclude(function, value)
     may_store = found.writable and generation == function.generation
     if outcome.payload is not None and may_store and not (lock and lock.lost):
-        await station.write(function, key, outcome.payload)
+        await job.station.write(function, job.key, outcome.payload)
     return outcome

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from bls_agent.access import Access
 from bls_agent.errors import ConfigurationError
 from bls_agent.forking import register
-from bls_agent.loop_thread import refuse_in_event_loop
+from bls_agent.loop_thread import refuse_in_event_loop, wait_for
 from bls_agent.settings import check_seconds
 from bls_agent.workers.caching.async_calls import AsyncCalls
 from bls_agent.workers.caching.availability import Availability
@@ -21,7 +21,6 @@ from bls_agent.workers.caching.clearing import clear_all, clear_one
 from bls_agent.workers.caching.counts import CacheStats, Counts
 from bls_agent.workers.caching.decorating import (
     CacheDecorator,
-    TypedCacheDecorator,
     check_new,
     declare,
     is_async,
@@ -101,9 +100,25 @@ class FunctionCache:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections of this event loop; the next call opens them again."""
+        """Close the connections of this event loop, and those for plain functions.
+
+        The next call opens them again.
+        """
+        import asyncio  # noqa: PLC0415, TID251 - waits for another thread's loop
+
+        await self._async.aclose()
         await self._access.aclose()
         await self._others.aclose()
+        closing = self._plain.close()
+        if closing is not None:
+            await asyncio.wrap_future(closing)
+
+    def close_sync(self) -> None:
+        """Close the connections for plain functions; the next call opens them again."""
+        refuse_in_event_loop("close_sync", "await cache.aclose()")
+        closing = self._plain.close()
+        if closing is not None:
+            wait_for(closing)
 
     def forget_parent(self) -> None:
         """In a forked child: locks may be held by threads that are not here."""
@@ -119,6 +134,7 @@ class FunctionCache:
     @overload
     def cached(
         self,
+        /,
         *,
         ttl: float = ...,
         name: str | None = ...,
@@ -134,6 +150,7 @@ class FunctionCache:
     @overload
     def cached(
         self,
+        /,
         *,
         dump: Callable[[T], object],
         load: Callable[[Any], T],
@@ -147,7 +164,7 @@ class FunctionCache:
         refresh_early: float = ...,
         stale_on_error: float = ...,
         size_limit: int = ...,
-    ) -> TypedCacheDecorator[T]: ...
+    ) -> CacheDecorator: ...
     def cached(
         self,
         function: Callable[..., Any] | None = None,

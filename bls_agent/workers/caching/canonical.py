@@ -153,7 +153,9 @@ def _enum(value: Enum, depth: int) -> JSONValue:
 
 
 def _dataclass(value: Any, depth: int) -> JSONValue:
-    fields = {field.name: getattr(value, field.name) for field in _fields(value)}
+    fields: dict[object, object] = {
+        field.name: getattr(value, field.name) for field in _fields(value)
+    }
     return {"!dataclass": [qualified_name(type(value)), _mapping(fields, depth)]}
 
 

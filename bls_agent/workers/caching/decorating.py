@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
+from collections.abc import Callable, Sequence
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from bls_agent.daemon_threads import is_coroutine_function
 from bls_agent.errors import ConfigurationError
@@ -16,7 +16,6 @@ from bls_agent.workers.caching.policy import Policy
 
 __all__ = [
     "CacheDecorator",
-    "TypedCacheDecorator",
     "check_new",
     "declare",
     "is_async",
@@ -26,7 +25,6 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
 MARK: Final = "__bls_agent_cached__"
 
 
@@ -36,17 +34,6 @@ class CacheDecorator(Protocol):
     def __call__(self, function: Callable[P, R], /) -> Callable[P, R]:
         """Give the function that looks into the cache first."""
         ...
-
-
-class TypedCacheDecorator(Protocol[T]):
-    """The same for functions whose results have a ``dump`` and a ``load``."""
-
-    @overload
-    def __call__(
-        self, function: Callable[P, Coroutine[Any, Any, T]], /
-    ) -> Callable[P, Coroutine[Any, Any, T]]: ...
-    @overload
-    def __call__(self, function: Callable[P, T], /) -> Callable[P, T]: ...
 
 
 is_async = is_coroutine_function

@@ -74,12 +74,12 @@ def write_entry(name: str, result: object, now: float, limit: int) -> bytes:
 _SURE: Final = frozenset({str, int, bool, type(None)})
 
 
-def _check(value: Any, depth: int) -> None:
+def _check(value: object, depth: int) -> None:
     kind = type(value)
     if kind in _SURE:
         return
     if kind is float:
-        _check_floats([value])
+        _check_floats([cast("float", value)])
     elif depth >= MAX_DEPTH:
         detail = f"more than {MAX_DEPTH} levels"
         raise UnstorableError("too_deep", detail)

@@ -6,6 +6,7 @@ a leader who dies or freezes is replaced after at most one TTL of the lease.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -35,7 +36,8 @@ class FleetLock:
         self._station = station
         self._function = function
         self._key = key
-        self._lease = Lease(station.wire_to(key), key, function.policy.lock_ttl)
+        self._lease: Lease | None = None  # made in the station's loop
+        self._had = False
         self._renewing: asyncio.Task[None] | None = None
 
     async def enter(self) -> Found | None:
@@ -61,14 +63,19 @@ class FleetLock:
 
     async def try_once(self) -> bool | None:
         """Take the lock if nobody has it; ``None`` if Redis does not tell."""
+        if self._lease is None:
+            wire = self._station.wire_to(self._key)
+            self._lease = Lease(wire, self._key, self._function.policy.lock_ttl)
         try:
             with anyio.fail_after(self._station.timeout):
                 ours = await self._lease.acquire()
         except (RedisUnavailableError, TimeoutError) as error:
             self._failed(error)
             return None
+        self._had = ours
         if ours and self._renewing is None:
-            self._renewing = start_background(self._renew, "bls-agent-cache-lock")
+            renew = partial(_renew, self._lease)
+            self._renewing = start_background(renew, "bls-agent-cache-lock")
         return ours
 
     def _failed(self, error: Exception) -> None:
@@ -76,29 +83,30 @@ class FleetLock:
         if isinstance(error, RedisUnavailableError):
             self._station.availability.refused(error)
 
-    async def _renew(self) -> None:
-        while True:
-            await anyio.sleep(self._lease.ttl / RENEWALS)
-            try:
-                if not await self._lease.renew():
-                    return
-            except RedisUnavailableError:
-                continue  # the next may do; until then it is valid or not by itself
-
     @property
     def lost(self) -> bool:
         """Whether somebody else may compute by now: what we have is no longer wanted."""
-        return bool(self._lease.token) and not self._lease.valid
+        return self._had and self._lease is not None and not self._lease.valid
 
     async def leave(self) -> None:
         """Let the next one in."""
         if self._renewing is not None:
             self._renewing.cancel()
             self._renewing = None
-        if not self._lease.token:
+        if self._lease is None or not self._lease.token:
             return
         try:
             with anyio.fail_after(self._station.timeout):
                 await self._lease.give_back()
         except (RedisUnavailableError, TimeoutError) as error:
             self._failed(error)  # it ends by itself
+
+
+async def _renew(lease: Lease) -> None:
+    while True:
+        await anyio.sleep(lease.ttl / RENEWALS)
+        try:
+            if not await lease.renew():
+                return
+        except RedisUnavailableError:
+            continue  # the next may do; until then it is valid or not by itself

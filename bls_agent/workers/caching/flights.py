@@ -26,10 +26,12 @@ COMPUTING: Final[ContextVar[tuple[object, ...]]] = ContextVar("computing", defau
 
 
 class Flight:
-    """One value on its way.
+    """One value on its way: first looked for in Redis, then computed.
 
     Attributes:
+        key: Where it will stand.
         waiting: Who would be disappointed if it was cancelled.
+        outcome: What became of it; ``None`` if it was given up: ask anew.
     """
 
     def __init__(self, key: str, waiting: int) -> None:
@@ -38,38 +40,51 @@ class Flight:
         self.waiting = waiting
         self.outcome: Outcome | None = None
         self.task: asyncio.Task[None] | None = None
+        self.landed: asyncio.Future[None] | None = None  # for those who wait
 
 
 class Flights:
     """The flights of one event loop; each is removed when it lands."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin with an empty sky."""
+        self._loop = loop
         self._by_key: dict[str, Flight] = {}
+        self.early: dict[str, Flight] = {}  # nobody waits for these: there is a value
 
     def get(self, key: str) -> Flight | None:
         """Give the flight for a key, if there is one."""
         return self._by_key.get(key)
 
+    def announce(self, key: str) -> Flight:
+        """Say that a value is looked for."""
+        flight = self._by_key[key] = Flight(key, 0)
+        return flight
+
+    def announce_early(self, key: str) -> Flight | None:
+        """Say that a new value is to come before the old one's end, whoever waits.
+
+        Returns:
+            The flight; ``None`` if there is one already.
+        """
+        if key in self.early:
+            return None
+        flight = self.early[key] = Flight(key, 1)
+        return flight
+
     def begin(
-        self,
-        key: str,
-        compute: Callable[[], Coroutine[Any, Any, Outcome | None]],
-        *,
-        waiting: int = 0,
-    ) -> Flight:
-        """Start one; ``waiting=1`` if it shall go on although nobody joins it."""
-        flight = self._by_key[key] = Flight(key, waiting)
+        self, flight: Flight, compute: Callable[[], Coroutine[Any, Any, Outcome | None]]
+    ) -> None:
+        """Compute the value in a task of its own."""
 
         async def fly() -> None:
             COMPUTING.set((*COMPUTING.get(), flight))
             try:
                 flight.outcome = await compute()
             finally:
-                self._land(flight)
+                self.land(flight)
 
-        flight.task = start_background(fly, f"bls-agent-cache {key}")
-        return flight
+        flight.task = start_background(fly, "bls-agent-cache-flight")
 
     async def join(self, flight: Flight) -> Outcome | None:
         """Wait for a flight's end.
@@ -77,34 +92,41 @@ class Flights:
         Returns:
             What became of it; ``None`` if it was given up: ask anew.
         """
-        import asyncio  # noqa: PLC0415, TID251 - waits for a task without owning it
+        import asyncio  # noqa: PLC0415, TID251 - waits for a future without owning it
 
-        task = flight.task
-        assert task is not None
+        if flight.landed is None:
+            flight.landed = self._loop.create_future()
         flight.waiting += 1
         try:
-            if not task.done():
-                await asyncio.wait([task])
+            await asyncio.wait([flight.landed])
         except BaseException:
-            if flight.waiting == 1:
-                await self._abandon(flight, task)
+            if flight.waiting == 1 and flight.task is not None:
+                await self._abandon(flight, flight.task)
             raise
         finally:
             flight.waiting -= 1
-        if not task.cancelled():
-            task.result()  # raises what ends a program
         return flight.outcome
+
+    async def aclose(self) -> None:
+        """Cancel what nobody waits for."""
+        for flight in list(self.early.values()):
+            if flight.task is not None and flight.waiting == 1:
+                await self._abandon(flight, flight.task)
 
     async def _abandon(self, flight: Flight, task: asyncio.Task[None]) -> None:
         """Cancel what nobody wants any more, and wait until it has cleaned up."""
         import asyncio  # noqa: PLC0415, TID251 - as above
 
-        self._land(flight)
+        self.land(flight)
         if not task.done():
             task.cancel()
             with anyio.CancelScope(shield=True):
                 await asyncio.wait([task])
 
-    def _land(self, flight: Flight) -> None:
-        if self._by_key.get(flight.key) is flight:
-            del self._by_key[flight.key]
+    def land(self, flight: Flight) -> None:
+        """Wake all who wait for it."""
+        for flights in (self._by_key, self.early):
+            if flights.get(flight.key) is flight:
+                del flights[flight.key]
+        if flight.landed is not None and not flight.landed.done():
+            flight.landed.set_result(None)

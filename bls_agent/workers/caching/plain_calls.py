@@ -7,16 +7,18 @@ loop runs, nobody waits for others: who computes might need that very loop.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from weakref import finalize
 
 from bls_agent.access import Access
 from bls_agent.endpoint import Reply, Request
 from bls_agent.errors import RedisUnavailableError
-from bls_agent.loop_thread import result_of
+from bls_agent.loop_thread import LoopThread, result_of
 from bls_agent.workers.caching.availability import Availability
 from bls_agent.workers.caching.cached_function import (
     MISSING,
@@ -70,8 +72,10 @@ class PlainCalls:
         self, function: CachedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Give the stored result, or compute it, or wait for who computes it."""
-        key = function.key_of(args, kwargs)
         run = partial(function.function, *args, **kwargs)
+        if sys.is_finalizing():  # in a finaliser: there are no threads any more
+            return run()
+        key = function.key_of(args, kwargs)
         if key is None:
             return run()
         patient = not _runs_event_loop()
@@ -177,9 +181,13 @@ class PlainCalls:
         mine = object()
         if self._refreshing.setdefault(key, mine) is not mine:
             return
-        job = partial(copy_context().run, self._compute_early, function, key, run)
+        context = copy_context()
+
+        def compute() -> None:
+            context.run(self._compute_early, function, key, run)
+
         try:
-            self._begin(SHARED_LOOP.workers.run, job)
+            self._begin(partial(SHARED_LOOP.workers.run, compute))
         except BaseException:
             self._refreshing.pop(key, None)
             raise
@@ -241,7 +249,17 @@ class PlainCalls:
             if thread.is_here:
                 return None  # whoever waits here waits for himself
             station = self._station = thread.call(self._make_station)
+            # Who lets go of a cache does not have to close it: the loop goes on.
+            close = partial(_close, thread, station, self._access, self._locks)
+            finalize(self, close).atexit = False
         return station
+
+    def close(self) -> Future[None] | None:
+        """Begin to close the connections; the next call opens them again."""
+        station = self._station
+        if station is None:
+            return None
+        return _close(SHARED_LOOP.find(), station, self._access, self._locks)
 
     async def _make_station(self) -> Station:
         import asyncio  # noqa: PLC0415, TID251 - 20 ms, not at import
@@ -272,10 +290,17 @@ class PlainCalls:
     def _do(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return result_of(self._begin(function))
 
-    def _begin(
-        self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any
-    ) -> Future[T]:
-        return SHARED_LOOP.find().begin(function, *args)
+    def _begin(self, function: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
+        return SHARED_LOOP.find().begin(function)
+
+
+def _close(thread: LoopThread, station: Station, *accesses: Access) -> Future[None]:
+    async def close() -> None:
+        await station.pump.aclose()
+        for access in accesses:
+            await access.aclose()
+
+    return thread.begin(close)
 
 
 def _submit(station: Station, requests: Sequence[Request], promise: Any) -> None:

@@ -100,6 +100,18 @@ class Pump:
         """Do the same for somebody who waits elsewhere; in this loop's thread."""
         self._enqueue(self._remember(requests, promise))
 
+    async def aclose(self) -> None:
+        """End what is under way, without the connections; the next request begins anew."""
+        import asyncio  # noqa: PLC0415, TID251 - waits for a task
+
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        task = self._task
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
     def _remember(self, requests: Sequence[Request], promise: _Promise) -> _Asked:
         due = self.loop.time() + self._timeout
         if self._timer is None:

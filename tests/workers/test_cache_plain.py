@@ -1,0 +1,350 @@
+"""The function cache, for plain functions: threads, forks, running event loops, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from redis import Redis
+
+from bls_agent.errors import ConfigurationError
+from bls_agent.workers import CacheStats, FunctionCache
+
+ROOT = Path(__file__).parents[2]
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="cannot fork")
+
+
+@pytest.fixture
+def cache(redis_url: str) -> Iterator[FunctionCache]:
+    """A cache on the server that the tests share."""
+    opened = FunctionCache(redis_url, timeout=5)
+    yield opened
+    opened.close_sync()
+
+
+@pytest.fixture
+def name() -> str:
+    """A function's name that nobody else uses."""
+    return f"plain.{secrets.token_hex(4)}"
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait in a thread until something holds."""
+    deadline = threading.Event()
+    for _ in range(6000):
+        if condition():
+            return
+        deadline.wait(0.005)
+    pytest.fail("it never came")
+
+
+def test_a_plain_function_is_kept(
+    cache: FunctionCache, name: str, redis_url: str
+) -> None:
+    """Called once, and no coroutine."""
+    runs = []
+
+    @cache.cached(ttl=60, name=name)
+    def load(code: str) -> None:
+        """Load it."""
+        runs.append(code)
+
+    for _ in range(2):
+        load("a")
+    assert runs == ["a"]
+    assert load.__doc__ == "Load it."
+    assert cache.stats(load) == CacheStats(hits=1, misses=1, computed=1)
+    with Redis.from_url(redis_url) as redis:
+        (key,) = redis.scan_iter(f"ginkgo_func_cache_{name}_*")
+        assert 50 < redis.ttl(key) <= 60
+    assert cache.clear_sync(load, "b") == 0
+    assert cache.clear_sync(load) == 1
+
+
+def test_fifty_threads_compute_once(cache: FunctionCache, name: str) -> None:
+    """Each gets a result of his own."""
+    runs, barrier = [], threading.Barrier(50)
+
+    @cache.cached(ttl=60, name=name)
+    def load(code: str) -> list[str]:
+        runs.append(code)
+        return [code]
+
+    def call() -> list[str]:
+        barrier.wait()
+        return load("a")
+
+    with ThreadPoolExecutor(50) as pool:
+        results = [each.result() for each in [pool.submit(call) for _ in range(50)]]
+    assert results == [["a"]] * 50
+    assert runs == ["a"]
+    assert len({id(each) for each in results}) == 50
+    stats = cache.stats(load)
+    assert (stats.computed, stats.hits + stats.misses) == (1, 50)
+    assert not cache._plain._flights
+
+
+def test_an_exception_goes_to_all_threads(cache: FunctionCache, name: str) -> None:
+    """An exception of his own to each."""
+    runs, go = [], threading.Event()
+
+    @cache.cached(ttl=60, name=name)
+    def load() -> None:
+        runs.append(1)
+        go.wait()
+        raise ValueError("no")
+
+    with ThreadPoolExecutor(10) as pool:
+        calls = [pool.submit(load) for _ in range(10)]
+        wait_until(lambda: len(runs) == 1)
+        (flight,) = cache._plain._flights.values()
+        wait_until(lambda: len(flight.over._cond._waiters) == 9)  # type: ignore[attr-defined]
+        go.set()
+        errors = [each.exception() for each in calls]
+    assert len(runs) == 1
+    assert {repr(error) for error in errors} == {"ValueError('no')"}
+    assert len({id(error) for error in errors}) == 10
+
+
+def test_a_leader_that_is_interrupted_is_replaced(
+    cache: FunctionCache, name: str
+) -> None:
+    """What ends its thread does not end the others'."""
+    runs, go = [], threading.Event()
+
+    @cache.cached(ttl=60, name=name)
+    def load() -> str:
+        runs.append(1)
+        if len(runs) == 1:
+            go.wait()
+            raise KeyboardInterrupt
+        return "done"
+
+    results: list[str] = []
+
+    def lead() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            load()
+
+    leader = threading.Thread(target=lead)
+    leader.start()
+    wait_until(lambda: len(runs) == 1)
+    other = threading.Thread(target=lambda: results.append(load()))
+    other.start()
+    (flight,) = cache._plain._flights.values()
+    wait_until(lambda: len(flight.over._cond._waiters) == 1)  # type: ignore[attr-defined]
+    go.set()
+    leader.join(10)
+    other.join(10)
+    assert results == ["done"]
+
+
+def test_a_function_that_calls_itself(cache: FunctionCache, name: str) -> None:
+    """It does not wait for itself."""
+    runs: list[int] = []
+
+    @cache.cached(ttl=60, name=name)
+    def again() -> int:
+        runs.append(1)
+        return len(runs) if len(runs) == 3 else again()
+
+    assert again() == 3
+
+
+async def test_in_a_running_event_loop_nobody_waits_for_a_thread(
+    cache: FunctionCache, name: str
+) -> None:
+    """The thread that computes needs this very loop: who waited would wait for ever."""
+    loop = asyncio.get_running_loop()
+    started, results = anyio.Event(), []
+
+    @cache.cached(ttl=60, name=name, lock=True)
+    def load() -> str:
+        if threading.current_thread() is threading.main_thread():
+            return "in the loop"
+        loop.call_soon_threadsafe(started.set)
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(10)
+        asyncio.run_coroutine_threadsafe(finished.wait(), loop).result(10)
+        return "in a thread"
+
+    finished = anyio.Event()
+    thread = threading.Thread(target=lambda: results.append(load()))
+    thread.start()
+    with anyio.fail_after(10):
+        await started.wait()
+        assert load() == "in the loop"
+        finished.set()
+        await asyncio.to_thread(thread.join)
+    assert results == ["in a thread"]
+
+
+async def test_clear_sync_is_refused_in_a_loop(cache: FunctionCache, name: str) -> None:
+    """It would block it."""
+
+    @cache.cached(ttl=60, name=name)
+    def load() -> str:
+        return ""
+
+    with pytest.raises(ConfigurationError, match=r"await cache\.clear"):
+        cache.clear_sync(load)
+    assert load() == ""
+    assert await cache.clear(load) == 1
+    await cache.aclose()
+
+
+def test_an_early_refresh_in_a_thread(
+    cache: FunctionCache, name: str, redis_url: str
+) -> None:
+    """The caller gets the old value while a thread of ours computes."""
+    threads: list[str] = []
+
+    @cache.cached(ttl=60, name=name, refresh_early=30)
+    def load() -> int:
+        threads.append(threading.current_thread().name)
+        return len(threads)
+
+    load()
+    with Redis.from_url(redis_url) as redis:
+        (key,) = redis.scan_iter(f"ginkgo_func_cache_{name}_*")
+        redis.pexpire(key, 5_000)
+        assert load() == 1
+        wait_until(lambda: redis.ttl(key) > 30)
+    assert load() == 2
+    assert threads[1].startswith("bls-agent")
+    assert cache.stats(load).refreshed_early == 1
+
+
+def test_stale_on_error_in_a_thread(
+    cache: FunctionCache, name: str, redis_url: str
+) -> None:
+    """As for coroutine functions."""
+    results = iter(["value"])
+
+    @cache.cached(ttl=10, name=name, stale_on_error=100)
+    def load() -> str:
+        for result in results:
+            return result
+        raise ValueError("away")
+
+    load()
+    with Redis.from_url(redis_url) as redis:
+        (key,) = redis.scan_iter(f"ginkgo_func_cache_{name}_*")
+        redis.expire(key, 50)
+    assert load() == "value"
+    assert cache.stats(load).stale_served == 1
+
+
+@needs_fork
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_after_a_fork(cache: FunctionCache, name: str) -> None:
+    """The child has a connection and a thread of its own."""
+    runs = []
+
+    @cache.cached(ttl=60, name=name)
+    def load(code: str) -> str:
+        runs.append(code)
+        return code
+
+    load("parent")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            if [load("parent"), load("child"), load("child"), *runs] == [
+                "parent", "child", "child", "parent", "child",
+            ]:  # fmt: skip
+                code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [load("child"), load("parent")] == ["child", "parent"]
+    assert runs == ["parent"]
+
+
+AT_EXIT = """
+import atexit, sys, threading
+sys.path.insert(0, {root!r})
+from bls_agent.workers import FunctionCache
+cache = FunctionCache({url!r})
+@cache.cached(ttl=60, name={name!r})
+def load(code): return code
+class Late:
+    def __del__(self): print("del", load("b"), flush=True)
+late = Late()
+atexit.register(lambda: print("atexit", load("a"), flush=True))
+print(load("a"))
+"""
+
+
+def test_at_the_interpreters_end(redis_url: str, name: str) -> None:
+    """A call at exit, and one in a finaliser after it, hold nothing up."""
+    program = AT_EXIT.format(root=str(ROOT), url=redis_url, name=name)
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=False
+    )  # fmt: skip
+    assert said.stdout.split("\n")[:2] == ["a", "atexit a"], said.stderr
+    assert said.returncode == 0
+    assert "Traceback" not in said.stderr
+
+
+TWO = """
+import sys
+sys.path.insert(0, {root!r})
+from bls_agent.workers import FunctionCache
+cache = FunctionCache({url!r})
+@cache.cached(ttl=60, name={name!r})
+def load(codes, **options): return sorted(codes)
+print(load({{"a", "b", "c", "d"}}, x={{"k": 1, "l": 2.5}}, y=None), cache.stats(load).hits)
+"""
+
+
+def test_processes_with_different_seeds_share_one_entry(
+    redis_url: str, name: str
+) -> None:
+    """The second one has a hit."""
+    program = TWO.format(root=str(ROOT), url=redis_url, name=name)
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed},
+            capture_output=True, text=True, timeout=20, check=True,
+        ).stdout.split()[-1]
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    assert said == ["0", "1"]
+
+
+def test_without_a_url(
+    monkeypatch: pytest.MonkeyPatch, redis_url: str, name: str
+) -> None:
+    """``cached`` of the room reads BLS_REDIS_URL at the first call."""
+    monkeypatch.setenv("BLS_REDIS_URL", "nonsense")
+    cache = FunctionCache()
+
+    @cache.cached(name=name)
+    def load() -> str:
+        return "value"
+
+    with pytest.raises(ConfigurationError):
+        load()
+    monkeypatch.setenv("BLS_REDIS_URL", redis_url)
+    assert [load(), load()] == ["value"] * 2
+    assert cache.stats(load).hits == 1
+
+
+def test_the_rooms_own_cache() -> None:
+    """``cached`` is a method of ``cache``; nothing is read for it."""
+    from bls_agent.workers import cache, cached  # noqa: PLC0415
+
+    assert repr(cache) == "FunctionCache('BLS_REDIS_URL', timeout=0.5)"
+    function: Any = cached(test_the_rooms_own_cache)
+    assert cache.stats(function) == CacheStats()
