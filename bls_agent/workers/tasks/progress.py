@@ -133,7 +133,11 @@ class SyncProgress:
         key, ttl = _key(type, code), KEYS["sync_progress"].ttl
         runs = [(cast("int", ttl), *part) for part in _portions(dates)]
         async with self._access.wires.to(key) as wire:
-            return _sum(key, await ADD_MEMBERS.run_each(wire, [key], runs))
+            try:
+                replies = await ADD_MEMBERS.run_each(wire, [key], runs)
+            except RedisUnavailableError as error:
+                raise _as_wrong_type(error, key) from error
+        return _sum(key, replies)
 
     async def remove(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the contract's name
         """Take days out, so that they count as missing; the others live on as before.
