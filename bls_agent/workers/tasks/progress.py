@@ -17,7 +17,7 @@ from bls_agent.errors import (
 from bls_agent.keys import KEYS
 from bls_agent.scripts import ADD_MEMBERS
 from bls_agent.wire import Wire
-from bls_agent.workers.calendars import (
+from bls_agent.workers.tasks.calendars import (
     Day,
     SyncSummary,
     days_of,
@@ -25,8 +25,8 @@ from bls_agent.workers.calendars import (
     read_days,
     summarize,
 )
-from bls_agent.workers.task_keys import TaskKeys
-from bls_agent.workers.task_records import Task
+from bls_agent.workers.tasks.task_keys import TaskKeys
+from bls_agent.workers.tasks.task_records import Task
 
 __all__ = ["BacktestProgress", "SyncProgress"]
 
