@@ -1,25 +1,23 @@
-"""How a store or a queue reaches Redis: told in any of four ways, used in any event loop.
-
-A store needs no opening: its first request opens a connection, in whatever event loop it
-is made, and :meth:`Access.aclose` closes it there.
-"""
+"""How a store reaches Redis: told in any of four ways, used in any event loop."""
 
 from __future__ import annotations
 
 import os
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from types import TracebackType
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from bls_agent.endpoint import Endpoint
 from bls_agent.forking import register
-from bls_agent.keyed_wires import KeyedWires, default_endpoint
 from bls_agent.settings import check_seconds
 
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see Access.wires
 
-__all__ = ["Access"]
+    from bls_agent.keyed_wires import KeyedWires
+
+__all__ = ["Access", "Store"]
 
 
 @runtime_checkable
@@ -72,6 +70,8 @@ class Access:
         Raises:
             ConfigurationError: Nobody said, and ``BLS_REDIS_URL`` is no URL of Redis.
         """
+        from bls_agent.keyed_wires import default_endpoint  # noqa: PLC0415 - 4 ms
+
         if self._agent is not None:
             return self._agent.endpoint
         return self._given or default_endpoint(os.environ)
@@ -90,6 +90,8 @@ class Access:
     def wires(self) -> KeyedWires:
         """The wires of the running event loop."""
         import asyncio  # noqa: PLC0415, TID251 - 20 ms, not at import
+
+        from bls_agent.keyed_wires import KeyedWires  # noqa: PLC0415 - as above
 
         loop = asyncio.get_running_loop()
         wires = self._by_loop.get(loop)
@@ -110,6 +112,56 @@ class Access:
         """Close the connections of this event loop; the next request opens them again."""
         import asyncio  # noqa: PLC0415, TID251 - as above
 
-        wires = self._by_loop.pop(asyncio.get_running_loop(), None)
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return  # a forked child that leaves its parent's block: nothing is its own
+        wires = self._by_loop.pop(loop, None)
         if wires is not None:
             await wires.aclose()
+
+
+class Store:
+    """Something in Redis that is used with and without ``async with``.
+
+    The first request opens a connection, in whatever event loop it is made; close it
+    there with :meth:`aclose` when the store was used without ``async with``.
+
+    Attributes:
+        client_name: What its connections are called in CLIENT LIST.
+    """
+
+    client_name: ClassVar[str] = "bls-agent:store"
+
+    def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
+        """Remember where Redis is; nothing is opened yet.
+
+        Args:
+            redis: A URL, a client of redis-py or a ``ProjectAgent``. Default:
+                ``BLS_REDIS_URL``, read at the first request.
+            timeout: Deadline of one request in seconds.
+
+        Raises:
+            ConfigurationError: ``redis`` is none of these, or ``timeout`` no time.
+        """
+        self._access = Access(redis, self.client_name, timeout=timeout)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._access.shown}>"
+
+    async def __aenter__(self) -> Self:
+        """Open nothing: the first request does."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the connection."""
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connection of this event loop; the next request opens it again."""
+        await self._access.aclose()

@@ -27,7 +27,7 @@ from bls_agent.web.pages.worker_cards import (
 from bls_agent.workers import Worker, WorkerStatus
 from tests.corpus.heartbeats import HEARTBEATS
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
-from tests.harness import eventually
+from tests.harness import eventually, execute
 from tests.web.serving import console_of, served
 from tests.web.test_streams import following, next_of
 
@@ -213,13 +213,8 @@ async def test_a_user_who_may_not_read_them(own_server: DevServer) -> None:
     """Neither an empty fleet nor an outage: the page says which rights are missing."""
     async with Redis.from_url(own_server.url, protocol=2) as redis:
         await redis.set(f"{KEY}a", beat(), ex=30)
-        await redis.acl_setuser(
-            "op",
-            enabled=True,
-            passwords=["+geheim"],
-            categories=["+@all"],
-            keys=["bls*"],
-        )
+        rules = ("on", ">geheim", "+@all", "~bls*")
+        await execute(redis, "ACL", "SETUSER", "op", *rules)
     url = own_server.url.replace("redis://", "redis://op:geheim@")
     async with console_of(url) as client:
         page = (await client.get("/workers?lang=en")).text

@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, Final, ParamSpec, Self, TypeVar, cast, overload
+from typing import Any, ClassVar, Final, ParamSpec, TypeVar, cast, overload
 from weakref import WeakValueDictionary
 
-from bls_agent.access import Access
+from bls_agent.access import Access, Store
 from bls_agent.errors import ConfigurationError
 from bls_agent.forking import register
 from bls_agent.loop_thread import refuse_in_event_loop, wait_for
@@ -41,7 +40,7 @@ CLEAR_TIMEOUT: Final = 5.0  # seconds for one request: who clears wants it done
 TTL: Final = float(FUNC_CACHE.ttl or 0)  # the contract's: an hour
 
 
-class FunctionCache:
+class FunctionCache(Store):
     """Keeps results of functions in Redis, for all processes that call them.
 
     ::
@@ -59,6 +58,8 @@ class FunctionCache:
     open.
     """
 
+    client_name: ClassVar[str] = "bls-agent:cache"
+
     def __init__(self, redis: object = None, *, timeout: float = 0.5) -> None:
         """Remember where to; nothing is opened or read yet.
 
@@ -71,7 +72,7 @@ class FunctionCache:
             ConfigurationError: ``redis`` is none of these, or ``timeout`` no time.
         """
         self._timeout = check_seconds("timeout", timeout)
-        self._access = Access(redis, "bls-agent:cache", timeout=timeout)
+        super().__init__(redis, timeout=timeout)
         self._others = Access(redis, "bls-agent:cache-lock", timeout=CLEAR_TIMEOUT)
         self._availability = Availability()
         self._async = AsyncCalls(
@@ -87,17 +88,6 @@ class FunctionCache:
 
     def __repr__(self) -> str:
         return f"FunctionCache({self._access.shown!r}, timeout={self._timeout:g})"
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Close the connections of this event loop, and those for plain functions.

@@ -6,13 +6,12 @@ import random
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from types import TracebackType
-from typing import Any, ClassVar, Final, Self, cast
+from typing import Any, ClassVar, Final, cast
 from weakref import WeakKeyDictionary
 
 import anyio
 
-from bls_agent.access import Access
+from bls_agent.access import Store
 from bls_agent.endpoint import Argument, Reply
 from bls_agent.errors import (
     RedisRefusedError,
@@ -35,49 +34,21 @@ def _now() -> float:
     return time.time()  # noqa: TID251 - the outermost place
 
 
-class TaskKeys:
+class TaskKeys(Store):
     """One kind of key of tasks, by its row in the table of keys.
 
     Attributes:
         kind: The row.
     """
 
+    client_name: ClassVar[str] = "bls-tasks"
     kind: ClassVar[str] = ""
 
     def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
-        """Remember where Redis is; nothing is opened yet.
-
-        Args:
-            redis: A URL, a client of redis-py or a ``ProjectAgent``. Default:
-                ``BLS_REDIS_URL``, read at the first request.
-            timeout: Deadline of one request in seconds.
-
-        Raises:
-            ConfigurationError: ``redis`` is none of these, or ``timeout`` no time.
-        """
-        self._access = Access(redis, "bls-tasks", timeout=timeout)
+        """Remember where Redis is, as every store does; nothing is opened yet."""
+        super().__init__(redis, timeout=timeout)
         self._turns: WeakKeyDictionary[KeyedWires, dict[str, anyio.Lock]]
         self._turns = WeakKeyDictionary()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._access.shown}>"
-
-    async def __aenter__(self) -> Self:
-        """Open nothing: the first request does."""
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the connection."""
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Close the connection of this event loop; the next request opens it again."""
-        await self._access.aclose()
 
     async def get(self, task_id: str) -> Task | None:
         """Read what is said of a task.

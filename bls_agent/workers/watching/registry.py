@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from types import TracebackType
-from typing import Final, Self
+from typing import ClassVar, Final
 
 import anyio
 import anyio.lowlevel
 
-from bls_agent.access import Access
+from bls_agent.access import Store
 from bls_agent.backoff import Backoff
 from bls_agent.endpoint import Reply, Request
 from bls_agent.errors import (
@@ -33,7 +32,7 @@ NO_KEY: Final = -2  # what PTTL says
 NO_TTL: Final = -1
 
 
-class WorkerRegistry:
+class WorkerRegistry(Store):
     """Finds the workers of a fleet by their heartbeats; never writes.
 
     Works with and without ``async with``; close it with :meth:`aclose` when it was used
@@ -51,29 +50,7 @@ class WorkerRegistry:
         ConfigurationError: The URL, the client or the time cannot be used.
     """
 
-    def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
-        """Remember where Redis is; nothing is opened yet."""
-        self._access = Access(redis, "bls-workers", timeout=timeout)
-
-    def __repr__(self) -> str:
-        return f"<WorkerRegistry {self._access.shown}>"
-
-    async def __aenter__(self) -> Self:
-        """Open nothing: the first request does."""
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the connection."""
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Close the connection; the next request opens it again."""
-        await self._access.aclose()
+    client_name: ClassVar[str] = "bls-workers"
 
     async def alive(
         self, kind: type[WorkerHeartbeat] | str | None = None
