@@ -203,6 +203,9 @@ async def test_redis_away() -> None:
         assert page.status_code == 200
         assert re.search(r'<div id="away" class="banner" role="alert">', page.text)
         assert re.search(r'<p id="nothing" class="nothing" hidden>', page.text)
+        assert re.search(
+            r'<div id="forbidden" class="banner" role="alert" hidden>', page.text
+        )
         assert (await client.get("/api/workers")).status_code == 503
 
 

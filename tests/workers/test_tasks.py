@@ -6,6 +6,7 @@ import secrets
 import threading
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from functools import partial
 
 import anyio
 import orjson
@@ -192,6 +193,25 @@ async def test_updates_at_once_lose_nothing(
     assert found is not None
     assert {name for mine in names for name in mine} <= found.fields.keys()
     assert found.status == "running"
+
+
+async def test_many_updates_of_one_task_in_one_program(
+    tasks: TaskStatus, task_id: str
+) -> None:
+    """They take turns instead of being in each other's way; nothing is kept of that."""
+    await tasks.set(task_id, "running")
+    async with anyio.create_task_group() as group:
+        for number in range(200):
+            group.start_soon(partial(tasks.update, task_id, **{f"f{number}": number}))
+        await anyio.sleep(0.01)
+        group.cancel_scope.cancel()
+    async with anyio.create_task_group() as group:
+        for number in range(200):
+            group.start_soon(partial(tasks.update, task_id, **{f"g{number}": number}))
+    found = await tasks.get(task_id)
+    assert found is not None
+    assert {f"g{number}" for number in range(200)} <= found.fields.keys()
+    assert not any(tasks._turns.values())
 
 
 async def test_list_hides_nothing(
