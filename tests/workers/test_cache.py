@@ -497,7 +497,12 @@ async def test_clear_removes_exactly_one_functions_entries(
 
     functions = [make(each) for each in names]
     foreign = [f"ginkgo_func_cache_{name}_key", f"ginkgo_func_cache_{name}_{'0' * 64}"]
-    await redis.mset(dict.fromkeys(foreign, b'{"result":1}'))
+    await redis.mset(
+        {
+            foreign[0]: f'{{"result":1,"func_name":"{name}"}}',
+            foreign[1]: b'{"result":1}',
+        }
+    )
     await redis.set(
         f"ginkgo_func_cache_{name}_{'1' * 64}", b'{"result":1,"func_name":"x"}'
     )
