@@ -236,7 +236,10 @@ async def test_a_value_of_another_writer_is_believed(
 
 
 async def test_a_key_of_another_type_is_left_alone(
-    cache: FunctionCache, redis: Redis, name: str
+    cache: FunctionCache,
+    redis: Redis,
+    name: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The function is called, the list stays."""
 
@@ -251,6 +254,7 @@ async def test_a_key_of_another_type_is_left_alone(
     assert [await give(), await give()] == ["right", "right"]
     assert cache.stats(give).discarded == {"wrong_type": 2}
     assert await redis.lrange(key, 0, -1) == [b"theirs"]
+    assert len([each for each in caplog.records if "another type" in each.message]) == 1
     assert await cache.clear(give) == 0
     assert await redis.lrange(key, 0, -1) == [b"theirs"]
     await redis.delete(key)
@@ -497,7 +501,12 @@ async def test_clear_removes_exactly_one_functions_entries(
 
     functions = [make(each) for each in names]
     foreign = [f"ginkgo_func_cache_{name}_key", f"ginkgo_func_cache_{name}_{'0' * 64}"]
-    await redis.mset(dict.fromkeys(foreign, b'{"result":1}'))
+    await redis.mset(
+        {
+            foreign[0]: f'{{"result":1,"func_name":"{name}"}}',
+            foreign[1]: b'{"result":1}',
+        }
+    )
     await redis.set(
         f"ginkgo_func_cache_{name}_{'1' * 64}", b'{"result":1,"func_name":"x"}'
     )

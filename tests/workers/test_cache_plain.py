@@ -19,6 +19,7 @@ from redis import Redis
 
 from bls_agent.errors import ConfigurationError
 from bls_agent.workers import CacheStats, FunctionCache
+from bls_agent.workers.caching.shared_loop import SHARED_LOOP
 
 ROOT = Path(__file__).parents[2]
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="cannot fork")
@@ -242,6 +243,21 @@ def test_stale_on_error_in_a_thread(
         redis.expire(key, 50)
     assert load() == "value"
     assert cache.stats(load).stale_served == 1
+
+
+def test_in_the_caches_own_thread(cache: FunctionCache, name: str) -> None:
+    """As by a finaliser that happens to run there: it does not wait for itself."""
+
+    @cache.cached(ttl=60, name=name)
+    def load() -> str:
+        return "value"
+
+    async def call() -> str:
+        return load()
+
+    load()
+    assert SHARED_LOOP.find().call(call) == "value"
+    assert cache.stats(load) == CacheStats(misses=1, computed=1)
 
 
 @needs_fork

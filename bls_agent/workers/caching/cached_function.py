@@ -90,7 +90,7 @@ class CachedFunction:
         """Say once and for all how its keys begin."""
         self._prefix = FUNC_CACHE.build(func=self.name, key="0")[:-1]
         self._told_unstorable = False
-        self._told_raising_at = -inf
+        self._said_at: dict[str, float] = {}
 
     def key_of(self, args: Sequence[object], kwargs: dict[str, Any]) -> str | None:
         """Give the key for a call, or ``None`` if the function cannot be called so.
@@ -197,7 +197,14 @@ class CachedFunction:
 
     def say_raised(self, error: BaseException, consequence: str) -> None:
         """Tell the host's log of an exception that no caller gets, once a minute."""
+        self._say("raised", "%s raised %r: %s", self.name, error, consequence)
+
+    def say_wrong_type(self, error: WrongTypeError) -> None:
+        """Tell the host's log of a key that is not ours, once a minute."""
+        self._say("type", "%s: a result is not cached: %s", self.name, error)
+
+    def _say(self, topic: str, text: str, *arguments: object) -> None:
         now = time.monotonic()
-        if now - self._told_raising_at >= REMIND_EVERY:
-            self._told_raising_at = now
-            logger.warning("%s raised %r: %s", self.name, error, consequence)
+        if now - self._said_at.get(topic, -inf) >= REMIND_EVERY:
+            self._said_at[topic] = now
+            logger.warning(text, *arguments)

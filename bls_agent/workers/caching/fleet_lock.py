@@ -15,6 +15,7 @@ from bls_agent.background import start_background
 from bls_agent.backoff import Backoff
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.lease import Lease
+from bls_agent.wire import Wire
 from bls_agent.workers.caching.cached_function import CachedFunction, Found
 from bls_agent.workers.caching.station import Station
 
@@ -63,9 +64,11 @@ class FleetLock:
 
     async def try_once(self) -> bool | None:
         """Take the lock if nobody has it; ``None`` if Redis does not tell."""
+        wire = self._station.wire_to(self._key)
         if self._lease is None:
-            wire = self._station.wire_to(self._key)
             self._lease = Lease(wire, self._key, self._function.policy.lock_ttl)
+        if not wire.connected and not await self._connect(wire):
+            return None
         try:
             with anyio.fail_after(self._station.timeout):
                 ours = await self._lease.acquire()
@@ -77,6 +80,20 @@ class FleetLock:
             renew = partial(_renew, self._lease)
             self._renewing = start_background(renew, "bls-agent-cache-lock")
         return ours
+
+    async def _connect(self, wire: Wire) -> bool:
+        """Wait for a connection; where it takes longer, it is there for the next one."""
+        import asyncio  # noqa: PLC0415, TID251 - waits for a task without cancelling it
+
+        async def connect() -> None:
+            try:
+                await wire.open()
+            except RedisUnavailableError as error:
+                self._failed(error)
+
+        task = start_background(connect, "bls-agent-cache-connect")
+        await asyncio.wait([task], timeout=self._station.timeout)
+        return wire.connected
 
     def _failed(self, error: Exception) -> None:
         self._function.counts.add("redis_failures")

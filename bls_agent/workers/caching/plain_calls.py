@@ -73,7 +73,7 @@ class PlainCalls:
     ) -> Any:
         """Give the stored result, or compute it, or wait for who computes it."""
         run = partial(function.function, *args, **kwargs)
-        if sys.is_finalizing():  # in a finaliser: there are no threads any more
+        if sys.is_finalizing() or SHARED_LOOP.is_here:  # in a finaliser, at any time
             return run()
         key = function.key_of(args, kwargs)
         if key is None:
@@ -218,8 +218,6 @@ class PlainCalls:
     def _read(self, function: CachedFunction, key: str) -> Found:
         try:
             station = self._find_station()
-            if station is None:
-                return UNKNOWN
             requests = function.questions(key)
             submit = partial(_submit, station)
             if not station.may_ask(function, requests, submit):
@@ -242,12 +240,10 @@ class PlainCalls:
             return
         station.check_written(function, replies)
 
-    def _find_station(self) -> Station | None:
+    def _find_station(self) -> Station:
         station = self._station
         if station is None:
             thread = SHARED_LOOP.find()
-            if thread.is_here:
-                return None  # whoever waits here waits for himself
             station = self._station = thread.call(self._make_station)
             # Who lets go of a cache does not have to close it: the loop goes on.
             close = partial(_close, thread, station, self._access, self._locks)
