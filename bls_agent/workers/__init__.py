@@ -9,12 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bls_agent.workers.beating.heartbeat import Heartbeat
+    from bls_agent.workers.beating.stats import HeartbeatStats
     from bls_agent.workers.caching.cache import FunctionCache, cache, cached
     from bls_agent.workers.caching.counts import CacheStats
-    from bls_agent.workers.calendars import SyncSummary
-    from bls_agent.workers.heartbeat import Heartbeat
     from bls_agent.workers.heartbeat_fields import WorkerStatus
-    from bls_agent.workers.heartbeat_stats import HeartbeatStats
     from bls_agent.workers.heartbeats import (
         BacktestWorkerHeartbeat,
         DataWorkerHeartbeat,
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
         WorkerHeartbeat,
         parse_heartbeat_data,
     )
-    from bls_agent.workers.progress import BacktestProgress, SyncProgress
-    from bls_agent.workers.registry import WorkerRegistry
-    from bls_agent.workers.roll import WorkerChange
     from bls_agent.workers.schema import (
         RedisKeyBuilder,
         RedisKeyPattern,
@@ -34,9 +30,13 @@ if TYPE_CHECKING:
         RedisTTL,
         extract_id_from_key,
     )
-    from bls_agent.workers.task_records import Task
-    from bls_agent.workers.tasks import TaskStatus
-    from bls_agent.workers.worker import Worker
+    from bls_agent.workers.tasks.calendars import SyncSummary
+    from bls_agent.workers.tasks.progress import BacktestProgress, SyncProgress
+    from bls_agent.workers.tasks.task_records import Task
+    from bls_agent.workers.tasks.task_status import TaskStatus
+    from bls_agent.workers.watching.registry import WorkerRegistry
+    from bls_agent.workers.watching.roll import WorkerChange
+    from bls_agent.workers.watching.worker import Worker
 
 __all__ = [
     "BacktestProgress",
@@ -69,22 +69,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BacktestProgress": "progress",
+    "BacktestProgress": "tasks.progress",
     "CacheStats": "caching.counts",
     "FunctionCache": "caching.cache",
-    "Heartbeat": "heartbeat",
-    "HeartbeatStats": "heartbeat_stats",
+    "Heartbeat": "beating.heartbeat",
+    "HeartbeatStats": "beating.stats",
     "RedisKeyBuilder": "schema",
     "RedisKeyPattern": "schema",
     "RedisKeyPrefix": "schema",
     "RedisTTL": "schema",
-    "SyncProgress": "progress",
-    "SyncSummary": "calendars",
-    "Task": "task_records",
-    "TaskStatus": "tasks",
-    "Worker": "worker",
-    "WorkerChange": "roll",
-    "WorkerRegistry": "registry",
+    "SyncProgress": "tasks.progress",
+    "SyncSummary": "tasks.calendars",
+    "Task": "tasks.task_records",
+    "TaskStatus": "tasks.task_status",
+    "Worker": "watching.worker",
+    "WorkerChange": "watching.roll",
+    "WorkerRegistry": "watching.registry",
     "WorkerStatus": "heartbeat_fields",
     "cache": "caching.cache",
     "cached": "caching.cache",

@@ -1,6 +1,6 @@
 """What a worker says of itself: the heartbeats of contract 001, section 5.
 
-Words only; ``heartbeat.py`` keeps them alive in Redis and ``registry.py`` reads them.
+Words only; ``beating/`` keeps them alive in Redis and ``watching/`` reads them.
 Written strictly, in the contract's order of fields; read tolerantly: unknown fields are
 ignored, absent ones have their default (the status has none), and a number may be
 written as text.

@@ -21,7 +21,7 @@ from bls_agent.web.app import create_app
 from bls_agent.web.configuration import Limits, WebConfig
 from bls_agent.web.interface import api
 from bls_agent.workers import WorkerStatus
-from bls_agent.workers.worker import HEARTBEATS
+from bls_agent.workers.watching.worker import HEARTBEATS
 from tests.web.serving import OWN, PASSWORD, USERS, asking
 
 DOCUMENT: dict[str, Any] = orjson.loads(api.OPENAPI.read_bytes())

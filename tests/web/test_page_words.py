@@ -36,7 +36,7 @@ from bls_agent.web.pages.manual import KEPT, Manuals, find_manual, read_manual
 from bls_agent.web.pages.rendering import visible_lines
 from bls_agent.web.pages.words import Words, draw_spark
 from bls_agent.web.pages.worker_cards import STATES
-from bls_agent.workers.worker import HEARTBEATS
+from bls_agent.workers.watching.worker import HEARTBEATS
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 
 WEB = Path(bls_agent.web.__file__).parent

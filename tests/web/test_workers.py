@@ -204,3 +204,18 @@ async def test_redis_away() -> None:
         assert re.search(r'<div id="away" class="banner" role="alert">', page.text)
         assert re.search(r'<p id="nothing" class="nothing" hidden>', page.text)
         assert (await client.get("/api/workers")).status_code == 503
+
+
+async def test_a_user_who_may_not_read_them(own_server: DevServer) -> None:
+    """Neither an empty fleet nor an outage: the page says which rights are missing."""
+    async with Redis.from_url(own_server.url, protocol=2) as redis:
+        await redis.set(f"{KEY}a", beat(), ex=30)
+        rules = {"categories": ["+@all"], "keys": ["bls*"]}
+        await redis.acl_setuser("op", enabled=True, passwords=["+geheim"], **rules)
+    url = own_server.url.replace("redis://", "redis://op:geheim@")
+    async with console_of(url) as client:
+        page = (await client.get("/workers?lang=en")).text
+        assert '<div id="forbidden" class="banner" role="alert">' in page
+        assert '<div id="away" class="banner" role="alert" hidden>' in page
+        assert '<p id="nothing" class="nothing" hidden>' in page
+        assert (await client.get("/api/workers")).status_code == 503

@@ -11,7 +11,7 @@ import pytest
 from bls_agent import LeaseHeldError, RedisRefusedError, WrongTypeError
 from bls_agent.claim import Claim
 from bls_agent.workers import BacktestWorkerHeartbeat
-from bls_agent.workers.heartbeat_life import GUARD_AGAIN, HeartbeatCounts, Life
+from bls_agent.workers.beating.life import GUARD_AGAIN, HeartbeatCounts, Life
 
 INTERVAL = 10.0
 DEAD = "token@dead"

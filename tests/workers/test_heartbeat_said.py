@@ -10,7 +10,7 @@ import pytest
 
 from bls_agent import ConfigurationError
 from bls_agent.workers import BacktestWorkerHeartbeat
-from bls_agent.workers.heartbeat_said import Said
+from bls_agent.workers.beating.said import Said
 
 
 @dataclass

@@ -20,10 +20,10 @@ from bls_agent.workers import (
     TaskTimerHeartbeat,
     WorkerChange,
     WorkerRegistry,
-    registry as module,
 )
 from bls_agent.workers.heartbeats import KINDS
-from bls_agent.workers.worker import HEARTBEATS
+from bls_agent.workers.watching import registry as module
+from bls_agent.workers.watching.worker import HEARTBEATS
 from tests.corpus import heartbeats
 from tests.harness import eventually, url_with_rights
 
@@ -217,7 +217,7 @@ async def watching(
     own_server: DevServer, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Watching]:
     """A quick watch over a server of this test alone."""
-    monkeypatch.setattr("bls_agent.workers.search.EVERY", QUICK)
+    monkeypatch.setattr("bls_agent.workers.watching.search.EVERY", QUICK)
     async with WorkerRegistry(own_server.url, timeout=1) as registry:
         watching = Watching(registry)
         async with anyio.create_task_group() as tasks:
@@ -298,7 +298,7 @@ async def test_after_an_outage_everybody_is_searched_for_at_once(
     own_server: DevServer, admin: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who came meanwhile does not wait for the search that would be due."""
-    monkeypatch.setattr("bls_agent.workers.search.EVERY", 600.0)
+    monkeypatch.setattr("bls_agent.workers.watching.search.EVERY", 600.0)
     await admin.set(*node("a"), ex=30)
     async with WorkerRegistry(own_server.url) as registry:
         changes = registry.watch(interval=QUICK)

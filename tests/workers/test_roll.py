@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bls_agent.workers import BacktestWorkerHeartbeat, Worker
-from bls_agent.workers.roll import Roll
+from bls_agent.workers.watching.roll import Roll
 
 KIND = "backtest_worker_heartbeat"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from bls_agent.workers.schedule import Schedule
+from bls_agent.workers.beating.schedule import Schedule
 
 
 class Thing:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 import anyio
 import pytest
 
-from bls_agent.workers.search import Search
+from bls_agent.workers.watching.search import Search
 
 KIND = "execution_node_heartbeat"
 

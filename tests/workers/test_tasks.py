@@ -19,8 +19,9 @@ from bls_agent import (
     WrongTypeError,
 )
 from bls_agent.devserver import DevServer
+from bls_agent.testing.chaos import Cut, FaultProxy
 from bls_agent.workers import Task, TaskStatus
-from bls_agent.workers.task_records import change_task, encode_task
+from bls_agent.workers.tasks.task_records import change_task, encode_task
 
 NOW = 1768221296.789
 
@@ -274,3 +275,21 @@ def test_wrong_arguments_fail_at_construction() -> None:
     with pytest.raises(ConfigurationError):
         TaskStatus("redis://127.0.0.1:1/0", timeout=0)
     assert "secret" not in repr(TaskStatus("redis://u:secret@127.0.0.1:1/0"))
+
+
+async def test_a_lost_reply_is_no_refusal(
+    redis_url: str, task_id: str, redis: Redis
+) -> None:
+    """It says that the change may have landed; reading is repeated by itself."""
+    async with FaultProxy(redis_url) as proxy, TaskStatus(proxy.url) as tasks:
+        await tasks.set(task_id, "running")
+        await tasks.update(task_id, a=1)  # the server knows the scripts now
+        proxy.arm(Cut(command="EVALSHA"))
+        with pytest.raises(RedisUnavailableError) as raised:
+            await tasks.update(task_id, b=2)
+        assert raised.value.ambiguous
+        assert orjson.loads(await redis.get(key_of(task_id)) or b"")["b"] == 2
+        proxy.arm(Cut(command="GET"))
+        again = await tasks.update(task_id, c=3)
+        assert again is not None
+        assert {"a", "b", "c"} <= again.fields.keys()

@@ -9,7 +9,7 @@ import pytest
 from bls_agent.keys import KEYS
 from bls_agent.workers import BacktestWorkerHeartbeat, Worker
 from bls_agent.workers.heartbeats import KINDS
-from bls_agent.workers.worker import HEARTBEATS, LARGEST, find_kind
+from bls_agent.workers.watching.worker import HEARTBEATS, LARGEST, find_kind
 from tests.corpus import heartbeats
 
 BACKTEST = "backtest_worker_heartbeat"

@@ -15,7 +15,7 @@ from bls_agent.errors import RedisUnavailableError
 from bls_agent.terminal import visible
 from bls_agent.web.names_in_urls import quote_name
 from bls_agent.workers import Worker
-from bls_agent.workers.worker import HEARTBEATS
+from bls_agent.workers.watching.worker import HEARTBEATS
 
 __all__ = [
     "GROUPS",

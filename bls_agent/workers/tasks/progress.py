@@ -17,7 +17,7 @@ from bls_agent.errors import (
 from bls_agent.keys import KEYS
 from bls_agent.scripts import ADD_MEMBERS
 from bls_agent.wire import Wire
-from bls_agent.workers.calendars import (
+from bls_agent.workers.tasks.calendars import (
     Day,
     SyncSummary,
     days_of,
@@ -25,8 +25,8 @@ from bls_agent.workers.calendars import (
     read_days,
     summarize,
 )
-from bls_agent.workers.task_keys import TaskKeys
-from bls_agent.workers.task_records import Task
+from bls_agent.workers.tasks.task_keys import TaskKeys
+from bls_agent.workers.tasks.task_records import Task
 
 __all__ = ["BacktestProgress", "SyncProgress"]
 
@@ -133,7 +133,11 @@ class SyncProgress:
         key, ttl = _key(type, code), KEYS["sync_progress"].ttl
         runs = [(cast("int", ttl), *part) for part in _portions(dates)]
         async with self._access.wires.to(key) as wire:
-            return _sum(key, await ADD_MEMBERS.run_each(wire, [key], runs))
+            try:
+                replies = await ADD_MEMBERS.run_each(wire, [key], runs)
+            except RedisUnavailableError as error:
+                raise _as_wrong_type(error, key) from error
+        return _sum(key, replies)
 
     async def remove(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the contract's name
         """Take days out, so that they count as missing; the others live on as before.

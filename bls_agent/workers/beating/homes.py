@@ -15,7 +15,7 @@ from bls_agent.endpoint import Endpoint
 from bls_agent.forking import register
 from bls_agent.loop_thread import LoopThread
 from bls_agent.process_mark import Marks
-from bls_agent.workers.heartbeat_pool import HeartbeatPool
+from bls_agent.workers.beating.pool import HeartbeatPool
 
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see _Pools

@@ -22,9 +22,9 @@ from bls_agent.keyed_wires import KeyedWires
 from bls_agent.keys import KeyTemplate
 from bls_agent.settings import check_seconds
 from bls_agent.workers.heartbeats import WorkerHeartbeat
-from bls_agent.workers.roll import Change, Roll, WorkerChange
-from bls_agent.workers.search import Search
-from bls_agent.workers.worker import HEARTBEATS, LARGEST, Worker, find_kind
+from bls_agent.workers.watching.roll import Change, Roll, WorkerChange
+from bls_agent.workers.watching.search import Search
+from bls_agent.workers.watching.worker import HEARTBEATS, LARGEST, Worker, find_kind
 
 __all__ = ["WorkerRegistry"]
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from bls_agent.errors import RedisUnavailableError
-from bls_agent.workers.worker import STALE, Worker
+from bls_agent.workers.watching.worker import STALE, Worker
 
 __all__ = ["Change", "Roll", "WorkerChange"]
 

@@ -13,7 +13,7 @@ from bls_agent.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.keyed_wires import KeyedWires
 from bls_agent.lease import boot_seconds
 from bls_agent.scripts import BEAT, END_BEAT
-from bls_agent.workers.heartbeat_life import Life
+from bls_agent.workers.beating.life import Life
 
 __all__ = ["NAME", "HeartbeatWriter"]
 

@@ -19,7 +19,7 @@ from bls_agent.errors import (
 )
 from bls_agent.keys import KEYS, KeyTemplate
 from bls_agent.scripts import PUT_TEXT, SWAP_TEXT, Script
-from bls_agent.workers.task_records import Task, change_task, encode_task
+from bls_agent.workers.tasks.task_records import Task, change_task, encode_task
 
 __all__ = ["TaskKeys"]
 

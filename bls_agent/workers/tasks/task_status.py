@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from bls_agent.workers.task_keys import TaskKeys
-from bls_agent.workers.task_records import Task
+from bls_agent.workers.tasks.task_keys import TaskKeys
+from bls_agent.workers.tasks.task_records import Task
 
 __all__ = ["TaskStatus"]
 

@@ -19,10 +19,10 @@ from bls_agent.lease import boot_seconds
 from bls_agent.redaction import redact_traceback
 from bls_agent.wakeup import Wakeup
 from bls_agent.watchdog import Watch
-from bls_agent.workers.heartbeat_life import Life
-from bls_agent.workers.heartbeat_writer import NAME, HeartbeatWriter
-from bls_agent.workers.schedule import Schedule
-from bls_agent.workers.stalled_heartbeats import StallCounts, StalledHeartbeats
+from bls_agent.workers.beating.life import Life
+from bls_agent.workers.beating.schedule import Schedule
+from bls_agent.workers.beating.stalled import StallCounts, StalledHeartbeats
+from bls_agent.workers.beating.writer import NAME, HeartbeatWriter
 
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - a task of asyncio's

@@ -12,8 +12,8 @@ from bls_agent.endpoint import Endpoint
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.names import slot_of
 from bls_agent.scripts import BEAT
+from bls_agent.workers.beating.life import Life
 from bls_agent.workers.heartbeat_fields import WorkerStatus
-from bls_agent.workers.heartbeat_life import Life
 
 __all__ = ["StallCounts", "StalledHeartbeats"]
 

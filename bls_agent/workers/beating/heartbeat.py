@@ -25,25 +25,25 @@ from bls_agent.forking import register
 from bls_agent.lease import boot_seconds
 from bls_agent.loop_thread import LoopThread, refuse_in_event_loop, result_of, wait_for
 from bls_agent.settings import check_seconds
-from bls_agent.workers.heartbeat_homes import (
+from bls_agent.workers.beating.homes import (
     POOLS,
     THREAD,
     belongs_to_dead,
     call_in,
     make_token,
 )
-from bls_agent.workers.heartbeat_life import HeartbeatCounts, Life
-from bls_agent.workers.heartbeat_limits import (
+from bls_agent.workers.beating.life import HeartbeatCounts, Life
+from bls_agent.workers.beating.limits import (
     check_interval,
     check_slot,
     check_stall_after,
 )
-from bls_agent.workers.heartbeat_said import Said
-from bls_agent.workers.heartbeat_stats import HeartbeatStats
+from bls_agent.workers.beating.said import Said
+from bls_agent.workers.beating.stats import HeartbeatStats
 from bls_agent.workers.heartbeats import WorkerHeartbeat
 
 if TYPE_CHECKING:
-    from bls_agent.workers.heartbeat_pool import HeartbeatPool
+    from bls_agent.workers.beating.pool import HeartbeatPool
 
 __all__ = ["Heartbeat"]
 
@@ -65,12 +65,15 @@ class Heartbeat:
     One process owns a key at a time; the owner's token stands beside it. A process that
     starts while another one lives under the same id is refused. What stands there
     without an owner, of a peer that knows no lease, is judged by its TTL. After a crash
-    the id is free when the lease has ended, after at most ``ttl`` seconds; ``"wait"`` is
-    for workers that a supervisor starts again at once.
+    the id is free at once for who is started again on the same machine, where the system
+    tells that the process is gone (Linux, same container); elsewhere when the lease has
+    ended, after at most ``ttl`` seconds: ``"wait"`` is for those who are started again
+    before that.
 
     While the event loop stands still for more than ``stall_after`` seconds the status is
     ``error``; used with plain ``with`` it beats in a thread of its own, and what the
-    program does meanwhile is not looked at.
+    program does meanwhile is not looked at. SIGTERM ends a program without leaving the
+    block unless it is handled: ``signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))``.
 
     Args:
         redis: A URL, a client of redis-py, a ``ProjectAgent``, or ``None`` for

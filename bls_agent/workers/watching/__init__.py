@@ -1,0 +1,1 @@
+"""Finding the workers of a fleet and telling what changes."""
