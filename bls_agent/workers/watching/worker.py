@@ -48,6 +48,8 @@ class Worker:
             :func:`~bls_agent.workers.parse_heartbeat_data`.
         age: Seconds since it was refreshed, by the server's clock: what its TTL is short
             of the contract's. ``None`` if nobody can tell: no TTL, or a longer one.
+            Whoever gives a shorter one looks old to a single look; a watch learns which
+            TTL a worker gives as soon as it sees a refresh.
         ttl: Seconds until the key expires; ``None`` if it does not.
         stale: Whether it was not refreshed for half of its TTL.
         problem: What is wrong with its key, in one word, or ``""``: ``wrong_type`` (the
