@@ -327,7 +327,9 @@ class Heartbeat:
         error = life.verdict
         if isinstance(error, LeaseHeldError):
             if self._conflict == "wait" and error.remaining is not None:
-                logger.warning("no heartbeat is written, it is waited: %s", error)
+                logger.warning(
+                    "no heartbeat is written until its key is free: %s", error
+                )
                 return
             raise error
         if isinstance(error, WrongTypeError):

@@ -240,7 +240,7 @@ class Life:
             self.verdict = error
             self.judged.set()
         elif error is not None and standing is not self._told:
-            logger.warning("no heartbeat is written, it is waited: %s", error)
+            logger.warning("no heartbeat is written until its key is free: %s", error)
         elif error is None and self._told is not Standing.OURS:
             logger.info("the heartbeat %r is ours now", key)
         if answer.what != "late":
