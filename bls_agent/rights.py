@@ -310,9 +310,10 @@ def console_acl_rules(
         if key is not None:
             keys[f"~{_console_pattern(key, project)}"] = None
     if project is None and selectors:  # workers are nobody's project's
-        rules.append(LOOKING.selector)
+        rules += (right.selector for right in LOOKING)
     elif project is None:
-        keys |= dict.fromkeys(f"~{one}" for one in LOOKING.patterns())
+        patterns = (one for right in LOOKING for one in right.patterns())
+        keys |= dict.fromkeys(f"~{one}" for one in patterns)
     return [*rules, *keys]
 
 

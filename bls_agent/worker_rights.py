@@ -54,12 +54,15 @@ class WorkerRight(NamedTuple):
         return found
 
 
-LOOKING: Final = WorkerRight("WorkerRegistry", _HEARTBEATS, "getrange pttl")
+LOOKING: Final = (
+    WorkerRight("WorkerRegistry", _HEARTBEATS, "getrange pttl"),
+    WorkerRight("WorkerRegistry", ("owner",), "getrange"),  # a lease tells its TTL
+)
 
 # fmt: off
 WORKER_RIGHTS: Final = (
     WorkerRight("", (), "select ping client|setname client|id scan"),
-    LOOKING,
+    *LOOKING,
     WorkerRight("TaskStatus, BacktestProgress", _TASKS, "get"),
     WorkerRight("SyncProgress", ("sync_progress",), "scard smembers sscan sismember"),
     WorkerRight("Heartbeat", _HEARTBEATS, "evalsha eval type get set del pttl pexpire", writes=True, leased=True),

@@ -17,6 +17,7 @@ from bls_agent.devserver import DevServer
 from bls_agent.workers import (
     BacktestWorkerHeartbeat,
     ExecutionNodeHeartbeat,
+    Heartbeat,
     TaskTimerHeartbeat,
     WorkerChange,
     WorkerRegistry,
@@ -380,3 +381,34 @@ async def test_a_watch_that_is_left_leaves_nothing(
         return "bls-workers" not in await names_of(admin)
 
     await eventually(is_closed)
+
+
+@pytest.mark.parametrize("ttl", [3.0, 300.0])
+async def test_a_lease_tells_another_ttl(own_server: DevServer, ttl: float) -> None:
+    """Who gives another TTL than the contract's says so beside its key: one look is enough."""
+    beat = BacktestWorkerHeartbeat.create("回测-1")
+    async with (
+        Heartbeat(own_server.url, beat, ttl=ttl),
+        WorkerRegistry(own_server.url) as registry,
+    ):
+        (worker,) = await registry.alive()
+    assert not worker.stale
+    assert worker.age is not None
+    assert 0 <= worker.age < ttl / 2
+    assert worker.ttl is not None
+    assert worker.age + worker.ttl == pytest.approx(ttl)
+
+
+@pytest.mark.parametrize(
+    "lease", ["", "x", "a 1 b viele", "a 1 b " + "9" * 400, "a ended"]
+)
+async def test_a_strange_lease_tells_nothing(
+    admin: Redis, own_server: DevServer, lease: str
+) -> None:
+    """Then the contract's TTL is what counts."""
+    beat = BacktestWorkerHeartbeat.create("回测-1")
+    await admin.set(beat.key, beat.to_json(), ex=5)
+    await admin.set(f"bls_agent:{{{beat.key}}}:owner", lease)
+    async with WorkerRegistry(own_server.url) as registry:
+        (worker,) = await registry.alive()
+    assert worker.stale
