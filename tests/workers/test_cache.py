@@ -725,6 +725,38 @@ def test_closures_with_one_name_are_refused() -> None:
     assert twice.__name__ == "times"
 
 
+def test_closures_after_one_another_are_refused() -> None:
+    """The first is gone, its results are not."""
+    cache = FunctionCache()
+
+    def make(factor: object) -> None:
+        @cache.cached
+        def times(number: int) -> object:
+            return number, factor
+
+        times.__doc__ = "made, and gone with the end"
+
+    make(2)
+    make(2)
+    with pytest.raises(ConfigurationError, match="different variables"):
+        make(3)
+    make(object())  # what cannot be compared is taken
+
+
+def test_a_closure_that_calls_itself_is_taken() -> None:
+    """Its own variable is still empty while it is decorated, also for the second."""
+    cache = FunctionCache()
+
+    def make() -> Callable[[int], int]:
+        @cache.cached
+        def sum_to(number: int) -> int:
+            return number and number + sum_to(number - 1)
+
+        return sum_to
+
+    assert make() is not make()
+
+
 async def test_functions_of_another_cache_are_refused(cache: FunctionCache) -> None:
     """``clear`` and ``stats`` know their own only."""
 
