@@ -145,7 +145,11 @@ async def test_what_would_not_come_back_is_not_stored(
     assert cache.stats(give) == CacheStats(misses=2, computed=2, not_stored={reason: 2})
     assert await keys_of(redis, name) == []
     (record,) = [each for each in caplog.records if name in each.message]
-    assert "size_limit" in record.message or "dump=" in record.message
+    too_large = reason == "too_large"
+    assert ("size_limit" in record.message) == too_large
+    assert (
+        "JSON would not" in record.message and "dump=" in record.message
+    ) != too_large
 
 
 async def test_dump_and_load(cache: FunctionCache, redis: Redis, name: str) -> None:
