@@ -60,6 +60,7 @@ def test_figures() -> None:
     card = make_worker_card(read(payload), late=3.0)
     assert card["figures"] == [["running_tasks", "2 / 5"], ["task_uuids", "均线, b"]]
     assert (card["age"], card["ttl"], card["said"]) == (8.0, 22.0, "")
+    assert make_worker_card(read(beat()))["figures"] == []  # what nobody said is no 0
 
 
 def test_a_kind_that_the_contract_leaves_open() -> None:

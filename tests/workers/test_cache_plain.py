@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,26 @@ def test_a_function_that_calls_itself(cache: FunctionCache, name: str) -> None:
         return len(runs) if len(runs) == 3 else again()
 
     assert again() == 3
+
+
+def test_the_lock_is_free_when_the_call_is_over(
+    cache: FunctionCache, name: str, redis_url: str
+) -> None:
+    """A program that ends there leaves nobody waiting, also when the function raised."""
+
+    @cache.cached(ttl=60, name=name, lock=True)
+    def load(code: str) -> str:
+        held.extend(redis.scan_iter(f"bls_agent:*{name}*"))
+        return str(int(code))
+
+    held: list[bytes] = []
+    with Redis.from_url(redis_url, decode_responses=True) as redis:
+        for code in ("1", "2", "no number"):
+            with suppress(ValueError):
+                load(code)
+            assert held, code
+            assert not redis.exists(*held), code
+            held.clear()
 
 
 async def test_in_a_running_event_loop_nobody_waits_for_a_thread(

@@ -17,10 +17,10 @@ from bls_agent.workers.caching.async_calls import AsyncCalls
 from bls_agent.workers.caching.availability import Availability
 from bls_agent.workers.caching.cached_function import FUNC_CACHE, CachedFunction
 from bls_agent.workers.caching.clearing import clear_all, clear_one
+from bls_agent.workers.caching.closures import Closures
 from bls_agent.workers.caching.counts import CacheStats, Counts
 from bls_agent.workers.caching.decorating import (
     CacheDecorator,
-    check_new,
     declare,
     is_async,
     mark,
@@ -84,6 +84,7 @@ class FunctionCache(Store):
         self._counts = Counts()
         self._functions: WeakValueDictionary[str, CachedFunction]
         self._functions = WeakValueDictionary()
+        self._closures = Closures()
         self._clock: Callable[[], float] = time.time  # noqa: TID251 - the outermost place
 
     def __repr__(self) -> str:
@@ -225,7 +226,7 @@ class FunctionCache(Store):
         return decorate if function is None else decorate(function)
 
     def _wrap(self, declared: CachedFunction) -> Callable[..., Any]:
-        check_new(declared, self._functions.get(declared.name))
+        self._closures.check(declared, self._functions.get(declared.name))
         self._functions[declared.name] = declared
         register(self)
         function = declared.function

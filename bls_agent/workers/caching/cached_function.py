@@ -31,6 +31,15 @@ FUNC_CACHE: Final = KEYS["func_cache"]
 REMIND_EVERY: Final = 60.0  # seconds between two warnings of one function's failures
 FOR_EVER: Final = -1  # what PTTL says of a key without an end
 
+_REMEDIES: Final = {
+    "too_large": "raise size_limit=…, or cache less",
+    "dump": "the function dump=… must take every result",
+}
+_REMEDY: Final = (
+    "JSON would not return it as it is: give dump=… and load=…, which turn it into "
+    "JSON's own types and back"
+)
+
 
 class Found(NamedTuple):
     """What stands under a key.
@@ -178,12 +187,8 @@ class CachedFunction:
         if self._told_unstorable:
             return
         self._told_unstorable = True
-        remedy = (
-            "raise size_limit=…, or cache less"
-            if error.reason == "too_large"
-            else "give dump=… and load=…, which turn it into JSON's own types and back"
-        )
-        text = "%s: a result is given but not cached, JSON would not return it as it is (%s); %s"
+        remedy = _REMEDIES.get(error.reason, _REMEDY)
+        text = "%s: a result is given but not cached (%s); %s"
         logger.warning(text, self.name, error, remedy)
 
     def is_due(self, left: float) -> bool:

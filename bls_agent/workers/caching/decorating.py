@@ -16,7 +16,6 @@ from bls_agent.workers.caching.policy import Policy
 
 __all__ = [
     "CacheDecorator",
-    "check_new",
     "declare",
     "is_async",
     "mark",
@@ -90,28 +89,6 @@ def _name_of(function: Callable[..., Any]) -> str:
             "function", shown or type(function).__qualname__, rule, "Give it name=…"
         )
     return qualified_name(function)
-
-
-def check_new(declared: CachedFunction, other: CachedFunction | None) -> None:
-    """Refuse a closure that would share its results with a living twin.
-
-    Raises:
-        ConfigurationError: Two functions made by the same lines see different
-            variables, and have one name.
-    """
-    if other is None:
-        return
-    code = getattr(declared.function, "__code__", None)
-    if code is None or code is not getattr(other.function, "__code__", None):
-        return  # a module that was loaded again
-    mine, its = (getattr(f.function, "__closure__", None) for f in (declared, other))
-    if [id(cell.cell_contents) for cell in mine or ()] != [
-        id(cell.cell_contents) for cell in its or ()
-    ]:
-        rule = "two functions with different variables around them share no results"
-        raise ConfigurationError(
-            "name", declared.name, rule, "Give each its own name=…"
-        )
 
 
 def mark(

@@ -152,7 +152,7 @@ class PlainCalls:
                 return Outcome(other.value, other.payload, computed=False)
             return self._run(function, key, run, found, lock)
         finally:
-            self._begin(lock.leave)
+            self._leave(lock)
 
     def _run(
         self,
@@ -282,6 +282,14 @@ class PlainCalls:
             return self._do(lock.enter)
         except RedisUnavailableError:  # the interpreter ends
             return None
+
+    def _leave(self, lock: FleetLock) -> None:
+        """Let the next one in; waits for it, because the program may end with the call."""
+        from concurrent.futures import wait  # noqa: PLC0415 - comes with asyncio
+
+        leaving = self._begin(lock.leave)
+        if not self._availability.away:
+            wait([leaving], self._timeout + SLACK)
 
     def _do(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return result_of(self._begin(function))
