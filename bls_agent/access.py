@@ -6,15 +6,13 @@ import os
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
-from weakref import WeakKeyDictionary
 
 from bls_agent.endpoint import Endpoint
 from bls_agent.forking import register
+from bls_agent.loop_local import LoopLocal
 from bls_agent.settings import check_seconds
 
 if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - see Access.wires
-
     from bls_agent.keyed_wires import KeyedWires
 
 __all__ = ["Access", "Store"]
@@ -53,15 +51,11 @@ class Access:
             self._given = Endpoint.of(redis)
         self._name = name
         self._timeout = check_seconds("timeout", timeout)
-        self._forget()
-
-    def _forget(self) -> None:
-        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, KeyedWires]
-        self._by_loop = WeakKeyDictionary()
+        self._by_loop: LoopLocal[KeyedWires] = LoopLocal()
 
     def forget_parent(self) -> None:
         """In a forked child: the loops are the parent's; its wires let go by themselves."""
-        self._forget()
+        self._by_loop.forget_parent()
 
     @cached_property
     def endpoint(self) -> Endpoint:
@@ -89,34 +83,19 @@ class Access:
     @property
     def wires(self) -> KeyedWires:
         """The wires of the running event loop."""
-        import asyncio  # noqa: PLC0415, TID251 - 20 ms, not at import
+        from bls_agent.keyed_wires import KeyedWires  # noqa: PLC0415 - 4 ms
 
-        from bls_agent.keyed_wires import KeyedWires  # noqa: PLC0415 - as above
-
-        loop = asyncio.get_running_loop()
-        wires = self._by_loop.get(loop)
+        wires = self._by_loop.find()
         if wires is None:
             register(self)
-            self._leave_closed_loops()
             wires = KeyedWires(self.endpoint, self._name, timeout=self._timeout)
-            self._by_loop[loop] = wires
+            for left in self._by_loop.keep(wires):
+                left.forget_loop()
         return wires
-
-    def _leave_closed_loops(self) -> None:
-        for loop, wires in list(self._by_loop.items()):
-            if loop.is_closed():
-                wires.forget_loop()
-                del self._by_loop[loop]
 
     async def aclose(self) -> None:
         """Close the connections of this event loop; the next request opens them again."""
-        import asyncio  # noqa: PLC0415, TID251 - as above
-
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return  # a forked child that leaves its parent's block: nothing is its own
-        wires = self._by_loop.pop(loop, None)
+        wires = self._by_loop.pop()
         if wires is not None:
             await wires.aclose()
 

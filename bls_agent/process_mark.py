@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import socket
 from functools import cache
 from pathlib import Path
@@ -24,9 +23,10 @@ _GONE: Final = frozenset("ZXx")  # states of a process that will never run again
 
 
 class Marks:
-    """The mark of this process: ``<machine>.<pid>.<start>.<nonce>``, or nothing.
+    """The mark of this process: ``<machine>.<pid>.<start>.<program>``, or nothing.
 
-    The nonce tells the programs apart that one process runs one after the other.
+    The last part tells the programs apart that one process runs one after the other; it
+    is the same in every interpreter of a process, and for each copy of this module.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Marks:
         if self._mark is None:
             machine, pid = _name_machine(), os.getpid()
             started = _read_start(pid)[0] if machine else ""
-            known = f"{machine}.{pid}.{started}.{secrets.token_hex(4)}"
+            known = f"{machine}.{pid}.{started}.{_name_program(machine)}"
             self._mark = known if machine and started else ""
         return self._mark
 
@@ -74,6 +74,19 @@ def _read_start(pid: int) -> tuple[str, str]:
         return "", ""
     words = text.rpartition(")")[2].split()  # its name may hold anything
     return (words[19], words[0]) if len(words) > 19 else ("", "")  # noqa: PLR2004 - proc(5): starttime is the 22nd
+
+
+def _name_program(machine: str) -> str:
+    """Name what an exec has put in place: the kernel lays out each anew, by chance.
+
+    Where it does not, or does not tell, one that followed an exec counts as the former
+    one, which lives: its id is free after the TTL.
+    """
+    try:
+        layout = Path("/proc/self/auxv").read_bytes()
+    except OSError:
+        layout = b""
+    return hashlib.sha256(machine.encode() + layout).hexdigest()[:8]
 
 
 @cache

@@ -46,6 +46,7 @@ WIRES = [
     "engines",
     "connection",
     "keyed_wires",
+    "loop_local",
     "access",
     "patrol",
     "scripts",

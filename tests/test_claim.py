@@ -295,6 +295,24 @@ def test_what_is_no_mark_is_not_dead(mark: str) -> None:
     assert not Marks().is_dead(mark)
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+def test_one_process_has_one_mark_until_an_exec() -> None:
+    """Also where the module is there twice; another program in its place has another."""
+    code = (
+        "import os, sys; from bls_agent.process_mark import Marks; print(Marks().own);"
+        "del sys.modules['bls_agent.process_mark'];"
+        "from bls_agent.process_mark import Marks; print(Marks().own, flush=True);"
+        "len(sys.argv) > 1 and os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+    assert found[0].rpartition(".")[0] == found[2].rpartition(".")[0]
+    assert found[0] != found[2]
+
+
 def test_our_own_mark() -> None:
     """We live; what ran in this process before an exec does not."""
     marks = Marks()

@@ -36,6 +36,7 @@ from bls_agent.endpoint import Endpoint
 from bls_agent.engines import Routes
 from bls_agent.faults import classify
 from bls_agent.fleet import Fleet, Presence
+from bls_agent.keyed_wires import KEPT
 from bls_agent.link import Lost
 from bls_agent.names import slot_of
 from bls_agent.rights import acl_rules
@@ -44,6 +45,7 @@ from bls_agent.wire import Wire
 from bls_agent.workers import (
     BacktestWorkerHeartbeat,
     ExecutionNodeHeartbeat,
+    FunctionCache,
     Heartbeat,
     WorkerRegistry,
 )
@@ -501,6 +503,24 @@ async def test_keys_of_one_slot_on_its_way(
     await to_thread.run_sync(topology.end_migration, slot, target)
     assert await wire.call("LLEN", here) == 6
     await connections.aclose()
+
+
+async def test_locks_of_a_cache_leave_few_connections(
+    topology: ClusterTopology, project: str
+) -> None:
+    """Each of many keys has a slot of its own, and a wire only while it is computed."""
+    cache = FunctionCache(topology.url, timeout=5)
+
+    @cache.cached(ttl=60, name=project, lock=True)
+    async def give(number: int) -> int:
+        return number
+
+    async with cache:
+        for number in range(40):
+            assert await give(number) == number
+        assert cache.stats(give).redis_failures == 0
+        lists = [ask(node.port, "CLIENT", "LIST") for node in topology.nodes]
+    assert sum(found.count(b"bls-agent:cache-lock") for found in lists) <= KEPT
 
 
 async def test_heartbeats_on_three_nodes(topology: ClusterTopology) -> None:

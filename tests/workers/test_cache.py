@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import inspect
 import secrets
 import traceback
@@ -719,6 +720,10 @@ def test_what_cannot_be_cached() -> None:
     for each in wrong:
         with pytest.raises(ConfigurationError):
             cache.cached(each)
+    many = type("Many", (), {"__call__": lambda _: (yield 1)})()
+    for each in (functools.partial(numbers), many):
+        with pytest.raises(ConfigurationError, match="generator"):
+            cache.cached(name="numbers")(each)
 
 
 def test_closures_with_one_name_are_refused() -> None:

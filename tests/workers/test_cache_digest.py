@@ -6,7 +6,7 @@ import dataclasses
 import math
 import subprocess
 import sys
-from datetime import UTC, date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from enum import Enum, Flag, IntEnum
 from pathlib import Path
@@ -19,7 +19,7 @@ from hypothesis import given, strategies as st
 
 from bls_agent.codec import encode_sorted
 from bls_agent.errors import ConfigurationError
-from bls_agent.workers.caching.arguments import Arguments
+from bls_agent.workers.caching.arguments import Arguments, MisfitError
 from bls_agent.workers.caching.canonical import canonical_form
 
 ROOT = Path(__file__).parents[2]
@@ -217,6 +217,17 @@ def test_a_key_of_ones_own() -> None:
     assert arguments.digest([Path("/a/x")], {}) != arguments.digest([Path("/a/y")], {})
 
 
+def test_a_key_that_raises_is_no_call_that_does_not_fit() -> None:
+    """Whoever wrote it hears of it; a function that cannot be called says so itself."""
+    arguments = Arguments("f", one, key=lambda number: number + 1)
+    with pytest.raises(TypeError) as caught:
+        arguments.digest(["text"], {})
+    assert not isinstance(caught.value, MisfitError)
+    for args in ([], [1, 2, 3, 4, 5]):
+        with pytest.raises(MisfitError):
+            arguments.digest(args, {})
+
+
 class Odd:
     """No plain value."""
 
@@ -225,6 +236,28 @@ class Code(str):
     """A text, and who knows what else."""
 
     __slots__ = ()
+
+
+class Wider(Window):
+    """Extends a dataclass by something that no field shows."""
+
+
+@dataclasses.dataclass
+class Listed(list[int]):
+    """A dataclass, and a list as well."""
+
+
+class Nowhere(tzinfo):
+    """A zone with a name that others have, too."""
+
+    def utcoffset(self, _: datetime | None, /) -> timedelta:
+        return timedelta(hours=-6)
+
+    def tzname(self, _: datetime | None, /) -> str:
+        return "CST"
+
+    def dst(self, _: datetime | None, /) -> None:
+        return None
 
 
 deep: list[Any] = []
@@ -240,6 +273,7 @@ circle.append(circle)
         Odd(), Odd, len, math.nan, math.inf, Decimal("NaN"), {1: 2}, {(1,): 2}, [Odd()], {"a": {"b": Odd()}},
         bytearray(b"1"), memoryview(b"1"), Code("a"), range(3), iter([]), 1j, deep, circle, Path("a"),
         Window(1, Odd()),  # type: ignore[arg-type]
+        Wider(1), Listed(), datetime(2026, 1, 12, tzinfo=Nowhere()),
     ],
 )  # fmt: skip
 def test_what_has_no_canonical_form_is_refused(value: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -395,3 +396,47 @@ def test_a_forked_child(redis_url: str, said: Any, plain: bool) -> None:
         assert anyio.run(live) == 0
     assert bare.exists(said.key) == 0
     bare.close()
+
+
+async def test_who_is_refused_neither_delays_nor_hastens_the_others(
+    own_server: DevServer, admin: Redis, said: Any
+) -> None:
+    """One of many may not be written: the others beat as often as before."""
+    rights = ["+@all", f"~{said.key}", "~bls_agent:*"]
+    url = await url_with_rights(admin, own_server, *rights)
+    usual: dict[str, Any] = {"interval": 0.5, "ttl": 5.0, "timeout": 2.0}
+    other = BacktestWorkerHeartbeat.create(worker_id="another")
+    async with (
+        Heartbeat(url, said, **usual) as beat,
+        Heartbeat(url, other, **usual) as refused,
+    ):
+        await beat.ready(5)
+        assert refused.stats().failures > 0
+        before, began = beat.stats().writes, time.monotonic()
+        await eventually(lambda: beat.stats().writes >= before + 4)
+        assert time.monotonic() - began > 0.8  # four times 0.4 s, but for a first one
+        assert refused.stats().writes == 0
+
+
+def test_a_loop_that_ends_under_it_leaves_no_key(own_server: DevServer) -> None:
+    """Its end cancels whoever beats together with whoever would end the heartbeat."""
+
+    async def main() -> None:
+        async def work(number: int) -> None:
+            said = BacktestWorkerHeartbeat.create(f"回测-{number}")
+            async with Heartbeat(own_server.url, said, **{**SHORT, "ttl": 60}):
+                opened[number].set()
+                await anyio.sleep(60)
+
+        opened = [anyio.Event() for _ in range(3)]
+        tasks = [asyncio.create_task(work(number)) for number in range(3)]
+        for event in opened:
+            await event.wait()
+        assert not any(task.done() for task in tasks)
+
+    for _ in range(3):  # the order in which tasks are cancelled is by chance
+        began = time.monotonic()
+        asyncio.run(main())
+        assert time.monotonic() - began < 0.5 + SHORT["timeout"]
+        with BlockingRedis.from_url(own_server.url, protocol=2) as client:
+            assert client.keys("backtest:worker:*") == []

@@ -145,3 +145,13 @@ def test_when_it_was_said_is_no_content() -> None:
     busy = {**worker.raw, "running_tasks": 9}
     assert worker.content != replace(worker, raw=busy).content
     assert worker.content != replace(worker, problem="no_ttl").content
+
+
+def test_a_value_is_read_once() -> None:
+    """Ten thousand large ones take memory enough: both readings share their texts."""
+    payload = b'{"status":"running","task_uuids":["a task that is named at length"]}'
+    worker = Worker.read(
+        "backtest_worker_heartbeat", b"backtest:worker:1", payload, 20.0
+    )
+    assert isinstance(worker.heartbeat, BacktestWorkerHeartbeat)
+    assert worker.heartbeat.task_uuids[0] is worker.raw["task_uuids"][0]

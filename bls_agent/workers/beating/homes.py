@@ -6,19 +6,16 @@ import atexit
 import secrets
 import threading
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakKeyDictionary
+from typing import Any, Final
 
 import anyio
 
 from bls_agent.endpoint import Endpoint
 from bls_agent.forking import register
+from bls_agent.loop_local import LoopLocal
 from bls_agent.loop_thread import LoopThread
 from bls_agent.process_mark import Marks
 from bls_agent.workers.beating.pool import HeartbeatPool
-
-if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - see _Pools
 
 __all__ = ["POOLS", "THREAD", "belongs_to_dead", "call_in", "make_token"]
 
@@ -30,22 +27,18 @@ class _Pools:
     """The pools of this process; each ends with the last heartbeat in it."""
 
     def __init__(self) -> None:
-        self.forget_parent()
+        self._by_loop: LoopLocal[dict[object, HeartbeatPool]] = LoopLocal()
 
     def forget_parent(self) -> None:
         """In a forked child: there are none."""
-        self._by_loop: WeakKeyDictionary[
-            asyncio.AbstractEventLoop, dict[object, HeartbeatPool]
-        ] = WeakKeyDictionary()
+        self._by_loop.forget_parent()
 
     def enter(
         self, endpoint: Endpoint, *, timeout: float, stall_after: float | None
     ) -> HeartbeatPool:
         """Give the pool of the running event loop for this Redis, one user more."""
-        import asyncio  # noqa: PLC0415, TID251 - 20 ms, not at import
-
         register(self)
-        pools = self._by_loop.setdefault(asyncio.get_running_loop(), {})
+        pools = self._find_here()
         key = (endpoint.address, _find_likeness(endpoint), timeout, stall_after)
         pool = pools.get(key)
         if pool is None or pool.is_gone:
@@ -55,15 +48,27 @@ class _Pools:
         pool.users += 1
         return pool
 
+    def _find_here(self) -> dict[object, HeartbeatPool]:
+        pools = self._by_loop.find()
+        if pools is None:
+            pools = {}
+            for left in self._by_loop.keep(pools):
+                for pool in left.values():
+                    pool.bury()
+        return pools
+
     async def leave(self, pool: HeartbeatPool) -> None:
-        """Give back a pool; the last one closes it."""
+        """Give back a pool, in its event loop; the last one closes it."""
         pool.users -= 1
-        if pool.users or pool.is_gone:
+        if pool.users and not pool.is_gone:
             return
-        for pools in self._by_loop.values():
-            for key in [key for key, other in pools.items() if other is pool]:
-                del pools[key]
-        await pool.aclose()
+        pools = self._by_loop.find() or {}
+        for key in [key for key, other in pools.items() if other is pool]:
+            del pools[key]
+        if not pools:
+            self._by_loop.pop()
+        if not pool.is_gone:
+            await pool.aclose()
 
 
 class _Thread:

@@ -90,6 +90,7 @@ class Life:
         ended: Set when nothing of it is in Redis any more, or nobody can tell.
         verdict: What is to be raised where it was opened, if anything.
         plain: How it is written without scripts, where they are refused.
+        failed: How often in a row it was refused where others were not.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class Life:
         self.ended = anyio.Event()
         self.verdict: BlsError | None = None
         self.plain: PlainTries | None = None
+        self.failed = 0
         self._rng = rng
         self._is_dead = is_dead
         self._dead = ""

@@ -103,6 +103,8 @@ class HeartbeatPool:
     def _is_over(self, _: asyncio.Task[None]) -> None:
         # A task that is cancelled before it began runs nothing of its own, no finally.
         self.is_gone = True
+        for life in self._ending:
+            life.ended.set()
         self._ended.set()
 
     @property
@@ -151,7 +153,10 @@ class HeartbeatPool:
 
     def hasten_all(self) -> None:
         """Have every beat written soon; from any thread, never waits."""
-        for life in list(self.lives.values()):
+        self._hasten_each(list(self.lives.values()))
+
+    def _hasten_each(self, lives: Sequence[Life]) -> None:
+        for life in lives:
             self.hasten(life)
 
     def drop(self, life: Life) -> None:
@@ -205,13 +210,15 @@ class HeartbeatPool:
 
     async def _wind_up(self) -> None:
         """Remove what nobody will remove any more, and close the connection."""
-        lives = list(self.lives.values())
-        if lives and not self._closing:
-            logger.warning("the task of the heartbeats was cancelled and has ended")
+        if not self._closing:  # else whoever wanted an end has seen it or given up
+            lives = list(self.lives.values())
+            if lives:
+                logger.warning("the task of the heartbeats was cancelled and has ended")
             for life in lives:
                 self.drop(life)
+            self._ending += lives
             with anyio.move_on_after(self._timeout + GRACE):
-                await self._writer.end(lives)
+                await self._end_those()
         await self._writer.aclose()
 
     async def _wait(self) -> None:
@@ -236,9 +243,7 @@ class HeartbeatPool:
                 self._schedule.hasten(life, max(now, life.sent_at + COALESCE))
 
     async def _tick(self) -> None:
-        ending, self._ending = self._ending, []
-        if ending:
-            await self._writer.end(ending)
+        await self._end_those()
         if anyio.current_time() < self._retry_at:
             return
         due, now = self._take_due(), boot_seconds()
@@ -250,6 +255,15 @@ class HeartbeatPool:
             for life in due:
                 life.claim.fail(ambiguous=True)
                 self._put(life, RETRY)
+            raise
+
+    async def _end_those(self) -> None:
+        ending, self._ending = self._ending, []
+        try:
+            if ending:
+                await self._writer.end(ending)
+        except BaseException:  # somebody waits: winding up is not too late for them
+            self._ending = [*ending, *self._ending]
             raise
 
     def _take_due(self) -> list[Life]:
@@ -287,6 +301,7 @@ class HeartbeatPool:
     ) -> None:
         now = boot_seconds()
         failed: dict[str, tuple[RedisUnavailableError, list[Life]]] = {}
+        recovered = False
         for life, reply in zip(lives, replies, strict=True):
             if id(life) not in self.lives:
                 continue
@@ -296,14 +311,23 @@ class HeartbeatPool:
                     self._put(life, 0.0)
                 else:
                     failed.setdefault(reply.kind, (reply, []))[1].append(life)
-            elif sent_at is None:
-                self._put(life, life.hear_plainly(reply))
             else:
-                self._put(life, life.hear(reply, sent_at=sent_at, now=now))
+                recovered |= life.failed > 0
+                if sent_at is None:
+                    self._put(life, life.hear_plainly(reply))
+                else:
+                    self._put(life, life.hear(reply, sent_at=sent_at, now=now))
+                life.failed = 0
         for error, theirs in failed.values():
-            self._fail(theirs, error, together=False)
+            self._fail_apart(theirs, error)
+        self._hasten_failed(recovered)
         if not failed:
             self._succeed()
+
+    def _hasten_failed(self, recovered: bool) -> None:  # noqa: FBT001 - of one caller
+        """Try once more those who may have failed for a reason that is gone."""
+        if recovered:
+            self._hasten_each([life for life in self.lives.values() if life.failed])
 
     def _put(self, life: Life, delay: float) -> None:
         if id(life) in self.lives:
@@ -327,38 +351,39 @@ class HeartbeatPool:
                 logger.info("heartbeats are written again after %.1f s", seconds)
             self._away_since, self._told_away = None, False
 
-    def _fail(
-        self,
-        lives: Sequence[Life],
-        error: RedisUnavailableError,
-        *,
-        together: bool = True,
-    ) -> None:
-        """Note that beats were not written, and when to try again.
-
-        Args:
-            lives: Whose.
-            error: Why.
-            together: Whether none of all could be asked for, or else only these.
-        """
-        refused = isinstance(error, RedisRefusedError)
+    def _fail(self, lives: Sequence[Life], error: RedisUnavailableError) -> None:
+        """Note that Redis could not be asked for anything, and when to try again."""
         longest = error.kind == "auth"
+        refused = isinstance(error, RedisRefusedError)
         delay = self._backoff.failed(permanent=refused, longest=longest)
-        now = anyio.current_time()
-        if together:
-            self._retry_at = now + delay
+        self._retry_at = anyio.current_time() + delay
         if self._away_since is None:
-            self._away_since = now
+            self._away_since = anyio.current_time()
+        self._told_away |= self._complain(error)
+        # Of many that go in several writes the first ones may have been executed.
+        ambiguous = error.ambiguous or len(lives) > 1
+        for life in lives:
+            life.fail(error, ambiguous=ambiguous)
+            self._put(life, delay)
+
+    def _fail_apart(self, lives: Sequence[Life], error: RedisUnavailableError) -> None:
+        """Note that of many beats these were not written, each with pauses of its own.
+
+        What is wrong with some of them must neither delay nor hasten the others.
+        """
+        self._complain(error)
+        refused = isinstance(error, RedisRefusedError)
+        for life in lives:
+            life.fail(error, ambiguous=error.ambiguous)
+            pause = Backoff(cap=CAP, rng=self._backoff.rng, failures=life.failed)
+            life.failed += 1
+            self._put(life, pause.failed(permanent=refused))
+
+    def _complain(self, error: RedisUnavailableError) -> bool:
         told: BlsError = error
         if error.kind in _HOPELESS:
             told = BlsError(str(error))
-        self._told_away |= self._complaints.say("heartbeats cannot be written", told)
-        # Of many that go in several writes the first ones may have been executed.
-        ambiguous = error.ambiguous or (together and len(lives) > 1)
-        for life in lives:
-            life.fail(error, ambiguous=ambiguous)
-            if id(life) in self.lives:
-                self._schedule.put(life, now + delay)
+        return self._complaints.say("heartbeats cannot be written", told)
 
     def _tell_plain(self, error: RedisUnavailableError) -> None:
         if not self._told_plain:

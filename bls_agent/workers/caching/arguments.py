@@ -11,11 +11,15 @@ from bls_agent.codec import JSONValue, encode_sorted
 from bls_agent.errors import ConfigurationError
 from bls_agent.workers.caching.canonical import NoCanonicalFormError, canonical_form
 
-__all__ = ["DIGEST_LENGTH", "Arguments"]
+__all__ = ["DIGEST_LENGTH", "Arguments", "MisfitError"]
 
 DIGEST_LENGTH: Final = 64  # hexadecimal digits of SHA-256
 
 _PLAIN: Final = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+class MisfitError(TypeError):
+    """The function cannot be called like that; not what a ``key=…`` of the user raises."""
 
 
 class Arguments:
@@ -73,10 +77,11 @@ class Arguments:
         """Give 64 hexadecimal digits, the same wherever the function is called so.
 
         Raises:
-            TypeError: The function cannot be called like that.
+            MisfitError: The function cannot be called like that.
             ConfigurationError: An argument has no canonical form.
         """
         if self._key is not None:
+            self._bind_exactly(args, kwargs)
             found: JSONValue = [self._form("key", self._key(*args, **kwargs))]
         else:
             found = self._forms(args, kwargs)
@@ -102,9 +107,17 @@ class Arguments:
             is_whole = len(bound) == len(self._names)
             if is_whole and (not kwargs or self._fits(given, kwargs)):
                 return bound
-        exact = self._signature.bind(*args, **kwargs)
+        exact = self._bind_exactly(args, kwargs)
         exact.apply_defaults()
         return exact.arguments
+
+    def _bind_exactly(
+        self, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> inspect.BoundArguments:
+        try:
+            return self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise MisfitError(*error.args) from None
 
     def _fits(self, given: Mapping[str, object], kwargs: Mapping[str, object]) -> bool:
         return given.keys().isdisjoint(kwargs) and set(self._names).issuperset(kwargs)

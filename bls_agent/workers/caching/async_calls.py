@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
 
 from bls_agent.access import Access
+from bls_agent.loop_local import LoopLocal
 from bls_agent.workers.caching.availability import Availability
 from bls_agent.workers.caching.cached_function import (
     MISSING,
@@ -18,9 +18,6 @@ from bls_agent.workers.caching.fleet_lock import FleetLock
 from bls_agent.workers.caching.flights import COMPUTING, Flight, Flights
 from bls_agent.workers.caching.outcome import Outcome, conclude, excuse
 from bls_agent.workers.caching.station import Station
-
-if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - see AsyncCalls
 
 __all__ = ["AsyncCalls"]
 
@@ -45,33 +42,28 @@ class AsyncCalls:
         self._locks = locks
         self._availability = availability
         self._timeout = timeout
-        self.forget_parent()
+        self._here: LoopLocal[tuple[Station, Flights]] = LoopLocal()
 
     def forget_parent(self) -> None:
         """In a forked child: the loops are the parent's."""
-        self._here: WeakKeyDictionary[
-            asyncio.AbstractEventLoop, tuple[Station, Flights]
-        ] = WeakKeyDictionary()
+        self._here.forget_parent()
 
     def _find_here(self) -> tuple[Station, Flights]:
-        import asyncio  # noqa: PLC0415, TID251 - 20 ms, not at import
-
-        loop = asyncio.get_running_loop()
-        here = self._here.get(loop)
+        here = self._here.find()
         if here is None:
-            for other in [each for each in self._here if each.is_closed()]:
-                del self._here[other]  # what is kept for a loop holds the loop
+            import asyncio  # noqa: PLC0415, TID251 - 20 ms, not at import
+
+            loop = asyncio.get_running_loop()
             station = Station(
                 self._access, self._locks, self._availability, self._timeout, loop
             )
-            here = self._here[loop] = (station, Flights(loop))
+            here = (station, Flights(loop))
+            self._here.keep(here)
         return here
 
     async def aclose(self) -> None:
         """End what goes on in the background of this loop, without the connections."""
-        import asyncio  # noqa: PLC0415, TID251 - as above
-
-        here = self._here.get(asyncio.get_running_loop())
+        here = self._here.find()
         if here is not None:
             station, flights = here
             await flights.aclose()

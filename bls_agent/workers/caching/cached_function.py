@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from bls_agent.endpoint import Reply, Request
 from bls_agent.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.keys import KEYS
-from bls_agent.workers.caching.arguments import Arguments
+from bls_agent.workers.caching.arguments import Arguments, MisfitError
 from bls_agent.workers.caching.counts import Counts
 from bls_agent.workers.caching.entries import (
     BrokenEntryError,
@@ -109,7 +109,7 @@ class CachedFunction:
         """
         try:
             return self._prefix + self.arguments.digest(args, kwargs)
-        except TypeError:
+        except MisfitError:
             return None  # it says so better itself
 
     def questions(self, key: str) -> tuple[Request, ...]:

@@ -49,9 +49,19 @@ def canonical_form(value: object, depth: int = 0) -> JSONValue:
         return form(value, depth)
     if isinstance(value, Enum):
         return _enum(value, depth)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if _is_whole_in_its_fields(value):
         return _dataclass(value, depth)
     raise NoCanonicalFormError(_name_type(value))
+
+
+def _is_whole_in_its_fields(value: object) -> bool:
+    """Tell a dataclass that holds nothing else: no list of its own, no further attributes.
+
+    What extends a dataclass without being one may hold what its fields do not show.
+    """
+    if not dataclasses.is_dataclass(value) or isinstance(value, (type, *_FORMS)):
+        return False
+    return "__dataclass_fields__" in vars(type(value))
 
 
 def _name_type(value: object) -> str:
@@ -139,7 +149,10 @@ def _moment(value: datetime | time) -> JSONValue:
 def _zone(zone: tzinfo | None, moment: datetime | time) -> JSONValue:
     if zone is None or type(zone) is timezone:
         return None  # its offset is all there is to it, and stands in the text
-    return zone.key if isinstance(zone, ZoneInfo) else moment.tzname()
+    if isinstance(zone, ZoneInfo) and zone.key:
+        return zone.key
+    message = f"the zone of {moment} is no ZoneInfo with a name and no fixed offset"
+    raise NoCanonicalFormError(message)
 
 
 def _timedelta(value: timedelta, _: int) -> JSONValue:

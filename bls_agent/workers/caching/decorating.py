@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
+from types import FunctionType
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from bls_agent.daemon_threads import is_coroutine_function
@@ -69,11 +71,13 @@ def _check_kind(function: object) -> None:
         raise ConfigurationError("function", shown, rule, remedy)
     if not callable(function) or isinstance(function, type):
         raise ConfigurationError("function", shown, "what is cached is a function")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    called = function
+    if not isinstance(function, FunctionType | partial):  # an object with __call__
+        called = getattr(type(function), "__call__", function)  # noqa: B004 - to look at
+    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+        shown = getattr(function, "__qualname__", shown)
         rule = "a generator has no result to keep"
-        raise ConfigurationError(
-            "function", qualified_name(function), rule, "Return a list."
-        )
+        raise ConfigurationError("function", shown, rule, "Return a list.")
 
 
 def _name_of(function: Callable[..., Any]) -> str:

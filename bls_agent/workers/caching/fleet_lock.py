@@ -6,6 +6,7 @@ a leader who dies or freezes is replaced after at most one TTL of the lease.
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -38,6 +39,8 @@ class FleetLock:
         self._function = function
         self._key = key
         self._lease: Lease | None = None  # made in the station's loop
+        self._wire: Wire | None = None
+        self._way = AsyncExitStack()  # to the wire, which stays as long as it is ours
         self._had = False
         self._renewing: asyncio.Task[None] | None = None
 
@@ -64,22 +67,30 @@ class FleetLock:
 
     async def try_once(self) -> bool | None:
         """Take the lock if nobody has it; ``None`` if Redis does not tell."""
-        wire = self._station.wire_to(self._key)
-        if self._lease is None:
-            self._lease = Lease(wire, self._key, self._function.policy.lock_ttl)
-        if not wire.connected and not await self._connect(wire):
-            return None
         try:
             with anyio.fail_after(self._station.timeout):
-                ours = await self._lease.acquire()
+                wire, lease = await self._prepare()
+            if not wire.connected and not await self._connect(wire):
+                return None
+            with anyio.fail_after(self._station.timeout):
+                ours = await lease.acquire()
         except (RedisUnavailableError, TimeoutError) as error:
             self._failed(error)
             return None
         self._had = ours
         if ours and self._renewing is None:
-            renew = partial(_renew, self._lease)
+            renew = partial(_renew, lease)
             self._renewing = start_background(renew, "bls-agent-cache-lock")
         return ours
+
+    async def _prepare(self) -> tuple[Wire, Lease]:
+        if self._wire is None:
+            way = self._station.wire_to(self._key)
+            self._wire = await self._way.enter_async_context(way)
+        if self._lease is None:
+            ttl = self._function.policy.lock_ttl
+            self._lease = Lease(self._wire, self._key, ttl)
+        return self._wire, self._lease
 
     async def _connect(self, wire: Wire) -> bool:
         """Wait for a connection; where it takes longer, it is there for the next one."""
@@ -110,13 +121,14 @@ class FleetLock:
         if self._renewing is not None:
             self._renewing.cancel()
             self._renewing = None
-        if self._lease is None or not self._lease.token:
-            return
         try:
-            with anyio.fail_after(self._station.timeout):
-                await self._lease.give_back()
+            if self._lease is not None and self._lease.token:
+                with anyio.fail_after(self._station.timeout):
+                    await self._lease.give_back()
         except (RedisUnavailableError, TimeoutError) as error:
             self._failed(error)  # it ends by itself
+        finally:
+            await self._way.aclose()
 
 
 async def _renew(lease: Lease) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from bls_agent.access import Access
@@ -120,6 +121,6 @@ class Station:
                 function.counts.add("redis_failures")
                 self.availability.refused(reply)
 
-    def wire_to(self, key: str) -> Wire:
+    def wire_to(self, key: str) -> AbstractAsyncContextManager[Wire]:
         """Give the wire to the server of a key; not the pump's, which has no time."""
-        return self._locks.wires.pick(key)
+        return self._locks.wires.to(key)

@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 TOGETHER: Final = 250  # workers in one write
 LEASE: Final = 255  # bytes of a lease that are read
+LARGE: Final = 65_536  # bytes of values that are read before the host gets its turn
 NO_KEY: Final = -2  # what PTTL says
 NO_TTL: Final = -1
 
@@ -197,6 +198,7 @@ async def _look(
     """
     seen: dict[bytes, Worker] = {}
     refused: list[RedisUnavailableError] = []
+    size = 0
     for part in _parts(list(keys)):
         requests: list[Request] = []
         for key in part:
@@ -210,6 +212,10 @@ async def _look(
                 ttl = None if left == NO_TTL else max(0.0, left / 1000)
                 worker = Worker.read(keys[key], key, payload, ttl, before.get(key))
                 seen[key] = worker
+                size += len(payload or b"")
+            if size >= LARGE:  # a page of large values takes a second to read
+                size = 0
+                await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
     if refused and len(refused) == len(keys):
         raise refused[0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-from bls_agent.codec import cut_text
+from bls_agent.codec import cut_text, decode_object
 from bls_agent.errors import DecodeError
 from bls_agent.keys import OWNER, KeyTemplate
 from bls_agent.names import place_beside
@@ -144,18 +144,20 @@ def _understand(
     if len(payload) > LARGEST:
         text = payload[:SHOWN].decode("utf-8", "replace")
         return None, {"raw": cut_text(text, SHOWN)}, "too_large"
-    raw = parse_heartbeat_data(payload)
     if kind not in KINDS:
-        return None, raw, "" if _is_text(payload) else "not_utf8"
+        return None, parse_heartbeat_data(payload), _say_text(payload)
+    raw: dict[str, Any] | None = None
     try:
-        return KINDS[kind].from_json(payload), raw, ""
+        raw = decode_object(payload)  # once: its texts are shared by both readings
+        return KINDS[kind].from_json(raw), raw, ""
     except DecodeError as error:
-        return None, raw, error.reason
+        found = parse_heartbeat_data(payload) if raw is None else raw
+        return None, found, error.reason
 
 
-def _is_text(payload: bytes) -> bool:
+def _say_text(payload: bytes) -> str:
     try:
         payload.decode()
     except UnicodeDecodeError:
-        return False
-    return True
+        return "not_utf8"
+    return ""
