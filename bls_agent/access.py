@@ -1,22 +1,21 @@
-"""How a store or a queue reaches Redis: told in any of four ways, used in any event loop.
-
-A store needs no opening: its first request opens a connection, in whatever event loop it
-is made, and :meth:`Access.aclose` closes it there.
-"""
+"""How a store reaches Redis: told in any of four ways, used in any event loop."""
 
 from __future__ import annotations
 
 import os
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from types import TracebackType
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
 
 from bls_agent.endpoint import Endpoint
 from bls_agent.forking import register
-from bls_agent.keyed_wires import KeyedWires, default_endpoint
 from bls_agent.loop_local import LoopLocal
 from bls_agent.settings import check_seconds
 
-__all__ = ["Access"]
+if TYPE_CHECKING:
+    from bls_agent.keyed_wires import KeyedWires
+
+__all__ = ["Access", "Store"]
 
 
 @runtime_checkable
@@ -65,6 +64,8 @@ class Access:
         Raises:
             ConfigurationError: Nobody said, and ``BLS_REDIS_URL`` is no URL of Redis.
         """
+        from bls_agent.keyed_wires import default_endpoint  # noqa: PLC0415 - 4 ms
+
         if self._agent is not None:
             return self._agent.endpoint
         return self._given or default_endpoint(os.environ)
@@ -82,6 +83,8 @@ class Access:
     @property
     def wires(self) -> KeyedWires:
         """The wires of the running event loop."""
+        from bls_agent.keyed_wires import KeyedWires  # noqa: PLC0415 - 4 ms
+
         wires = self._by_loop.find()
         if wires is None:
             register(self)
@@ -95,3 +98,49 @@ class Access:
         wires = self._by_loop.pop()
         if wires is not None:
             await wires.aclose()
+
+
+class Store:
+    """Something in Redis that is used with and without ``async with``.
+
+    The first request opens a connection, in whatever event loop it is made; close it
+    there with :meth:`aclose` when the store was used without ``async with``.
+
+    Attributes:
+        client_name: What its connections are called in CLIENT LIST.
+    """
+
+    client_name: ClassVar[str] = "bls-agent:store"
+
+    def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
+        """Remember where Redis is; nothing is opened yet.
+
+        Args:
+            redis: A URL, a client of redis-py or a ``ProjectAgent``. Default:
+                ``BLS_REDIS_URL``, read at the first request.
+            timeout: Deadline of one request in seconds.
+
+        Raises:
+            ConfigurationError: ``redis`` is none of these, or ``timeout`` no time.
+        """
+        self._access = Access(redis, self.client_name, timeout=timeout)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._access.shown}>"
+
+    async def __aenter__(self) -> Self:
+        """Open nothing: the first request does."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the connection."""
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connection of this event loop; the next request opens it again."""
+        await self._access.aclose()

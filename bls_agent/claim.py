@@ -18,8 +18,10 @@ from bls_agent.keys import OWNER
 from bls_agent.lease import valid_until
 from bls_agent.names import place_beside
 
-__all__ = ["Answer", "Claim", "Run", "Standing", "digest_of"]
+__all__ = ["Answer", "Claim", "Run", "Standing", "digest_of", "ttl_of"]
 
+_LASTS: Final = 3  # the place of the milliseconds in a lease, see beat.lua
+_DIGITS: Final = 16
 MAY_ARRIVE: Final = 25.0  # seconds after a loss in which a request may still be served
 
 Run = tuple[list[str], Sequence[Argument]]  # keys and arguments of a script
@@ -197,6 +199,20 @@ class Claim:
         """Own nothing any more, without a word to the server."""
         self.standing = Standing.UNKNOWN
         self._valid_until = float("-inf")
+
+
+def ttl_of(lease: object) -> float | None:
+    """Give the seconds for which the owner of a key lets each write count.
+
+    Args:
+        lease: What stands under the key of its lease.
+
+    Returns:
+        ``None`` if that does not say so.
+    """
+    words = lease.split() if isinstance(lease, bytes) else []
+    told = words[_LASTS] if len(words) > _LASTS else b""
+    return int(told) / 1000 if told.isdigit() and len(told) < _DIGITS else None
 
 
 def digest_of(value: bytes) -> str:

@@ -15,6 +15,7 @@ __all__ = ["Complaints"]
 logger = logging.getLogger(__name__)
 
 REMIND_EVERY: Final = 60.0  # seconds between two warnings of the same cause
+MOST_TOPICS: Final = 1_000  # before those that may be said again are forgotten
 
 # What depends on the request. Everything else is a state of the server, which all
 # parts of an agent meet at the same time: that is said once for all of them.
@@ -91,6 +92,10 @@ class Complaints:
         lately = now - self._said_at.get(topic, -REMIND_EVERY) < REMIND_EVERY
         if lately or self.quiet:
             return False
+        if len(self._said_at) >= MOST_TOPICS:  # one for each key of another type
+            self._said_at = {
+                one: at for one, at in self._said_at.items() if now - at < REMIND_EVERY
+            }
         self._said_at[topic] = now
         logger.warning(text, *arguments)
         return True

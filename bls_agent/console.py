@@ -10,15 +10,15 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import suppress
 from functools import cached_property
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import anyio
 
+from bls_agent.access import Store
 from bls_agent.backoff import Backoff
 from bls_agent.codec import encode_strictly
 from bls_agent.console_log import WINDOW, LogReader, as_wrong_type, pause_after
-from bls_agent.endpoint import Endpoint, Reply
+from bls_agent.endpoint import Reply
 from bls_agent.errors import (
     BlsError,
     ConfigurationError,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["Console", "check_command"]
 
 
-class Console:
+class Console(Store):
     """Sends commands, reads statuses and logs.
 
     Works with and without ``async with``; close it with :meth:`aclose` when it was
@@ -52,52 +52,28 @@ class Console:
     :class:`~bls_agent.RedisUnavailableError`.
 
     Args:
-        redis: URL or client of redis-py, as for :class:`~bls_agent.ProjectAgent`.
-            Default: ``BLS_REDIS_URL``, read at the first request.
+        redis: URL, client of redis-py or a :class:`~bls_agent.ProjectAgent`. Default:
+            ``BLS_REDIS_URL``, read at the first request.
         timeout: Deadline of one request in seconds.
 
     Raises:
         ConfigurationError: The URL or client cannot be used.
     """
 
+    client_name: ClassVar[str] = "bls-console"
+
     def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
         """Remember where Redis is; nothing is opened yet."""
-        self._endpoint = None if redis is None else Endpoint.of(redis)
-        self._timeout = check_seconds("timeout", timeout)
+        super().__init__(redis, timeout=timeout)
         self._clock: Callable[[], float] = time.time  # noqa: TID251 - the outermost place
 
-    def __repr__(self) -> str:
-        return f"<Console {self._endpoint.address if self._endpoint else 'unopened'}>"
-
-    @cached_property
+    @property
     def _wires(self) -> KeyedWires:
-        from bls_agent.keyed_wires import KeyedWires, default_endpoint  # noqa: PLC0415 - 4 ms
-
-        if self._endpoint is None:
-            self._endpoint = default_endpoint(os.environ)
-        return KeyedWires(self._endpoint, "bls-console", timeout=self._timeout)
+        return self._access.wires
 
     @cached_property
     def _redactor(self) -> Redactor:
         return Redactor(Settings.from_env(os.environ).redact_keys)
-
-    async def __aenter__(self) -> Self:
-        """Open nothing: the first request does."""
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the connection."""
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Close the connection; the next request opens it again."""
-        if "_wires" in self.__dict__:
-            await self._wires.aclose()
 
     async def send(
         self,

@@ -34,6 +34,7 @@ from bls_agent.gate import Gate
 from bls_agent.route import Direct, Place, Route
 from bls_agent.transport import (
     abort as abort_transport,
+    bytes_received,
     descriptor_of,
     own_address,
     peer_has_closed,
@@ -141,6 +142,11 @@ class Link:
     def engaged(self) -> bool:
         """Whether the connection is open or being opened."""
         return self._raw is not None
+
+    @property
+    def received(self) -> int | None:
+        """Bytes that have arrived over the connection; ``None`` where nobody tells."""
+        return bytes_received(self._raw)
 
     def is_at(self, server: Endpoint) -> bool:
         """Tell whether the connection is open and leads to this very server."""

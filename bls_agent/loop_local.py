@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from threading import RLock
 from typing import TYPE_CHECKING, Generic, TypeVar
 from weakref import WeakKeyDictionary
@@ -57,11 +58,15 @@ class LoopLocal(Generic[T]):
         return left
 
     def pop(self) -> T | None:
-        """Give what belongs to the running event loop, and keep it no longer."""
+        """Give what belongs to the running event loop, and keep it no longer.
+
+        In a forked child that leaves its parent's block no loop runs: nothing is its own.
+        """
         import asyncio  # noqa: PLC0415, TID251 - as above
 
-        with self._lock:
+        with self._lock, suppress(RuntimeError):
             return self._by_loop.pop(asyncio.get_running_loop(), None)
+        return None
 
     def values(self) -> list[T]:
         """Give what belongs to any event loop."""

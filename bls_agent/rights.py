@@ -27,6 +27,7 @@ from bls_agent.keys import (
     KeyTemplate,
 )
 from bls_agent.names import check_name, place_beside
+from bls_agent.worker_rights import LOOKING
 
 __all__ = [
     "RIGHTS",
@@ -280,7 +281,8 @@ def console_acl_rules(
     """Give the rights of a console, of one project or of all, as words of their own.
 
     They are enough for :class:`~bls_agent.Console`, the command line and the console in
-    the browser; the doctor, which looks at every key, needs more.
+    the browser; the doctor, which looks at every key, needs more. Workers are seen by
+    whoever may see all projects.
 
     Args:
         project: The only project that it may see; ``None`` for all.
@@ -307,6 +309,11 @@ def console_acl_rules(
         rules += [word for word in words if word not in rules]
         if key is not None:
             keys[f"~{_console_pattern(key, project)}"] = None
+    if project is None and selectors:  # workers are nobody's project's
+        rules += (right.selector for right in LOOKING)
+    elif project is None:
+        patterns = (one for right in LOOKING for one in right.patterns())
+        keys |= dict.fromkeys(f"~{one}" for one in patterns)
     return [*rules, *keys]
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final, cast
 
 from bls_agent.endpoint import RawConnection
 
 __all__ = [
     "abort",
+    "bytes_received",
     "descriptor_of",
     "leaves_at_once",
     "own_address",
@@ -16,6 +20,7 @@ __all__ = [
     "socket_of",
 ]
 
+RECEIVED: Final = slice(128, 136)  # tcpi_bytes_received in Linux's struct tcp_info
 SMALL: Final = 16_384  # bytes; asyncio makes a writer wait from 64 KB on
 
 
@@ -33,6 +38,23 @@ def leaves_at_once(raw: RawConnection, packed: Sequence[bytes]) -> bool:
         and not writer.transport.get_write_buffer_size()
         and sum(map(len, packed)) < SMALL
     )
+
+
+def bytes_received(raw: RawConnection | None) -> int | None:
+    """Count what has arrived over TCP, whether or not anybody has read it.
+
+    Returns:
+        ``None`` where nobody tells: not on Linux, not TCP, not connected.
+    """
+    asked = getattr(socket, "TCP_INFO", None)
+    connection = socket_of(raw)
+    if asked is None or connection is None or sys.platform != "linux":
+        return None
+    with suppress(OSError, AttributeError, NotImplementedError):
+        told = connection.getsockopt(socket.IPPROTO_TCP, asked, RECEIVED.stop)
+        if len(told) == RECEIVED.stop:
+            return int.from_bytes(told[RECEIVED], sys.byteorder)
+    return None
 
 
 def own_address(raw: RawConnection) -> str:
@@ -54,8 +76,8 @@ def abort(raw: RawConnection) -> None:
 
 def descriptor_of(raw: RawConnection | None) -> int:
     """Give the number of a connection's socket, or -1 if there is none any more."""
-    socket = socket_of(raw)
-    return -1 if socket is None else int(socket.fileno())
+    found = socket_of(raw)
+    return -1 if found is None else int(found.fileno())
 
 
 def socket_of(raw: RawConnection | None) -> Any:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from bls_agent.keys import KEYS, OWNER, Contract
 
-__all__ = ["WORKER_RIGHTS", "WorkerRight", "worker_acl_rules"]
+__all__ = ["LOOKING", "WORKER_RIGHTS", "WorkerRight", "worker_acl_rules"]
 
 _HEARTBEATS: Final = tuple(
     name
@@ -34,6 +33,18 @@ class WorkerRight(NamedTuple):
     writes: bool = False
     leased: bool = False
 
+    @property
+    def words(self) -> list[str]:
+        """Its commands, as an ACL allows them."""
+        return [f"+{command}" for command in self.commands.split()]
+
+    @property
+    def selector(self) -> str:
+        """Its commands on its keys alone."""
+        access = "%RW~" if self.writes else "%R~"
+        opened = (f"{access}{pattern}" for pattern in self.patterns())
+        return f"({' '.join([*self.words, *opened])})"
+
     def patterns(self) -> list[str]:
         """Make the glob patterns of its keys."""
         found = [KEYS[row].pattern() for row in self.rows]
@@ -43,10 +54,15 @@ class WorkerRight(NamedTuple):
         return found
 
 
+LOOKING: Final = (
+    WorkerRight("WorkerRegistry", _HEARTBEATS, "getrange pttl"),
+    WorkerRight("WorkerRegistry", ("owner",), "getrange"),  # a lease tells its TTL
+)
+
 # fmt: off
 WORKER_RIGHTS: Final = (
     WorkerRight("", (), "select ping client|setname client|id scan"),
-    WorkerRight("WorkerRegistry", _HEARTBEATS, "getrange pttl"),
+    *LOOKING,
     WorkerRight("TaskStatus, BacktestProgress", _TASKS, "get"),
     WorkerRight("SyncProgress", ("sync_progress",), "scard smembers sscan sismember"),
     WorkerRight("Heartbeat", _HEARTBEATS, "evalsha eval type get set del pttl pexpire", writes=True, leased=True),
@@ -69,20 +85,10 @@ def worker_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]
     """
     rights = [right for right in WORKER_RIGHTS if write or not right.writes]
     keyless = (right for right in rights if not right.rows)
-    rules = ["-@all", *(word for right in keyless for word in _words(right))]
+    rules = ["-@all", *(word for right in keyless for word in right.words)]
     keyed = [right for right in rights if right.rows]
     if selectors:
-        return [*rules, *map(_selector, keyed)]
-    rules += (word for right in keyed for word in _words(right))
+        return [*rules, *(right.selector for right in keyed)]
+    rules += (word for right in keyed for word in right.words)
     patterns = (f"~{one}" for right in keyed for one in right.patterns())
     return list(dict.fromkeys([*rules, *patterns]))
-
-
-def _words(right: WorkerRight) -> Iterator[str]:
-    return (f"+{command}" for command in right.commands.split())
-
-
-def _selector(right: WorkerRight) -> str:
-    access = "%RW~" if right.writes else "%R~"
-    opened = (f"{access}{pattern}" for pattern in right.patterns())
-    return f"({' '.join([*_words(right), *opened])})"

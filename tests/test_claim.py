@@ -72,7 +72,7 @@ async def test_value_and_lease_in_one_step(wire: Wire, bare: Redis, key: str) ->
     assert claim.standing is Standing.OURS
     assert await bare.get(key) == "值".encode()
     digest = hashlib.sha1("值".encode(), usedforsecurity=False).hexdigest()
-    assert await bare.get(claim.owner_key) == f"{claim.token} 1 {digest}".encode()
+    assert await bare.get(claim.owner_key) == f"{claim.token} 1 {digest} 5000".encode()
     for name in (key, owner_of(key)):
         assert 4_000 < await bare.pttl(name) <= 5_000
     assert await end(wire, claim) == 1

@@ -67,3 +67,14 @@ def test_a_password_is_tried_once_a_minute() -> None:
     """Never sooner than the longest delay of what is permanent: accounts get locked."""
     backoff = Backoff()
     assert backoff.failed(permanent=True, longest=True) == PERMANENT_DELAY[1] == 60
+
+
+def test_what_was_said_long_ago_is_forgotten() -> None:
+    """A fleet of a million keys of the wrong type costs no memory for each."""
+    clock = Clock()
+    complaints = Complaints(clock)
+    for number in range(3_000):
+        assert complaints.say("not written", WrongTypeError(f"键{number}", "string"))
+        clock.now += REMIND_EVERY / 500
+    assert len(complaints._said_at) <= 1_000
+    assert not complaints.say("not written", WrongTypeError("键2999", "string"))

@@ -10,11 +10,14 @@ from typing import Literal
 
 import anyio
 import anyio.abc
+import pytest
 from redis.asyncio import Redis
 
-from bls_agent import ProjectAgent
+from bls_agent import Console, ProjectAgent
 from bls_agent.devserver import DevServer
+from bls_agent.project.receiving import parked_read
 from bls_agent.project.receiving.parked_read import BLOCK
+from bls_agent.testing.chaos import FaultProxy, Rate
 from tests.harness import (
     PASSWORD,
     History,
@@ -259,3 +262,26 @@ async def test_a_deaf_wire_does_not_hold_the_stop(project: str) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stop_on_a_deaf_wire, project, "blocking")
         tasks.start_soon(stop_on_a_deaf_wire, f"{project}2", "reliable")
+
+
+async def test_a_large_command_over_a_narrow_link(
+    own_server: DevServer, project: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as its reply trickles in, the link is not given up for being late."""
+    for name in ("BLOCK", "MARGIN"):
+        monkeypatch.setattr(parked_read, name, 0.2)
+    heard: list[int] = []
+    async with FaultProxy(own_server.url, seed=1) as proxy:
+        agent = ProjectAgent(project, redis=proxy.url, mode="blocking")
+
+        @agent.command
+        async def load(text: str) -> None:
+            heard.append(len(text))
+
+        async with agent, Console(own_server.url) as console:
+            await agent.ready(5)
+            made = proxy.accepted
+            async with proxy.during(Rate(40_000)):
+                await console.send(project, "load", {"text": "x" * 100_000})
+                await eventually(lambda: heard == [100_000], 15)
+            assert proxy.accepted == made

@@ -367,7 +367,7 @@ def test_a_handler_ends_the_agent(
     with agent.in_thread() as thread:
         assert console.call(project, "end").result == "ended"
         until(lambda: console.status(project) is Status.OFFLINE)
-        assert agent.stats().mode == "closed"
+        until(lambda: agent.stats().mode == "closed")
         with pytest.raises(ConfigurationError, match="entered already"):
             thread.__enter__()
     assert threads_of(project) == []

@@ -73,7 +73,7 @@ FIGURE = Figure(
         "each worker a task that writes with `SET … EX` every 10 s, as the contract shows "
         "it; nobody owns anything there."
     ),
-    rounds=3,
+    rounds=2,
     play=play,
     goals=(
         Goal("share of a core, %", OURS, SHARE, "at most", 50.0),

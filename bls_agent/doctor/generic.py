@@ -51,7 +51,7 @@ def _missing_ttl(row: KeyTemplate) -> Check:
     def check(sample: Sample) -> Values | None:
         if sample.ttl is not None or sample.type != row.type:
             return None
-        return {"expected": f"{row.ttl:,}"}
+        return {"expected": f"{row.ttl}"}
 
     return check
 
@@ -60,7 +60,7 @@ def _long_ttl(row: KeyTemplate, ttl: int) -> Check:
     def check(sample: Sample) -> Values | None:
         if sample.ttl is None or sample.ttl <= FAR * ttl or sample.type != row.type:
             return None
-        return {"ttl": f"{sample.ttl:,.0f}", "expected": f"{ttl:,}"}
+        return {"ttl": f"{sample.ttl:,.0f}", "expected": f"{ttl}"}
 
     return check
 

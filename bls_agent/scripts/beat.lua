@@ -1,6 +1,7 @@
 -- KEYS[1]  a string of some contract that only one process writes
--- KEYS[2]  …:owner, a string: "<token> <number> <digest>" of its owner: the number of
---          its last write, and the SHA-1 of the value; or "<token> ended"
+-- KEYS[2]  …:owner, a string: "<token> <number> <digest> <milliseconds>" of its owner:
+--          the number of its last write, the SHA-1 of the value and for how long it
+--          counts; or "<token> ended"
 -- ARGV[1]  our token
 -- ARGV[2]  the number of this write; ours grow
 -- ARGV[3]  the value
@@ -68,6 +69,6 @@ if type(written) == 'table' and written.err then
   redis.call('PEXPIRE', KEYS[2], ARGV[4])
   return {'refreshed', 0, ''}
 end
-lease = ARGV[1] .. ' ' .. ARGV[2] .. ' ' .. redis.sha1hex(ARGV[3])
+lease = table.concat({ARGV[1], ARGV[2], redis.sha1hex(ARGV[3]), ARGV[4]}, ' ')
 redis.call('SET', KEYS[2], lease, 'PX', ARGV[4])
 return {'written', strange and 1 or 0, ''}

@@ -1,5 +1,5 @@
 -- KEYS[1]  a string of some contract that only one process writes
--- KEYS[2]  …:owner, a string: "<token> <number> <digest>" of its owner (see beat.lua)
+-- KEYS[2]  …:owner, a string: "<token> <number> <digest> …" of its owner (see beat.lua)
 -- ARGV[1]  our token
 -- ARGV[2]  milliseconds for which "<token> ended" stays, 0 if nothing has to
 --

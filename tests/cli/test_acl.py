@@ -15,6 +15,7 @@ from bls_agent import ProjectAgent
 from bls_agent.devserver import DevServer
 from bls_agent.rights import Mode, acl_line, console_acl_rules
 from bls_agent.worker_rights import worker_acl_rules
+from bls_agent.workers import BacktestWorkerHeartbeat
 from tests.cli.conftest import Bls
 from tests.harness import PASSWORD, execute, needs_selectors
 
@@ -44,7 +45,7 @@ async def use_everything(
         ["call", project, "ping"],
     ]
     commands += [["call", project, "ping", "--broadcast"]]
-    commands += [["projects"], ["top"]] * all_projects
+    commands += [["projects"], ["top"], ["workers"]] * all_projects
     for words in commands:
         ran = await bls(*words, url=url)
         assert (ran.code, ran.said) == (0, ""), words
@@ -60,6 +61,8 @@ async def test_an_operators_rights(
     printed = await bls("acl", *([name] if one else []), "--console", "--json")
     rules = orjson.loads(printed.out)["rules"]
     url = await log_in(admin, own_server, rules)
+    beat = BacktestWorkerHeartbeat.create("回测-1")
+    await admin.set(beat.key, beat.to_json(), ex=30)
     async with ProjectAgent(name, redis=own_server.url, replicas=True) as agent:
         await agent.ready(5)
         await use_everything(bls, url, name, all_projects=not one)

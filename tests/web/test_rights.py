@@ -30,6 +30,7 @@ async def test_the_printed_rights_are_enough(
     """Every page, stream and question, and a command with its record; no refusal."""
     await admin.set(f"{project}_项目状态", "在线")
     await admin.rpush(f"{project}_项目控制台", b'{"message": "here"}')
+    await admin.set("heartbeat:node:n1", "{}", ex=30)
     await give(admin, console_acl_rules())
     name = quote(project)
     async with console_of(url_of(own_server)) as client:
@@ -40,6 +41,8 @@ async def test_the_printed_rights_are_enough(
             f"/api/projects/{name}",
             f"/api/logs?projectName={name}",
             "/api/health",
+            "/workers",
+            "/api/workers",
         ):
             assert (await client.get(path)).status_code == 200, path
         body = {"targetProjectName": project, "command": "x", "wait": 0.3}

@@ -27,7 +27,7 @@ from bls_agent.web.pages.worker_cards import (
 from bls_agent.workers import Worker, WorkerStatus
 from tests.corpus.heartbeats import HEARTBEATS
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
-from tests.harness import eventually
+from tests.harness import eventually, execute
 from tests.web.serving import console_of, served
 from tests.web.test_streams import following, next_of
 
@@ -60,6 +60,7 @@ def test_figures() -> None:
     card = make_worker_card(read(payload), late=3.0)
     assert card["figures"] == [["running_tasks", "2 / 5"], ["task_uuids", "均线, b"]]
     assert (card["age"], card["ttl"], card["said"]) == (8.0, 22.0, "")
+    assert make_worker_card(read(beat()))["figures"] == []  # what nobody said is no 0
 
 
 def test_a_kind_that_the_contract_leaves_open() -> None:
@@ -203,4 +204,22 @@ async def test_redis_away() -> None:
         assert page.status_code == 200
         assert re.search(r'<div id="away" class="banner" role="alert">', page.text)
         assert re.search(r'<p id="nothing" class="nothing" hidden>', page.text)
+        assert re.search(
+            r'<div id="forbidden" class="banner" role="alert" hidden>', page.text
+        )
+        assert (await client.get("/api/workers")).status_code == 503
+
+
+async def test_a_user_who_may_not_read_them(own_server: DevServer) -> None:
+    """Neither an empty fleet nor an outage: the page says which rights are missing."""
+    async with Redis.from_url(own_server.url, protocol=2) as redis:
+        await redis.set(f"{KEY}a", beat(), ex=30)
+        rules = ("on", ">geheim", "+@all", "~bls*")
+        await execute(redis, "ACL", "SETUSER", "op", *rules)
+    url = own_server.url.replace("redis://", "redis://op:geheim@")
+    async with console_of(url) as client:
+        page = (await client.get("/workers?lang=en")).text
+        assert '<div id="forbidden" class="banner" role="alert">' in page
+        assert '<div id="away" class="banner" role="alert" hidden>' in page
+        assert '<p id="nothing" class="nothing" hidden>' in page
         assert (await client.get("/api/workers")).status_code == 503

@@ -146,7 +146,11 @@ async def test_what_would_not_come_back_is_not_stored(
     assert cache.stats(give) == CacheStats(misses=2, computed=2, not_stored={reason: 2})
     assert await keys_of(redis, name) == []
     (record,) = [each for each in caplog.records if name in each.message]
-    assert "size_limit" in record.message or "dump=" in record.message
+    too_large = reason == "too_large"
+    assert ("size_limit" in record.message) == too_large
+    assert (
+        "JSON would not" in record.message and "dump=" in record.message
+    ) != too_large
 
 
 async def test_dump_and_load(cache: FunctionCache, redis: Redis, name: str) -> None:
@@ -237,7 +241,10 @@ async def test_a_value_of_another_writer_is_believed(
 
 
 async def test_a_key_of_another_type_is_left_alone(
-    cache: FunctionCache, redis: Redis, name: str
+    cache: FunctionCache,
+    redis: Redis,
+    name: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The function is called, the list stays."""
 
@@ -252,6 +259,7 @@ async def test_a_key_of_another_type_is_left_alone(
     assert [await give(), await give()] == ["right", "right"]
     assert cache.stats(give).discarded == {"wrong_type": 2}
     assert await redis.lrange(key, 0, -1) == [b"theirs"]
+    assert len([each for each in caplog.records if "another type" in each.message]) == 1
     assert await cache.clear(give) == 0
     assert await redis.lrange(key, 0, -1) == [b"theirs"]
     await redis.delete(key)
@@ -498,7 +506,12 @@ async def test_clear_removes_exactly_one_functions_entries(
 
     functions = [make(each) for each in names]
     foreign = [f"ginkgo_func_cache_{name}_key", f"ginkgo_func_cache_{name}_{'0' * 64}"]
-    await redis.mset(dict.fromkeys(foreign, b'{"result":1}'))
+    await redis.mset(
+        {
+            foreign[0]: f'{{"result":1,"func_name":"{name}"}}',
+            foreign[1]: b'{"result":1}',
+        }
+    )
     await redis.set(
         f"ginkgo_func_cache_{name}_{'1' * 64}", b'{"result":1,"func_name":"x"}'
     )
@@ -728,6 +741,38 @@ def test_closures_with_one_name_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="name"):
         make(3)
     assert twice.__name__ == "times"
+
+
+def test_closures_after_one_another_are_refused() -> None:
+    """The first is gone, its results are not."""
+    cache = FunctionCache()
+
+    def make(factor: object) -> None:
+        @cache.cached
+        def times(number: int) -> object:
+            return number, factor
+
+        times.__doc__ = "made, and gone with the end"
+
+    make(2)
+    make(2)
+    with pytest.raises(ConfigurationError, match="different variables"):
+        make(3)
+    make(object())  # what cannot be compared is taken
+
+
+def test_a_closure_that_calls_itself_is_taken() -> None:
+    """Its own variable is still empty while it is decorated, also for the second."""
+    cache = FunctionCache()
+
+    def make() -> Callable[[int], int]:
+        @cache.cached
+        def sum_to(number: int) -> int:
+            return number and number + sum_to(number - 1)
+
+        return sum_to
+
+    assert make() is not make()
 
 
 async def test_functions_of_another_cache_are_refused(cache: FunctionCache) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from redis import Redis
 
 from bls_agent.errors import ConfigurationError
 from bls_agent.workers import CacheStats, FunctionCache
+from bls_agent.workers.caching.shared_loop import SHARED_LOOP
 
 ROOT = Path(__file__).parents[2]
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="cannot fork")
@@ -161,6 +163,26 @@ def test_a_function_that_calls_itself(cache: FunctionCache, name: str) -> None:
     assert again() == 3
 
 
+def test_the_lock_is_free_when_the_call_is_over(
+    cache: FunctionCache, name: str, redis_url: str
+) -> None:
+    """A program that ends there leaves nobody waiting, also when the function raised."""
+
+    @cache.cached(ttl=60, name=name, lock=True)
+    def load(code: str) -> str:
+        held.extend(redis.scan_iter(f"bls_agent:*{name}*"))
+        return str(int(code))
+
+    held: list[bytes] = []
+    with Redis.from_url(redis_url, decode_responses=True) as redis:
+        for code in ("1", "2", "no number"):
+            with suppress(ValueError):
+                load(code)
+            assert held, code
+            assert not redis.exists(*held), code
+            held.clear()
+
+
 async def test_in_a_running_event_loop_nobody_waits_for_a_thread(
     cache: FunctionCache, name: str
 ) -> None:
@@ -242,6 +264,21 @@ def test_stale_on_error_in_a_thread(
         redis.expire(key, 50)
     assert load() == "value"
     assert cache.stats(load).stale_served == 1
+
+
+def test_in_the_caches_own_thread(cache: FunctionCache, name: str) -> None:
+    """As by a finaliser that happens to run there: it does not wait for itself."""
+
+    @cache.cached(ttl=60, name=name)
+    def load() -> str:
+        return "value"
+
+    async def call() -> str:
+        return load()
+
+    load()
+    assert SHARED_LOOP.find().call(call) == "value"
+    assert cache.stats(load) == CacheStats(misses=1, computed=1)
 
 
 @needs_fork

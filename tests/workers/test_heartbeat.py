@@ -92,8 +92,8 @@ async def test_byte_for_byte(
         assert value.decode() == beat.heartbeat.changed(
             timestamp=shown["timestamp"]
         ).to_json()  # fmt: skip
-        assert 29_000 < await bare.pttl(key) <= 30_000
-        assert 29_000 < await bare.pttl(owner_of(key)) <= 30_000
+        assert 25_000 < await bare.pttl(key) <= 30_000
+        assert 25_000 < await bare.pttl(owner_of(key)) <= 30_000
         assert beat.stats().owned
     assert not beat.stats().owned
     assert await bare.exists(key, owner_of(key)) == 0
@@ -102,14 +102,13 @@ async def test_byte_for_byte(
 async def test_kept_alive(redis_url: str, bare: Redis, said: Any) -> None:
     """It outlives its TTL by far, and says each time when it was said."""
     async with Heartbeat(redis_url, said, **SHORT) as beat:
-        first = await seen(bare, said.key)
-        end = time.monotonic() + 1.5
-        while time.monotonic() < end:
-            assert await bare.pttl(said.key) > 400
-            assert beat.owned
+        first, began = await seen(bare, said.key), time.monotonic()
+        while time.monotonic() < began + 1.5:
+            assert 0 < await bare.pttl(said.key) <= 1_000
             await anyio.sleep(0.02)
         last = await seen(bare, said.key)
-        assert 7 <= beat.stats().writes <= 11
+        assert 4 <= beat.stats().writes <= 2 + (time.monotonic() - began) / 0.16
+        assert beat.owned
     assert last["last_heartbeat"] == last["timestamp"] > first["timestamp"]
     assert last["started_at"] == first["started_at"] == said.started_at
     assert datetime.fromisoformat(last["timestamp"]).tzinfo is not None
@@ -227,7 +226,6 @@ async def test_two_wait(redis_url: str, bare: Redis, said: Any) -> None:
         with pytest.raises(RedisUnavailableError, match="another process owns"):
             await one.ready(0.05)
         await owner.aclose()
-        assert await bare.exists(said.key) == 0
         await eventually(lambda: one.owned or two.owned, 2.0)
         assert one.owned != two.owned
         winner, loser = (one, two) if one.owned else (two, one)
@@ -245,14 +243,16 @@ async def test_a_foreign_value_is_judged_by_its_ttl(
     redis_url: str, bare: Redis, said: Any, foreign: bytes
 ) -> None:
     """A peer that knows no lease counts as alive as long as its key is there."""
-    await bare.set(said.key, foreign, px=250)
+    await bare.set(said.key, foreign, px=30_000)
     with pytest.raises(LeaseHeldError) as caught:
         async with Heartbeat(redis_url, said, **SHORT):
             pytest.fail("entered")
     assert caught.value.remaining is not None
-    assert caught.value.remaining <= 0.25
+    assert 20 < caught.value.remaining <= 30
     async with Heartbeat(redis_url, said, conflict="wait", **SHORT) as beat:
-        await eventually(lambda: beat.owned, 2.0)
+        assert await bare.get(said.key) == foreign
+        await bare.pexpire(said.key, 50)
+        await eventually(lambda: beat.owned, 5.0)
         assert (await seen(bare, said.key))["status"] == "running"
 
 
@@ -289,10 +289,12 @@ async def test_a_peer_took_over(
 ) -> None:
     """We stop writing, say it once, and take over when the peer is silent."""
     async with Heartbeat(redis_url, said, **SHORT) as beat:
-        await bare.set(owner_of(said.key), "another", px=900)
-        await bare.set(said.key, b"theirs", px=900)
+        await bare.set(owner_of(said.key), "another", ex=30)
+        await bare.set(said.key, b"theirs", ex=30)
         await eventually(lambda: not beat.owned, 2.0)
         assert await bare.get(said.key) == b"theirs"
+        await bare.pexpire(owner_of(said.key), 50)
+        await bare.pexpire(said.key, 50)
         assert beat.stats().losses == 1
         await eventually(lambda: beat.owned, 3.0)
     told = [r for r in caplog.records if "no heartbeat is written" in r.message]

@@ -17,7 +17,7 @@ from bls_agent.keys import KEYS, OWNER
 from bls_agent.names import place_beside
 from tests.harness import eventually
 
-TTL = 1.5  # seconds
+TTL = 2.0  # seconds
 
 WORKER = """
 import signal, sys, threading
@@ -90,7 +90,7 @@ async def test_killed(fleet: Fleet, bare: Redis) -> None:
         return not await bare.exists(fleet.key, fleet.owner)
 
     await eventually(vanished, TTL + 1)
-    assert time.monotonic() - killed <= TTL + 0.1
+    assert time.monotonic() - killed <= TTL + 1
 
 
 async def test_a_second_one_and_a_clean_stop(fleet: Fleet, bare: Redis) -> None:

@@ -216,7 +216,9 @@ async def test_another_type_is_left_alone(
 ) -> None:
     """Nothing reads, changes or deletes a key that is no set."""
     await redis.set(f"tick_update_{code}", b"x")
+    await redis.script_flush()  # the first time a script is told it fails otherwise
     for call in (
+        progress.add("tick", code, MONDAY),
         progress.add("tick", code, MONDAY), progress.remove("tick", code, MONDAY),
         progress.dates("tick", code), progress.clear("tick", code),
         progress.contains("tick", code, MONDAY),

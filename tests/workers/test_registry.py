@@ -17,6 +17,7 @@ from bls_agent.devserver import DevServer
 from bls_agent.workers import (
     BacktestWorkerHeartbeat,
     ExecutionNodeHeartbeat,
+    Heartbeat,
     TaskTimerHeartbeat,
     WorkerChange,
     WorkerRegistry,
@@ -92,7 +93,9 @@ async def test_everybody_is_found(own_server: DevServer, admin: Redis) -> None:
     assert (by_id["a:b\nc"].age, by_id["a:b\nc"].stale) == (None, False)
     assert by_id["a:b\nc"].raw == {"raw": "alive"}
     assert (await admin.info("persistence"))["rdb_changes_since_last_save"] == before
-    assert "cmdstat_keys" not in await admin.info("commandstats")
+    asked = await admin.info("commandstats")
+    assert "cmdstat_keys" not in asked
+    assert asked["cmdstat_scan"]["calls"] < 8  # one search for all kinds
 
 
 @pytest.mark.parametrize(
@@ -239,8 +242,10 @@ async def test_a_watch_tells_what_happens(watching: Watching, admin: Redis) -> N
     await watching.until("changed 甲")
     await admin.delete(node("甲")[0])
     await watching.until("left 甲")
-    await admin.set(*node("乙"), px=300)
-    await watching.until("joined 乙", "left 乙")
+    await admin.set(*node("乙"), ex=30)
+    await watching.until("joined 乙")
+    await admin.pexpire(node("乙")[0], 1)
+    await watching.until("left 乙")
     await admin.rpush(node("丙")[0], "x")
     await watching.until("joined 丙")
     await admin.delete(node("丙")[0])
@@ -251,8 +256,10 @@ async def test_a_silent_worker_is_stale_and_comes_back(
     watching: Watching, admin: Redis
 ) -> None:
     """Half a TTL without a refresh, then one."""
-    await admin.set(*node("甲"), px=15_300)
-    await watching.until("joined 甲", "stale 甲")
+    await admin.set(*node("甲"), ex=30)
+    await watching.until("joined 甲")
+    await admin.pexpire(node("甲")[0], 14_900)  # as if it were 15 s later
+    await watching.until("stale 甲")
     await admin.expire(node("甲")[0], 30)
     await watching.until("back 甲")
 
@@ -267,7 +274,8 @@ async def test_an_outage_is_told_once_and_nobody_leaves_by_it(
     await admin.mset(dict([node("a"), node("b")]))
     await watching.until("joined a", "joined b")
     await admin.config_set("appendonly", "no")
-    (own_server.folder / "appendonlydir").rename(own_server.folder / "lost")
+    for place in own_server.folder.glob("appendonly*"):
+        place.rename(own_server.folder / f"lost-{place.name}")
     pauses: list[float] = []
 
     def failed(_: Backoff) -> float:
@@ -368,4 +376,39 @@ async def test_a_watch_that_is_left_leaves_nothing(
         assert (await anext(other)).what == "left"
         await other.aclose()
         assert "bls-workers" in await names_of(admin)
-    assert "bls-workers" not in await names_of(admin)
+
+    async def is_closed() -> bool:
+        return "bls-workers" not in await names_of(admin)
+
+    await eventually(is_closed)
+
+
+@pytest.mark.parametrize("ttl", [3.0, 300.0])
+async def test_a_lease_tells_another_ttl(own_server: DevServer, ttl: float) -> None:
+    """Who gives another TTL than the contract's says so beside its key: one look is enough."""
+    beat = BacktestWorkerHeartbeat.create("回测-1")
+    async with (
+        Heartbeat(own_server.url, beat, ttl=ttl),
+        WorkerRegistry(own_server.url) as registry,
+    ):
+        (worker,) = await registry.alive()
+    assert not worker.stale
+    assert worker.age is not None
+    assert 0 <= worker.age < ttl / 2
+    assert worker.ttl is not None
+    assert worker.age + worker.ttl == pytest.approx(ttl)
+
+
+@pytest.mark.parametrize(
+    "lease", ["", "x", "a 1 b viele", "a 1 b " + "9" * 400, "a ended"]
+)
+async def test_a_strange_lease_tells_nothing(
+    admin: Redis, own_server: DevServer, lease: str
+) -> None:
+    """Then the contract's TTL is what counts."""
+    beat = BacktestWorkerHeartbeat.create("回测-1")
+    await admin.set(beat.key, beat.to_json(), ex=5)
+    await admin.set(f"bls_agent:{{{beat.key}}}:owner", lease)
+    async with WorkerRegistry(own_server.url) as registry:
+        (worker,) = await registry.alive()
+    assert worker.stale

@@ -6,6 +6,7 @@ import secrets
 import threading
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from functools import partial
 
 import anyio
 import orjson
@@ -19,6 +20,7 @@ from bls_agent import (
     WrongTypeError,
 )
 from bls_agent.devserver import DevServer
+from bls_agent.testing.chaos import Cut, FaultProxy
 from bls_agent.workers import Task, TaskStatus
 from bls_agent.workers.tasks.task_records import change_task, encode_task
 
@@ -193,6 +195,25 @@ async def test_updates_at_once_lose_nothing(
     assert found.status == "running"
 
 
+async def test_many_updates_of_one_task_in_one_program(
+    tasks: TaskStatus, task_id: str
+) -> None:
+    """They take turns instead of being in each other's way; nothing is kept of that."""
+    await tasks.set(task_id, "running")
+    async with anyio.create_task_group() as group:
+        for number in range(200):
+            group.start_soon(partial(tasks.update, task_id, **{f"f{number}": number}))
+        await anyio.sleep(0.01)
+        group.cancel_scope.cancel()
+    async with anyio.create_task_group() as group:
+        for number in range(200):
+            group.start_soon(partial(tasks.update, task_id, **{f"g{number}": number}))
+    found = await tasks.get(task_id)
+    assert found is not None
+    assert {f"g{number}" for number in range(200)} <= found.fields.keys()
+    assert not any(tasks._turns.values())
+
+
 async def test_list_hides_nothing(
     tasks: TaskStatus, task_id: str, redis: Redis
 ) -> None:
@@ -274,3 +295,21 @@ def test_wrong_arguments_fail_at_construction() -> None:
     with pytest.raises(ConfigurationError):
         TaskStatus("redis://127.0.0.1:1/0", timeout=0)
     assert "secret" not in repr(TaskStatus("redis://u:secret@127.0.0.1:1/0"))
+
+
+async def test_a_lost_reply_is_no_refusal(
+    redis_url: str, task_id: str, redis: Redis
+) -> None:
+    """It says that the change may have landed; reading is repeated by itself."""
+    async with FaultProxy(redis_url) as proxy, TaskStatus(proxy.url) as tasks:
+        await tasks.set(task_id, "running")
+        await tasks.update(task_id, a=1)  # the server knows the scripts now
+        proxy.arm(Cut(command="EVALSHA"))
+        with pytest.raises(RedisUnavailableError) as raised:
+            await tasks.update(task_id, b=2)
+        assert raised.value.ambiguous
+        assert orjson.loads(await redis.get(key_of(task_id)) or b"")["b"] == 2
+        proxy.arm(Cut(command="GET"))
+        again = await tasks.update(task_id, c=3)
+        assert again is not None
+        assert {"a", "b", "c"} <= again.fields.keys()

@@ -48,7 +48,8 @@ class ParkedRead:
         """Read all that is owed.
 
         Overdue is not dead. A stalled server will still answer, and has perhaps taken
-        an element for us: keep waiting. A server that answers but owes us has lost the
+        an element for us: keep waiting. So does a large element over a narrow link, as
+        long as something of it arrives. A server that answers but owes us has lost the
         link: UNBLOCK, one more grace, then give the connection up, whatever it says.
 
         Args:
@@ -59,13 +60,16 @@ class ParkedRead:
         """
         link = self._connections.gate.connect_time  # a slow one is not a dead one
         deadline = BLOCK + MARGIN + link
-        released = False
+        released, received = False, self._wire.received
         while self._wire.owed:
             with anyio.move_on_after(deadline) as scope:
                 await collect()
             if not scope.cancelled_caught:
                 continue
             deadline = BLOCK + MARGIN
+            before, received = received, self._wire.received
+            if received != before:
+                continue
             if await self._server_answers():
                 if released:
                     await self._give_up()

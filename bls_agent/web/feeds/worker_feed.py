@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Final
 
 import anyio
@@ -68,16 +68,11 @@ class WorkerFeed(SharedWatch):
 
     async def _watch_once(self) -> None:
         self._begin(await self._registry.alive())
-        outage: RedisUnavailableError | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._tell)
-            try:
+            with suppress(RedisUnavailableError):  # refused: the next first look tells
                 await self._follow_changes()
-            except RedisUnavailableError as error:  # not in a group of one
-                outage = error
             tasks.cancel_scope.cancel()
-        if outage is not None:
-            raise outage
 
     async def _follow_changes(self) -> None:
         watch = self._registry.watch(interval=INTERVAL, refreshes=True)

@@ -227,7 +227,7 @@ def _describe_worker(worker: Worker, late: float) -> JSONObject:
 
 
 def _later(seconds: float | None, late: float) -> float | None:
-    return None if seconds is None else max(0.0, seconds + late)
+    return None if seconds is None else round(max(0.0, seconds + late), 3)
 
 
 def _show_name(project: str) -> str:

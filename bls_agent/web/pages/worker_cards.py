@@ -97,7 +97,8 @@ def _figures_of(worker: Worker) -> list[tuple[str, str]]:
     """Say in a few figures what a heartbeat counts."""
     if worker.heartbeat is None:
         return []
-    told: dict[str, Any] = worker.heartbeat.to_dict()
+    read: dict[str, Any] = worker.heartbeat.to_dict()
+    told = {name: value for name, value in read.items() if name in worker.raw}
     found: list[tuple[str, str]] = []
     if "running_tasks" in told:
         most = f" / {told['max_tasks']}" if "max_tasks" in told else ""

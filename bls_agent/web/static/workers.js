@@ -175,9 +175,11 @@ function take(change) {
     filter();
     count();
   }
-  byId("away").hidden = !change.away;
+  const forbidden = change.away === "no_permission";
+  byId("forbidden").hidden = !forbidden;
+  byId("away").hidden = !away || forbidden;
   setText(byId("away-kind"), change.away ?? "");
-  showLink(change.away ? "away" : "live");
+  showLink(away && !forbidden ? "away" : "live");
   const main = byId("main");
   main.dataset.changes = String(Number(main.dataset.changes ?? 0) + 1);
 }

@@ -65,12 +65,15 @@ class Heartbeat:
     One process owns a key at a time; the owner's token stands beside it. A process that
     starts while another one lives under the same id is refused. What stands there
     without an owner, of a peer that knows no lease, is judged by its TTL. After a crash
-    the id is free when the lease has ended, after at most ``ttl`` seconds; ``"wait"`` is
-    for workers that a supervisor starts again at once.
+    the id is free at once for who is started again on the same machine, where the system
+    tells that the process is gone (Linux, same container); elsewhere when the lease has
+    ended, after at most ``ttl`` seconds: ``"wait"`` is for those who are started again
+    before that.
 
     While the event loop stands still for more than ``stall_after`` seconds the status is
     ``error``; used with plain ``with`` it beats in a thread of its own, and what the
-    program does meanwhile is not looked at.
+    program does meanwhile is not looked at. SIGTERM ends a program without leaving the
+    block unless it is handled: ``signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))``.
 
     Args:
         redis: A URL, a client of redis-py, a ``ProjectAgent``, or ``None`` for
@@ -324,7 +327,9 @@ class Heartbeat:
         error = life.verdict
         if isinstance(error, LeaseHeldError):
             if self._conflict == "wait" and error.remaining is not None:
-                logger.warning("no heartbeat is written, it is waited: %s", error)
+                logger.warning(
+                    "no heartbeat is written until its key is free: %s", error
+                )
                 return
             raise error
         if isinstance(error, WrongTypeError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import anyio
@@ -64,6 +64,11 @@ class PlainTries:
 
     until: float
     guarded: bool = True
+
+
+def _write(said: WorkerHeartbeat, status: WorkerStatus | None = None) -> bytes:
+    now = said.changed() if status is None else said.changed(status=status)
+    return now.to_json().encode()
 
 
 def _nobody(_: str) -> bool:
@@ -130,22 +135,19 @@ class Life:
         self._told_overwritten = False
 
     def value(self, status: WorkerStatus | None = None) -> bytes:
-        """Write what is to be said, as of now.
+        """Write what is to be said, as of now; from any thread.
 
         Args:
             status: Said instead of its own.
         """
-        said = self._say().changed()
-        if status is not None:
-            said = replace(said, status=status)
-        return said.to_json().encode()
+        return _write(self._say(), status)
 
     def ask(self) -> Run:
         """Ask for the next beat."""
-        value = self.value()
-        self._status_sent = self._say().status
+        said = self._say()
+        self._status_sent = said.status
         true = self._status_sent is self._status_written
-        return self.claim.ask(value, true=true, dead=self._dead)
+        return self.claim.ask(_write(said), true=true, dead=self._dead)
 
     def ask_plainly(self) -> Request:
         """Ask for the next beat where no script may be run."""
@@ -240,7 +242,7 @@ class Life:
             self.verdict = error
             self.judged.set()
         elif error is not None and standing is not self._told:
-            logger.warning("no heartbeat is written, it is waited: %s", error)
+            logger.warning("no heartbeat is written until its key is free: %s", error)
         elif error is None and self._told is not Standing.OURS:
             logger.info("the heartbeat %r is ours now", key)
         if answer.what != "late":

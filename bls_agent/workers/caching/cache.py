@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, Final, ParamSpec, Self, TypeVar, cast, overload
+from typing import Any, ClassVar, Final, ParamSpec, TypeVar, cast, overload
 from weakref import WeakValueDictionary
 
 import anyio
 
-from bls_agent.access import Access
+from bls_agent.access import Access, Store
 from bls_agent.errors import ConfigurationError
 from bls_agent.forking import register
 from bls_agent.loop_thread import refuse_in_event_loop, wait_for
@@ -20,10 +19,10 @@ from bls_agent.workers.caching.async_calls import AsyncCalls
 from bls_agent.workers.caching.availability import Availability
 from bls_agent.workers.caching.cached_function import FUNC_CACHE, CachedFunction
 from bls_agent.workers.caching.clearing import clear_all, clear_one
+from bls_agent.workers.caching.closures import Closures
 from bls_agent.workers.caching.counts import CacheStats, Counts
 from bls_agent.workers.caching.decorating import (
     CacheDecorator,
-    check_new,
     declare,
     is_async,
     mark,
@@ -45,7 +44,7 @@ LOOK_AGAIN: Final = 0.005  # seconds
 TTL: Final = float(FUNC_CACHE.ttl or 0)  # the contract's: an hour
 
 
-class FunctionCache:
+class FunctionCache(Store):
     """Keeps results of functions in Redis, for all processes that call them.
 
     ::
@@ -63,6 +62,8 @@ class FunctionCache:
     open.
     """
 
+    client_name: ClassVar[str] = "bls-agent:cache"
+
     def __init__(self, redis: object = None, *, timeout: float = 0.5) -> None:
         """Remember where to; nothing is opened or read yet.
 
@@ -75,7 +76,7 @@ class FunctionCache:
             ConfigurationError: ``redis`` is none of these, or ``timeout`` no time.
         """
         self._timeout = check_seconds("timeout", timeout)
-        self._access = Access(redis, "bls-agent:cache", timeout=timeout)
+        super().__init__(redis, timeout=timeout)
         self._others = Access(redis, "bls-agent:cache-lock", timeout=CLEAR_TIMEOUT)
         self._availability = Availability()
         self._async = AsyncCalls(
@@ -87,21 +88,11 @@ class FunctionCache:
         self._counts = Counts()
         self._functions: WeakValueDictionary[str, CachedFunction]
         self._functions = WeakValueDictionary()
+        self._closures = Closures()
         self._clock: Callable[[], float] = time.time  # noqa: TID251 - the outermost place
 
     def __repr__(self) -> str:
         return f"FunctionCache({self._access.shown!r}, timeout={self._timeout:g})"
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Close the connections of this event loop, and those for plain functions.
@@ -240,7 +231,7 @@ class FunctionCache:
         return decorate if function is None else decorate(function)
 
     def _wrap(self, declared: CachedFunction) -> Callable[..., Any]:
-        check_new(declared, self._functions.get(declared.name))
+        self._closures.check(declared, self._functions.get(declared.name))
         self._functions[declared.name] = declared
         register(self)
         function = declared.function

@@ -32,6 +32,15 @@ FUNC_CACHE: Final = KEYS["func_cache"]
 REMIND_EVERY: Final = 60.0  # seconds between two warnings of one function's failures
 FOR_EVER: Final = -1  # what PTTL says of a key without an end
 
+_REMEDIES: Final = {
+    "too_large": "raise size_limit=…, or cache less",
+    "dump": "the function dump=… must take every result",
+}
+_REMEDY: Final = (
+    "JSON would not return it as it is: give dump=… and load=…, which turn it into "
+    "JSON's own types and back"
+)
+
 
 class Found(NamedTuple):
     """What stands under a key.
@@ -93,7 +102,7 @@ class CachedFunction:
         """Say once and for all how its keys begin."""
         self._prefix = FUNC_CACHE.build(func=self.name, key="0")[:-1]
         self._told_unstorable = False
-        self._told_raising_at = -inf
+        self._said_at: dict[str, float] = {}
 
     def key_of(self, args: Sequence[object], kwargs: dict[str, Any]) -> str | None:
         """Give the key for a call, or ``None`` if the function cannot be called so.
@@ -195,12 +204,8 @@ class CachedFunction:
         if self._told_unstorable:
             return
         self._told_unstorable = True
-        remedy = (
-            "raise size_limit=…, or cache less"
-            if error.reason == "too_large"
-            else "give dump=… and load=…, which turn it into JSON's own types and back"
-        )
-        text = "%s: a result is given but not cached, JSON would not return it as it is (%s); %s"
+        remedy = _REMEDIES.get(error.reason, _REMEDY)
+        text = "%s: a result is given but not cached (%s); %s"
         logger.warning(text, self.name, error, remedy)
 
     def is_due(self, left: float) -> bool:
@@ -214,7 +219,14 @@ class CachedFunction:
 
     def say_raised(self, error: BaseException, consequence: str) -> None:
         """Tell the host's log of an exception that no caller gets, once a minute."""
+        self._say("raised", "%s raised %r: %s", self.name, error, consequence)
+
+    def say_wrong_type(self, error: WrongTypeError) -> None:
+        """Tell the host's log of a key that is not ours, once a minute."""
+        self._say("type", "%s: a result is not cached: %s", self.name, error)
+
+    def _say(self, topic: str, text: str, *arguments: object) -> None:
         now = time.monotonic()
-        if now - self._told_raising_at >= REMIND_EVERY:
-            self._told_raising_at = now
-            logger.warning("%s raised %r: %s", self.name, error, consequence)
+        if now - self._said_at.get(topic, -inf) >= REMIND_EVERY:
+            self._said_at[topic] = now
+            logger.warning(text, *arguments)

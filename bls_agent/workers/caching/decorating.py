@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
-from types import FunctionType
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from bls_agent.daemon_threads import is_coroutine_function
@@ -18,7 +16,6 @@ from bls_agent.workers.caching.policy import Policy
 
 __all__ = [
     "CacheDecorator",
-    "check_new",
     "declare",
     "is_async",
     "mark",
@@ -72,10 +69,10 @@ def _check_kind(function: object) -> None:
         raise ConfigurationError("function", shown, rule, remedy)
     if not callable(function) or isinstance(function, type):
         raise ConfigurationError("function", shown, "what is cached is a function")
-    called = function
-    if not isinstance(function, FunctionType | partial):  # an object with __call__
-        called = getattr(type(function), "__call__", function)  # noqa: B004 - to look at
-    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+    called: tuple[Any, ...] = (function, getattr(type(function), "__call__", None))  # noqa: B004 - to look at
+    if any(map(inspect.isgeneratorfunction, called)) or any(
+        map(inspect.isasyncgenfunction, called)
+    ):
         shown = getattr(function, "__qualname__", shown)
         rule = "a generator has no result to keep"
         raise ConfigurationError("function", shown, rule, "Return a list.")
@@ -94,28 +91,6 @@ def _name_of(function: Callable[..., Any]) -> str:
             "function", shown or type(function).__qualname__, rule, "Give it name=…"
         )
     return qualified_name(function)
-
-
-def check_new(declared: CachedFunction, other: CachedFunction | None) -> None:
-    """Refuse a closure that would share its results with a living twin.
-
-    Raises:
-        ConfigurationError: Two functions made by the same lines see different
-            variables, and have one name.
-    """
-    if other is None:
-        return
-    code = getattr(declared.function, "__code__", None)
-    if code is None or code is not getattr(other.function, "__code__", None):
-        return  # a module that was loaded again
-    mine, its = (getattr(f.function, "__closure__", None) for f in (declared, other))
-    if [id(cell.cell_contents) for cell in mine or ()] != [
-        id(cell.cell_contents) for cell in its or ()
-    ]:
-        rule = "two functions with different variables around them share no results"
-        raise ConfigurationError(
-            "name", declared.name, rule, "Give each its own name=…"
-        )
 
 
 def mark(

@@ -16,6 +16,7 @@ from bls_agent.background import start_background
 from bls_agent.backoff import Backoff
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.lease import Lease
+from bls_agent.wire import Wire
 from bls_agent.workers.caching.cached_function import CachedFunction, Found
 from bls_agent.workers.caching.station import Station
 
@@ -38,7 +39,8 @@ class FleetLock:
         self._function = function
         self._key = key
         self._lease: Lease | None = None  # made in the station's loop
-        self._wire = AsyncExitStack()  # which stays open as long as it is ours
+        self._wire: Wire | None = None
+        self._way = AsyncExitStack()  # to the wire, which stays as long as it is ours
         self._had = False
         self._renewing: asyncio.Task[None] | None = None
 
@@ -67,7 +69,10 @@ class FleetLock:
         """Take the lock if nobody has it; ``None`` if Redis does not tell."""
         try:
             with anyio.fail_after(self._station.timeout):
-                lease = self._lease or await self._make_lease()
+                wire, lease = await self._prepare()
+            if not wire.connected and not await self._connect(wire):
+                return None
+            with anyio.fail_after(self._station.timeout):
                 ours = await lease.acquire()
         except (RedisUnavailableError, TimeoutError) as error:
             self._failed(error)
@@ -78,11 +83,28 @@ class FleetLock:
             self._renewing = start_background(renew, "bls-agent-cache-lock")
         return ours
 
-    async def _make_lease(self) -> Lease:
-        way = self._station.wire_to(self._key)
-        wire = await self._wire.enter_async_context(way)
-        self._lease = Lease(wire, self._key, self._function.policy.lock_ttl)
-        return self._lease
+    async def _prepare(self) -> tuple[Wire, Lease]:
+        if self._wire is None:
+            way = self._station.wire_to(self._key)
+            self._wire = await self._way.enter_async_context(way)
+        if self._lease is None:
+            ttl = self._function.policy.lock_ttl
+            self._lease = Lease(self._wire, self._key, ttl)
+        return self._wire, self._lease
+
+    async def _connect(self, wire: Wire) -> bool:
+        """Wait for a connection; where it takes longer, it is there for the next one."""
+        import asyncio  # noqa: PLC0415, TID251 - waits for a task without cancelling it
+
+        async def connect() -> None:
+            try:
+                await wire.open()
+            except RedisUnavailableError as error:
+                self._failed(error)
+
+        task = start_background(connect, "bls-agent-cache-connect")
+        await asyncio.wait([task], timeout=self._station.timeout)
+        return wire.connected
 
     def _failed(self, error: Exception) -> None:
         self._function.counts.add("redis_failures")
@@ -106,7 +128,7 @@ class FleetLock:
         except (RedisUnavailableError, TimeoutError) as error:
             self._failed(error)  # it ends by itself
         finally:
-            await self._wire.aclose()
+            await self._way.aclose()
 
 
 async def _renew(lease: Lease) -> None:

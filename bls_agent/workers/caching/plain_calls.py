@@ -73,7 +73,7 @@ class PlainCalls:
     ) -> Any:
         """Give the stored result, or compute it, or wait for who computes it."""
         run = partial(function.function, *args, **kwargs)
-        if sys.is_finalizing():  # in a finaliser: there are no threads any more
+        if sys.is_finalizing() or SHARED_LOOP.is_here:  # in a finaliser, at any time
             return run()
         key = function.key_of(args, kwargs)
         if key is None:
@@ -153,7 +153,7 @@ class PlainCalls:
                 return Outcome(other.value, other.payload, computed=False)
             return self._run(function, key, run, found, lock)
         finally:
-            self._begin(lock.leave)
+            self._leave(lock)
 
     def _run(
         self,
@@ -220,8 +220,6 @@ class PlainCalls:
     def _read(self, function: CachedFunction, key: str) -> Found:
         try:
             station = self._find_station()
-            if station is None:
-                return UNKNOWN
             requests = function.questions(key)
             submit = partial(_submit, station)
             if not station.may_ask(function, requests, submit):
@@ -244,12 +242,10 @@ class PlainCalls:
             return
         station.check_written(function, replies)
 
-    def _find_station(self) -> Station | None:
+    def _find_station(self) -> Station:
         station = self._station
         if station is None:
             thread = SHARED_LOOP.find()
-            if thread.is_here:
-                return None  # whoever waits here waits for himself
             station = self._station = thread.call(self._make_station)
             # Who lets go of a cache does not have to close it: the loop goes on.
             close = partial(_close, thread, station, self._access, self._locks)
@@ -288,6 +284,14 @@ class PlainCalls:
             return self._do(lock.enter)
         except RedisUnavailableError:  # the interpreter ends
             return None
+
+    def _leave(self, lock: FleetLock) -> None:
+        """Let the next one in; waits for it, because the program may end with the call."""
+        from concurrent.futures import wait  # noqa: PLC0415 - comes with asyncio
+
+        leaving = self._begin(lock.leave)
+        if not self._availability.away:
+            wait([leaving], self._timeout + SLACK)
 
     def _do(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return result_of(self._begin(function))

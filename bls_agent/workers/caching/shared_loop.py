@@ -25,6 +25,11 @@ class _SharedLoop:
         self._thread: LoopThread | None = None
         self.workers = HandlerThreads()
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller runs in the thread itself: who waits would wait for himself."""
+        return self._thread is not None and self._thread.is_here
+
     def find(self) -> LoopThread:
         """Give the thread.
 

@@ -96,7 +96,7 @@ class Station:
         try:
             return function.understand(key, replies)
         except WrongTypeError as error:
-            self.availability.refused(error)
+            function.say_wrong_type(error)
         except RedisUnavailableError as error:
             function.counts.add("redis_failures")
             self.availability.refused(error)

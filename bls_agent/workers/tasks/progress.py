@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import date
-from types import TracebackType
-from typing import Any, ClassVar, Final, Self, cast
+from typing import Any, ClassVar, Final, cast
 
-from bls_agent.access import Access
+from bls_agent.access import Store
 from bls_agent.endpoint import Argument, Reply
 from bls_agent.errors import (
     ConfigurationError,
@@ -64,7 +63,7 @@ class BacktestProgress(TaskKeys):
         return await self._put(task_id, status, {"progress": progress, **fields})
 
 
-class SyncProgress:
+class SyncProgress(Store):
     """Which days of something are synced: a set of dates, ``{type}_update_{code}``.
 
     The set lives for thirty days from the last :meth:`add`. Works with and without
@@ -77,38 +76,7 @@ class SyncProgress:
     a :class:`~bls_agent.ConfigurationError`, so that no two names share a set.
     """
 
-    def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
-        """Remember where Redis is; nothing is opened yet.
-
-        Args:
-            redis: A URL, a client of redis-py or a ``ProjectAgent``. Default:
-                ``BLS_REDIS_URL``, read at the first request.
-            timeout: Deadline of one request in seconds.
-
-        Raises:
-            ConfigurationError: ``redis`` is none of these, or ``timeout`` no time.
-        """
-        self._access = Access(redis, "bls-progress", timeout=timeout)
-
-    def __repr__(self) -> str:
-        return f"<SyncProgress {self._access.shown}>"
-
-    async def __aenter__(self) -> Self:
-        """Open nothing: the first request does."""
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the connection."""
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Close the connection of this event loop; the next request opens it again."""
-        await self._access.aclose()
+    client_name: ClassVar[str] = "bls-progress"
 
     async def add(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the contract's name
         """Note days as synced; the set lives for thirty days from now.
@@ -133,7 +101,11 @@ class SyncProgress:
         key, ttl = _key(type, code), KEYS["sync_progress"].ttl
         runs = [(cast("int", ttl), *part) for part in _portions(dates)]
         async with self._access.wires.to(key) as wire:
-            return _sum(key, await ADD_MEMBERS.run_each(wire, [key], runs))
+            try:
+                replies = await ADD_MEMBERS.run_each(wire, [key], runs)
+            except RedisUnavailableError as error:
+                raise _as_wrong_type(error, key) from error
+        return _sum(key, replies)
 
     async def remove(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the contract's name
         """Take days out, so that they count as missing; the others live on as before.

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, ClassVar, Final, Self, cast
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar, Final, cast
+from weakref import WeakKeyDictionary
 
 import anyio
 
-from bls_agent.access import Access
+from bls_agent.access import Store
 from bls_agent.endpoint import Argument, Reply
 from bls_agent.errors import (
     RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
+from bls_agent.keyed_wires import KeyedWires
 from bls_agent.keys import KEYS, KeyTemplate
 from bls_agent.scripts import PUT_TEXT, SWAP_TEXT, Script
 from bls_agent.workers.tasks.task_records import Task, change_task, encode_task
@@ -32,47 +34,21 @@ def _now() -> float:
     return time.time()  # noqa: TID251 - the outermost place
 
 
-class TaskKeys:
+class TaskKeys(Store):
     """One kind of key of tasks, by its row in the table of keys.
 
     Attributes:
         kind: The row.
     """
 
+    client_name: ClassVar[str] = "bls-tasks"
     kind: ClassVar[str] = ""
 
     def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
-        """Remember where Redis is; nothing is opened yet.
-
-        Args:
-            redis: A URL, a client of redis-py or a ``ProjectAgent``. Default:
-                ``BLS_REDIS_URL``, read at the first request.
-            timeout: Deadline of one request in seconds.
-
-        Raises:
-            ConfigurationError: ``redis`` is none of these, or ``timeout`` no time.
-        """
-        self._access = Access(redis, "bls-tasks", timeout=timeout)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._access.shown}>"
-
-    async def __aenter__(self) -> Self:
-        """Open nothing: the first request does."""
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the connection."""
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Close the connection of this event loop; the next request opens it again."""
-        await self._access.aclose()
+        """Remember where Redis is, as every store does; nothing is opened yet."""
+        super().__init__(redis, timeout=timeout)
+        self._turns: WeakKeyDictionary[KeyedWires, dict[str, anyio.Lock]]
+        self._turns = WeakKeyDictionary()
 
     async def get(self, task_id: str) -> Task | None:
         """Read what is said of a task.
@@ -157,6 +133,24 @@ class TaskKeys:
     async def _change(self, task_id: str, changes: Mapping[str, Any]) -> Task | None:
         """Look, change, and write if nobody else has written meanwhile; else again."""
         key = self._row.locate(task_id=task_id)
+        async with self._turn(key):
+            return await self._change_in_turn(task_id, key, changes)
+
+    @asynccontextmanager
+    async def _turn(self, key: str) -> AsyncGenerator[None]:
+        """Let one change of a key after the other go: they would be in each other's way."""
+        turns = self._turns.setdefault(self._access.wires, {})
+        lock = turns.setdefault(key, anyio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked():  # else it is somebody else's turn
+                turns.pop(key, None)
+
+    async def _change_in_turn(
+        self, task_id: str, key: str, changes: Mapping[str, Any]
+    ) -> Task | None:
         async with self._access.wires.to(key) as wire:
             try:
                 seen: bytes | None = await wire.read("GET", _encode(key))

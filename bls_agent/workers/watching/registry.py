@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from types import TracebackType
-from typing import Final, Self
+from typing import ClassVar, Final, TypeVar
 
 import anyio
 import anyio.lowlevel
 
-from bls_agent.access import Access
+from bls_agent.access import Store
 from bls_agent.backoff import Backoff
+from bls_agent.claim import ttl_of
 from bls_agent.endpoint import Reply, Request
 from bls_agent.errors import (
     ConfigurationError,
@@ -28,20 +28,24 @@ from bls_agent.workers.watching.worker import HEARTBEATS, LARGEST, Worker, find_
 
 __all__ = ["WorkerRegistry"]
 
+T = TypeVar("T")
+
 TOGETHER: Final = 250  # workers in one write
+LEASE: Final = 255  # bytes of a lease that are read
 LARGE: Final = 65_536  # bytes of values that are read before the host gets its turn
 NO_KEY: Final = -2  # what PTTL says
 NO_TTL: Final = -1
 
 
-class WorkerRegistry:
+class WorkerRegistry(Store):
     """Finds the workers of a fleet by their heartbeats; never writes.
 
     Works with and without ``async with``; close it with :meth:`aclose` when it was used
     without. Several tasks may ask and watch at once.
 
-    It needs SCAN, and GETRANGE and PTTL of the heartbeats' keys. Heartbeats that may not
-    be read are left out; if that is so for all of them it raises.
+    It needs SCAN, GETRANGE and PTTL of the heartbeats' keys, and GETRANGE of the leases
+    beside them, which tell of other TTLs than the contract's. Heartbeats that may not be
+    read are left out; if that is so for all of them it raises.
 
     Args:
         redis: URL, client of redis-py or a ``ProjectAgent``. Default: ``BLS_REDIS_URL``,
@@ -52,29 +56,7 @@ class WorkerRegistry:
         ConfigurationError: The URL, the client or the time cannot be used.
     """
 
-    def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
-        """Remember where Redis is; nothing is opened yet."""
-        self._access = Access(redis, "bls-workers", timeout=timeout)
-
-    def __repr__(self) -> str:
-        return f"<WorkerRegistry {self._access.shown}>"
-
-    async def __aenter__(self) -> Self:
-        """Open nothing: the first request does."""
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the connection."""
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Close the connection; the next request opens it again."""
-        await self._access.aclose()
+    client_name: ClassVar[str] = "bls-workers"
 
     async def alive(
         self, kind: type[WorkerHeartbeat] | str | None = None
@@ -237,7 +219,23 @@ async def _look(
         await anyio.lowlevel.checkpoint()
     if refused and len(refused) == len(keys):
         raise refused[0]
-    return seen
+    return seen | await _judge_by_leases(wires, seen)
+
+
+async def _judge_by_leases(
+    wires: KeyedWires, seen: Mapping[bytes, Worker]
+) -> dict[bytes, Worker]:
+    """Look again at who seems stale: its owner may have told another TTL in the lease."""
+    doubtful = [(k, one) for k, one in seen.items() if one.stale or one.age is None]
+    judged: dict[bytes, Worker] = {}
+    for part in _parts([(k, one) for k, one in doubtful if one.ttl is not None]):
+        requests = [("GETRANGE", worker.owner_key, 0, LEASE) for _, worker in part]
+        leases = await wires.read_many(requests)
+        for (key, worker), lease in zip(part, leases, strict=True):
+            told = ttl_of(lease)
+            if told is not None:
+                judged[key] = worker.judged(told)
+    return judged
 
 
 def _refusal_in(left: Reply, value: Reply) -> RedisUnavailableError | None:
@@ -251,6 +249,6 @@ def _refusal_in(left: Reply, value: Reply) -> RedisUnavailableError | None:
     return None
 
 
-def _parts(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    for begin in range(0, len(keys), TOGETHER):
-        yield keys[begin : begin + TOGETHER]
+def _parts(things: Sequence[T]) -> Iterator[Sequence[T]]:
+    for begin in range(0, len(things), TOGETHER):
+        yield things[begin : begin + TOGETHER]

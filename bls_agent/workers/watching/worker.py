@@ -9,7 +9,8 @@ from typing import Any, Final, Self
 
 from bls_agent.codec import cut_text, decode_object
 from bls_agent.errors import DecodeError
-from bls_agent.keys import KeyTemplate
+from bls_agent.keys import OWNER, KeyTemplate
+from bls_agent.names import place_beside
 from bls_agent.workers.heartbeats import KINDS, WorkerHeartbeat, parse_heartbeat_data
 from bls_agent.workers.schema import ROWS
 
@@ -47,7 +48,10 @@ class Worker:
         raw: What it says, of whatever form: always a dict, see
             :func:`~bls_agent.workers.parse_heartbeat_data`.
         age: Seconds since it was refreshed, by the server's clock: what its TTL is short
-            of the contract's. ``None`` if nobody can tell: no TTL, or a longer one.
+            of the one it is given: the contract's, or what its lease says. ``None`` if
+            nobody can tell: no TTL, or a longer one. A peer without a lease that gives a
+            shorter one looks old to a single look; a watch learns which TTL it gives as
+            soon as it sees a refresh.
         ttl: Seconds until the key expires; ``None`` if it does not.
         stale: Whether it was not refreshed for half of its TTL.
         problem: What is wrong with its key, in one word, or ``""``: ``wrong_type`` (the
@@ -111,6 +115,12 @@ class Worker:
     def row_ttl(self) -> float:
         """Seconds that a heartbeat of this kind lives by its contract."""
         return float(HEARTBEATS[self.kind].ttl or 0)
+
+    @property
+    def owner_key(self) -> bytes:
+        """The key of the lease beside its key, as Redis knows it."""
+        key = OWNER.locate(place=place_beside(self.key))
+        return key.encode("utf-8", "surrogateescape")
 
     def judged(self, given: float) -> Self:
         """Give the same, its age as if its key had been written with this TTL."""
