@@ -51,7 +51,7 @@ class _Pools:
     def _find_here(self) -> dict[object, HeartbeatPool]:
         pools = self._by_loop.find()
         if pools is None:
-            pools = {}
+            pools = dict[object, HeartbeatPool]()
             for left in self._by_loop.keep(pools):
                 for pool in left.values():
                     pool.bury()

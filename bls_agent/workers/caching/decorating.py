@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FunctionType
-from typing import Any, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast
 
 from bls_agent.daemon_threads import is_coroutine_function
 from bls_agent.errors import ConfigurationError
@@ -71,11 +71,11 @@ def _check_kind(function: object) -> None:
         raise ConfigurationError("function", shown, rule, remedy)
     if not callable(function) or isinstance(function, type):
         raise ConfigurationError("function", shown, "what is cached is a function")
-    called = function
+    called: object = cast("object", function)
     if not isinstance(function, FunctionType | partial):  # an object with __call__
-        called = getattr(type(function), "__call__", function)  # noqa: B004 - to look at
+        called = type(function).__call__
     if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
-        shown = getattr(function, "__qualname__", shown)
+        shown = str(getattr(cast("object", function), "__qualname__", shown))
         rule = "a generator has no result to keep"
         raise ConfigurationError("function", shown, rule, "Return a list.")
 

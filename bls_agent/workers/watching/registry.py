@@ -158,9 +158,10 @@ class WorkerRegistry(Store):
 def _kinds_of(kind: type[WorkerHeartbeat] | str | None) -> Mapping[str, KeyTemplate]:
     if kind is None:
         return HEARTBEATS
-    row = kind if isinstance(kind, str) else getattr(kind, "kind", None)
-    if isinstance(row, str) and row in HEARTBEATS:
-        return {row: HEARTBEATS[row]}
+    named = kind if isinstance(kind, str) else getattr(kind, "kind", None)
+    for row in (named, f"{named}_heartbeat"):
+        if isinstance(row, str) and row in HEARTBEATS:
+            return {row: HEARTBEATS[row]}
     rule = f"one of {', '.join(HEARTBEATS)}, or a class of heartbeats"
     raise ConfigurationError("kind", kind, rule)
 
