@@ -65,8 +65,8 @@ class WorkerRegistry(Store):
 
         Args:
             kind: A class of heartbeats, the name of a row such as
-                ``"backtest_worker_heartbeat"``, or ``None`` for every kind of contract
-                001.
+                ``"backtest_worker_heartbeat"`` (its end may be left out), or ``None`` for
+                every kind of contract 001.
 
         Returns:
             Sorted by kind and id.
