@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 from redis.asyncio import Redis
 
 from bls_agent.devserver import DevServer
 from bls_agent.errors import RedisUnavailableError
+from bls_agent.testing.chaos import Direction, FaultProxy, Late
 from bls_agent.workers import FunctionCache
 from tests.harness import eventually, execute, url_with_rights
 
@@ -309,3 +312,35 @@ async def test_a_cancelled_caller_does_not_cut_the_connection(
             assert await asyncio.gather(*calls[1::2]) == list(range(1, 20, 2))
         made = (await admin.info("stats"))["total_connections_received"]
         assert made <= 4
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_cleared_while_a_result_is_on_its_way(
+    own_server: DevServer, *, plain: bool
+) -> None:
+    """What was computed before is not there afterwards, however late it arrives."""
+    source = "old"
+
+    async def load() -> str:
+        return source
+
+    def load_plainly() -> str:
+        return source
+
+    async with FaultProxy(own_server.url) as proxy:
+        cache = FunctionCache(proxy.url, timeout=5)
+        function: Any = load_plainly if plain else load
+        give = cache.cached(ttl=60, name="late")(function)
+
+        async def ask() -> Any:
+            return await (anyio.to_thread.run_sync(give) if plain else give())
+
+        late = proxy.arm(Late(direction=Direction.REQUESTS, command="SET", seconds=0.3))
+        first = asyncio.create_task(ask())
+        await eventually(lambda: late.fired == 1)
+        source = "new"
+        await cache.clear(give)
+        assert await ask() == "new"  # nor is it given to who asks from now on
+        assert await first == "old"
+        assert await ask() == "new"
+        await cache.aclose()

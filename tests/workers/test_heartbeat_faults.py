@@ -440,3 +440,32 @@ def test_a_loop_that_ends_under_it_leaves_no_key(own_server: DevServer) -> None:
         assert time.monotonic() - began < 0.5 + SHORT["timeout"]
         with BlockingRedis.from_url(own_server.url, protocol=2) as client:
             assert client.keys("backtest:worker:*") == []
+
+
+@pytest.mark.parametrize("phase", ["opening", "closing"])
+async def test_cancelled_at_any_time(
+    own_server: DevServer, admin: Redis, phase: str
+) -> None:
+    """While it is opened or closed: no key, no task and no pool is left."""
+    before = asyncio.all_tasks()
+    for turns in range(25):
+        said = BacktestWorkerHeartbeat.create(f"回测-{turns}")
+        begun = asyncio.Event()
+
+        async def work(
+            said: BacktestWorkerHeartbeat = said, begun: asyncio.Event = begun
+        ) -> None:
+            if phase == "opening":
+                begun.set()
+            async with Heartbeat(own_server.url, said, timeout=2.0) as beat:
+                await beat.ready(5)
+                begun.set()
+
+        task = asyncio.create_task(work())
+        await begun.wait()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task], timeout=5.0)
+        await eventually(lambda: asyncio.all_tasks() <= before, 5.0)
+        assert await admin.exists(said.key) == 0

@@ -349,8 +349,10 @@ class Heartbeat:
             return
         self._life = self._pool = None
         with anyio.CancelScope(shield=True):
-            await pool.end(life)
-            await POOLS.leave(pool)
+            try:
+                await pool.end(life)
+            finally:  # no scope is a shield against Task.cancel()
+                await POOLS.leave(pool)
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
         if getattr(self, "_life", None) is not None:

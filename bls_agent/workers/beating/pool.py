@@ -175,18 +175,21 @@ class HeartbeatPool:
         self._wakeup.set()
         with anyio.move_on_after(self._timeout + GRACE):
             await life.ended.wait()
+        life.ended.set()  # who is cancelled here has not given up: winding up sees to it
         if life in self._ending:
             self._ending.remove(life)
 
     async def aclose(self) -> None:
         """End the task and close the connection."""
         self._closing = True
-        if self._watch is not None:
-            with anyio.move_on_after(GRACE):
-                await self._watch.end()
-        if self._task is not None:
-            self._task.cancel()
-            await self._ended.wait()
+        try:
+            if self._watch is not None:
+                with anyio.move_on_after(GRACE):
+                    await self._watch.end()
+        finally:
+            if self._task is not None:
+                self._task.cancel()
+                await self._ended.wait()
 
     async def _run(self) -> None:
         self._wakeup.bind()
@@ -210,15 +213,14 @@ class HeartbeatPool:
 
     async def _wind_up(self) -> None:
         """Remove what nobody will remove any more, and close the connection."""
-        if not self._closing:  # else whoever wanted an end has seen it or given up
-            lives = list(self.lives.values())
-            if lives:
-                logger.warning("the task of the heartbeats was cancelled and has ended")
+        lives = list(self.lives.values())
+        if lives and not self._closing:
+            logger.warning("the task of the heartbeats was cancelled and has ended")
             for life in lives:
                 self.drop(life)
             self._ending += lives
-            with anyio.move_on_after(self._timeout + GRACE):
-                await self._end_those()
+        with anyio.move_on_after(self._timeout + GRACE):
+            await self._end_those()
         await self._writer.aclose()
 
     async def _wait(self) -> None:
@@ -264,7 +266,7 @@ class HeartbeatPool:
             if ending:
                 await self._writer.end(ending)
         except BaseException:  # somebody waits: winding up is not too late for them
-            self._ending = [*ending, *self._ending]
+            self._ending += [life for life in ending if not life.ended.is_set()]
             raise
 
     def _take_due(self) -> list[Life]:

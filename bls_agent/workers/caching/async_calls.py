@@ -78,9 +78,10 @@ class AsyncCalls:
             return await function.function(*args, **kwargs)
         station, flights = self._find_here()
         while True:
-            flight = flights.get(key)
+            course = function.course(key)
+            flight = flights.get(course)
             if flight is None:
-                flight = flights.announce(key)
+                flight = flights.announce(course)
                 run = partial(function.function, *args, **kwargs)
                 await _look(flights, flight, _Job(station, function, key, run))
             if flight.outcome is not None:
@@ -106,14 +107,14 @@ async def _look(flights: Flights, flight: Flight, job: _Job) -> None:
     flight.outcome = Outcome(found.value, found.payload, computed=False, hit=True)
     flights.land(flight)
     if job.function.policy.early and job.function.is_due(found.left):
-        early = flights.announce_early(job.key)
+        early = flights.announce_early(job.function.course(job.key))
         if early is not None:
             flights.begin(early, partial(_compute_early, job))
 
 
 async def _compute_or_join(flights: Flights, job: _Job, found: Found) -> Outcome:
     """Compute, unless the old value has ended while a new one is being computed."""
-    early = flights.early.get(job.key)
+    early = flights.early.get(job.function.course(job.key))
     outcome = None if early is None else await flights.join(early)
     return outcome or await _compute(job, found)
 
@@ -165,7 +166,8 @@ async def _run(job: _Job, found: Found, lock: FleetLock | None) -> Outcome:
             raise
         return Outcome(error=error)  # the function's own
     outcome = conclude(function, value)
-    may_store = found.writable and generation == function.generation
-    if outcome.payload is not None and may_store and not (lock and lock.lost):
-        await job.station.write(function, job.key, outcome.payload)
+    with function.storing(generation) as may_store:
+        wanted = may_store and found.writable and not (lock and lock.lost)
+        if wanted and outcome.payload is not None:
+            await job.station.write(function, job.key, outcome.payload)
     return outcome

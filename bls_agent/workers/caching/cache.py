@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, ParamSpec, TypeVar, cast, overload
 from weakref import WeakValueDictionary
 
+import anyio
+
 from bls_agent.access import Access, Store
 from bls_agent.errors import ConfigurationError
 from bls_agent.forking import register
@@ -37,6 +39,8 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 CLEAR_TIMEOUT: Final = 5.0  # seconds for one request: who clears wants it done
+SETTLED: Final = 0.5  # seconds beyond the timeout after which a write is surely over
+LOOK_AGAIN: Final = 0.005  # seconds
 TTL: Final = float(FUNC_CACHE.ttl or 0)  # the contract's: an hour
 
 
@@ -119,6 +123,7 @@ class FunctionCache(Store):
         self._counts.forget_parent()
         for function in list(self._functions.values()):
             function.counts.forget_parent()
+            function.writes.clear()
 
     @overload
     def cached(self, function: Callable[P, R], /) -> Callable[P, R]: ...
@@ -277,6 +282,7 @@ class FunctionCache(Store):
         """
         declared, args = unwrap(self, function, args)
         declared.generation += 1
+        await self._let_arrive(declared)
         try:
             if not args and not kwargs:
                 return await clear_all(self._others.wires, declared.name)
@@ -285,6 +291,13 @@ class FunctionCache(Store):
             return await clear_one(self._others.wires, key)
         finally:
             declared.generation += 1
+
+    async def _let_arrive(self, declared: CachedFunction) -> None:
+        """Wait for what is being written: on its own connection it might come later."""
+        under_way = declared.writes.copy()
+        with anyio.move_on_after(self._timeout + SETTLED):
+            while not under_way.isdisjoint(declared.writes.copy()):  # noqa: ASYNC110 - of all threads
+                await anyio.sleep(LOOK_AGAIN)
 
     @overload
     def clear_sync(self, function: Callable[..., Any], /) -> int: ...

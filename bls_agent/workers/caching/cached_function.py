@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -83,6 +84,7 @@ class CachedFunction:
         counts: How it has done.
         clock: Gives Unix seconds.
         generation: Grows when its entries are cleared.
+        writes: Results that are being written: who clears lets them arrive first.
     """
 
     name: str
@@ -94,6 +96,7 @@ class CachedFunction:
     counts: Counts
     clock: Callable[[], float]
     generation: int = 0
+    writes: set[object] = field(default_factory=set[object])
 
     def __post_init__(self) -> None:
         """Say once and for all how its keys begin."""
@@ -111,6 +114,20 @@ class CachedFunction:
             return self._prefix + self.arguments.digest(args, kwargs)
         except MisfitError:
             return None  # it says so better itself
+
+    def course(self, key: str) -> str:
+        """Name what may be waited for: not what was begun before the entries were cleared."""
+        return key if not self.generation else f"{key} {self.generation}"
+
+    @contextmanager
+    def storing(self, generation: int) -> Generator[bool]:
+        """Write a result, unless entries were cleared since this generation; says so."""
+        mine = object()
+        self.writes.add(mine)  # before the look: who clears looks the other way round
+        try:
+            yield generation == self.generation
+        finally:
+            self.writes.discard(mine)
 
     def questions(self, key: str) -> tuple[Request, ...]:
         """Give the requests that read an entry."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
-from types import FunctionType
 from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast
 
 from bls_agent.daemon_threads import is_coroutine_function
@@ -71,10 +69,10 @@ def _check_kind(function: object) -> None:
         raise ConfigurationError("function", shown, rule, remedy)
     if not callable(function) or isinstance(function, type):
         raise ConfigurationError("function", shown, "what is cached is a function")
-    called: object = cast("object", function)
-    if not isinstance(function, FunctionType | partial):  # an object with __call__
-        called = type(function).__call__
-    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+    called: tuple[Any, ...] = (function, getattr(type(function), "__call__", None))  # noqa: B004 - to look at
+    if any(map(inspect.isgeneratorfunction, called)) or any(
+        map(inspect.isasyncgenfunction, called)
+    ):
         shown = str(getattr(cast("object", function), "__qualname__", shown))
         rule = "a generator has no result to keep"
         raise ConfigurationError("function", shown, rule, "Return a list.")

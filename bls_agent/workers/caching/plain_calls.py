@@ -81,9 +81,14 @@ class PlainCalls:
         patient = not _runs_event_loop()
         while True:
             mine = _Flight()
-            flight = self._flights.setdefault(key, mine)
+            course = function.course(key)
+            flight = self._flights.setdefault(course, mine)
             if flight is mine:
-                return self._lead(function, key, run, mine, patient=patient)
+                try:
+                    return self._lead(function, key, run, mine, patient=patient)
+                finally:  # without an outcome one of those who wait takes over
+                    self._flights.pop(course, None)
+                    mine.over.set()
             if flight in COMPUTING.get():
                 function.counts.add("misses")
                 return run()
@@ -105,12 +110,8 @@ class PlainCalls:
         patient: bool,
     ) -> Any:
         """Find the value out for everybody who asks meanwhile."""
-        try:
-            outcome = self._find_or_compute(function, key, run, flight, patient=patient)
-            flight.outcome = outcome
-        finally:  # without an outcome one of those who wait takes over
-            self._flights.pop(key, None)
-            flight.over.set()
+        outcome = self._find_or_compute(function, key, run, flight, patient=patient)
+        flight.outcome = outcome
         return outcome.give(function)
 
     def _find_or_compute(
@@ -169,9 +170,10 @@ class PlainCalls:
         except Exception as error:  # noqa: BLE001 - it belongs to the callers
             return excuse(function, error, found)
         outcome = conclude(function, value)
-        may_store = found.writable and generation == function.generation
-        if outcome.payload is not None and may_store and not (lock and lock.lost):
-            self._write(function, key, outcome.payload)
+        with function.storing(generation) as may_store:
+            wanted = may_store and found.writable and not (lock and lock.lost)
+            if wanted and outcome.payload is not None:
+                self._write(function, key, outcome.payload)
         return outcome
 
     def _refresh(
