@@ -199,7 +199,7 @@ def worker_cells(
 def describe_worker(worker: Worker, **more: object) -> dict[str, Any]:
     """Describe a worker for programs; seconds, ``null`` for what nobody can tell."""
     told = {
-        "kind": kind_name(worker.kind),
+        "kind": worker.kind,
         "id": worker.id,
         "key": worker.key,
         "status": _status_of(worker),

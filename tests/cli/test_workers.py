@@ -199,6 +199,7 @@ async def test_json(bls: Bls, own_server: DevServer, admin: Redis) -> None:
     await plant(admin)
     ran = await bls("workers", "--json", url=own_server.url)
     told = [orjson.loads(line) for line in ran.out.splitlines()]
+    assert {one["kind"] for one in told} <= set(HEARTBEATS)  # as everywhere else
     assert [one["id"] for one in told] == ["列表", "执行-1", "回测-2", "回测-1"]
     assert [one["healthy"] for one in told] == [False, False, False, True]
     assert told[0]["problem"] == "wrong_type"

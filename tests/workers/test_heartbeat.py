@@ -30,6 +30,7 @@ from bls_agent import (
     RedisUnavailableError,
     WrongTypeError,
 )
+from bls_agent.devserver import DevServer
 from bls_agent.keys import OWNER
 from bls_agent.names import place_beside
 from bls_agent.workers import (
@@ -233,6 +234,29 @@ async def test_two_wait(redis_url: str, bare: Redis, said: Any) -> None:
         assert await bare.exists(said.key) == 1
         await winner.ready(0.0)
     assert await bare.exists(said.key) == 0
+
+
+async def test_one_that_waits_is_quick_and_quiet(
+    own_server: DevServer, admin: Redis, said: Any
+) -> None:
+    """It looks once a second, not once for each update; what it says then is the last."""
+
+    async def looks() -> int:
+        return int((await admin.info("commandstats"))["cmdstat_evalsha"]["calls"])
+
+    async with (
+        Heartbeat(own_server.url, said) as owner,
+        Heartbeat(own_server.url, said, conflict="wait") as waiter,
+    ):
+        before, began = await looks(), anyio.current_time()
+        for number in range(40):
+            waiter.update(running_tasks=number)
+            await anyio.lowlevel.checkpoint()
+            await looks()
+        assert await looks() - before <= 1 + anyio.current_time() - began
+        await owner.aclose()
+        await eventually(lambda: waiter.owned, 3.0)  # its interval is 10 s
+        assert json.loads(await admin.get(said.key) or b"")["running_tasks"] == 39
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,7 @@ async def test_everybody_is_found(own_server: DevServer, admin: Redis) -> None:
     [
         (BacktestWorkerHeartbeat, ["w-0", "w-1"]),
         ("backtest_worker_heartbeat", ["w-0", "w-1"]),
+        ("backtest_worker", ["w-0", "w-1"]),
         (TaskTimerHeartbeat, ["w-0"]),
         ("component_heartbeat", ["feed:1"]),
         ("process_heartbeat", ["4711"]),
@@ -111,7 +112,7 @@ async def test_everybody_is_found(own_server: DevServer, admin: Redis) -> None:
 async def test_one_kind_alone(
     own_server: DevServer, admin: Redis, kind: Any, ids: list[str]
 ) -> None:
-    """By its class or by the name of its row."""
+    """By its class or by the name of its row, with or without its end."""
     await plant(admin)
     async with WorkerRegistry(own_server.url) as registry:
         assert [worker.id for worker in await registry.alive(kind)] == ids

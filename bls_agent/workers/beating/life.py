@@ -16,6 +16,7 @@ from bls_agent.endpoint import Reply, Request
 from bls_agent.errors import (
     BlsError,
     LeaseHeldError,
+    RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
@@ -27,9 +28,11 @@ __all__ = ["HeartbeatCounts", "Life", "PlainTries"]
 logger = logging.getLogger(__name__)
 
 SOON: Final = 0.02  # seconds after somebody else's time is over
+LOOK_AGAIN: Final = 1.0  # seconds between two looks whether a taken key is free
 GUARD_AGAIN: Final = 60.0  # seconds until it is tried again whether scripts may be run
 
 # Redis 7 says of a script that may not run one of its commands that it is "refused".
+_RESTING: Final = (Standing.HELD, Standing.STANDS, Standing.WRONG_TYPE)
 _NO_SCRIPTS: Final = ("no_permission", "unknown_command", "refused")
 _NO_GET: Final = ("unsupported", "no_permission")  # SET … GET: before Redis 6.2
 
@@ -129,6 +132,7 @@ class Life:
         self._rng = rng
         self._is_dead = is_dead
         self._dead = ""
+        self._refused = False
         self._status_sent: WorkerStatus | None = None
         self._status_written: WorkerStatus | None = None
         self._told = Standing.OURS
@@ -168,6 +172,7 @@ class Life:
         Returns:
             In how many seconds the next beat is due.
         """
+        self._refused = False
         answer = Answer.of(reply)
         losses = self.claim.losses
         written = self.claim.hear(answer, sent_at=sent_at, now=now)
@@ -182,8 +187,13 @@ class Life:
         self._judge(answer)
         beat = jittered(self.interval, self._rng)
         if answer.what in ("held", "stands") and answer.remaining is not None:
-            return min(beat, answer.remaining + SOON)
+            return min(beat, answer.remaining + SOON, LOOK_AGAIN)
         return beat
+
+    @property
+    def rests(self) -> bool:
+        """Whether there is no use in writing it before its time, whatever it says."""
+        return self._refused or self.claim.standing in _RESTING
 
     def _inherits(self, answer: Answer) -> bool:
         """Tell whether the owner is dead, so that nobody has to wait for its lease."""
@@ -195,6 +205,7 @@ class Life:
     def hear_plainly(self, reply: Reply) -> float:
         """Note that a beat was written without a script; says when the next is due."""
         del reply
+        self._refused = False
         self._landed()
         self.judged.set()
         return jittered(self.interval, self._rng)
@@ -202,6 +213,7 @@ class Life:
     def fail(self, error: RedisUnavailableError, *, ambiguous: bool) -> None:
         """Note that a beat was not written, or perhaps."""
         self.counts.failures += 1
+        self._refused = isinstance(error, RedisRefusedError)
         self.claim.fail(ambiguous=ambiguous)
         if error.kind == "wrong_type":
             self.verdict = WrongTypeError(self.claim.key, "string")

@@ -241,7 +241,8 @@ class HeartbeatPool:
         while self._hastened:
             life = self._hastened.popleft()
             life.hastened = False
-            if id(life) in self.lives:
+            # What is said meanwhile goes with the next beat that may be written.
+            if id(life) in self.lives and not life.rests:
                 self._schedule.hasten(life, max(now, life.sent_at + COALESCE))
 
     async def _tick(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast
 
 from bls_agent.daemon_threads import is_coroutine_function
 from bls_agent.errors import ConfigurationError
@@ -73,7 +73,7 @@ def _check_kind(function: object) -> None:
     if any(map(inspect.isgeneratorfunction, called)) or any(
         map(inspect.isasyncgenfunction, called)
     ):
-        shown = getattr(function, "__qualname__", shown)
+        shown = str(getattr(cast("object", function), "__qualname__", shown))
         rule = "a generator has no result to keep"
         raise ConfigurationError("function", shown, rule, "Return a list.")
 

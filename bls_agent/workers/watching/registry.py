@@ -65,8 +65,8 @@ class WorkerRegistry(Store):
 
         Args:
             kind: A class of heartbeats, the name of a row such as
-                ``"backtest_worker_heartbeat"``, or ``None`` for every kind of contract
-                001.
+                ``"backtest_worker_heartbeat"`` (its end may be left out), or ``None`` for
+                every kind of contract 001.
 
         Returns:
             Sorted by kind and id.
@@ -158,9 +158,10 @@ class WorkerRegistry(Store):
 def _kinds_of(kind: type[WorkerHeartbeat] | str | None) -> Mapping[str, KeyTemplate]:
     if kind is None:
         return HEARTBEATS
-    row = kind if isinstance(kind, str) else getattr(kind, "kind", None)
-    if isinstance(row, str) and row in HEARTBEATS:
-        return {row: HEARTBEATS[row]}
+    named = kind if isinstance(kind, str) else getattr(kind, "kind", None)
+    for row in (named, f"{named}_heartbeat"):
+        if isinstance(row, str) and row in HEARTBEATS:
+            return {row: HEARTBEATS[row]}
     rule = f"one of {', '.join(HEARTBEATS)}, or a class of heartbeats"
     raise ConfigurationError("kind", kind, rule)
 
