@@ -151,6 +151,7 @@ class ModelWire:
 
     address = "model"
     server = None  # there is but one
+    received = None  # nobody counts bytes
 
     def __init__(self, server: ListServer, name: str) -> None:
         self._server = server

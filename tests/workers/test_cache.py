@@ -467,6 +467,30 @@ async def test_a_function_that_calls_itself(cache: FunctionCache, name: str) -> 
         assert await again() == 3
 
 
+async def test_functions_that_need_each_other(cache: FunctionCache, name: str) -> None:
+    """Asked for at once, crosswise: nobody waits for somebody who waits for him."""
+    here, there = anyio.Event(), anyio.Event()
+    runs: list[str] = []
+
+    @cache.cached(ttl=5, name=f"{name}.a", ignore=("depth",))
+    async def one(depth: int = 0) -> str:
+        runs.append("one")
+        here.set()
+        await there.wait()
+        return "one" if depth else await two(1)
+
+    @cache.cached(ttl=5, name=f"{name}.b", ignore=("depth",))
+    async def two(depth: int = 0) -> str:
+        runs.append("two")
+        there.set()
+        await here.wait()
+        return "two" if depth else await one(1)
+
+    with anyio.fail_after(5):
+        assert set(await asyncio.gather(one(), two())) <= {"one", "two"}
+    assert len(runs) == 3
+
+
 async def test_no_flight_is_left(cache: FunctionCache, name: str) -> None:
     """Whatever became of it, nothing is remembered of a call."""
 

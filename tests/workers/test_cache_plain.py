@@ -163,6 +163,36 @@ def test_a_function_that_calls_itself(cache: FunctionCache, name: str) -> None:
     assert again() == 3
 
 
+def test_functions_that_need_each_other(cache: FunctionCache, name: str) -> None:
+    """Asked for by two threads, crosswise: nobody waits for somebody who waits for him."""
+    both = threading.Barrier(2, timeout=5)
+    runs: list[str] = []
+
+    @cache.cached(ttl=60, name=f"{name}.a", ignore=("depth",))
+    def one(depth: int = 0) -> str:
+        runs.append("one")
+        if depth:
+            return "one"
+        both.wait()
+        return two(1)
+
+    @cache.cached(ttl=60, name=f"{name}.b", ignore=("depth",))
+    def two(depth: int = 0) -> str:
+        runs.append("two")
+        if depth:
+            return "two"
+        both.wait()
+        return one(1)
+
+    threads = [threading.Thread(target=each, daemon=True) for each in (one, two)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
+    assert len(runs) == 3
+
+
 def test_the_lock_is_free_when_the_call_is_over(
     cache: FunctionCache, name: str, redis_url: str
 ) -> None:

@@ -15,7 +15,7 @@ from bls_agent.workers.caching.cached_function import (
     Found,
 )
 from bls_agent.workers.caching.fleet_lock import FleetLock
-from bls_agent.workers.caching.flights import COMPUTING, Flight, Flights
+from bls_agent.workers.caching.flights import Flight, Flights, closes_circle
 from bls_agent.workers.caching.outcome import Outcome, conclude, excuse
 from bls_agent.workers.caching.station import Station
 
@@ -86,7 +86,7 @@ class AsyncCalls:
                 await _look(flights, flight, _Job(station, function, key, run))
             if flight.outcome is not None:
                 return flight.outcome.give(function)
-            if flight in COMPUTING.get():
+            if closes_circle(flight):
                 function.counts.add("misses")
                 return await function.function(*args, **kwargs)
             outcome = await flights.join(flight)

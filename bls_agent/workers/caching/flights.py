@@ -18,14 +18,39 @@ from bls_agent.workers.caching.outcome import Outcome
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see background.py
 
-__all__ = ["COMPUTING", "Flight", "Flights"]
-
-# The flights inside of which the running code is: who waited for one of those would
-# wait for himself.
-COMPUTING: Final[ContextVar[tuple[object, ...]]] = ContextVar("computing", default=())
+__all__ = ["COMPUTING", "Errand", "Flight", "Flights", "closes_circle"]
 
 
-class Flight:
+class Errand:
+    """A value on its way, whoever computes it.
+
+    Attributes:
+        awaits: The errands for which the code inside of this one waits.
+    """
+
+    def __init__(self) -> None:
+        """Wait for nobody."""
+        self.awaits: list[Errand] = []
+
+
+# The errands inside of which the running code is, the innermost last.
+COMPUTING: Final[ContextVar[tuple[Errand, ...]]] = ContextVar("computing", default=())
+
+
+def closes_circle(errand: Errand) -> bool:
+    """Tell whether who waited here for this one would wait for himself."""
+    inside, seen, left = COMPUTING.get(), set[int](), [errand]
+    while left:
+        one = left.pop()
+        if one in inside:
+            return True
+        if id(one) not in seen:
+            seen.add(id(one))
+            left += one.awaits
+    return False
+
+
+class Flight(Errand):
     """One value on its way: first looked for in Redis, then computed.
 
     Attributes:
@@ -36,6 +61,7 @@ class Flight:
 
     def __init__(self, key: str, waiting: int) -> None:
         """Nobody computes yet."""
+        super().__init__()
         self.key = key
         self.waiting = waiting
         self.outcome: Outcome | None = None
@@ -97,6 +123,9 @@ class Flights:
         if flight.landed is None:
             flight.landed = self._loop.create_future()
         flight.waiting += 1
+        inside = COMPUTING.get()[-1:]
+        for one in inside:
+            one.awaits.append(flight)
         try:
             await asyncio.wait([flight.landed])
         except BaseException:
@@ -105,6 +134,8 @@ class Flights:
             raise
         finally:
             flight.waiting -= 1
+            for one in inside:
+                one.awaits.remove(flight)
         return flight.outcome
 
     async def aclose(self) -> None:

@@ -27,7 +27,7 @@ from bls_agent.workers.caching.cached_function import (
     Found,
 )
 from bls_agent.workers.caching.fleet_lock import FleetLock
-from bls_agent.workers.caching.flights import COMPUTING
+from bls_agent.workers.caching.flights import COMPUTING, Errand, closes_circle
 from bls_agent.workers.caching.outcome import Outcome, conclude, excuse
 from bls_agent.workers.caching.shared_loop import SHARED_LOOP
 from bls_agent.workers.caching.station import Station
@@ -41,10 +41,11 @@ T = TypeVar("T")
 SLACK: Final = 0.25  # seconds beyond the timeout: the loop's thread wants a turn, too
 
 
-class _Flight:
+class _Flight(Errand):
     """One value on its way to several threads."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.over = threading.Event()
         self.outcome: Outcome | None = None
 
@@ -65,6 +66,7 @@ class PlainCalls:
     def forget_parent(self) -> None:
         """In a forked child: who computes is not here, nor is the loop's thread."""
         self._flights: dict[str, _Flight] = {}  # setdefault and pop are one step each
+        self._noting = threading.Lock()  # of who waits for whom
         self._refreshing: dict[str, object] = {}
         self._station: Station | None = None
 
@@ -89,16 +91,29 @@ class PlainCalls:
                 finally:  # without an outcome one of those who wait takes over
                     self._flights.pop(course, None)
                     mine.over.set()
-            if flight in COMPUTING.get():
+            if closes_circle(flight):
                 function.counts.add("misses")
                 return run()
             if not patient:
                 return self._find_or_compute(
                     function, key, run, mine, patient=False
                 ).give(function)
-            flight.over.wait()
-            if flight.outcome is not None:
+            if self._wait_for(flight) and flight.outcome is not None:
                 return flight.outcome.give(function)
+
+    def _wait_for(self, flight: _Flight) -> bool:
+        """Wait for a flight's end, unless that would close a circle by now."""
+        inside = COMPUTING.get()[-1:]
+        with self._noting:
+            if closes_circle(flight):
+                return False
+            for one in inside:
+                one.awaits.append(flight)
+        try:
+            return flight.over.wait()
+        finally:
+            for one in inside:
+                one.awaits.remove(flight)
 
     def _lead(
         self,
