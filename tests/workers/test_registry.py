@@ -413,3 +413,22 @@ async def test_a_strange_lease_tells_nothing(
     async with WorkerRegistry(own_server.url) as registry:
         (worker,) = await registry.alive()
     assert worker.stale
+
+
+async def test_many_large_values_are_cut(
+    admin: Redis, own_server: DevServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fleet of large values costs a bounded memory; usual ones are read in any case."""
+    monkeypatch.setattr(module, "PLENTY", 40_000)
+    monkeypatch.setattr(module, "TOGETHER", 2)
+    for number in range(8):
+        text = "x" * (20_000 if number else 10)
+        beat = BacktestWorkerHeartbeat.create(f"回测-{number}", task_uuids=[text])
+        await admin.set(beat.key, beat.to_json(), ex=30)
+    async with WorkerRegistry(own_server.url) as registry:
+        found = await registry.alive()
+    problems = {worker.id: worker.problem for worker in found}
+    assert len(problems) == 8
+    assert problems["回测-0"] == ""
+    assert {*problems.values()} == {"", "too_large"}
+    assert sum(len(worker.payload) for worker in found) < 120_000

@@ -24,7 +24,13 @@ from bls_agent.settings import check_seconds
 from bls_agent.workers.heartbeats import WorkerHeartbeat
 from bls_agent.workers.watching.roll import Change, Roll, WorkerChange
 from bls_agent.workers.watching.search import Search
-from bls_agent.workers.watching.worker import HEARTBEATS, LARGEST, Worker, find_kind
+from bls_agent.workers.watching.worker import (
+    HEARTBEATS,
+    LARGEST,
+    SHOWN,
+    Worker,
+    find_kind,
+)
 
 __all__ = ["WorkerRegistry"]
 
@@ -32,6 +38,7 @@ T = TypeVar("T")
 
 TOGETHER: Final = 250  # workers in one write
 LEASE: Final = 255  # bytes of a lease that are read
+PLENTY: Final = 8 * 2**20  # bytes in one look, from which on large values are cut
 LARGE: Final = 65_536  # bytes of values that are read before the host gets its turn
 NO_KEY: Final = -2  # what PTTL says
 NO_TTL: Final = -1
@@ -199,11 +206,12 @@ async def _look(
     """
     seen: dict[bytes, Worker] = {}
     refused: list[RedisUnavailableError] = []
-    size = 0
+    size = total = 0
     for part in _parts(list(keys)):
         requests: list[Request] = []
+        largest = LARGEST if total <= PLENTY else SHOWN
         for key in part:
-            requests += [("PTTL", key), ("GETRANGE", key, 0, LARGEST)]
+            requests += [("PTTL", key), ("GETRANGE", key, 0, largest)]
         replies = await wires.read_many(requests)
         for key, left, value in zip(part, replies[::2], replies[1::2], strict=True):
             if error := _refusal_in(left, value):
@@ -211,9 +219,11 @@ async def _look(
             elif left != NO_KEY or value:  # written after it had expired: it is there
                 payload = None if isinstance(value, Exception) else value
                 ttl = None if left == NO_TTL else max(0.0, left / 1000)
-                worker = Worker.read(keys[key], key, payload, ttl, before.get(key))
-                seen[key] = worker
+                seen[key] = Worker.read(
+                    keys[key], key, payload, ttl, before.get(key), largest=largest
+                )
                 size += len(payload or b"")
+                total += len(seen[key].payload)
             if size >= LARGE:  # a page of large values takes a second to read
                 size = 0
                 await anyio.lowlevel.checkpoint()

@@ -14,7 +14,7 @@ from bls_agent.names import place_beside
 from bls_agent.workers.heartbeats import KINDS, WorkerHeartbeat, parse_heartbeat_data
 from bls_agent.workers.schema import ROWS
 
-__all__ = ["HEARTBEATS", "LARGEST", "STALE", "Worker", "find_kind"]
+__all__ = ["HEARTBEATS", "LARGEST", "SHOWN", "STALE", "Worker", "find_kind"]
 
 HEARTBEATS: Final[Mapping[str, KeyTemplate]] = MappingProxyType(
     {name: row for name, row in ROWS.items() if name.endswith("_heartbeat")}
@@ -55,7 +55,8 @@ class Worker:
         ttl: Seconds until the key expires; ``None`` if it does not.
         stale: Whether it was not refreshed for half of its TTL.
         problem: What is wrong with its key, in one word, or ``""``: ``wrong_type`` (the
-            key is no string), ``too_large`` (over 64 KiB; the beginning is in ``raw``),
+            key is no string), ``too_large`` (over 64 KiB, or over 4 KiB where many are
+            so large; the beginning is in ``raw``),
             ``not_utf8``, ``not_json``, ``too_deep``, ``not_an_object``, ``bad_field``,
             ``no_ttl`` (it looks alive for ever).
         payload: The bytes of the value.
@@ -80,22 +81,25 @@ class Worker:
         payload: bytes | None,
         ttl: float | None,
         before: Self | None = None,
+        *,
+        largest: int = LARGEST,
     ) -> Self:
         """Take what a look at a key has found; never raises.
 
         Args:
             kind: The row of the key.
             key: As Redis gave it.
-            payload: The value's first ``LARGEST`` bytes and one more if there are more;
+            payload: The value's first ``largest`` bytes and one more if there are more;
                 ``None`` for a key that is no string.
             ttl: Seconds until it expires; ``None`` if it does not.
             before: What the look before has found: the same bytes say the same.
+            largest: Bytes of a value that is understood.
         """
         if before is not None and payload and before.payload == payload:
             problem = "" if before.problem == NO_TTL else before.problem
             worker = replace(before, ttl=ttl, problem=problem)
         else:
-            heartbeat, raw, problem = _understand(kind, payload)
+            heartbeat, raw, problem = _understand(kind, payload, largest)
             text = key.decode("utf-8", "surrogateescape")
             worker = cls(
                 kind=kind,
@@ -136,12 +140,12 @@ class Worker:
 
 
 def _understand(
-    kind: str, payload: bytes | None
+    kind: str, payload: bytes | None, largest: int
 ) -> tuple[WorkerHeartbeat | None, dict[str, Any], str]:
     """Read a value: as a heartbeat, as a dict, and what is wrong with it."""
     if payload is None:
         return None, {}, "wrong_type"
-    if len(payload) > LARGEST:
+    if len(payload) > largest:
         text = payload[:SHOWN].decode("utf-8", "replace")
         return None, {"raw": cut_text(text, SHOWN)}, "too_large"
     if kind not in KINDS:
