@@ -56,9 +56,9 @@ class Worker:
         stale: Whether it was not refreshed for half of its TTL.
         problem: What is wrong with its key, in one word, or ``""``: ``wrong_type`` (the
             key is no string), ``too_large`` (over 64 KiB, or over 4 KiB where many are
-            so large; the beginning is in ``raw``),
-            ``not_utf8``, ``not_json``, ``too_deep``, ``not_an_object``, ``bad_field``,
-            ``no_ttl`` (it looks alive for ever).
+            so large; the beginning is in ``raw``), ``not_utf8``, ``not_json``,
+            ``too_deep``, ``not_an_object``, ``bad_field``, ``no_ttl`` (it looks alive
+            for ever).
         payload: The bytes of the value.
     """
 
