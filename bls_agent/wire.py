@@ -16,7 +16,7 @@ from typing import Final
 
 import anyio
 
-from bls_agent.endpoint import Argument, Reply, Request, pack
+from bls_agent.endpoint import Argument, RawConnection, Reply, Request, pack
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.faults import ends_connection, is_error_reply, redirects, translate
 from bls_agent.link import Link
@@ -146,18 +146,25 @@ class Wire(Link):
                 self._asking_answered = True
             reply = await raw.read_response(disconnect_on_error=False)
         except Exception as error:
-            raise await self._not_collected(error) from error
-        self._asking_answered = False
-        self.owed -= 1
+            raise await self._not_collected(error, raw) from error
+        # Else somebody has left the connection meanwhile, and with it all it owed.
+        if raw is self._raw:
+            self._asking_answered = False
+            self.owed -= 1
         return reply
 
-    async def _not_collected(self, error: Exception) -> RedisUnavailableError:
+    async def _not_collected(
+        self, error: Exception, raw: RawConnection
+    ) -> RedisUnavailableError:
         """Note what an error does to what is owed, and give it as ours."""
         if not is_error_reply(error):
             translated = translate(error, self.address, ambiguous=True)
-            await self.drop()
+            if raw is self._raw:
+                await self.drop()
             return translated
         translated = self.route.explain(translate(error, self.address))
+        if raw is not self._raw:
+            return translated
         if self._gate is not None:
             self._gate.complaints.hear(self._packed[0][-self.owed :], [translated])
         self._asking_answered = False

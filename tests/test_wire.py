@@ -55,6 +55,43 @@ async def test_a_cancelled_read_stays_owed(wire: Wire, admin: Redis) -> None:
     assert wire.owed == 0
 
 
+@pytest.mark.parametrize("reconnects", [False, True])
+async def test_a_reply_that_arrives_while_the_connection_is_left(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch, *, reconnects: bool
+) -> None:
+    """As in a failover: the reply counts, and nothing is owed of what was left."""
+
+    async def leave_while_reading() -> None:
+        raw: Any = wire._raw
+        read = raw.read_response
+
+        async def read_and_leave(**options: Any) -> Any:
+            try:
+                return await read(**options)
+            finally:
+                await wire.drop()
+                if reconnects:
+                    await wire.post([("ECHO", "新")])
+
+        monkeypatch.setattr(raw, "read_response", read_and_leave)
+
+    async def check() -> None:
+        assert wire.owed == reconnects
+        if reconnects:
+            assert await wire.collect() == "新".encode()
+        assert wire.owed == 0
+
+    await wire.post([("ECHO", "旧")])
+    await leave_while_reading()
+    assert await wire.collect() == "旧".encode()
+    await check()
+    await wire.post([("NO-SUCH",)])
+    await leave_while_reading()
+    with pytest.raises(RedisRefusedError):
+        await wire.collect()
+    await check()
+
+
 async def test_connecting_takes_one_round_trip_and_resp2(
     wire: Wire, admin: Redis
 ) -> None:
