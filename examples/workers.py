@@ -2,8 +2,7 @@
 
 Shows: heartbeats, tasks, days that are synced, shared results, a watch over the fleet.
 Needs: ``pip install bls-agent`` and a Redis (``python -m bls_agent.devserver`` starts one).
-Run:   ``python examples/workers.py [fleet]``; it ends when the work is done, or with
-Ctrl-C. Look on with ``bls-agent workers --watch``, or in ``bls-agent console``.
+Run:   ``python examples/workers.py [fleet]``; look on with ``bls-agent workers -w``.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ FLEET = sys.argv[1] if len(sys.argv) > 1 else "回测"
 DAYS = [f"2026-01-{day:02}" for day in range(5, 10)]
 codes = ["000001.SZ", "600519.SH", "300750.SZ", "601318.SH"]
 tasks, synced = workers.TaskStatus(), workers.SyncProgress()
+crew = workers.WorkerRegistry()
 
 
 @workers.cached(ttl=60, lock=True)  # computed once in the fleet, whoever asks first
@@ -44,10 +44,10 @@ async def work(name: str, *, task_status: anyio.abc.TaskStatus[None]) -> None:
 
 
 async def main() -> None:
-    async with anyio.create_task_group() as fleet:
+    async with tasks, synced, crew, workers.cache, anyio.create_task_group() as fleet:
         for name in (f"{FLEET}-1", f"{FLEET}-2"):
             await fleet.start(work, name)
-        async for change in workers.WorkerRegistry().watch(interval=0.2):
+        async for change in crew.watch(interval=0.2):
             if (worker := change.worker) and worker.id.startswith(FLEET):
                 print(worker.id, change.what, worker.raw["task_uuids"], flush=True)
                 if change.what == "left" and worker.id == f"{FLEET}-2":
