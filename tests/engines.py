@@ -61,7 +61,7 @@ def ask(port: int, *words: object) -> Any:
             bare.disconnect()
 
 
-async def until(condition: Callable[[], bool], timeout: float = 40.0) -> None:
+async def until(condition: Callable[[], bool], timeout: float = 80.0) -> None:
     """Wait for a condition that asks servers; one that does not answer is not there."""
     async with asyncio.timeout(timeout):
         while True:
