@@ -16,8 +16,8 @@ from bls_agent.project.commands.router import Router
 from bls_agent.project.log.logs import LogStream
 from bls_agent.project.messages import OutcomeKind
 from bls_agent.project.state.health_checks import HealthChecks
-from bls_agent.project.state.stalls import StallCounts
 from bls_agent.project.state.status import StatusBoard, StatusCounts
+from bls_agent.pulse import StallCounts
 
 __all__ = ["Parts"]
 

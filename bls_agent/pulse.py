@@ -10,12 +10,20 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - a loop of asyncio is what beats
 
-__all__ = ["Beat", "Stillness"]
+__all__ = ["Beat", "StallCounts", "Stillness"]
 
 SHORTEST: Final = 0.02  # seconds between two beats, and two looks
 LONGEST: Final = 1.0
 
 W = TypeVar("W")
+
+
+@dataclass
+class StallCounts:
+    """How often an event loop stood still, and how long the longest time, in seconds."""
+
+    stalls: int = 0
+    longest: float = 0.0
 
 
 @dataclass

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bls_agent.project.log.logs import LogStream
@@ -17,18 +16,11 @@ if TYPE_CHECKING:
     from bls_agent.connection import Connections
     from bls_agent.endpoint import Endpoint
     from bls_agent.project.state.status_writer import StatusWriter
+from bls_agent.pulse import StallCounts
 
-__all__ = ["StallCounts", "StallVoice"]
+__all__ = ["StallVoice"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class StallCounts:
-    """How often the event loop stood still, and how long the longest time, in seconds."""
-
-    stalls: int = 0
-    longest: float = 0.0
 
 
 class StallVoice:

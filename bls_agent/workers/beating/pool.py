@@ -16,12 +16,13 @@ from bls_agent.endpoint import Endpoint, Reply
 from bls_agent.errors import BlsError, RedisRefusedError, RedisUnavailableError
 from bls_agent.forking import register
 from bls_agent.lease import boot_seconds
+from bls_agent.pulse import StallCounts
 from bls_agent.redaction import redact_traceback
 from bls_agent.wakeup import Wakeup
 from bls_agent.watchdog import Watch
 from bls_agent.workers.beating.life import Life
 from bls_agent.workers.beating.schedule import Schedule
-from bls_agent.workers.beating.stalled import StallCounts, StalledHeartbeats
+from bls_agent.workers.beating.stalled import StalledHeartbeats
 from bls_agent.workers.beating.writer import NAME, HeartbeatWriter
 
 if TYPE_CHECKING:

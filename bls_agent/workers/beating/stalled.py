@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Protocol
 
 from bls_agent.connection import Connections
 from bls_agent.endpoint import Endpoint
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.names import slot_of
+from bls_agent.pulse import StallCounts
 from bls_agent.scripts import BEAT
 from bls_agent.workers.beating.life import Life
 from bls_agent.workers.heartbeat_fields import WorkerStatus
 
-__all__ = ["StallCounts", "StalledHeartbeats"]
+__all__ = ["StalledHeartbeats"]
 
 logger = logging.getLogger(__name__)
 
 BATCH: Final = 500  # heartbeats in one write
 CAP: Final = 2.0  # seconds between two tries while Redis is away
-
-
-@dataclass
-class StallCounts:
-    """How often an event loop stood still, and how long the longest time, in seconds."""
-
-    stalls: int = 0
-    longest: float = 0.0
 
 
 class _Beats(Protocol):

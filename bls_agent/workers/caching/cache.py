@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 import anyio
 
 from bls_agent.access import Access, Store
+from bls_agent.daemon_threads import is_coroutine_function
 from bls_agent.errors import ConfigurationError
 from bls_agent.forking import register
 from bls_agent.loop_thread import refuse_in_event_loop, wait_for
@@ -24,7 +25,6 @@ from bls_agent.workers.caching.counts import CacheStats, Counts
 from bls_agent.workers.caching.decorating import (
     CacheDecorator,
     declare,
-    is_async,
     mark,
     unwrap,
 )
@@ -236,7 +236,7 @@ class FunctionCache(Store):
         register(self)
         function = declared.function
         wrapper: Callable[..., Any]
-        if is_async(function):
+        if is_coroutine_function(function):
             call = self._async.call
 
             @functools.wraps(function)

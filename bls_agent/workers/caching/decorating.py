@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast
 
-from bls_agent.daemon_threads import is_coroutine_function
 from bls_agent.errors import ConfigurationError
 from bls_agent.workers.caching.arguments import Arguments
 from bls_agent.workers.caching.cached_function import CachedFunction
@@ -17,7 +16,6 @@ from bls_agent.workers.caching.policy import Policy
 __all__ = [
     "CacheDecorator",
     "declare",
-    "is_async",
     "mark",
     "unwrap",
 ]
@@ -33,9 +31,6 @@ class CacheDecorator(Protocol):
     def __call__(self, function: Callable[P, R], /) -> Callable[P, R]:
         """Give the function that looks into the cache first."""
         ...
-
-
-is_async = is_coroutine_function
 
 
 def declare(
