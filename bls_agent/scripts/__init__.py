@@ -77,7 +77,7 @@ class Script:
 
         Raises:
             RedisUnavailableError: As :meth:`Wire.call_many`; error replies stand in
-                the list.
+                the list, but for those of a server that had to be told the script.
         """
         requests = [self.request(keys, arguments) for arguments in runs]
         replies = await wire.call_many(requests)
