@@ -30,6 +30,9 @@ class Access:
     """The connections of one object that anybody may use from any event loop.
 
     Each event loop gets wires of its own, opened by the first request in it.
+
+    Attributes:
+        timeout: Deadline of one request in seconds.
     """
 
     def __init__(self, redis: object, name: str, *, timeout: float = 5.0) -> None:
@@ -50,7 +53,7 @@ class Access:
         if redis is not None and self._agent is None:
             self._given = Endpoint.of(redis)
         self._name = name
-        self._timeout = check_seconds("timeout", timeout)
+        self.timeout = check_seconds("timeout", timeout)
         self._by_loop: LoopLocal[KeyedWires] = LoopLocal()
 
     def forget_parent(self) -> None:
@@ -88,7 +91,7 @@ class Access:
         wires = self._by_loop.find()
         if wires is None:
             register(self)
-            wires = KeyedWires(self.endpoint, self._name, timeout=self._timeout)
+            wires = KeyedWires(self.endpoint, self._name, timeout=self.timeout)
             for left in self._by_loop.keep(wires):
                 left.forget_loop()
         return wires

@@ -20,7 +20,7 @@ from bls_agent.buffer import BoundedBuffer, Sized
 from bls_agent.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.wakeup import Wakeup
 
-__all__ = ["Delivery", "Flushed", "Sink"]
+__all__ = ["PACE", "Delivery", "Flushed", "Sink"]
 
 BATCH_ITEMS: Final = 500
 BATCH_BYTES: Final = 512 * 1024
@@ -106,9 +106,23 @@ class Delivery(Generic[T]):
         maybe_repeated: Of these, items that may stand twice at their destination.
     """
 
-    def __init__(self, buffer: BoundedBuffer[T]) -> None:
-        """Remember the buffer; :meth:`run` does the work."""
+    def __init__(
+        self,
+        buffer: BoundedBuffer[T],
+        *,
+        pace: float = PACE,
+        batch_bytes: int = BATCH_BYTES,
+    ) -> None:
+        """Remember the buffer; :meth:`run` does the work.
+
+        Args:
+            buffer: What waits.
+            pace: Seconds from one write to the next, unless a batch is full.
+            batch_bytes: About how long a batch becomes at most.
+        """
         self.buffer = buffer
+        self._batch_bytes = batch_bytes
+        self._pace = pace
         self.resent = 0
         self.maybe_repeated = 0
         self._wakeup = Wakeup()
@@ -118,6 +132,8 @@ class Delivery(Generic[T]):
         self._ambiguous = False
         self._carried = False
         self._paced_until = 0.0
+        self._flushing = 0  # who waits: nothing gathers then
+        self._hurried = anyio.Event()
         self._runs = 0
         self.running = False
         self.refused = False
@@ -143,7 +159,7 @@ class Delivery(Generic[T]):
                         await self._wakeup.wait()
                         continue
                     self._ambiguous = self._carried = False
-                    self._paced_until = anyio.current_time() + PACE
+                    self._paced_until = anyio.current_time() + self._pace
                 await self._settle(sink, backoff, self._batch)
                 self._batch = None
                 self._announce()
@@ -160,6 +176,7 @@ class Delivery(Generic[T]):
         """
         self._runs += 1
         self._paced_until = 0.0
+        self._flushing, self._hurried = 0, anyio.Event()
         self.running = self.refused = False
         self._wakeup.unbind()
         self._settled = anyio.Event()
@@ -172,14 +189,27 @@ class Delivery(Generic[T]):
         self._ambiguous = self._carried = False
         self.resent = self.maybe_repeated = 0
 
+    def give_up(self, reason: str) -> int:
+        """Drop what waits and what is under way; not while :meth:`run` is at work.
+
+        Returns:
+            How many items it were.
+        """
+        batches = [one for one in (self._batch, self._next) if one is not None]
+        self._batch = self._next = None
+        for batch in batches:
+            self.buffer.give_up(batch.items, reason)
+        return sum(len(batch.items) for batch in batches) + self.buffer.empty(reason)
+
     async def _gather(self) -> None:
         """Let a batch grow while the one before has only just left."""
         pause = self._paced_until - anyio.current_time()
-        if pause > 0 and 0 < len(self.buffer) < BATCH_ITEMS:
-            await anyio.sleep(pause)
+        if pause > 0 and 0 < len(self.buffer) < BATCH_ITEMS and not self._flushing:
+            with anyio.move_on_after(pause):
+                await self._hurried.wait()
 
     def _take(self) -> _Batch[T] | None:
-        items = self.buffer.take(BATCH_ITEMS, BATCH_BYTES)
+        items = self.buffer.take(BATCH_ITEMS, self._batch_bytes)
         return _Batch(items) if items else None
 
     async def _settle(self, sink: Sink[T], backoff: Backoff, batch: _Batch[T]) -> None:
@@ -266,9 +296,15 @@ class Delivery(Generic[T]):
         before = self.buffer.stats()
         dropped_before = sum(before.dropped.values())
         target = before.accepted
-        with anyio.move_on_after(timeout):
-            while self._makes_progress() and not self.buffer.settled_to(target):
-                await self._settled.wait()
+        self._flushing += 1
+        self._hurried.set()
+        try:
+            with anyio.move_on_after(timeout):
+                while self._makes_progress() and not self.buffer.settled_to(target):
+                    await self._settled.wait()
+        finally:
+            self._flushing = max(0, self._flushing - 1)
+            self._hurried = anyio.Event()
         after = self.buffer.stats()
         dropped = sum(after.dropped.values())
         return Flushed(

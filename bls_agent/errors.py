@@ -176,8 +176,13 @@ class LeaseHeldError(BlsError):
             ``None`` if its key has no TTL, so that it never does.
     """
 
-    def __init__(self, key: str, remaining: float | None) -> None:
-        """Name the key and how long its owner still counts."""
+    def __init__(
+        self,
+        key: str,
+        remaining: float | None,
+        remedy: str = "Give each process an id of its own, or stop the other one first.",
+    ) -> None:
+        """Name the key, how long its owner still counts, and what to do."""
         self.key = key
         self.remaining = remaining
         until = (
@@ -185,10 +190,7 @@ class LeaseHeldError(BlsError):
             if remaining is None
             else f"free in {remaining:.1f} s unless its owner speaks again"
         )
-        super().__init__(
-            f"key {key!r} belongs to a living process ({until}). Give each process an "
-            "id of its own, or stop the other one first."
-        )
+        super().__init__(f"key {key!r} belongs to a living process ({until}). {remedy}")
 
 
 class ContractError(BlsError):

@@ -72,6 +72,16 @@ _FAULTS: Final = (
     ("ResponseError", "BUSY", Fault("busy", permanent=False, drop=False)),
     ("ResponseError", "NOAUTH", Fault("auth", permanent=True, drop=True)),
     ("ResponseError", "NOPERM", Fault("no_permission", permanent=True, drop=False)),
+    (
+        "ResponseError",
+        "ACL failure",
+        Fault("no_permission", permanent=True, drop=False),
+    ),
+    (
+        "ResponseError",
+        "The user exec",
+        Fault("no_permission", permanent=True, drop=False),
+    ),
     ("ResponseError", "OOM", Fault("out_of_memory", permanent=False, drop=False)),
     ("ResponseError", "unknown", Fault("unknown_command", permanent=True, drop=False)),
     ("ResponseError", "Protocol error", Fault("protocol", permanent=True, drop=True)),

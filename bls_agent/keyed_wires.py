@@ -59,7 +59,7 @@ class KeyedWires:
     @asynccontextmanager
     async def to(self, key: str) -> AsyncGenerator[Wire]:
         """Give the wire to the server of a key, for as long as the block lasts."""
-        slot, wire = self._slot_of(key), self.pick(key)
+        slot, wire = self.slot_of(key), self.pick(key)
         self._users[slot] += 1
         try:
             if self._users[slot] == 1:
@@ -86,14 +86,20 @@ class KeyedWires:
 
     def pick(self, key: str = "") -> Wire:
         """Give the wire to the server of a key; on a cluster it may soon be closed."""
-        slot = self._slot_of(key)
+        slot = self.slot_of(key)
         wire = self._wires.pop(slot, None)
         if wire is None:
             wire = Wire(self._routes.to(key), self._name, timeout=self._timeout)
         self._wires[slot] = wire
         return wire
 
-    def _slot_of(self, key: str) -> int:
+    def waiting(self, key: str) -> Wire:
+        """Make a wire for blocking reads of a key's slot; whoever asked closes it."""
+        route, name = self._routes.to(key), f"{self._name}:blocking"
+        return Wire(route, name, timeout=self._timeout)
+
+    def slot_of(self, key: str) -> int:
+        """Give the slot of a key on a cluster, 0 elsewhere: one request stays in one."""
         return slot_of(key) if self._routes.cluster else 0
 
     async def _close_surplus(self) -> None:

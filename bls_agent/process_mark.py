@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import socket
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Final
 
 from bls_agent.forking import register
 
-__all__ = ["Marks"]
+__all__ = ["Marks", "belongs_to_dead", "make_token"]
 
 _GONE: Final = frozenset("ZXx")  # states of a process that will never run again
 
@@ -99,3 +100,16 @@ def _name_machine() -> str:
         return ""
     named = f"{boot} {space} {socket.gethostname()}"
     return hashlib.sha256(named.encode()).hexdigest()[:16]
+
+
+_MARKS: Final = Marks()
+
+
+def make_token() -> str:
+    """Make the token of an owner, by which its machine can tell whether it lives."""
+    return f"{secrets.token_hex(16)}@{_MARKS.own}".removesuffix("@")
+
+
+def belongs_to_dead(token: str) -> bool:
+    """Tell whether the owner of a token was a process of this machine and is dead."""
+    return _MARKS.is_dead(token.rpartition("@")[2])

@@ -17,6 +17,7 @@ Node: TypeAlias = tuple[str, int]  # host and port
 _WITHOUT_KEYS: Final = frozenset({"CLIENT", "CLUSTER", "PING", "ROLE", "TIME"})
 _TWO_KEYS: Final = frozenset({"BLMOVE", "LMOVE"})
 _SCRIPTS: Final = frozenset({"EVAL", "EVALSHA"})
+_SECOND: Final = frozenset({"XINFO"})  # behind the name of what is asked
 
 
 def keys_of(request: Request) -> tuple[Argument, ...]:
@@ -26,6 +27,11 @@ def keys_of(request: Request) -> tuple[Argument, ...]:
         return ()
     if name in _SCRIPTS:
         return tuple(request[3 : 3 + int(request[2])])
+    if name in _SECOND:
+        return tuple(request[2:3])
+    if name == "XREAD":
+        rest = request[request.index("STREAMS") + 1 :]
+        return tuple(rest[: len(rest) // 2])
     return tuple(request[1 : 3 if name in _TWO_KEYS else 2])
 
 

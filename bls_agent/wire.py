@@ -63,7 +63,8 @@ class Wire(Link):
         Raises:
             RedisUnavailableError: The connection failed; ``error.ambiguous`` as above.
         """
-        async with self._lock:
+        lock = await self._take_turn()
+        try:
             replies = await self._ask(requests, meanwhile)
             for _ in range(REDIRECTS):
                 # Of keys in one slot that is on its way some may have arrived already.
@@ -76,6 +77,31 @@ class Wire(Link):
                 for at, answer in zip(again, answers, strict=True):
                     replies[at] = answer
             return replies
+        finally:
+            lock.release()
+
+    async def _take_turn(self) -> anyio.Lock:
+        """Wait until no other request is under way, and give what has to be released.
+
+        Who has to wait is in time, too: each of those before may wait for a whole
+        deadline. Behind a gate all wait until it opens.
+
+        Raises:
+            RedisUnavailableError: The turn has not come within the deadline.
+        """
+        lock = self._lock
+        try:
+            lock.acquire_nowait()
+        except anyio.WouldBlock:
+            wait = self._timeout if self._gate is None else None
+            with anyio.move_on_after(wait) as scope:
+                await lock.acquire()
+            if scope.cancelled_caught:
+                said = f"the requests before it took more than {wait:g} s"
+                raise RedisUnavailableError(
+                    "timeout", said, address=self.address
+                ) from None
+        return lock
 
     async def read(self, *request: Argument) -> Reply:
         """Like :meth:`call`, and once more if the connection was lost.
@@ -103,8 +129,11 @@ class Wire(Link):
 
     async def open(self) -> None:
         """Connect if the wire is not connected."""
-        async with self._lock:
+        lock = await self._take_turn()
+        try:
             await self._opened()
+        finally:
+            lock.release()
 
     async def post(self, requests: Sequence[Request]) -> None:
         """Send requests without waiting; their replies are owed.

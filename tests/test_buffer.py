@@ -457,7 +457,7 @@ class BufferModel(RuleBasedStateMachine):
 
 
 TestBufferModel = BufferModel.TestCase
-TestBufferModel.settings = settings(deadline=None, max_examples=60)
+TestBufferModel.settings = settings()
 
 
 @contextmanager

@@ -40,6 +40,7 @@ from bls_agent.keyed_wires import KEPT
 from bls_agent.link import Lost
 from bls_agent.names import slot_of
 from bls_agent.rights import acl_rules
+from bls_agent.runs import EventStore, StreamEvent
 from bls_agent.scripts import END_LEASE
 from bls_agent.wire import Wire
 from bls_agent.workers import (
@@ -248,6 +249,50 @@ async def test_workers_on_all_nodes(topology: ClusterTopology, project: str) -> 
         assert (left.what, left.worker and left.worker.id) == ("left", names[7])
         await changes.aclose()
     await client.aclose()
+
+
+async def test_runs_are_followed_on_all_nodes(topology: ClusterTopology) -> None:
+    """One waiting connection for each slot; a slot that moves takes its followers along."""
+    runs = range(12)
+    found: dict[tuple[int, int], list[int]] = {
+        (run_id, number): [] for run_id in runs for number in range(2)
+    }
+    async with EventStore(topology.url) as store:
+
+        async def follow(run_id: int, number: int) -> None:
+            async for one in store.follow(run_id):
+                assert isinstance(one, StreamEvent)
+                found[run_id, number].append(one.sequence)
+
+        async def write(action: str) -> None:
+            for run_id in runs:
+                await store.add(run_id, "system", action)
+
+        async with anyio.create_task_group() as tasks:
+            for who in found:
+                tasks.start_soon(follow, *who)
+            await write("warning")
+            await eventually(lambda: all(each == [1] for each in found.values()))
+            names = [
+                client["name"]
+                for node in topology.nodes
+                for client in _clients_of(node)
+            ]
+            assert names.count("bls-runs:blocking") == len(runs)
+            slot = slot_of("run:5:events")
+            source = topology.owner(slot)
+            target = topology.other_master(source)
+            await to_thread.run_sync(topology.migrate, slot, target)
+            await write("warning")
+            await write("close")
+        assert found == {who: [1, 2, 3] for who in found}
+        await to_thread.run_sync(topology.migrate, slot, source)
+
+
+def _clients_of(node: DevServer) -> list[dict[str, str]]:
+    with BlockingRedis(LOOPBACK, node.port, protocol=2) as client:
+        listed: list[dict[str, str]] = client.client_list()
+    return listed
 
 
 async def test_a_doctor_examines_every_node(

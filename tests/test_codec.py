@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from bls_agent import codec
 from bls_agent.codec import JSONValue
@@ -92,7 +92,6 @@ def test_integers_are_exact(number: int) -> None:
     assert codec.decode(b'{"n":%d}' % number) == {"n": number}
 
 
-@settings(deadline=None)
 @given(st.binary() | st.text().map(str.encode))
 def test_any_bytes_are_read_or_refused(payload: bytes) -> None:
     """Nothing but DecodeError comes out of a foreign payload."""
@@ -111,7 +110,6 @@ plain_json: st.SearchStrategy[JSONValue] = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(plain_json)
 def test_json_survives_the_round_trip(value: JSONValue) -> None:
     """What JSON can hold is read back as it was written, strictly or not."""
@@ -316,14 +314,12 @@ nasty = st.recursive(
 )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(nasty)
 def test_encode_takes_everything(value: object) -> None:
     """No object makes encode raise, and what it writes is always valid JSON."""
     strict_json(codec.encode(value))
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.dictionaries(st.text(), nasty, max_size=4))
 def test_an_object_stays_an_object(value: dict[str, object]) -> None:
     """A dict of anything is written as a JSON object with as many fields at most."""
@@ -374,7 +370,6 @@ def test_what_is_too_large_is_cut_to_fit(value: JSONValue, limit: int) -> None:
     assert cut is (payload != codec.encode({"large": value}))
 
 
-@settings(deadline=None, max_examples=50)
 @given(
     st.dictionaries(texts, plain_json | texts.map(lambda text: text * 100)),
     st.integers(256, 2_000),

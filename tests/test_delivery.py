@@ -195,3 +195,38 @@ async def test_a_fault_of_ours_costs_its_own_batch_only(fails_at: str) -> None:
     assert stats.queued == 0
     expected = [n for n in range(2_400) if n // BATCH_ITEMS not in (0, 2)]
     assert sink.numbers() == [*expected, 9_999]
+
+
+async def test_who_flushes_does_not_wait_for_more_to_gather() -> None:
+    """Whatever the pace; also what already gathers leaves at once."""
+    buffer: BoundedBuffer[Item] = BoundedBuffer(100_000, 100_000_000, 1)
+    delivery, notebook = Delivery(buffer, pace=3_600.0), Notebook()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(delivery.run, notebook, Backoff())
+        delivery.put(Item(1))
+        await anyio.wait_all_tasks_blocked()
+        for number in (2, 3):
+            delivery.put(Item(number))
+            await anyio.wait_all_tasks_blocked()
+        assert notebook.batches == [[1]]
+        assert await delivery.flush(5.0)
+        assert notebook.batches == [[1], [2, 3]]
+        delivery.put(Item(4))
+        await anyio.wait_all_tasks_blocked()
+        assert notebook.batches == [[1], [2, 3]]
+        tasks.cancel_scope.cancel()
+
+
+async def test_everything_can_be_given_up() -> None:
+    """What waits, what is made ahead and what is under way; each is counted once."""
+    buffer: BoundedBuffer[Item] = BoundedBuffer(100_000, 100_000_000, 1)
+    delivery, notebook = Delivery(buffer), Notebook()
+    notebook.answer = anyio.sleep_forever
+    for number in range(3 * BATCH_ITEMS):
+        delivery.put(Item(number))
+    with anyio.move_on_after(0.05):
+        await delivery.run(notebook, Backoff())
+    assert delivery.give_up("shutdown") == 3 * BATCH_ITEMS
+    stats = buffer.stats()
+    assert stats.dropped == {"shutdown": 3 * BATCH_ITEMS}
+    assert stats.queued == stats.queued_bytes == 0

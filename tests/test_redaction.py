@@ -490,7 +490,7 @@ def test_a_message_leaves_without_secrets() -> None:
     assert SECRET not in str(record)
 
 
-@pytest.mark.parametrize("size", [20_000, 70_000, 10_000_000])
+@pytest.mark.parametrize("size", [20_000, 70_000, 2_000_000])
 def test_secrets_go_before_anything_is_cut(size: int) -> None:
     """No half of a secret is left where a long record was shortened."""
     for before in range(32_740, 32_790, 7):
@@ -583,7 +583,7 @@ fragments = st.sampled_from(
 texts = st.text() | st.lists(fragments, max_size=14).map("".join)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=200)
 @given(texts)
 def test_the_quick_look_misses_nothing(text: str) -> None:
     """A text is let through at once only if the closer look would change nothing."""
@@ -606,7 +606,7 @@ trees = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(st.dictionaries(names | texts, trees, max_size=4))
 def test_a_quick_look_at_metadata_misses_nothing(metadata: dict[str, object]) -> None:
     """What is encoded without a closer look is what a closer look would leave."""
@@ -623,7 +623,7 @@ secrets_of_any_letters = st.text(
 ).filter(lambda text: any(map(str.isalpha, text)) and len(set(text)) > 3)  # fmt: skip
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(
     secrets_of_any_letters,
     st.sampled_from(

@@ -55,6 +55,30 @@ async def test_a_cancelled_read_stays_owed(wire: Wire, admin: Redis) -> None:
     assert wire.owed == 0
 
 
+async def test_who_waits_for_a_turn_is_told_in_time(
+    wire: Wire, own_server: DevServer
+) -> None:
+    """Requests that wait for one another do not wait for all their deadlines."""
+    await wire.call("PING")
+    own_server.freeze()
+    failed: list[float] = []
+
+    async def ask() -> None:
+        began = anyio.current_time()
+        with pytest.raises(RedisUnavailableError, match="timeout"):
+            await wire.call("PING")
+        failed.append(anyio.current_time() - began)
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(ask)
+    finally:
+        own_server.thaw()
+    assert len(failed) == 8
+    assert max(failed) < 5  # not eight times the deadline
+
+
 @pytest.mark.parametrize("reconnects", [False, True])
 async def test_a_reply_that_arrives_while_the_connection_is_left(
     wire: Wire, monkeypatch: pytest.MonkeyPatch, *, reconnects: bool

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import os
 import re
-import subprocess
-import sys
 from datetime import date
 from decimal import Decimal
-from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +13,11 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent.workers.schema import ROWS
+from tests.documents import blocks, run_block, run_commands
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs/workers.md", ROOT / "docs/workers.zh-CN.md"]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    text = page.read_text("utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def test_both_pages_show_the_same() -> None:
@@ -51,11 +42,7 @@ async def test_the_code_runs(
         "__name__": "document", "fetch_bars": fetch_bars, "Path": Path, "Decimal": Decimal,
     }  # fmt: skip
     for block in blocks(page, "python"):
-        mode = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-        result = eval(compile(block, page.name, "exec", flags=mode), names)
-        if isawaitable(result):
-            with anyio.fail_after(20):
-                await result
+        await run_block(block, names)
         if main := names.pop("main", None):
             with anyio.fail_after(20):
                 await main()
@@ -70,20 +57,14 @@ async def fetch_bars(code: str, day: date, adjust: bool) -> list[float]:
     return [1.5, 2.5]
 
 
-def test_the_commands_run(redis_url: str) -> None:
+async def test_the_commands_run(
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
     """Each ends as a command does that has looked."""
-    (block,) = blocks(PAGES[0], "console")
-    kept = {name: text for name, text in os.environ.items() if name[:4] != "BLS_"}
-    for line in block.splitlines():
-        program, *words = line.removeprefix("$ ").split()
-        assert program == "bls-agent"
-        ran = subprocess.run(
-            [sys.executable, "-m", "bls_agent", *words],
-            env={**kept, "BLS_REDIS_URL": redis_url, "PYTHONPATH": str(ROOT)},
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        assert ran.returncode in (0, 3), (line, ran.stderr)
-        assert "Traceback" not in ran.stderr
+    assert await run_commands(PAGES[0], redis_url, monkeypatch) >= 3
+    assert b"Traceback" not in capfdbinary.readouterr().err
 
 
 @each_page

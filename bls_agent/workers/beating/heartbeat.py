@@ -24,14 +24,9 @@ from bls_agent.errors import (
 from bls_agent.forking import register
 from bls_agent.lease import boot_seconds
 from bls_agent.loop_thread import LoopThread, refuse_in_event_loop, result_of, wait_for
+from bls_agent.process_mark import belongs_to_dead, make_token
 from bls_agent.settings import check_seconds
-from bls_agent.workers.beating.homes import (
-    POOLS,
-    THREAD,
-    belongs_to_dead,
-    call_in,
-    make_token,
-)
+from bls_agent.workers.beating.homes import POOLS, THREAD, call_in
 from bls_agent.workers.beating.life import HeartbeatCounts, Life
 from bls_agent.workers.beating.limits import (
     check_interval,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import secrets
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
@@ -14,10 +13,9 @@ from bls_agent.endpoint import Endpoint
 from bls_agent.forking import register
 from bls_agent.loop_local import LoopLocal
 from bls_agent.loop_thread import LoopThread
-from bls_agent.process_mark import Marks
 from bls_agent.workers.beating.pool import HeartbeatPool
 
-__all__ = ["POOLS", "THREAD", "belongs_to_dead", "call_in", "make_token"]
+__all__ = ["POOLS", "THREAD", "call_in"]
 
 AT_EXIT: Final = 1.0  # seconds that the exit of the interpreter waits at most
 LAST_WORDS: Final = 0.5  # seconds for the end of the thread
@@ -144,14 +142,3 @@ def _find_likeness(endpoint: Endpoint) -> int:
 
 POOLS: Final = _Pools()
 THREAD: Final = _Thread()
-_MARKS: Final = Marks()
-
-
-def make_token() -> str:
-    """Make the token of an owner, by which its machine can tell whether it lives."""
-    return f"{secrets.token_hex(16)}@{_MARKS.own}".removesuffix("@")
-
-
-def belongs_to_dead(token: str) -> bool:
-    """Tell whether the owner of a token was a process of this machine and is dead."""
-    return _MARKS.is_dead(token.rpartition("@")[2])
