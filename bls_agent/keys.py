@@ -33,6 +33,8 @@ __all__ = [
     "OWNER",
     "PROJECT_CONSOLE",
     "PROJECT_STATUS",
+    "RUN_BOOKS",
+    "RUN_EVENTS",
     "SEEN",
     "Contract",
     "KeyTemplate",
@@ -223,6 +225,9 @@ PROJECT_STATUS: Final = KeyTemplate("{project}_项目状态", _T.STRING, 60, _C.
 PROJECT_CONSOLE: Final = KeyTemplate("{project}_项目控制台", _T.LIST, None, _C.CONSOLE)
 CONTROL: Final = KeyTemplate("{project}_控制", _T.LIST, None, _C.CONSOLE)
 
+# contract 003: run events
+RUN_EVENTS: Final = KeyTemplate("run:{run_id}:events", _T.STREAM, _DAY, _C.RUNS)
+
 # Our own, beside the key of a contract: {place} is place_beside() of that key.
 INFLIGHT: Final = KeyTemplate("bls_agent:{place}:inflight:{instance}", _T.LIST, None, _C.OWN)
 INFLIGHT_LISTS: Final = KeyTemplate("bls_agent:{place}:inflight", _T.SET, None, _C.OWN)
@@ -232,6 +237,7 @@ DEAD_LETTERS: Final = KeyTemplate("bls_agent:{place}:dead", _T.LIST, None, _C.OW
 BROADCAST: Final = KeyTemplate("bls_agent:{place}:broadcast:{instance}", _T.LIST, None, _C.OWN)
 INSTANCES: Final = KeyTemplate("bls_agent:{place}:instances", _T.HASH, None, _C.OWN)
 OWNER: Final = KeyTemplate("bls_agent:{place}:owner", _T.STRING, None, _C.OWN)
+RUN_BOOKS: Final = KeyTemplate("bls_agent:{place}:books", _T.HASH, _DAY, _C.OWN)
 
 KEYS: Final[Mapping[str, KeyTemplate]] = {
     "project_status": PROJECT_STATUS,
@@ -246,8 +252,9 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "broadcast": BROADCAST,
     "instances": INSTANCES,
     "owner": OWNER,
-    # contract 003: run events
-    "run_events": KeyTemplate("run:{run_id}:events", _T.STREAM, _DAY, _C.RUNS),
+    # contract 003: run events; beside them, ours: what counts them
+    "run_events": RUN_EVENTS,
+    "run_books": RUN_BOOKS,
     # contract 001: heartbeats, processes, tasks, caches
     "data_worker_heartbeat": KeyTemplate("heartbeat:data_worker:{node_id}", _T.STRING, 30, _C.WORKERS),
     "backtest_worker_heartbeat": KeyTemplate("backtest:worker:{worker_id}", _T.STRING, 30, _C.WORKERS),

@@ -27,6 +27,7 @@ from bls_agent.keys import (
     KeyTemplate,
 )
 from bls_agent.names import check_name, place_beside
+from bls_agent.run_rights import RUN_LOOKING
 from bls_agent.worker_rights import LOOKING
 
 __all__ = [
@@ -281,8 +282,8 @@ def console_acl_rules(
     """Give the rights of a console, of one project or of all, as words of their own.
 
     They are enough for :class:`~bls_agent.Console`, the command line and the console in
-    the browser; the doctor, which looks at every key, needs more. Workers are seen by
-    whoever may see all projects.
+    the browser; the doctor, which looks at every key, needs more. Workers and runs are
+    seen by whoever may see all projects.
 
     Args:
         project: The only project that it may see; ``None`` for all.
@@ -309,12 +310,25 @@ def console_acl_rules(
         rules += [word for word in words if word not in rules]
         if key is not None:
             keys[f"~{_console_pattern(key, project)}"] = None
-    if project is None and selectors:  # workers are nobody's project's
-        rules += (right.selector for right in LOOKING)
-    elif project is None:
-        patterns = (one for right in LOOKING for one in right.patterns())
-        keys |= dict.fromkeys(f"~{one}" for one in patterns)
+    if project is None:
+        return _with_others(rules, keys, selectors=selectors)
     return [*rules, *keys]
+
+
+def _with_others(
+    rules: list[str], keys: dict[str, None], *, selectors: bool
+) -> list[str]:
+    """Add what is nobody's project's: workers and runs; following parks a read."""
+    rules.insert(rules.index("+client|id") + 1, "+client|unblock")
+    if selectors:
+        workers = (right.selector for right in LOOKING)
+        runs = (right.selector for right in RUN_LOOKING)
+        return [*rules, *keys, *workers, *runs]
+    patterns = [one for right in LOOKING for one in right.patterns()]
+    patterns += [one for right in RUN_LOOKING for one in right.keys]
+    words = [word for right in (*LOOKING, *RUN_LOOKING) for word in right.words]
+    opened = (f"~{one}" for one in patterns)
+    return list(dict.fromkeys([*rules, *words, *keys, *opened]))
 
 
 def _console_pattern(key: KeyTemplate, project: str | None) -> str:

@@ -7,7 +7,7 @@ import unicodedata
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from bls_agent.errors import ConfigurationError
 from bls_agent.keys import (
@@ -43,6 +43,7 @@ EXAMPLES: dict[str, tuple[dict[str, str | int], str, str | None, int | None]] = 
     "instances": ({"place": "{订单系统_项目状态}"}, "bls_agent:{订单系统_项目状态}:instances", "hash", None),
     "owner": ({"place": "{订单系统_控制}"}, "bls_agent:{订单系统_控制}:owner", "string", None),
     "run_events": ({"run_id": 123}, "run:123:events", "stream", DAY),
+    "run_books": ({"place": "{run:123:events}"}, "bls_agent:{run:123:events}:books", "hash", DAY),
     "data_worker_heartbeat": ({"node_id": "node_1"}, "heartbeat:data_worker:node_1", "string", 30),
     "backtest_worker_heartbeat": ({"worker_id": "worker_1"}, "backtest:worker:worker_1", "string", 30),
     "execution_node_heartbeat": ({"node_id": "node_123"}, "heartbeat:node:node_123", "string", 30),
@@ -194,7 +195,6 @@ def keys(draw: st.DrawFn) -> tuple[str, dict[str, str]]:
     }
 
 
-@settings(deadline=None, max_examples=400)
 @given(keys())
 def test_a_key_is_read_back(sample: tuple[str, dict[str, str]]) -> None:
     """Reading a key gives the values it was built of, from text and from bytes."""
@@ -209,7 +209,6 @@ def test_a_key_is_read_back(sample: tuple[str, dict[str, str]]) -> None:
             assert KEYS[row].parse(written) == values
 
 
-@settings(deadline=None)
 @given(keys())
 def test_a_key_is_found_in_the_table(sample: tuple[str, dict[str, str]]) -> None:
     """Every row that a key may belong to is named, the exact ones first."""
@@ -304,7 +303,6 @@ def glob_matches(pattern: str, text: str) -> bool:
     )
 
 
-@settings(deadline=None)
 @given(keys())
 def test_a_pattern_finds_every_key_of_its_kind(
     sample: tuple[str, dict[str, str]],

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACK",
+    "ADD_EVENTS",
     "ADD_MEMBERS",
     "ADMIT",
     "BEAT",
     "END_BEAT",
     "END_LEASE",
     "HAND_BACK",
+    "HOLD_RUN",
     "PUT_TEXT",
     "RECLAIM",
     "RENEW_LEASE",
@@ -133,6 +135,7 @@ class Script:
         return (name, text, len(keys), *keys, *arguments)
 
 
+ADD_EVENTS: Final = Script("add_events")
 ADD_MEMBERS: Final = Script("add_members")
 ADMIT: Final = Script("admit")
 ACK: Final = Script("ack")
@@ -140,6 +143,7 @@ BEAT: Final = Script("beat")
 END_BEAT: Final = Script("end_beat")
 END_LEASE: Final = Script("end_lease")
 HAND_BACK: Final = Script("hand_back")
+HOLD_RUN: Final = Script("hold_run")
 PUT_TEXT: Final = Script("put_text")
 RECLAIM: Final = Script("reclaim")
 RENEW_LEASE: Final = Script("renew_lease")

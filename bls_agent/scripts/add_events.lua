@@ -1,0 +1,141 @@
+-- KEYS[1]  run:{run_id}:events, a stream: the events of one run
+-- KEYS[2]  bls_agent:{…}:books, a hash: what counts them (below)
+-- KEYS[3]  …:owner, a string: the token of the run's writer, as long as it lives
+-- ARGV[1]  about how many events are kept
+-- ARGV[2]  seconds that the run lives from now on
+-- ARGV[3]  a sequence that ours come after, 0 for none
+-- ARGV[4]  milliseconds of an id that ours come after, 0 for none
+-- ARGV[5]  the number of that id
+-- ARGV[6]  what tells this writer from all others, or nothing
+-- ARGV[7]  the number of this batch; a writer's grow
+-- ARGV[8]  milliseconds of the lease of a writer that may end the run, 0 for others
+-- ARGV[9]  1 if the run ends with this batch: its last event stands only if the run is ours
+-- ARGV[…]  nine for each event: its sequence, or nothing to have it counted; timestamp;
+--          agent's id, type, name; team; category; action; data
+--
+-- Adds events and counts them over all writers. Gives the last sequence and the ids; a
+-- batch that was added before is not added again: then the last sequence and id of
+-- then, and "again". "ours" comes last if the writer's lease began anew with the batch:
+-- whoever writes needs no renewals, which could be late for all that is written. One step, because a sequence that is counted before its event is
+-- written could be written behind a later one, and because a batch whose reply was
+-- lost must be recognised.
+--
+-- The books: "sequence" and "id" of the last event that was counted here, "owner" as long
+-- as the run has a writer that has not ended it, and for each writer "batch:<token>" with
+-- the number of its last batch, and the sequence and the id that this batch ended with.
+-- "lost:<id>" says how many events the server had forgotten before that one.
+-- Whatever may be refused because a key has another type comes before the first write.
+local stream, token = KEYS[1], ARGV[6]
+local batch = 'batch:' .. token
+local books = redis.call('HMGET', KEYS[2], 'sequence', 'id', 'owner', batch)
+local holder = redis.call('GET', KEYS[3])
+if token ~= '' and books[4] then
+  local number, sequence, id = string.match(books[4], '^(%d+) (%d+) (%S+)')
+  if tonumber(number) >= tonumber(ARGV[7]) then
+    if holder == token and ARGV[8] ~= '0' and ARGV[9] ~= '1' then
+      redis.call('PEXPIRE', KEYS[3], ARGV[8])
+      redis.call('EXPIRE', stream, ARGV[2])
+      redis.call('EXPIRE', KEYS[2], ARGV[2])
+      return {tonumber(sequence), id, 'again', 'ours'}
+    end
+    return {tonumber(sequence), id, 'again'}
+  end
+end
+
+-- What others have added behind ours, or while nobody counted, is counted, too.
+local sequence = tonumber(books[1]) or 0
+local strange = true
+if books[2] then
+  local milliseconds, number = string.match(books[2], '^(%d+)-(%d+)$')
+  local behind = milliseconds .. '-' .. string.format('%.0f', number + 1)
+  strange = #redis.call('XRANGE', stream, behind, '+', 'COUNT', 1) > 0
+end
+if strange then
+  local last = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
+  for at = 1, last and #last[2] or 0, 2 do
+    local told = last[2][at + 1]
+    if last[2][at] == 'sequence' and string.match(told, '^%d+$') and #told < 16 then
+      sequence = math.max(sequence, tonumber(told))
+    end
+  end
+end
+-- What this server has forgotten is noted beside the first event behind it, so that
+-- readers can tell how many events they have missed.
+local forgotten = math.max(0, tonumber(ARGV[3]) - sequence)
+sequence = sequence + forgotten
+
+-- The run is not ours to end while somebody else holds it. Where nobody does, it is if
+-- the books say so, or if they know nothing of us: then the server has forgotten, and the
+-- lease begins anew. Books that know us and no owner were closed by somebody else.
+local ends = ARGV[9] == '1'
+local ours = holder == token
+  or (not holder and (books[3] == token or not (books[3] or books[4])))
+local last = #ARGV - (ends and not ours and 9 or 0)
+
+-- A server whose clock is behind that of the one before must not give an id that
+-- readers have passed already.
+local as = '*'
+if ARGV[4] ~= '0' and last > 9 then
+  local time = redis.call('TIME')
+  if tonumber(ARGV[4]) >= time[1] * 1000 + math.floor(time[2] / 1000) then
+    as = ARGV[4] .. '-' .. string.format('%.0f', ARGV[5] + 1)
+  end
+end
+
+local told, id, count = {0}, books[2] or '0-0', 1
+local add, format, kept = redis.pcall, string.format, ARGV[1]
+for at = 10, last, 9 do
+  local counted = ARGV[at]
+  if counted == '' then
+    sequence = sequence + 1
+    counted = format('%.0f', sequence)
+  elseif #counted < 16 then
+    sequence = math.max(sequence, tonumber(counted))
+  end
+  local added
+  repeat
+    local tried = as
+    as = '*'
+    added = add('XADD', stream, 'MAXLEN', '~', kept, tried,
+      'timestamp', ARGV[at + 1], 'sequence', counted,
+      'source_agent_id', ARGV[at + 2], 'source_agent_type', ARGV[at + 3],
+      'source_agent_name', ARGV[at + 4], 'source_team_name', ARGV[at + 5],
+      'event_category', ARGV[at + 6], 'event_action', ARGV[at + 7], 'data', ARGV[at + 8])
+  until tried == '*' or type(added) == 'string'
+  if type(added) ~= 'string' then
+    return added
+  end
+  id, count = added, count + 1
+  told[count] = added
+end
+told[1] = sequence
+
+local noted = {'sequence', format('%.0f', sequence), 'id', id}
+local function note(name, value)
+  noted[#noted + 1], noted[#noted + 2] = name, value
+end
+if forgotten > 0 and told[2] then
+  note('lost:' .. told[2], format('%.0f', forgotten))
+end
+if token ~= '' then
+  note(batch, table.concat({ARGV[7], format('%.0f', sequence), id}, ' '))
+end
+local holds = ours and not ends and ARGV[8] ~= '0'
+if holds and books[3] ~= token then
+  note('owner', token)
+end
+redis.call('HSET', KEYS[2], unpack(noted))
+if holds then
+  if holder then
+    redis.call('PEXPIRE', KEYS[3], ARGV[8])
+  else
+    redis.call('SET', KEYS[3], token, 'PX', ARGV[8])
+  end
+  told[count + 1] = 'ours'
+elseif ends and ours then
+  redis.call('HDEL', KEYS[2], 'owner')
+  redis.call('DEL', KEYS[3])
+end
+redis.call('EXPIRE', stream, ARGV[2])
+redis.call('EXPIRE', KEYS[2], ARGV[2])
+return told
