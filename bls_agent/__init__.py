@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         OutcomeKind,
         Status,
     )
+    from bls_agent.runs.store import EventStore
     from bls_agent.settings import Settings
     from bls_agent.stats import AgentStats
     from bls_agent.sync_console import SyncConsole
@@ -61,6 +62,7 @@ __all__ = [
     "ContractError",
     "DecodeError",
     "DuplicateHandlerError",
+    "EventStore",
     "LeaseHeldError",
     "Level",
     "LogEntry",
@@ -86,6 +88,7 @@ _HOMES = {
     "Command": "project.messages",
     "CommandContext": "project.commands.context",
     "Console": "console",
+    "EventStore": "runs.store",
     "Level": "project.messages",
     "LogEntry": "project.messages",
     "Outcome": "project.messages",

@@ -22,6 +22,7 @@ TOGETHER = (
     "test_architecture.py",
     "test_browser.py",
     "test_browser_hostile.py",
+    "test_browser_runs.py",
     "test_chaos_short.py",
     "test_cluster.py",
     "test_exports.py",
@@ -29,10 +30,15 @@ TOGETHER = (
     "test_sentinel.py",
 )
 
-# A busy machine is no fault of the package: no example has a deadline.
-hypothesis.settings.register_profile(
-    "steady", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
+# A busy machine is no fault of the package: no example has a deadline. Each run draws
+# other examples; --hypothesis-profile=thorough draws many.
+for name, examples in (("steady", 50), ("thorough", 2_000)):
+    hypothesis.settings.register_profile(
+        name,
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
 hypothesis.settings.load_profile("steady")
 
 

@@ -25,6 +25,7 @@ WORDS = [
     "names",
     "keys",
     "worker_rights",
+    "run_rights",
     "rights",
     "diagnosis",
     "settings",

@@ -35,7 +35,12 @@ def trees() -> Trees:
 
 
 # A folder whose face lists what its modules define, so that users import from one place.
-FACES = {"bls_agent.testing.chaos", "bls_agent.fleet", "bls_agent.workers"}
+FACES = {
+    "bls_agent.testing.chaos",
+    "bls_agent.fleet",
+    "bls_agent.workers",
+    "bls_agent.runs",
+}
 # The demo is a program in three parts: nobody imports more than its entrance.
 DEMO = "bls_agent.demo"
 

@@ -1,1 +1,75 @@
-"""Contract 003: the events of a run. So far: what a doctor holds against them."""
+"""Contract 003: the events of runs, written, replayed and followed.
+
+The names below are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bls_agent.runs.event_reader import EventPage
+    from bls_agent.runs.events import (
+        EventAction,
+        EventCategory,
+        Followed,
+        Gap,
+        GapReason,
+        StreamEvent,
+        WriterLost,
+    )
+    from bls_agent.runs.following.ends import FollowEnd
+    from bls_agent.runs.following.follower import Follower
+    from bls_agent.runs.new_events import NewEvent
+    from bls_agent.runs.store import EventStore
+    from bls_agent.runs.summaries import RunList, RunState, RunSummary
+    from bls_agent.runs.writing.stats import RunWriterStats
+    from bls_agent.runs.writing.writer import RunWriter
+
+__all__ = [
+    "EventAction",
+    "EventCategory",
+    "EventPage",
+    "EventStore",
+    "FollowEnd",
+    "Followed",
+    "Follower",
+    "Gap",
+    "GapReason",
+    "NewEvent",
+    "RunList",
+    "RunState",
+    "RunSummary",
+    "RunWriter",
+    "RunWriterStats",
+    "StreamEvent",
+    "WriterLost",
+]
+
+_HOMES = {
+    "EventPage": "event_reader",
+    "EventStore": "store",
+    "FollowEnd": "following.ends",
+    "Follower": "following.follower",
+    "NewEvent": "new_events",
+    "RunWriter": "writing.writer",
+    "RunWriterStats": "writing.stats",
+    "RunList": "summaries",
+    "RunState": "summaries",
+    "RunSummary": "summaries",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its module; events are those without another home."""
+    if name not in __all__:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    module = import_module(f"{__name__}.{_HOMES.get(name, 'events')}")
+    value = globals()[name] = getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -24,6 +24,7 @@ from bls_agent import (
     Command,
     CommandContext,
     Console,
+    EventStore,
     Level,
     LogEntry,
     Outcome,
@@ -38,6 +39,17 @@ from bls_agent.agent_thread import AgentThread
 from bls_agent.codec import JSONObject, JSONValue
 from bls_agent.delivery import Flushed
 from bls_agent.project.log.logs import Log
+from bls_agent.runs import (
+    EventAction,
+    EventCategory,
+    EventPage,
+    Gap,
+    NewEvent,
+    RunSummary,
+    RunWriter,
+    StreamEvent,
+    WriterLost,
+)
 from bls_agent.workers import CacheStats, FunctionCache, cache, cached
 
 agent = ProjectAgent("订单系统")
@@ -365,3 +377,33 @@ async def call_cached() -> None:
     assert_type(await cache.clear(cached_bare), int)
     assert_type(await cache.clear(cached_plain, "1", adjust=True), int)
     assert_type(cache.clear_sync(cached_plain), int)
+
+
+# --- the events of a run
+
+
+async def write_and_follow() -> None:
+    """What is followed is an event, a gap or a lost writer, and nothing else."""
+    async with EventStore(agent, maxlen=1_000) as store:
+        assert_type(store, EventStore)
+        assert_type(await store.add(1, "lifecycle", "started"), str | None)
+        told = ("llm", "stream", {"content": "你"})
+        named = NewEvent(EventCategory.AGENT, EventAction.TOOL_CALL)
+        assert_type(await store.add_many(1, [told, named]), list[str])
+        assert_type(await store.get_events(1, "-", "+", 10), list[StreamEvent])
+        assert_type(await store.page(1, after=None), EventPage)
+        assert_type(await store.describe(1), RunSummary | None)
+        async with store.run(1, source={"agent_name": "全局协调者"}) as run:
+            assert_type(run, RunWriter)
+            run.emit("llm", "stream", {"content": "好"})
+            run.emit("llm", data=["好"])  # type: ignore[call-arg, arg-type]  # pyright: ignore[reportCallIssue]
+        async for item in store.follow(1):
+            match item:
+                case StreamEvent():
+                    assert_type(item.sequence, int)
+                case Gap():
+                    assert_type(item.missing, int | None)
+                case _:
+                    assert_type(item, WriterLost)
+        await store.add("1", "a", "b")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    EventStore(on_error="ignore")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

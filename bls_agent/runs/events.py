@@ -1,0 +1,277 @@
+"""An event of a run: as its stream entry, and as programs see it; no I/O here.
+
+(Contract 003, sections 2 and 3.) What others wrote is read tolerantly: an entry that
+breaks the contract is an event all the same, and says what is wrong with it. What we
+write is checked and has exactly the documented form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, Final, TypeAlias
+
+from bls_agent.codec import JSONObject, decode_object, encode
+from bls_agent.errors import DecodeError
+from bls_agent.runs.frames import write_frame
+
+__all__ = [
+    "EventAction",
+    "EventCategory",
+    "Followed",
+    "Gap",
+    "GapReason",
+    "StreamEvent",
+    "WriterLost",
+]
+
+
+class EventCategory(StrEnum):
+    """The known categories; others are allowed."""
+
+    LIFECYCLE = "lifecycle"
+    LLM = "llm"
+    DISPATCH = "dispatch"
+    SYSTEM = "system"
+    AGENT = "agent"
+
+
+class EventAction(StrEnum):
+    """The known actions; others are allowed."""
+
+    STARTED = "started"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    STREAM = "stream"
+    ASSIGNED = "assigned"
+    CLOSE = "close"
+    REASONING = "reasoning"
+    TOOL_CALL = "tool_call"
+    TOOL_RESULT = "tool_result"
+    TEAM = "team"
+    WORKER = "worker"
+    TOPOLOGY = "topology"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+_SOURCE: Final = ("agent_id", "agent_type", "agent_name", "team_name")
+_SOURCE_FIELDS: Final = (
+    (b"source_agent_id", "agent_id"),
+    (b"source_agent_type", "agent_type"),
+    (b"source_agent_name", "agent_name"),
+    (b"source_team_name", "team_name"),
+)
+_DIGITS: Final = 20  # of a number of 64 bit
+
+
+@dataclass(frozen=True)
+class StreamEvent:
+    """One event of a run.
+
+    The same object may be given to many followers: take ``source``, ``event`` and
+    ``data`` as read-only.
+
+    Attributes:
+        id: Where it stands: ``<milliseconds>-<number>``, growing within a run.
+        run_id: The run.
+        timestamp: When it happened: ISO 8601, as its writer wrote it.
+        sequence: Its number within the run, from 1; 0 where none can be read.
+        source: ``agent_id``, ``agent_type``, ``agent_name`` and ``team_name``; ``None``
+            if all of them are empty.
+        event: ``category`` and ``action``.
+        data: What it says; ``{}`` where that cannot be read.
+        raw: All fields as they stand in Redis where the entry breaks the contract,
+            else ``None``.
+        faults: What is wrong then: names of fields.
+    """
+
+    id: str
+    run_id: int
+    timestamp: str
+    sequence: int
+    source: Mapping[str, str] | None
+    event: Mapping[str, str]
+    data: Mapping[str, Any]
+    raw: Mapping[bytes, bytes] | None = field(default=None, repr=False)
+    faults: tuple[str, ...] = ()
+
+    @property
+    def category(self) -> str:
+        """What kind of event it is: ``lifecycle``, ``llm``, …; see :class:`EventCategory`."""
+        return self.event["category"]
+
+    @property
+    def action(self) -> str:
+        """What happened: ``started``, ``stream``, …; see :class:`EventAction`."""
+        return self.event["action"]
+
+    @property
+    def name(self) -> str:
+        """Both: ``llm.stream``."""
+        return f"{self.event['category']}.{self.event['action']}"
+
+    @property
+    def closes(self) -> bool:
+        """Whether its writer has ended the run with it: ``system.close``."""
+        return (
+            self.event["category"] == EventCategory.SYSTEM
+            and self.event["action"] == EventAction.CLOSE
+        )
+
+    def to_dict(self) -> JSONObject:
+        """Give the form of contract 003, section 2.3."""
+        return {
+            "id": self.id,
+            "run_id": self.run_id,
+            "timestamp": self.timestamp,
+            "sequence": self.sequence,
+            "source": self.source,
+            "event": self.event,
+            "data": self.data,
+        }
+
+    @cached_property
+    def json(self) -> bytes:
+        """The same as JSON: UTF-8, on one line; made once."""
+        return encode(self.to_dict())
+
+    @cached_property
+    def sse(self) -> bytes:
+        """The same as a server-sent event; made once for all who follow."""
+        return write_frame(self.name, encode(self.to_dict()), self.id)
+
+    @classmethod
+    def decode(
+        cls, run_id: int, entry_id: bytes, fields: Sequence[bytes]
+    ) -> StreamEvent:
+        """Read an entry of the stream; never raises.
+
+        Args:
+            run_id: The run.
+            entry_id: Its id, as Redis tells it.
+            fields: Names and values by turns, as Redis tells them.
+        """
+        named = dict(zip(fields[::2], fields[1::2], strict=False))
+        faults: list[str] = []
+        sequence = _read_sequence(named, faults)
+        data = _read_data(named, faults)
+        category = _read_text(named, b"event_category", faults)
+        action = _read_text(named, b"event_action", faults)
+        timestamp = _read_text(named, b"timestamp", faults)
+        return cls(
+            entry_id.decode("ascii", "replace"),
+            run_id,
+            timestamp,
+            sequence,
+            _read_source(named),
+            {"category": category, "action": action},
+            data,
+            named if faults else None,
+            tuple(faults),
+        )
+
+
+def _read_text(named: Mapping[bytes, bytes], name: bytes, faults: list[str]) -> str:
+    value = named.get(name)
+    if value is None:
+        faults.append(name.decode())
+        return ""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        faults.append(name.decode())
+        return value.decode("utf-8", "backslashreplace")
+
+
+def _read_sequence(named: Mapping[bytes, bytes], faults: list[str]) -> int:
+    told = named.get(b"sequence", b"")
+    if told.isdigit() and len(told) <= _DIGITS:
+        return int(told)
+    faults.append("sequence")
+    return 0
+
+
+def _read_data(named: Mapping[bytes, bytes], faults: list[str]) -> JSONObject:
+    try:
+        return decode_object(named.get(b"data", b""))
+    except DecodeError:
+        faults.append("data")
+        return {}
+
+
+def _read_source(named: Mapping[bytes, bytes]) -> dict[str, str] | None:
+    told = {
+        name: named.get(stands, b"").decode("utf-8", "backslashreplace")
+        for stands, name in _SOURCE_FIELDS
+    }
+    return told if any(told.values()) else None
+
+
+class GapReason(StrEnum):
+    """Why events are missing.
+
+    Attributes:
+        TRIMMED: They were the oldest of more than the run keeps.
+        EXPIRED: The whole run is gone.
+        LOST: The server has forgotten them: it was restarted or replaced.
+    """
+
+    TRIMMED = "trimmed"
+    EXPIRED = "expired"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Stands among the events of a run where some are missing.
+
+    Attributes:
+        run_id: The run.
+        reason: Why.
+        after: Id of the event behind which they are missing; ``"0-0"`` for the beginning.
+        before: Id of the next event that is there; ``None`` if there is none.
+        missing: How many, if that is known.
+    """
+
+    run_id: int
+    reason: GapReason
+    after: str
+    before: str | None = None
+    missing: int | None = None
+
+    def to_dict(self) -> JSONObject:
+        """Give its fields, as they go to a browser."""
+        return {
+            "run_id": self.run_id,
+            "reason": self.reason.value,
+            "after": self.after,
+            "before": self.before,
+            "missing": self.missing,
+        }
+
+
+@dataclass(frozen=True)
+class WriterLost:
+    """Stands among the events of a run: its writer fell silent without ending the run.
+
+    It died, or froze, or lost its link; it may come back, and is followed on then. No
+    reader writes anything for it: this stands in no stream.
+
+    Attributes:
+        run_id: The run.
+        after: Id of the last event that is there.
+    """
+
+    run_id: int
+    after: str
+
+    def to_dict(self) -> JSONObject:
+        """Give its fields, as they go to a browser."""
+        return {"run_id": self.run_id, "after": self.after}
+
+
+Followed: TypeAlias = StreamEvent | Gap | WriterLost  # what a follower is given

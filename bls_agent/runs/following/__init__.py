@@ -1,0 +1,1 @@
+"""Following runs: any number of followers over one waiting connection."""

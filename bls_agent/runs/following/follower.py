@@ -1,0 +1,390 @@
+"""One follower of one run: everything behind a place, in order, once."""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Self
+
+import anyio
+
+from bls_agent.backoff import Backoff
+from bls_agent.errors import RedisRefusedError, RedisUnavailableError
+from bls_agent.runs.event_ids import BEGINNING, END, EventId, order
+from bls_agent.runs.events import Followed, Gap, GapReason, StreamEvent, WriterLost
+from bls_agent.runs.following.channel import Channel
+from bls_agent.runs.following.ends import FollowEnd
+from bls_agent.runs.following.gaps import (
+    continues,
+    judge_jump,
+    judge_start,
+    sequence_of,
+)
+from bls_agent.runs.following.hub import Hub, Hubs
+from bls_agent.runs.following.looks import gather_evidence, gather_start
+from bls_agent.runs.reading import Page, Portion, RunReader
+
+__all__ = ["Follower"]
+
+BATCH: Final = 500  # events that are given at once
+MEANWHILE: Final = 0.1  # seconds from one look at what others have read to the next
+LONGEST: Final = 5.0  # the same at most: it doubles while nothing changes
+DOUBT: Final = 5.0  # seconds for a writer to tell by its next event what was lost
+
+
+class Follower:
+    """Gives the events of a run behind a place, as they are written.
+
+    Iterate over it, or ask it for batches, in one task at a time. Leaving the iteration
+    needs no closing: a follower that nobody waits with costs nothing, and holds no more
+    than its place.
+
+    Each event is given once, in order, through lost connections and restarts of a server
+    that keeps its data. Where some are missing, a :class:`~bls_agent.runs.Gap` stands
+    in their place. It ends at ``system.close`` if nothing stands behind that, when the
+    run disappears, and when its store is closed in this event loop.
+
+    Attributes:
+        run_id: The run.
+        place: Id of the event that was given last; the iteration goes on behind it.
+    """
+
+    def __init__(
+        self, hubs: Hubs, run_id: int, last_id: str, *, is_plain: bool = False
+    ) -> None:
+        """Remember where to begin; nothing is read yet.
+
+        Args:
+            hubs: Who waits for new events.
+            run_id: The run.
+            last_id: Behind which event; ``$`` for the end.
+            is_plain: Give events only, and never end by what is read.
+        """
+        self.run_id = run_id
+        self.place: EventId = last_id
+        self._hubs = hubs
+        self._is_plain = is_plain
+        self._hub: Hub | None = None
+        self._reader: RunReader | None = None
+        self._channel: Channel | None = None
+        self._begun = False
+        self._is_over = self._is_left = False
+        self._cursor: EventId = last_id  # read behind it
+        self._known: int | None = 0 if last_id == BEGINNING else None
+        self._is_event = True  # whether one surely stood at the cursor
+        self._closes = False  # whether the one that did has ended the run
+        self._was_there = last_id not in (BEGINNING, END)  # the run, as far as we know
+        self._number: int | None = None  # of what comes next, in the channel's ring
+        self._rewinds = 0  # of the channel that we have heard of
+        self._doubt_until: float | None = None
+        self._told: tuple[bytes, int] | None = None  # whose loss
+        self._portion = Portion()
+        self._rests = True  # whether others had their turn since the last batch
+        self._failure: RedisUnavailableError | None = None
+        self._backoff: Backoff | None = None
+        self._pause_until = (
+            self._until
+        ) = -math.inf  # before the next try; to wait at most
+        self._meanwhile = MEANWHILE
+        self._ready: list[Followed] = []
+        self._at = 0
+
+    def __repr__(self) -> str:
+        state = "ended" if self.ended else "open"
+        return f"<Follower run {self.run_id} behind {self.place}, {state}>"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self._is_over and self._at == len(self._ready)
+
+    @property
+    def end(self) -> FollowEnd | None:
+        """Why nothing more will come; ``None`` as long as something may."""
+        if not self.ended:
+            return None
+        if self._is_left:
+            return FollowEnd.LEFT
+        return FollowEnd.CLOSED if self._closes else FollowEnd.GONE
+
+    @property
+    def unavailable(self) -> RedisUnavailableError | None:
+        """Why Redis cannot be asked now; ``None`` if it can."""
+        channel = self._channel
+        return self._failure or (channel.outage if channel is not None else None)
+
+    def __aiter__(self) -> Self:
+        """Give itself."""
+        return self
+
+    async def __anext__(self) -> Followed:
+        """Give what comes next; wait for it."""
+        if self._at == len(self._ready):
+            self._ready, self._at = await self._next(), 0
+            if not self._ready:
+                raise StopAsyncIteration
+        item = self._ready[self._at]
+        self._at += 1
+        if isinstance(item, StreamEvent):
+            self.place = item.id
+        return item
+
+    async def batch(self, timeout: float | None = None) -> list[Followed]:
+        """Give all that is there; wait for it if nothing is.
+
+        Args:
+            timeout: Seconds to wait at most for something new; default: as long as it
+                takes. A request that is under way then is finished (the store's
+                ``timeout`` bounds it): even with 0 all is given that is there.
+
+        Returns:
+            Empty if nothing has come in time, or if nothing more will (``ended``).
+
+        Raises:
+            WrongTypeError: The key is no stream.
+            RedisRefusedError: Redis refuses for good.
+            RedisUnavailableError: The end could not be found (``last_id="$"``).
+        """
+        items: list[Followed] = self._ready[self._at :]
+        self._ready, self._at = [], 0
+        if not items:
+            until = math.inf if timeout is None else anyio.current_time() + timeout
+            items = await self._next(until)
+        for item in reversed(items):
+            if isinstance(item, StreamEvent):
+                self.place = item.id
+                break
+        return items
+
+    async def aclose(self) -> None:
+        """End: nothing more is given. There is nothing else to close."""
+        self._leave_run()
+        self._ready, self._at, self._channel = [], 0, None
+
+    def _leave_run(self) -> None:
+        self._is_left |= not self._is_over
+        self._is_over = True
+
+    async def _next(self, until: float = math.inf) -> list[Followed]:
+        """Give what comes next, at least one; empty at the end, or when time is up.
+
+        What is given is noted in the very step in which it leaves: who is cancelled
+        before that has lost nothing.
+        """
+        if not self._rests:
+            await anyio.lowlevel.checkpoint()
+        self._rests, self._until = False, until
+        while not self._is_over:
+            if self._reader is None:
+                self._hub = self._hubs.here
+                self._reader = RunReader(self._hub.wires, self.run_id)
+            if self._hub is None or self._hub.is_closed:
+                self._leave_run()
+            elif found := await self._try(self._hub, self._reader):
+                return found
+            if anyio.current_time() >= until:
+                break
+        return []
+
+    async def _try(self, hub: Hub, reader: RunReader) -> list[Followed]:
+        """Do what comes next; if Redis is away, wait a little."""
+        if not await self._pause():
+            return []
+        try:
+            return await self._step(hub, reader)
+        except RedisRefusedError:
+            raise
+        except RedisUnavailableError as error:
+            is_less = self._portion.shrink(error)
+            if self._cursor == END or (self._is_plain and not is_less):
+                raise
+            self._failure = error
+            self._backoff = self._backoff or Backoff()
+            self._pause_until = anyio.current_time() + self._backoff.failed()
+            return []
+
+    async def _pause(self) -> bool:
+        """Wait until it is time for the next try; tell whether it is."""
+        now = anyio.current_time()
+        if now < self._pause_until:
+            self._rests = True
+            await anyio.sleep(max(0.0, min(self._pause_until, self._until) - now))
+        return self._pause_until <= max(self._until, anyio.current_time())
+
+    async def _step(self, hub: Hub, reader: RunReader) -> list[Followed]:
+        """Do what comes next: begin, take from the ring, wait, or read from Redis."""
+        if not self._begun:
+            gap = await self._begin(reader)
+            if gap is not None or self._is_over:
+                return [gap] if gap is not None else []
+        channel = self._channel
+        found = self._take_from(channel) if channel is not None else None
+        if channel is not None and found is not None:
+            if not found and not self._is_over:
+                await self._wait(channel)
+            return found
+        return await self._read_page(hub, reader)
+
+    async def _begin(self, reader: RunReader) -> Gap | None:
+        """Find out where to begin."""
+        gap: Gap | None = None
+        if self._cursor == END:
+            last = await reader.last()
+            if last is not None:
+                self._known, self._closes = sequence_of(last), last.closes
+                self._was_there = True
+            self.place = self._cursor = BEGINNING if last is None else last.id
+        elif self._cursor != BEGINNING and not self._is_plain:
+            place, self._known, gap, self._is_event, self._closes, over = judge_start(
+                self.run_id, self._cursor, await gather_start(reader, self._cursor)
+            )
+            self.place = self._cursor = place
+            self._is_over = over
+        self._begun = True
+        return gap
+
+    def _take_from(self, channel: Channel) -> list[Followed] | None:
+        """Give what the others have, too; ``None`` if Redis has to be asked."""
+        if channel.failure is not None:
+            self._channel = None
+            raise channel.failure
+        if channel.rewinds != self._rewinds:
+            self._hear_of_rewind(channel)
+        ring = channel.ring
+        if self._number is None:
+            self._number = ring.locate(self._cursor)
+            if self._number is None and order(self._cursor) > order(ring.head):
+                return self._look_round(channel)  # we have read further than it has
+        events = None
+        if self._number is not None:
+            events = ring.after(self._number, BATCH)
+        if events is None or (events and self._doubt_until is not None):
+            return self._leave(channel)
+        if not events:
+            return self._look_round(channel)
+        self._number = (self._number or 0) + len(events)
+        self._note(events[-1])
+        return [*events]
+
+    def _leave(self, channel: Channel) -> list[Followed] | None:
+        """Read on from Redis, unless there is nothing to be read any more."""
+        self._number = None
+        self._portion = Portion()  # what is large now may have been small before
+        if channel.is_open or not channel.presence.is_gone or self._is_plain:
+            return None
+        if not self._was_there:
+            return self._drop()  # that was a former life of the run
+        self._is_over = True
+        return [self._make_gap(GapReason.EXPIRED, channel)]
+
+    def _hear_of_rewind(self, channel: Channel) -> None:
+        """Go back to the end that is there, if the server has forgotten our place."""
+        self._rewinds, self._number = channel.rewinds, None
+        if order(self._cursor) > order(channel.rewound_to):
+            self._cursor = channel.rewound_to
+            self._doubt_until = anyio.current_time() + DOUBT
+
+    def _look_round(self, channel: Channel) -> list[Followed] | None:
+        """Say what else there is to be told to one who has been given every event."""
+        presence, found = channel.presence, list[Followed]()
+        if self._is_plain:
+            return found if channel.is_open else self._drop()
+        if presence.is_gone and not self._was_there:
+            return self._drop()
+        if presence.is_gone:
+            self._is_over = True
+        elif self._closes and self._doubt_until is None:
+            self._number = None
+            return None  # it ends if nothing stands behind
+        lost = None if presence.lost is None else (presence.lost, presence.returns)
+        is_news = lost is not None and lost != self._told
+        doubt = self._doubt_until
+        if doubt is not None and (
+            self._is_over or is_news or anyio.current_time() >= doubt
+        ):
+            found.append(self._make_gap(GapReason.LOST))
+            self._doubt_until, self.place = None, self._cursor
+        if is_news and not self._is_over:
+            self._told = lost
+            found.append(WriterLost(self.run_id, self.place))
+        if not found and not channel.is_open and not self._is_over:
+            return self._drop()
+        return found
+
+    def _drop(self) -> list[Followed] | None:
+        """Leave a channel that nobody feeds any more."""
+        self._channel = self._number = None
+        return None
+
+    def _make_gap(self, reason: GapReason, channel: Channel | None = None) -> Gap:
+        known = channel.known if channel is not None else None
+        missing = max(0, known - self._known) if known and self._known else 0
+        return Gap(self.run_id, reason, self.place, None, missing or None)
+
+    async def _wait(self, channel: Channel) -> None:
+        self._rests = True
+        until = self._until if self._doubt_until is None else self._doubt_until
+        with anyio.CancelScope(deadline=min(until, self._until)):
+            await channel.wait()
+
+    async def _read_page(self, hub: Hub, reader: RunReader) -> list[Followed]:
+        """Read on from Redis, and join those who wait if that was all."""
+        began = anyio.current_time()
+        page = await hub.pages.read(reader, self._cursor, self._portion.count)
+        gap = await self._judge(page.events[0], reader) if page.events else None
+        self._failure = self._backoff = None
+        self._portion.learn(page, anyio.current_time() - began)
+        found: list[Followed] = [*([gap] if gap is not None else []), *page.events]
+        self._go_on(hub, reader, page)
+        if not found and not self._is_over and self._channel is not None:
+            await self._wait_for_truth(hub, self._channel)
+        return found
+
+    async def _wait_for_truth(self, hub: Hub, channel: Channel) -> None:
+        """Have it looked what is wrong if a run ends before what others have read.
+
+        Mostly nothing is: they have read it meanwhile.
+        """
+        ring = channel.ring
+        if ring.locate(self._cursor) is None and order(self._cursor) < order(ring.head):
+            hub.doubt(channel)
+            with anyio.move_on_after(self._meanwhile):
+                await self._wait(channel)
+            self._meanwhile = min(2 * self._meanwhile, LONGEST)
+
+    def _go_on(self, hub: Hub, reader: RunReader, page: Page) -> None:
+        if page.events:
+            self._note(page.events[-1])
+        if page.is_last and self._closes and not self._is_plain:
+            self._is_over = True
+            return
+        channel = hub.find(self.run_id, reader.keys.events)
+        if channel is None and page.is_last:
+            channel = hub.join(
+                reader.keys, self._cursor, self._known, seen=self._was_there
+            )
+        if channel is not self._channel and channel is not None:
+            self._rewinds = channel.rewinds
+        self._channel, self._number = channel, None
+
+    def _note(self, event: StreamEvent) -> None:
+        """Note what is given last."""
+        self._cursor, self._known = event.id, sequence_of(event)
+        self._closes, self._is_event, self._was_there = event.closes, True, True
+        self._doubt_until, self._meanwhile = None, MEANWHILE
+
+    async def _judge(self, first: StreamEvent, reader: RunReader) -> Gap | None:
+        """Find out whether events are missing before one that was read."""
+        is_fresh = self._cursor == BEGINNING and self._known is None
+        in_doubt = self._doubt_until is not None
+        is_begin = is_fresh and not in_doubt
+        if self._is_plain or is_begin or continues(self._known, first):
+            return None
+        evidence = await gather_evidence(reader, self.place, first.id)
+        return judge_jump(
+            self.place,
+            self._known,
+            first,
+            evidence,
+            is_event=self._is_event,
+            in_doubt=in_doubt,
+        )

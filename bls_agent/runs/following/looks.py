@@ -1,0 +1,173 @@
+"""What Redis is asked about runs besides their events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import anyio
+
+from bls_agent.endpoint import Reply, Request
+from bls_agent.errors import BlsError, RedisRefusedError, WrongTypeError
+from bls_agent.keyed_wires import KeyedWires
+from bls_agent.runs.event_ids import BEGINNING, EventId, find_id
+from bls_agent.runs.following.channel import Channel
+from bls_agent.runs.following.gaps import Evidence, Start
+from bls_agent.runs.following.presence import Seen
+from bls_agent.runs.reading import RunReader, decode_entries
+
+__all__ = ["find_refused", "gather_evidence", "gather_start", "look_at", "read_last"]
+
+
+async def gather_evidence(
+    reader: RunReader, place: EventId, first: EventId
+) -> Evidence:
+    """Ask what tells whether events are missing between a place and an event.
+
+    Raises:
+        RedisUnavailableError: Redis cannot answer.
+    """
+    keys = reader.keys
+    at, oldest, noted = await reader.ask_many(
+        [
+            ("XRANGE", keys.events, place, place, "COUNT", 1),
+            ("XRANGE", keys.events, "-", "+", "COUNT", 1),
+            ("HGET", keys.books, f"lost:{first}"),
+        ]
+    )
+    begins = _told(oldest)
+    return Evidence(
+        stands=bool(_told(at)),
+        oldest=begins[0][0].decode() if begins else None,
+        noted=_number(_told(noted)),
+    )
+
+
+async def gather_start(reader: RunReader, place: EventId) -> Start:
+    """Ask what tells how to begin at a place.
+
+    Raises:
+        WrongTypeError: The key is no stream.
+        RedisUnavailableError: Redis cannot answer.
+    """
+    keys = reader.keys
+    at, about, books, left = await reader.ask_many(
+        [
+            ("XRANGE", keys.events, place, place, "COUNT", 1),
+            ("XINFO", "STREAM", keys.events),
+            ("HMGET", keys.books, "id", "sequence"),
+            ("PTTL", keys.owner),
+        ]
+    )
+    if isinstance(at, BlsError):
+        raise _in_our_words(at, keys.events)
+    found = decode_entries(keys.run_id, at)
+    last, exists = read_last(about)
+    booked, sequence = _told(books) or (None, None)
+    last_booked = find_id(booked.decode("ascii", "replace")) if booked else None
+    return Start(
+        at=found[0] if found else None,
+        exists=exists or bool(found),
+        last=last,
+        booked=(last_booked, _number(sequence)) if last_booked else None,
+        lives=(_told(left) or -2) != -2,  # noqa: PLR2004 - Redis's word for no such key
+    )
+
+
+def read_last(about: Reply) -> tuple[EventId | None, bool]:
+    """Read from XINFO STREAM the last id that was ever given, and whether there is a run.
+
+    Returns:
+        ``None`` for the id if nobody may know it.
+    """
+    if isinstance(about, BlsError):
+        if "no such key" in str(about).lower():
+            return BEGINNING, False
+        return None, True
+    named = dict(zip(about[::2], about[1::2], strict=False))
+    return cast("bytes", named[b"last-generated-id"]).decode(), True
+
+
+async def look_at(
+    wires: KeyedWires, channels: Sequence[Channel]
+) -> tuple[list[Seen], bool]:
+    """See whether runs are there and their writers alive, all in one write.
+
+    Returns:
+        What was seen of each, and whether one had to be set back because the server has
+        forgotten what was read.
+
+    Raises:
+        RedisUnavailableError: Redis cannot answer.
+    """
+    began = anyio.current_time()
+    requests: list[Request] = []
+    for channel in channels:
+        keys = channel.keys
+        requests += [
+            ("EXISTS", keys.events),
+            ("HGET", keys.books, "owner"),
+            ("PTTL", keys.owner),
+        ]
+    existed = [channel.presence.existed for channel in channels]
+    doubted = [channel for channel in channels if channel.unchecked]
+    heads = [channel.ring.head for channel in doubted]
+    requests += [("XINFO", "STREAM", channel.keys.events) for channel in doubted]
+    replies = await wires.read_many(requests)
+    elapsed = anyio.current_time() - began
+    told = replies[len(channels) * 3 :]
+    checked = [
+        channel.check(head, read_last(about)[0])
+        for channel, head, about in zip(doubted, heads, told, strict=True)
+    ]
+    seen = [
+        Seen(
+            exists=_told(replies[at], otherwise=1) != 0,
+            owner=_told(replies[at + 1]),
+            left=_seconds(_told(replies[at + 2])),
+            elapsed=elapsed,
+            existed=before,
+        )
+        for at, before in zip(range(0, len(replies), 3), existed, strict=False)
+    ]
+    return seen, any(checked)
+
+
+async def find_refused(
+    wires: KeyedWires, channels: Sequence[Channel]
+) -> list[tuple[Channel, BlsError]]:
+    """Find the runs of which Redis refuses to tell anything.
+
+    Raises:
+        RedisUnavailableError: Redis cannot answer.
+    """
+    keys = [channel.keys.events for channel in channels]
+    requests = [("XREAD", "COUNT", 1, "STREAMS", key, "$") for key in keys]
+    replies = await wires.read_many(requests)
+    return [
+        (channel, _in_our_words(reply, channel.keys.events))
+        for channel, reply in zip(channels, replies, strict=True)
+        if isinstance(reply, RedisRefusedError)
+    ]
+
+
+def _in_our_words(error: BlsError, key: str) -> BlsError:
+    if getattr(error, "kind", "") == "wrong_type":
+        return WrongTypeError(key, "stream")
+    return error
+
+
+def _told(reply: Reply, *, otherwise: Any = None) -> Any:
+    """Give a reply; what we may not know is not known."""
+    return otherwise if isinstance(reply, BlsError) else reply
+
+
+def _number(text: bytes | None) -> int:
+    return int(text) if text is not None and text.isdigit() else 0
+
+
+def _seconds(left: int | None) -> float | None:
+    """Read PTTL: ``None`` without a key, very long where it never ends."""
+    if left is None or left == -2:  # noqa: PLR2004 - Redis's word for no such key
+        return None
+    return left / 1000 if left >= 0 else float("inf")

@@ -1,0 +1,203 @@
+"""Finding the runs there are, and looking at them, many in one round trip."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Final
+
+import anyio.lowlevel
+
+from bls_agent.access import Store
+from bls_agent.endpoint import Reply, Request
+from bls_agent.errors import RedisUnavailableError, WrongTypeError
+from bls_agent.keyed_wires import KeyedWires
+from bls_agent.keys import RUN_EVENTS
+from bls_agent.runs.event_ids import BEGINNING, check_run_id, find_id, next_id, order
+from bls_agent.runs.limits import check_count
+from bls_agent.runs.reading import RunKeys
+from bls_agent.runs.summaries import (
+    FIRST_PORTION,
+    NO_KEY,
+    Entries,
+    Look,
+    RunList,
+    RunSummary,
+    next_portion,
+    run_id_of,
+    size_of,
+    summarise,
+)
+
+__all__ = ["Listing"]
+
+TOGETHER: Final = 500  # runs of which nothing large is asked
+MOST: Final = 10_000
+_OF_ITS_KEY: Final = ("wrong_type", "no_permission")  # others may be answered
+
+
+class Listing(Store):
+    """Tells which runs there are; never writes."""
+
+    async def runs(self, limit: int = 100) -> RunList:
+        """Find the runs there are, the one with the newest event first.
+
+        All keys are searched with SCAN. What has the key of a run and is none, or may
+        not be read, hides no other run; it is counted.
+
+        Args:
+            limit: So many runs at most, up to 10,000.
+
+        Raises:
+            ConfigurationError: ``limit`` breaks its rule.
+            RedisUnavailableError: Redis cannot answer, or lets us read none of the runs.
+        """
+        check_count("limit", limit, most=MOST)
+        wires = self._access.wires
+        found: set[int] = set()
+        odd: set[bytes] = set()
+        async with aclosing(wires.scan_steps(RUN_EVENTS.pattern())) as steps:
+            async for keys in steps:
+                for key in keys:
+                    run_id = run_id_of(key)
+                    if run_id is None:
+                        odd.add(key)
+                    else:
+                        found.add(run_id)
+        search = _Search(wires)
+        newest = await search.newest(sorted(found))
+        runs = await search.look_at(newest[:limit])
+        search.left_out["wrong_name"] = len(odd)
+        if search.refusal is not None and not runs:
+            raise search.refusal
+        return RunList(runs, len(newest), +search.left_out)
+
+    async def describe(self, run_id: int) -> RunSummary | None:
+        """Say how a run stands; ``None`` if there is no such run.
+
+        Raises:
+            ConfigurationError: ``run_id`` is none.
+            WrongTypeError: The key is no stream.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        search = _Search(self._access.wires)
+        found = await search.look_at([check_run_id(run_id)])
+        if search.refusal is not None:
+            raise search.refusal
+        if search.left_out:
+            raise WrongTypeError(RunKeys(run_id).events, "stream")
+        return found[0] if found else None
+
+
+class _Search:
+    """Looks at runs, and counts what cannot be looked at.
+
+    Attributes:
+        left_out: Why → how many.
+        refusal: What was refused last.
+    """
+
+    def __init__(self, wires: KeyedWires) -> None:
+        self._wires = wires
+        self.left_out: Counter[str] = Counter()
+        self.refusal: RedisUnavailableError | None = None
+
+    async def newest(self, runs: Sequence[int]) -> list[int]:
+        """Put runs into order, those with the newest event first; leave out what is none.
+
+        The books tell the id of the last event in a few bytes; asked is only whether
+        something stands behind it. Without books the event has to be read.
+        """
+        counted: dict[int, str] = {}
+        async for run_id, told in self._ask(runs, TOGETHER, _ask_books):
+            last = find_id(told[0].decode()) if isinstance(told[0], bytes) else None
+            if last is not None:
+                counted[run_id] = last
+        found: dict[int, tuple[int, int]] = {}
+        uncounted = [run_id for run_id in runs if run_id not in counted]
+        for some, portion in ((list(counted), TOGETHER), (uncounted, FIRST_PORTION)):
+            asked = self._ask(some, portion, lambda keys: _ask_behind(keys, counted))
+            async for run_id, told in asked:
+                if self._takes(told):
+                    last = told[0][0][0].decode() if told[0] else counted.get(run_id)
+                    found[run_id] = order(last or BEGINNING)
+        return sorted(found, key=lambda run_id: (found[run_id], run_id), reverse=True)
+
+    async def look_at(self, runs: Sequence[int]) -> list[RunSummary]:
+        """Give the summaries of runs, in this order; leave out what is none."""
+        found: list[RunSummary] = []
+        async for run_id, told in self._ask(runs, FIRST_PORTION, _ask_all):
+            if self._takes(told[:4]):
+                lease, owner = told[4:]  # who may not look knows of no writer
+                lease = NO_KEY if isinstance(lease, Exception) else lease
+                owner = owner if isinstance(owner, bytes) else None
+                summary = summarise(run_id, Look._make([*told[:4], lease, owner]))
+                found += [] if summary is None else [summary]
+        return found
+
+    def _takes(self, told: Sequence[Reply]) -> bool:
+        """Tell whether these are answers; count the run if they are not."""
+        for reply in told:
+            if isinstance(reply, RedisUnavailableError):
+                self.left_out[reply.kind] += 1
+                if reply.kind == "no_permission":
+                    self.refusal = reply
+                return False
+        return True
+
+    async def _ask(
+        self,
+        runs: Sequence[int],
+        portion: int,
+        make: Callable[[RunKeys], list[Request]],
+    ) -> AsyncGenerator[tuple[int, list[Reply]]]:
+        """Ask about runs, portion by portion; what is refused of one stands in its list.
+
+        Raises:
+            RedisUnavailableError: Redis cannot answer.
+        """
+        begin = 0
+        while begin < len(runs):
+            part = runs[begin : begin + portion]
+            begin += portion
+            asked = [make(RunKeys(run_id)) for run_id in part]
+            replies = await self._wires.read_many([one for of in asked for one in of])
+            for reply in replies:
+                if _concerns_all(reply):
+                    raise reply
+            entries: list[Entries] = [one for one in replies if isinstance(one, list)]
+            size = sum(map(size_of, entries))
+            if portion != TOGETHER:
+                portion = next_portion(len(part), size)
+            each = len(asked[0])
+            for place, run_id in enumerate(part):
+                yield run_id, replies[place * each : (place + 1) * each]
+            await anyio.lowlevel.checkpoint()
+
+
+def _concerns_all(reply: Reply) -> bool:
+    is_error = isinstance(reply, RedisUnavailableError)
+    return is_error and reply.kind not in _OF_ITS_KEY
+
+
+def _ask_books(keys: RunKeys) -> list[Request]:
+    return [("HGET", keys.books, "id")]
+
+
+def _ask_behind(keys: RunKeys, counted: dict[int, str]) -> list[Request]:
+    """Ask for the last event, if there is one behind that of the books."""
+    last = counted.get(keys.run_id)
+    behind = "-" if last is None else next_id(last) or "+"
+    return [("XREVRANGE", keys.events, "+", behind, "COUNT", 1)]
+
+
+def _ask_all(keys: RunKeys) -> list[Request]:
+    return [
+        ("XLEN", keys.events),
+        ("PTTL", keys.events),
+        ("XRANGE", keys.events, "-", "+", "COUNT", 1),
+        ("XREVRANGE", keys.events, "+", "-", "COUNT", 2),
+        ("PTTL", keys.owner),
+        ("HGET", keys.books, "owner"),
+    ]

@@ -1,0 +1,271 @@
+"""What is to be written: an event that has no id yet, checked and encoded; no I/O here.
+
+Two attitudes, as everywhere: :func:`encode_new` refuses what it cannot write as it is,
+:func:`tame_data` and its sisters write something readable instead, because ``emit`` must
+never raise into the host. (Contract 003, sections 2.1 and 5.1.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple, TypeAlias, cast
+
+from bls_agent.codec import (
+    JSONObject,
+    encode_strictly,
+    encode_within,
+    format_timestamp,
+    parse_timestamp,
+)
+from bls_agent.errors import ConfigurationError
+from bls_agent.names import check_name
+
+__all__ = [
+    "NO_SOURCE",
+    "NewEvent",
+    "Prepared",
+    "Source",
+    "check_data",
+    "check_source",
+    "encode_new",
+    "tame_data",
+    "tame_source",
+    "tame_word",
+]
+
+Source: TypeAlias = tuple[str, str, str, str]
+
+SOURCE: Final = ("agent_id", "agent_type", "agent_name", "team_name")
+NO_SOURCE: Final[Source] = ("", "", "", "")
+_PARTS: Final = frozenset(SOURCE)
+_REMEMBERED: Final = 1_024  # words that are known to be good: mostly the same few
+_FIELDS_BYTES: Final = 200  # of an event beside its data, about
+_LONGEST: Final = 200  # characters of what is tamed
+_LARGEST: Final = 10**15 - 1  # beyond it the books, which use doubles, do not count
+
+
+class NewEvent(NamedTuple):
+    """An event to be added.
+
+    Attributes:
+        category: Such as :attr:`~bls_agent.runs.EventCategory.LLM`; any text is allowed.
+        action: Such as :attr:`~bls_agent.runs.EventAction.STREAM`; any text is allowed.
+        data: What it says: what a JSON object can hold.
+        source: Who it comes from: ``agent_id``, ``agent_type``, ``agent_name`` and
+            ``team_name``, as far as they are known.
+        timestamp: When it happened, written in UTC with milliseconds; default: now. A
+            time without a zone is taken as UTC.
+        sequence: Its number within the run; default: counted by Redis.
+    """
+
+    category: str
+    action: str
+    data: Mapping[str, Any] | None = None
+    source: Mapping[str, str | None] | None = None
+    timestamp: str | datetime | None = None
+    sequence: int | None = None
+
+
+class Prepared(NamedTuple):
+    """An event as it goes to Redis: its nine arguments in ``add_events.lua``."""
+
+    sequence: str | int
+    timestamp: str | bytes
+    agent_id: str | bytes
+    agent_type: str | bytes
+    agent_name: str | bytes
+    team_name: str | bytes
+    category: str | bytes
+    action: str | bytes
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes on the wire."""
+        return len(self.data) + _FIELDS_BYTES
+
+
+def encode_new(event: NewEvent, now: float, limit: int) -> Prepared:
+    """Write an event exactly as it is, or refuse it.
+
+    Args:
+        event: What is to be added.
+        now: Seconds since 1970.
+        limit: Longest data in bytes.
+
+    Raises:
+        ConfigurationError: A field breaks its rule; the message names it.
+    """
+    data = check_data(event.data)
+    payload = encode_strictly("data", _as_object({} if data is None else data))
+    if len(payload) > limit:
+        raise ConfigurationError(
+            "data",
+            f"{len(payload):,} bytes",
+            f"at most {limit:,} bytes of JSON",
+            "Store it elsewhere and write where, or raise event_size_limit.",
+        )
+    return Prepared(
+        _check_sequence(event.sequence),
+        _check_timestamp(event.timestamp, now),
+        *check_source(event.source),
+        _check_word("event_category", event.category),
+        _check_word("event_action", event.action),
+        payload,
+    )
+
+
+def check_data(data: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Give data that may become a JSON object, or refuse them.
+
+    Raises:
+        ConfigurationError: They are no mapping.
+    """
+    given = cast("object", data)
+    if given is not None and not isinstance(given, Mapping):
+        rule = f"it must be a JSON object, not {type(given).__name__}"
+        raise ConfigurationError("data", given, rule, "Wrap it: {'value': …}.")
+    return data
+
+
+def check_source(source: Mapping[str, str | None] | None) -> Source:
+    """Give the four parts of a source, empty where they are not told.
+
+    Raises:
+        ConfigurationError: It has other parts, or one is no text.
+    """
+    if source is None:
+        return NO_SOURCE
+    given = cast("object", source)
+    rule = f"a source has the parts {', '.join(SOURCE)}, each a text"
+    if not isinstance(given, Mapping):
+        raise ConfigurationError("source", given, rule)
+    if not _PARTS.issuperset(source):
+        shown = ", ".join(sorted(str(name) for name in source if name not in _PARTS))
+        raise ConfigurationError("source", shown, rule, "Put the rest into the data.")
+    told = source.get
+    one, two, three, four = SOURCE
+    return (
+        _check_part(one, told(one)),
+        _check_part(two, told(two)),
+        _check_part(three, told(three)),
+        _check_part(four, told(four)),
+    )
+
+
+def _check_part(name: str, value: str | None) -> str:
+    return "" if value is None or value == "" else _check_word(f"source[{name!r}]", value)  # fmt: skip
+
+
+def _check_word(name: str, value: str) -> str:
+    """Check a name as :func:`check_name` does; one that was good lately costs nothing."""
+    known = _good.get(value) if type(value) is str else None
+    if known is not None:
+        return known
+    check_name(name, value)
+    if len(_good) >= _REMEMBERED:
+        _good.clear()
+    plain = _good[value] = str.__str__(value)
+    return plain
+
+
+_good: Final[dict[str, str]] = {}
+
+
+def _check_sequence(sequence: int | None) -> int | str:
+    if sequence is None:
+        return ""
+    if isinstance(sequence, bool) or not isinstance(sequence, int):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without a type checker
+        raise ConfigurationError("sequence", sequence, "it must be an integer")
+    if not 0 <= sequence <= _LARGEST:
+        raise ConfigurationError("sequence", sequence, "it must be from 0 to 10^15 - 1")
+    return sequence
+
+
+def _check_timestamp(timestamp: str | datetime | None, now: float) -> str:
+    if timestamp is None:
+        return format_timestamp(now)
+    if isinstance(timestamp, datetime):
+        moment: datetime | None = (
+            timestamp if timestamp.tzinfo else timestamp.replace(tzinfo=UTC)
+        )
+    else:
+        moment = parse_timestamp(timestamp)
+    with suppress(OverflowError):  # at the ends of the calendar
+        if moment is not None:
+            utc = moment.astimezone(UTC).isoformat(timespec="milliseconds")
+            return utc.replace("+00:00", "Z")
+    rule = "it must be ISO 8601, such as 2026-01-31T12:00:00.123Z, or a datetime"
+    raise ConfigurationError("timestamp", timestamp, rule)
+
+
+def _as_object(data: object) -> object:
+    if isinstance(data, dict):
+        return cast("object", data)
+    return dict(cast("Any", data)) if isinstance(data, Mapping) else {"value": data}
+
+
+def tame_data(data: object, limit: int) -> tuple[bytes, bool]:
+    """Write data whatever they hold; never raises.
+
+    Args:
+        data: What an event says.
+        limit: Longest in bytes; what is longer is cut.
+
+    Returns:
+        JSON, and whether something had to be cut.
+    """
+    if data is None:
+        return b"{}", False
+    try:
+        given = _as_object(data)
+    except Exception as error:  # noqa: BLE001 - a foreign Mapping
+        given = {"value": f"<not readable: {type(error).__name__}>"}
+    return encode_within(cast("JSONObject", given), limit)
+
+
+def tame_source(source: object) -> Source:
+    """Give the four parts of a source, whatever it is; never raises."""
+    if not isinstance(source, Mapping):
+        return NO_SOURCE
+    try:
+        told = cast("Mapping[str, object]", source).get
+        one, two, three, four = SOURCE
+        return (
+            tame_word(told(one)),
+            tame_word(told(two)),
+            tame_word(told(three)),
+            tame_word(told(four)),
+        )
+    except Exception:  # noqa: BLE001 - a foreign Mapping
+        return NO_SOURCE
+
+
+def tame_word(value: object) -> str:
+    """Give a short text that can be encoded and stands on one line; never raises."""
+    if value is None:
+        return ""
+    if type(value) is not str:
+        return _tame_text(value)
+    tamed = _tamed.get(value)
+    if tamed is None:
+        tamed = _tame_text(value)
+        if len(value) <= _LONGEST:
+            if len(_tamed) >= _REMEMBERED:
+                _tamed.clear()
+            _tamed[value] = tamed
+    return tamed
+
+
+_tamed: Final[dict[str, str]] = {}
+
+
+def _tame_text(value: object) -> str:
+    try:
+        text = value if isinstance(value, str) else repr(value)
+        plain = str.encode(text[:_LONGEST], "utf-8", "backslashreplace").decode()
+        return "".join(one if one.isprintable() else " " for one in plain).strip()
+    except Exception:  # noqa: BLE001 - a foreign __repr__
+        return type(value).__name__

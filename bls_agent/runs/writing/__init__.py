@@ -1,0 +1,1 @@
+"""Writing a run from its beginning to its end, without ever waiting."""

@@ -1,0 +1,45 @@
+"""Pages of the documentation as tests: their code and commands run as they stand."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from inspect import isawaitable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from bls_agent.cli import main
+
+
+def blocks(page: Path, language: str = "python") -> list[str]:
+    """The blocks of a language, in their order."""
+    text = page.read_text("utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+async def run_block(block: str, names: dict[str, Any]) -> None:
+    """Run a block with the names that those before it have left."""
+    mode = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    result = eval(compile(block, names["__name__"], "exec", flags=mode), names)
+    if isawaitable(result):
+        with anyio.fail_after(20):
+            await result
+
+
+async def run_commands(page: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run the commands of a page: each ends as one that has looked; say how many."""
+    for name in [name for name in os.environ if name.startswith("BLS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("BLS_REDIS_URL", url)
+    lines = "".join(blocks(page, "console")).splitlines()
+    known = [line.split()[2:] for line in lines if line.startswith("$ bls-agent ")]
+    for words in known:
+        with anyio.fail_after(60):
+            code = await anyio.to_thread.run_sync(main, words, abandon_on_cancel=True)
+        assert code in (0, 3), words
+    return len(known)

@@ -1,0 +1,227 @@
+"""How an event is taken from its host, and how pieces of a text become one event."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from bls_agent.runs.writing.coalescing import LONGEST, merge
+from bls_agent.runs.writing.emitted import TEXTS, Emitted, take
+
+MIB = 1024 * 1024
+NOBODY = ("", "", "", "")
+
+
+def taken(
+    data: object,
+    *,
+    at: float = 1.0,
+    name: tuple[str, str] = ("llm", "stream"),
+    agent: str = "",
+    merges: bool = True,
+) -> Emitted:
+    """Take an event as a writer does."""
+    source = (agent, "", "", "")
+    return take(*name, data, source, at=at, limit=MIB, merges=merges)[0]
+
+
+def said(event: Emitted) -> Any:
+    """What its data say."""
+    return json.loads(event.encode(MIB)[0])
+
+
+def test_a_stream_of_tokens_becomes_one_text() -> None:
+    """The time is that of the first piece, the other fields stay where they were."""
+    events = [
+        taken({"model": "深度", "content": piece, "index": 0}, at=float(at))
+        for at, piece in enumerate(["你", "好", ", ", "世界"])
+    ]
+    [one] = merge(events, MIB)
+    assert (
+        one.encode(MIB)[0]
+        == '{"model":"深度","content":"你好, 世界","index":0}'.encode()
+    )
+    assert one.at == 0.0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"content": "b", "index": 2},
+        {"content": "b", "index": True},
+        {"content": "b", "index": 1, "more": None},
+        {"index": 1, "content": "b"},
+        {"content": "b", "index": "1"},
+        {"delta": "b", "index": 1},
+        {"content": "b", "index": 1.0},
+        {"content": None, "index": 1},
+        {"content": "b", "delta": "c", "index": 1},
+        {"content": "b", "index": 1, "more": []},
+        {"content": "b" * 10_001, "index": 1},
+        ["b"],
+        None,
+    ],
+    ids=str,
+)
+def test_pieces_of_another_kind_stay_apart(other: object) -> None:
+    """One more or other field, another type or another order: two events."""
+    one, two = merge([taken({"content": "a", "index": 1}), taken(other)], MIB)
+    assert said(one) == {"content": "a", "index": 1}
+    expected = other if isinstance(other, dict) else {"value": other}
+    assert said(two) == ({} if other is None else expected)
+
+
+def test_another_source_or_kind_of_event_stays_apart() -> None:
+    data = {"content": "a"}
+    for other in (
+        taken(data, agent="someone"),
+        taken(data, name=("llm", "reasoning")),
+        taken(data, name=("agent", "stream")),
+        taken(data, merges=False),
+    ):
+        assert len(merge([taken(data), other], MIB)) == 2
+
+
+def test_what_stands_in_between_keeps_its_place() -> None:
+    events = [
+        taken({"content": "a"}),
+        taken({"content": "b"}),
+        taken({"tool": "x"}, name=("agent", "tool_call")),
+        taken({"content": "c"}),
+        taken({"content": "d"}),
+    ]
+    assert [said(one) for one in merge(events, MIB)] == [
+        {"content": "ab"},
+        {"tool": "x"},
+        {"content": "cd"},
+    ]
+
+
+def test_a_batch_may_be_made_twice() -> None:
+    """Merging changes nothing in what it is given."""
+    events = [taken({"content": "a"}), taken({"content": "b"})]
+    assert [said(one) for one in merge(events, MIB)] == [{"content": "ab"}]
+    assert [said(one) for one in merge(events, MIB)] == [{"content": "ab"}]
+    assert [said(one) for one in events] == [{"content": "a"}, {"content": "b"}]
+
+
+texts = st.text(st.characters(codec=None), max_size=12)  # lone surrogates, too
+pieces = st.lists(
+    st.tuples(
+        st.sampled_from(sorted(TEXTS)[:2]),
+        texts,
+        st.sampled_from([{}, {"n": 1}, {"n": True}, {"n": "x"}]),
+    ),
+    max_size=30,
+)
+
+
+@given(pieces)
+def test_no_text_is_lost_and_nothing_is_mixed(
+    told: list[tuple[str, str, dict[str, Any]]],
+) -> None:
+    """All texts together say the same; so do those of each kind, in their order."""
+    events = [taken({name: text, **rest}) for name, text, rest in told]
+    merged = merge(events, MIB)
+
+    def streams(of: list[Emitted]) -> list[tuple[Any, str]]:
+        found: list[tuple[Any, str]] = []
+        for event in of:
+            data = said(event)
+            name = next(iter(data))
+            text = data.pop(name)
+            kind = (name, json.dumps(data))
+            if found and found[-1][0] == kind:
+                text = found.pop()[1] + text
+            found.append((kind, text))
+        return found
+
+    assert streams(merged) == streams(events)
+    assert all(a.shape != b.shape for a, b in pairwise(merged))
+
+
+@given(st.lists(st.sampled_from(["a" * 9_000, "字" * 9_000, "\ud800" * 5_000, "b"])))
+def test_a_merged_text_is_below_64_kib(long: list[str]) -> None:
+    merged = merge([taken({"content": text}) for text in long], MIB)
+    for event in merged:
+        assert len(event.text.encode("utf-8", "backslashreplace")) <= LONGEST
+    assert "".join(one.text for one in merged) == "".join(long)
+
+
+@pytest.mark.parametrize("limit", [1_024, 4_096, 2 * LONGEST])
+@pytest.mark.parametrize(
+    "text",
+    ["z" * 100, "\x1b\x00" * 10, '"\\"' * 9, "深度求索" * 5, "\ud800", "a\n"],
+    ids=["plain", "control", "quotes", "chinese", "surrogate", "lines"],
+)
+def test_what_is_merged_is_not_cut(text: str, limit: int) -> None:
+    """Texts that fit one by one fit together, whatever JSON makes of them."""
+    rest = {"name": '"' * 100, "\x00" * 20: 1 << 60}
+    events = [taken({"content": f"{at}{text}", **rest}) for at in range(400)]
+    merged = merge(events, limit)
+    assert len(merged) < 400
+    assert not any(event.encode(limit)[1] for event in merged)
+    told = "".join(event.text for event in merged)
+    assert told == "".join(f"{at}{text}" for at in range(400))
+
+
+def test_what_is_too_long_alone_is_not_merged() -> None:
+    """Each keeps of its own what there is room for."""
+    events = [taken({"content": "a", "x" * 2_000: 1}) for _ in range(3)]
+    assert len(merge(events, 1_024)) == 3
+
+
+def test_what_is_taken_does_not_change_with_the_host() -> None:
+    """The host may use its data again at once."""
+    for data in ({"content": "a"}, {"content": "a", "deep": [1]}):
+        event = taken(data)
+        data["content"] = "b"
+        data["more"] = "c"
+        assert said(event)["content"] == "a"
+        assert "more" not in said(event)
+
+
+def test_ranks() -> None:
+    """When there is no room pieces of texts go first, the run's own events last."""
+    assert taken({"content": "a"}).rank == 0
+    assert taken({"content": [1]}).rank == 0
+    assert taken({}, name=("llm", "reasoning")).rank == 1
+    assert taken({}, name=("lifecycle", "started")).rank == 2
+    assert taken({}, name=("system", "close")).rank == 2
+
+
+class Hostile(dict[str, Any]):
+    """Data that raise whatever is asked of them."""
+
+    def keys(self) -> Any:
+        raise RuntimeError
+
+    def items(self) -> Any:
+        raise RuntimeError
+
+    __iter__ = __len__ = __repr__ = keys
+
+
+@pytest.mark.parametrize(
+    ("data", "too_long"),
+    [
+        ({"n": float("nan")}, False),
+        ({1: {2, 3}}, False),
+        ({"content": "\ud800"}, False),
+        ({"content": "x" * 3 * MIB}, True),
+        (b"bytes", False),
+        (Hostile(a=1), False),
+        ({"a": Hostile(a=1)}, False),
+    ],
+    ids=["nan", "sets", "surrogates", "long", "bytes", "hostile", "hostile-inside"],
+)
+def test_anything_is_taken(data: object, *, too_long: bool) -> None:
+    event, cut = take("llm", "stream", data, NOBODY, at=1.0, limit=MIB, merges=True)
+    payload, cut_now = event.encode(MIB)
+    assert len(payload) <= MIB
+    assert isinstance(json.loads(payload), dict)
+    assert (cut or cut_now) is too_long

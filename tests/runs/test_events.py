@@ -1,0 +1,161 @@
+"""An event as its stream entry and as programs see it: whatever stands in Redis."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from hypothesis import example, given, strategies as st
+
+from bls_agent.runs import (
+    EventAction,
+    EventCategory,
+    Gap,
+    GapReason,
+    StreamEvent,
+    WriterLost,
+)
+from tests.corpus.run_events import EVENTS, entry
+
+ID = b"1704067200123-0"
+# The example of contract 003, section 2.3.
+APPLICATION = {
+    "id": "1704067200123-0",
+    "run_id": 1,
+    "timestamp": "2025-01-01T12:00:00.123Z",
+    "sequence": 1,
+    "source": {
+        "agent_id": "global_supervisor",
+        "agent_type": "global_supervisor",
+        "agent_name": "全局协调者",
+        "team_name": "",
+    },
+    "event": {"category": "lifecycle", "action": "started"},
+    "data": {"task": "分析市场数据"},
+}
+STORED = entry(
+    {b"event_category": b"lifecycle", b"event_action": b"started",
+     b"data": '{"task": "分析市场数据"}'.encode()}
+)  # fmt: skip
+
+
+def read(*fields: bytes) -> StreamEvent:
+    return StreamEvent.decode(1, ID, fields)
+
+
+def test_the_example_of_the_contract() -> None:
+    """From section 2.2 to section 2.3, the order of the names, too."""
+    event = read(*STORED)
+    assert event.to_dict() == APPLICATION
+    assert list(orjson.loads(event.json)) == list(APPLICATION)
+    assert orjson.loads(event.json) == APPLICATION
+    assert "全局协调者".encode() in event.json
+    assert (event.raw, event.faults) == (None, ())
+    assert (event.name, event.category, event.action) == (
+        "lifecycle.started", EventCategory.LIFECYCLE, EventAction.STARTED,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_every_entry_is_read(name: str) -> None:
+    """Never an exception; what is wrong is named, and all that stands there is kept."""
+    fields, faults = EVENTS[name]
+    event = read(*fields)
+    assert set(event.faults) == faults
+    assert len(event.faults) == len(faults)
+    if faults:
+        assert event.raw == dict(zip(fields[::2], fields[1::2], strict=True))
+    else:
+        assert event.raw is None
+    assert "data" not in faults or event.data == {}
+    assert "sequence" not in faults or event.sequence == 0
+    check_json(event)
+
+
+def check_json(event: StreamEvent) -> None:
+    """The application form can always be written, on one line, and read again."""
+    line = event.json
+    assert not set(line) & set(b"\r\n\0")
+    told = orjson.loads(line)
+    assert list(told) == list(APPLICATION)
+    assert told["event"] == {"category": event.category, "action": event.action}
+
+
+NAMES = st.sampled_from(STORED[::2])
+VALUES = st.binary(max_size=40) | st.sampled_from(STORED[1::2])
+
+
+@given(st.binary(), st.lists(NAMES | st.binary(max_size=12) | VALUES, max_size=24))
+@example(b"", [b"data"])
+def test_any_bytes_are_an_event(number: bytes, fields: list[bytes]) -> None:
+    """Even an odd number of them, or a name twice."""
+    event = StreamEvent.decode(7, number, fields)
+    check_json(event)
+    assert event.run_id == 7
+    assert isinstance(event.closes, bool)
+    if event.source is not None:
+        assert any(event.source.values())
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(
+    st.dictionaries(st.text(max_size=8), JSON, max_size=4),
+    st.integers(0, 300),
+    st.sampled_from([b"", b"\xff", b",", b"}"]),
+)
+def test_data_that_somebody_has_damaged(
+    data: dict[str, object], place: int, noise: bytes
+) -> None:
+    """Cut, or with something in between: an object, or nothing and a fault."""
+    try:
+        payload = orjson.dumps(data)
+    except TypeError:  # integers beyond 64 bit, lone surrogates
+        return
+    event = read(*entry({b"data": payload[:place] + noise + payload[place + 1 :]}))
+    assert ("data" in event.faults) is (event.raw is not None)
+    check_json(event)
+    whole = read(*entry({b"data": payload}))
+    assert whole.faults == ()
+    assert whole.data == orjson.loads(payload)
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_source_that_is_nobody(missing: bool) -> None:
+    """All four absent, or all four empty: none at all."""
+    names = [name for name in STORED[::2] if name.startswith(b"source")]
+    assert read(*entry(dict.fromkeys(names, None if missing else b""))).source is None
+    one = read(*entry({**dict.fromkeys(names), names[2]: b"x"}))
+    assert one.source == {
+        "agent_id": "", "agent_type": "", "agent_name": "x", "team_name": "",
+    }  # fmt: skip
+
+
+def test_what_closes_a_run() -> None:
+    """system.close and nothing else."""
+    pairs = [("system", "close"), ("system", "error"), ("lifecycle", "close")]
+    closes = [
+        read(
+            *entry(
+                {b"event_category": category.encode(), b"event_action": action.encode()}
+            )
+        ).closes
+        for category, action in pairs
+    ]
+    assert closes == [True, False, False]
+
+
+def test_what_stands_between_events() -> None:
+    """A gap and a lost writer as they go to a browser."""
+    gap = Gap(7, GapReason.TRIMMED, "1-0", "5-0", 3)
+    assert gap.to_dict() == {
+        "run_id": 7, "reason": "trimmed", "after": "1-0", "before": "5-0", "missing": 3,
+    }  # fmt: skip
+    assert WriterLost(7, "5-0").to_dict() == {"run_id": 7, "after": "5-0"}

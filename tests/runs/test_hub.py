@@ -1,0 +1,620 @@
+"""Many followers over one waiting connection: faults, connections, memory, loops, forks."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent import RedisRefusedError, RedisUnavailableError, WrongTypeError
+from bls_agent.devserver import DevServer
+from bls_agent.runs import (
+    EventStore,
+    Followed,
+    FollowEnd,
+    Gap,
+    GapReason,
+    StreamEvent,
+    WriterLost,
+)
+from bls_agent.testing.chaos import FaultProxy, Swallow
+from tests.harness import eventually, execute, needs_selectors, url_with_rights
+from tests.soak.followers import follow_through_cuts
+
+
+async def write(store: EventStore, run_id: int, count: int = 1) -> list[str]:
+    return await store.add_many(run_id, [("llm", "stream", {"n": 1})] * count)
+
+
+async def take(follower: Any, count: int) -> list[int]:
+    """The sequences of so many events; nothing else may come."""
+    found: list[int] = []
+    with anyio.fail_after(30):
+        while len(found) < count:
+            for one in await follower.batch():
+                assert isinstance(one, StreamEvent), one
+                found.append(one.sequence)
+    return found
+
+
+async def names(redis: Redis) -> list[str]:
+    """The connections of stores, by name."""
+    clients = await redis.client_list()
+    return sorted(c["name"] for c in clients if c["name"].startswith("bls-runs"))
+
+
+async def test_two_connections_for_any_number(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """200 followers of 50 runs wait on one connection, and ask over another one."""
+    async with EventStore(own_server.url) as store:
+        followers = [store.follow(number % 50) for number in range(200)]
+        found: list[list[int]] = []
+
+        async def follow(follower: Any) -> None:
+            found.append(await take(follower, 3))
+
+        async with anyio.create_task_group() as tasks:
+            for follower in followers:
+                tasks.start_soon(follow, follower)
+            for _ in range(3):
+                for run_id in range(50):
+                    await write(store, run_id)
+            await eventually(lambda: len(found) == 200)
+            assert await names(admin) == ["bls-runs", "bls-runs:blocking"]
+        assert found == [[1, 2, 3]] * 200
+        await eventually(lambda: _has_lingered(store), 20)
+        await eventually(lambda: _are_gone(admin, "bls-runs:blocking"))
+
+
+def _has_lingered(store: EventStore) -> bool:
+    return not store._hubs.here._channels
+
+
+async def _are_gone(redis: Redis, name: str) -> bool:
+    return name not in await names(redis)
+
+
+async def test_one_who_comes_later_does_not_wait_for_the_others(
+    store: EventStore, run_id: int
+) -> None:
+    """The read that is parked is released for him: he need not wait for its end."""
+    quiet, other = store.follow(run_id), run_id + 10**5
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(quiet.batch)
+        assert await store.follow(other).batch(0.1) == []
+        late = store.follow(other + 1)
+        assert await late.batch(0.1) == []
+        began = time.monotonic()
+        await write(store, other + 1)
+        assert await take(late, 1) == [1]
+        assert time.monotonic() - began < 2.5  # its end would come after 3 s
+        await write(store, run_id)
+
+
+async def test_a_follower_that_never_reads(store: EventStore, run_id: int) -> None:
+    """8,000 events pass: neither he nor the others keep them, and he gets them all."""
+    store.maxlen = 100_000
+    idle, quick = store.follow(run_id), store.follow(run_id)
+    await write(store, run_id)
+    assert await take(idle, 1) == [1]
+    assert await take(quick, 1) == [1]
+    for _ in range(16):
+        await write(store, run_id, 500)
+        await take(quick, 500)
+    gc.collect()
+    held = [o for o in gc.get_objects() if type(o) is StreamEvent]
+    # The ring, four pages that are shared for a second, and one batch.
+    assert len([one for one in held if one.run_id == run_id]) <= 1_000 + 5 * 500
+    del held
+    assert await take(idle, 8_000) == list(range(2, 8_002))
+
+
+@pytest.mark.parametrize("count", [99, 100, 101])
+async def test_a_close_that_fills_a_reply(
+    store: EventStore, run_id: int, count: int
+) -> None:
+    """Whoever has read the end ends, also where the reply had no room for more."""
+    await write(store, run_id)
+    follower = store.follow(run_id)
+    assert await take(follower, 1) == [1]
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_follow_to_the_end, follower, count + 1)
+            await eventually(lambda: bool(store._hubs.here._channels))
+            close = ("system", "close")
+            await store.add_many(run_id, [("llm", "stream")] * (count - 1) + [close])
+    assert follower.end is FollowEnd.CLOSED
+
+
+async def _follow_to_the_end(follower: Any, count: int) -> None:
+    found = [one.sequence async for one in follower]
+    assert found == list(range(2, count + 1))
+
+
+async def test_large_events_do_not_pile_up(store: EventStore, run_id: int) -> None:
+    """Pages and replies become shorter when the events are large."""
+    text = "x" * 1_000_000
+    assert await store.follow(run_id).batch(0.05) == []
+    for _ in range(40):
+        await store.add(run_id, "llm", "stream", {"text": text})
+    follower = store.follow(run_id)
+    assert await take(follower, 40) == list(range(1, 41))
+    channel = follower._channel
+    assert channel is not None
+    assert sum(len(one.data["text"]) for one in channel.ring._events) < 4_000_000
+
+
+async def test_who_always_has_something_lets_the_loop_breathe(
+    store: EventStore, run_id: int
+) -> None:
+    """Also where nothing has to be waited for."""
+    await write(store, run_id)
+    follower = store.follow(run_id)
+    assert await take(follower, 1) == [1]
+    beats = 0
+
+    async def beat() -> None:
+        nonlocal beats
+        while True:
+            await anyio.lowlevel.checkpoint()
+            beats += 1
+
+    assert await store.follow(run_id).batch(0.2)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(beat)
+        await write(store, run_id, 900)
+        other = store.follow(run_id)
+        await take(other, 901)
+        channel = follower._channel
+        assert channel is not None
+        before, batches = beats, 0
+        number = channel.ring.first
+        while True:
+            follower._number, follower._cursor = number, channel.ring.base
+            assert await follower.batch()
+            batches += 1
+            if batches == 50:
+                break
+        assert beats - before >= 40
+        tasks.cancel_scope.cancel()
+
+
+# -- cancellation, closing, loops, forks
+
+
+async def test_a_storm_of_cancellations(store: EventStore, run_id: int) -> None:
+    """Followers that come and go by the hundred do nothing to one who stays."""
+    found: list[int] = []
+
+    async def stay() -> None:
+        found.extend(await take(store.follow(run_id), 200))
+
+    async def come_and_go(number: int) -> None:
+        for turn in range(20):
+            follower = store.follow(run_id, "$" if turn % 2 else "0-0")
+            with anyio.move_on_after(0.001 * (number % 7)):
+                async for _ in follower:
+                    pass
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stay)
+        for number in range(30):
+            tasks.start_soon(come_and_go, number)
+        for _ in range(200):
+            await write(store, run_id)
+    assert found == list(range(1, 201))
+
+
+async def test_nothing_is_lost_by_a_cancellation(
+    store: EventStore, run_id: int
+) -> None:
+    """A batch whose time is over takes nothing with it."""
+    follower = store.follow(run_id)
+    found: list[int] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def produce() -> None:
+            for _ in range(300):
+                await write(store, run_id)
+
+        tasks.start_soon(produce)
+        with anyio.fail_after(30):
+            while len(found) < 300:
+                for one in await follower.batch(0.0005):
+                    assert isinstance(one, StreamEvent)
+                    found.append(one.sequence)
+    assert found == list(range(1, 301))
+
+
+async def test_abandoned_followers_leave_nothing(
+    store: EventStore, run_id: int
+) -> None:
+    await write(store, run_id, 2)
+    for _ in range(100):
+        async for _one in store.follow(run_id):
+            break
+    gc.collect()
+    followers = [o for o in gc.get_objects() if type(o).__name__ == "Follower"]
+    assert [f for f in followers if f.run_id == run_id] == []
+
+
+async def test_closing_the_store_ends_its_followers(
+    redis_url: str, run_id: int, bare: Redis
+) -> None:
+    """Those that wait, and those that do not yet; the store can be used again."""
+    store = EventStore(redis_url)
+    waiting, later = store.follow(run_id), store.follow(run_id)
+    assert await later.batch(0.05) == []
+    async with anyio.create_task_group() as tasks:
+        found: list[list[Followed]] = []
+
+        async def follow() -> None:
+            found.append([one async for one in waiting])
+
+        tasks.start_soon(follow)
+        await anyio.sleep(0.05)
+        with anyio.fail_after(5):
+            await store.aclose()
+    assert found == [[]]
+    assert waiting.ended
+    assert await later.batch() == []
+    assert later.ended
+    await write(store, run_id)
+    assert await take(store.follow(run_id), 1) == [1]
+    await store.aclose()
+
+
+def test_one_store_in_two_loops(redis_url: str, run_id: int) -> None:
+    """Also where the first one was closed under it, and a follower waits in it."""
+    store = EventStore(redis_url)
+    left: list[Any] = []
+
+    async def follow(expected: int, *, closes: bool = False) -> None:
+        await write(store, run_id)
+        follower = store.follow(run_id)
+        assert await take(follower, expected) == list(range(1, expected + 1))
+        left.append(asyncio.create_task(follower.batch()))
+        await asyncio.sleep(0.02)
+        if closes:
+            await store.aclose()
+
+    for expected in (1, 2, 3):
+        asyncio.run(follow(expected, closes=expected == 3))
+
+
+CHILD = """
+import asyncio, os, sys
+from bls_agent.runs import EventStore
+url, run_id = sys.argv[1], int(sys.argv[2])
+store = EventStore(url)
+
+async def parent():
+    follower = store.follow(run_id)
+    await store.add(run_id, "a", "b")
+    assert [e.sequence for e in await follower.batch()] == [1]
+    waiting = asyncio.ensure_future(follower.batch())
+    await asyncio.sleep(0.1)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            asyncio.events._set_running_loop(None)
+            asyncio.run(child())
+        except BaseException:
+            import traceback; traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
+        await asyncio.sleep(0.01)
+    assert os.waitstatus_to_exitcode(ended[1]) == 0
+    assert [e.sequence for e in await asyncio.wait_for(waiting, 10)] == [2]
+    await store.add(run_id, "system", "close")
+    assert [e.sequence for e in await follower.batch()] == [3]
+    await store.aclose()
+
+async def child():
+    follower = store.follow(run_id)
+    assert [e.sequence for e in await follower.batch()] == [1]
+    await store.add(run_id, "a", "b")
+    assert [e.sequence for e in await follower.batch()] == [2]
+    await store.aclose()
+
+asyncio.run(parent())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_follows_on_its_own(redis_url: str, run_id: int) -> None:
+    """It opens its own connections; the parent goes on to wait on his."""
+    words = [sys.executable, "-c", CHILD, redis_url, str(run_id)]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# -- faults
+
+
+async def test_cuts_and_a_restart(own_server: DevServer) -> None:
+    """20 followers, cuts, and a server that is killed and keeps its data: the short form."""
+    done = await follow_through_cuts(own_server, events=1_500, cuts=6, restarts=1)
+    assert done.missed == done.twice == 0
+    assert done.delivered == 20 * 1_500
+
+
+async def test_a_dead_link(own_server: DevServer) -> None:
+    """Nothing comes over the waiting connection any more, and nobody says so."""
+    async with (
+        FaultProxy(own_server.url) as proxy,
+        EventStore(proxy.url, timeout=1.0) as store,
+        EventStore(own_server.url) as writer,
+    ):
+        follower = store.follow(1)
+        await write(writer, 1)
+        assert await take(follower, 1) == [1]
+        assert await follower.batch(0.1) == []
+        async with proxy.during(Swallow()):
+            await write(writer, 1)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(follower.batch, 0.5)
+                await eventually(lambda: _is_away(follower))
+        assert await take(follower, 1) == [2]
+        assert follower.unavailable is None
+
+
+def _is_away(follower: Any) -> bool:
+    return follower.unavailable is not None
+
+
+async def test_a_frozen_server(own_server: DevServer, admin: Redis) -> None:
+    """Followers wait, are told why, and no living writer is called dead."""
+    async with EventStore(own_server.url, timeout=0.5) as store:
+        await write(store, 1)
+        await execute(admin, "HSET", "bls_agent:{run:1:events}:books", "owner", "a")
+        await execute(admin, "SET", "bls_agent:{run:1:events}:owner", "a", "PX", 1500)
+        follower = store.follow(1)
+        assert await take(follower, 1) == [1]
+        assert await follower.batch(0.2) == []
+        own_server.freeze()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(follower.batch, 6)
+                await eventually(lambda: _is_away(follower))
+                tasks.cancel_scope.cancel()
+        finally:
+            own_server.thaw()
+        assert await follower.batch(0.5) == []
+        await execute(admin, "SET", "bls_agent:{run:1:events}:owner", "a", "PX", 60_000)
+        await write(store, 1)
+        assert await take(follower, 1) == [2]
+        assert follower.unavailable is None
+
+
+async def test_a_wrong_key_disturbs_no_other(
+    store: EventStore, run_id: int, bare: Redis
+) -> None:
+    """Only who follows it hears of it, at once or when it becomes one."""
+    good, bad = store.follow(run_id), store.follow(run_id + 10**5)
+    await write(store, run_id + 10**5)
+    assert await take(bad, 1) == [1]
+    key = f"run:{run_id + 10**5}:events"
+    await bare.set(key, "no stream")
+    assert await good.batch(0.05) == []
+    with pytest.raises(WrongTypeError), anyio.fail_after(20):
+        await bad.batch()
+    with pytest.raises(WrongTypeError):
+        await store.follow(run_id + 10**5).batch()
+    with pytest.raises(WrongTypeError):
+        await store.follow(run_id + 10**5, "5-0").batch()
+    await write(store, run_id)
+    assert await take(good, 1) == [1]
+    await bare.delete(key)
+    await write(store, run_id + 10**5)
+
+
+@needs_selectors
+async def test_a_run_that_may_not_be_read_disturbs_no_other(
+    own_server: DevServer, admin: Redis
+) -> None:
+    url = await url_with_rights(
+        admin, own_server, "+@all", "~run:1:*", "~bls_agent:*", "%W~run:2:*"
+    )
+    async with EventStore(url) as store, EventStore(own_server.url) as writer:
+        good = store.follow(1)
+        assert await good.batch(0.05) == []
+        with pytest.raises(RedisRefusedError):
+            await store.follow(2).batch()
+        await write(writer, 1)
+        assert await take(good, 1) == [1]
+        await execute(admin, "ACL", "SETUSER", "agent", "~run:3:*")
+        other = store.follow(3)
+        assert await other.batch(0.05) == []
+        await execute(
+            admin, "ACL", "SETUSER", "agent", "resetkeys", "~run:1:*", "~bls_agent:*"
+        )
+        with pytest.raises(RedisRefusedError), anyio.fail_after(20):
+            await other.batch()
+        await write(writer, 1)
+        assert await take(good, 1) == [2]
+
+
+async def test_a_server_that_forgets_everything(run_id: int) -> None:
+    """The run is gone, and so is what was not read: said, and the end."""
+    with DevServer() as server:
+        async with EventStore(server.url) as store:
+            follower = store.follow(run_id)
+            ids = await write(store, run_id, 3)
+            assert await take(follower, 3) == [1, 2, 3]
+            found: list[Followed] = []
+
+            async def go_on() -> None:
+                found.extend([one async for one in follower])
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(go_on)
+                await anyio.sleep(0.05)
+                server.restart()
+                with anyio.fail_after(20):
+                    await eventually(lambda: follower.ended)
+            assert found == [Gap(run_id, GapReason.LOST, ids[-1])]
+
+
+async def test_a_living_writer_brings_its_run_back(run_id: int) -> None:
+    """A server that forgets everything, under a writer that goes on: nobody ends."""
+    with DevServer() as server:
+        async with EventStore(server.url) as store, Redis.from_url(server.url) as bare:
+            place = f"bls_agent:{{run:{run_id}:events}}"
+            await bare.hset(f"{place}:books", "owner", "a")
+            await bare.set(f"{place}:owner", "a", px=4_000)
+            follower = store.follow(run_id)
+            await write(store, run_id, 3)
+            assert await take(follower, 3) == [1, 2, 3]
+            assert await follower.batch(0.1) == []
+            server.restart()
+            assert await follower.batch(1.0) == []
+            assert not follower.ended
+            await write(store, run_id, 2)
+            assert await take(follower, 2) == [4, 5]
+
+
+WRITER = """
+import asyncio, sys
+from bls_agent.runs import EventStore
+from bls_agent.runs.reading import RunKeys
+from bls_agent.scripts import HOLD_RUN
+async def main(url, run_id, lease):
+    store = EventStore(url)
+    keys = RunKeys(run_id).all
+    await store.add(run_id, "lifecycle", "started")
+    while True:
+        async with store._access.wires.to(keys[0]) as wire:
+            await HOLD_RUN.run(wire, keys, ("token", int(lease * 1000), 1000, ""))
+        print("held", flush=True)
+        await store.add(run_id, "llm", "stream")
+        await asyncio.sleep(lease / 3)
+asyncio.run(main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))
+"""
+
+
+async def test_a_writer_that_is_killed(redis_url: str, run_id: int) -> None:
+    """Followers are told within its lease and a second, and go on."""
+    lease = 1.5
+    words = [sys.executable, "-c", WRITER, redis_url, str(run_id), str(lease)]
+    process = await anyio.to_thread.run_sync(
+        lambda: subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    )
+    killed_at = told_at = 0.0
+    try:
+        async with EventStore(redis_url) as store:
+            follower = store.follow(run_id)
+            await take(follower, 4)  # its lease was renewed meanwhile
+            process.send_signal(signal.SIGKILL)
+            killed_at = time.monotonic()
+            found: list[Followed] = []
+            with anyio.fail_after(20):
+                while not any(isinstance(one, WriterLost) for one in found):
+                    found += await follower.batch()
+            told_at = time.monotonic()
+            assert isinstance(found[-1], WriterLost)
+            assert not follower.ended
+            await write(store, run_id)
+            assert len(await take(follower, 1)) == 1
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout:
+            process.stdout.close()
+    assert told_at - killed_at < lease + 1.5  # goal: 1 s; a busy machine is late
+
+
+async def test_redis_away(own_server: DevServer) -> None:
+    """A follower with a place waits; one that asks for the end is told."""
+    async with EventStore(own_server.url, timeout=0.5) as store:
+        own_server.kill()
+        follower = store.follow(1)
+        assert await follower.batch(0.3) == []
+        assert isinstance(follower.unavailable, RedisUnavailableError)
+        with pytest.raises(RedisUnavailableError):
+            await store.follow(1, "$").batch()
+        own_server.restart()
+        await write(store, 1)
+        assert await take(follower, 1) == [1]
+        assert follower.unavailable is None
+
+
+# -- the document's blocking read
+
+
+async def test_a_loop_of_single_reads_misses_none(
+    store: EventStore, run_id: int, bare: Redis
+) -> None:
+    """tail, then subscribe behind what was given, under a writer of 500 events/s."""
+    await write(store, run_id, 3)
+    found: list[int] = []
+    last = await store.tail(run_id)
+    before = store._access.wires.openings
+
+    async def produce() -> None:
+        for _ in range(500):
+            await write(store, run_id)
+            await anyio.sleep(0.002)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(produce)
+        with anyio.fail_after(30):
+            while len(found) < 500:
+                for event in await store.subscribe(run_id, last):
+                    found.append(event.sequence)
+                    last = event.id
+    assert found == list(range(4, 504))
+    assert store._access.wires.openings == before
+
+
+async def test_a_single_read(store: EventStore, run_id: int) -> None:
+    """Nothing in time is nothing; neither a close nor a gap ends or fills it."""
+    assert await store.subscribe(run_id, block_ms=50) == []
+    ids = await write(store, run_id, 2)
+    assert [e.id for e in await store.subscribe(run_id, "0-0")] == ids
+    assert [e.id for e in await store.subscribe(run_id, ids[0])] == ids[1:]
+    closed = await store.add(run_id, "system", "close")
+    assert [e.id for e in await store.subscribe(run_id, ids[1])] == [closed]
+    began = time.monotonic()
+    assert await store.subscribe(run_id, closed or "", block_ms=100) == []
+    assert time.monotonic() - began >= 0.09
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_write_soon, store, run_id)
+        found = await store.subscribe(run_id, "$", block_ms=0)
+    assert [e.sequence for e in found] == [4]
+
+
+async def _write_soon(store: EventStore, run_id: int) -> None:
+    await anyio.sleep(0.05)
+    await write(store, run_id)
+
+
+async def test_a_single_read_while_redis_is_away(own_server: DevServer) -> None:
+    """Down is not empty."""
+    async with EventStore(own_server.url, timeout=0.5) as store:
+        await write(store, 1)
+        last = await store.tail(1)
+        async with anyio.create_task_group() as tasks:
+
+            async def read(block_ms: int) -> None:
+                with pytest.raises(RedisUnavailableError):
+                    await store.subscribe(1, last, block_ms=block_ms)
+
+            tasks.start_soon(read, 1_000)
+            await anyio.sleep(0.1)
+            own_server.kill()
+        await read(100)
+        await read(0)

@@ -1,0 +1,303 @@
+"""Reading a run: ranges, pages, hostile entries."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent import ConfigurationError, RedisUnavailableError, WrongTypeError
+from bls_agent.devserver import DevServer
+from bls_agent.runs import EventStore
+from bls_agent.runs.reading import (
+    FIRST_PAGE,
+    PAGE,
+    PAGE_BYTES,
+    Page,
+    Portion,
+    RunReader,
+    next_portion,
+)
+from bls_agent.testing.chaos import FaultProxy, Rate
+
+
+async def write(store: EventStore, run_id: int, count: int) -> list[str]:
+    return await store.add_many(run_id, [("llm", "stream", {"n": 1})] * count)
+
+
+async def at(redis: Redis, run_id: int, *ids: str) -> None:
+    """Put events at these ids, numbered from 1."""
+    for sequence, entry_id in enumerate(ids, 1):
+        await redis.xadd(f"run:{run_id}:events", {"sequence": sequence}, id=entry_id)
+
+
+async def test_all_events_of_a_long_run(store: EventStore, run_id: int) -> None:
+    """Page by page, without overlap; the oldest first."""
+    ids = await write(store, run_id, 1_234)
+    events = await store.get_events(run_id)
+    assert [one.id for one in events] == ids
+    assert [one.sequence for one in events] == list(range(1, 1_235))
+
+
+async def test_both_ends_are_in_a_range(
+    store: EventStore, run_id: int, bare: Redis
+) -> None:
+    await at(bare, run_id, "5-0", "5-1", "6-0", "7-0", "7-3")
+
+    async def read(*words: Any) -> list[int]:
+        return [one.sequence for one in await store.get_events(run_id, *words)]
+
+    assert await read("5-1", "7-0") == [2, 3, 4]
+    assert await read("-", "6-0") == [1, 2, 3]
+    assert await read("7", "+") == [4, 5]
+    assert await read("5", "5") == [1, 2]  # milliseconds alone: their first, their last
+    assert await read("7-1", "7-2") == []
+    assert await read("7-0", "5-0") == []
+    assert await read("+", "+") == []  # as XRANGE says: the largest id there could be
+    assert await read("-", "-") == []
+
+
+async def test_behind_an_id(store: EventStore, run_id: int, bare: Redis) -> None:
+    """The id itself is not given again; one that never was is a place as well."""
+    largest = 2**64 - 1
+    await at(bare, run_id, "5-0", "5-1", f"6-{largest}", "7-0")
+
+    async def read(last_id: str, count: int | None = None) -> list[int]:
+        found = await store.get_events_after(run_id, last_id, count)
+        return [one.sequence for one in found]
+
+    assert await read("0-0") == [1, 2, 3, 4]
+    assert await read("5-0") == [2, 3, 4]
+    assert await read("5") == [2, 3, 4]
+    assert await read("5-7") == [3, 4]
+    assert await read(f"6-{largest}") == [4]
+    assert await read("7-0") == []
+    assert await read(f"{largest}-{largest - 1}") == []
+    assert await read("5-0", 2) == [2, 3]
+
+
+async def test_the_last_possible_id(
+    store: EventStore, run_id: int, bare: Redis
+) -> None:
+    """Nothing can stand behind it; the event itself is not given again and again."""
+    last = f"{2**64 - 1}-{2**64 - 1}"
+    assert await store.get_events_after(run_id, last) == []
+    await at(bare, run_id, "5-0", last)
+    assert [one.id for one in await store.get_events(run_id)] == ["5-0", last]
+    follower = store.follow(run_id)
+    assert [one.id for one in await follower.batch()] == ["5-0", last]  # type: ignore[union-attr]
+    assert await follower.batch(0.1) == []
+    assert await store.get_events_after(run_id, last) == []
+    assert (await store.page(run_id, after=last)).events == []
+
+
+@pytest.mark.parametrize("count", [1, 49, 50, 51, 120, 10_000, 100_000_000])
+async def test_at_most_so_many(store: EventStore, run_id: int, count: int) -> None:
+    ids = await write(store, run_id, 120)
+    events = await store.get_events(run_id, count=count)
+    assert [one.id for one in events] == ids[:count]
+
+
+async def test_none_at_all(store: EventStore, run_id: int) -> None:
+    await write(store, run_id, 2)
+    assert await store.get_events(run_id, count=0) == []
+    assert await store.get_events_after(run_id, "0-0", 0) == []
+    assert await store.get_events(run_id + 10**5) == []
+    assert await store.tail(run_id + 10**5) == "0-0"
+
+
+@pytest.mark.parametrize("count", [-1, 1.0, True, "5", 10**9], ids=repr)
+async def test_no_counts(store: EventStore, count: Any) -> None:
+    with pytest.raises(ConfigurationError, match="count"):
+        await store.get_events(1, count=count)
+
+
+async def test_pages_do_not_overlap(store: EventStore, run_id: int) -> None:
+    """While others write, no event stands on two pages, and none between them."""
+    ids = await write(store, run_id, 230)
+    found: list[str] = []
+    after: str | None = None
+    for number in itertools.count():
+        page = await store.page(run_id, after=after, limit=100)
+        assert len(page.events) <= 100
+        found += [one.id for one in page.events]
+        if number == 0:
+            ids += await write(store, run_id, 20)
+        after = page.next
+        if after is None:
+            break
+    assert found == ids
+    assert (await store.page(run_id, after=ids[-1])).events == []
+    assert (await store.page(run_id + 10**5)).next is None
+    whole = await store.page(run_id, limit=250)
+    assert (len(whole.events), whole.next) == (250, None)
+
+
+async def test_the_end(store: EventStore, run_id: int) -> None:
+    assert await store.tail(run_id) == "0-0"
+    ids = await write(store, run_id, 3)
+    assert await store.tail(run_id) == ids[-1]
+
+
+async def test_large_events_are_read_in_small_pages(
+    store: EventStore, run_id: int, bare: Redis
+) -> None:
+    """What one reply brings is bounded once it is known how large they are."""
+    key = f"run:{run_id}:events"
+    for sequence in range(1, 71):
+        large = b'{"text":"' + b"x" * 500_000 + b'"}'
+        await bare.xadd(key, {"sequence": sequence, "data": large})
+    reader = RunReader(store._access.wires, run_id)
+    sizes = [len(page) async for page in reader.pages("-", "+")]
+    assert sum(sizes) == 70
+    assert max(sizes[1:]) <= PAGE_BYTES // 500_000
+    await bare.delete(key)
+
+
+async def test_an_event_of_10_mb(store: EventStore, run_id: int, bare: Redis) -> None:
+    key = f"run:{run_id}:events"
+    huge = b'{"text":"' + b"x" * 10_000_000 + b'"}'
+    await bare.xadd(key, {"sequence": 1, "data": huge})
+    await bare.xadd(key, {"sequence": 2, "data": "{}"})
+    events = await store.get_events(run_id)
+    assert [one.sequence for one in events] == [1, 2]
+    assert await store.follow(run_id).batch()
+    await bare.delete(key)
+
+
+def test_the_next_page() -> None:
+    """As long as it may be, but not ten times longer than one that was small."""
+    small, large = (b"1-0", [b"data", b"x"]), (b"1-0", [b"data", b"x" * PAGE_BYTES])
+    assert next_portion([small] * 50, 50) == PAGE
+    assert next_portion([small] * 5, 5) == 50  # not more: the others may be large
+    assert next_portion([large] * 50, 50) == 1
+    assert next_portion([], 50) == PAGE
+
+
+HOSTILE: dict[str, dict[Any, Any]] = {
+    "no fields of ours": {"x": "y"},
+    "bytes": {b"\xff\xfe": b"\xff", b"data": b"\xff{}", b"event_category": b"\xff"},
+    "no JSON": {"data": "{", "sequence": "1"},
+    "no object": {"data": "[1, 2]", "sequence": "1"},
+    "deep": {"data": "[" * 5_000 + "]" * 5_000},
+    "deep object": {"data": '{"a":' * 3_000 + "1" + "}" * 3_000},
+    "NaN": {"data": '{"a": NaN}'},
+    "empty": {"": ""},
+    "huge sequence": {"sequence": "9" * 400, "data": "{}"},
+    "negative": {"sequence": "-1"},
+    "no number": {"sequence": "0x10"},
+    "other digits": {"sequence": "٣"},
+    "surrogates": {"data": '{"a": "\\ud800"}'},
+    "zeros": {"data": "\x00", "event_action": "\x00\n\nevent: close\n\n"},
+    "twice": {"data": '{"a": 1, "a": 2}'},
+}
+
+
+async def test_no_entry_breaks_a_read(
+    store: EventStore, run_id: int, bare: Redis
+) -> None:
+    """What cannot be read is given with its raw fields, between all the others."""
+    key = f"run:{run_id}:events"
+    follower = store.follow(run_id)
+    assert await follower.batch(0.05) == []  # these come over the waiting connection
+    for fields in HOSTILE.values():
+        await write(store, run_id, 1)
+        await bare.xadd(key, fields)
+    await store.add(run_id, "system", "close")
+    expected = 2 * len(HOSTILE) + 1
+    with anyio.fail_after(20):
+        followed: list[Any] = [one async for one in follower]
+    listed: list[Any] = [one async for one in store.follow(run_id)]
+    for events in (
+        await store.get_events(run_id),
+        (await store.page(run_id)).events,
+        followed,
+        listed,
+    ):
+        assert len(events) == expected
+        for number, name in enumerate(HOSTILE):
+            ours, theirs = events[2 * number], events[2 * number + 1]
+            assert ours.faults == (), name
+            assert theirs.faults, name
+            assert theirs.raw
+            assert isinstance(theirs.sequence, int)
+            assert theirs.to_dict()["data"] == theirs.data
+            assert b"\n" not in theirs.json
+
+
+async def test_not_a_stream(store: EventStore, run_id: int, bare: Redis) -> None:
+    """Said, and left alone."""
+    key = f"run:{run_id}:events"
+    await bare.set(key, "text")
+    for read in (
+        store.get_events(run_id),
+        store.get_events_after(run_id, "0-0"),
+        store.page(run_id),
+        store.tail(run_id),
+        store.get_length(run_id),
+        store.subscribe(run_id, block_ms=10),
+    ):
+        with pytest.raises(WrongTypeError, match=str(run_id)):
+            await read
+    assert await bare.get(key) == b"text"
+
+
+async def test_down_is_not_empty(own_server: DevServer) -> None:
+    async with EventStore(own_server.url, timeout=0.5) as store:
+        own_server.kill()
+        for read in (
+            store.get_events(1),
+            store.get_events_after(1, "0-0"),
+            store.page(1),
+            store.tail(1),
+            store.exists(1),
+            store.get_length(1),
+        ):
+            with pytest.raises(RedisUnavailableError):
+                await read
+
+
+def test_a_portion_fits_the_link() -> None:
+    """What does not come in time is asked for in parts; it grows where there is time."""
+    late = RedisUnavailableError("timeout", "late", ambiguous=True)
+    portion, page = Portion(), Page([], is_last=False, portion=PAGE)
+    assert portion.count == FIRST_PAGE
+    portion.learn(page, 0.1)
+    assert portion.count == PAGE
+    shrunk = []
+    while portion.shrink(late):
+        shrunk.append(portion.count)
+    assert shrunk == [125, 31, 7, 1]
+    portion.learn(page, 2.0)
+    assert portion.count == 1  # a longer one would be late again
+    portion.learn(page, 0.1)
+    assert portion.count == 2
+
+
+def test_other_errors_say_nothing_of_the_portion() -> None:
+    portion = Portion()
+    away = RedisUnavailableError("connection", "refused", connecting=True)
+    unconnected = RedisUnavailableError("timeout", "late", connecting=True)
+    loading = RedisUnavailableError("loading", "soon")
+    assert not any(map(portion.shrink, (away, unconnected, loading)))
+    assert portion.count == FIRST_PAGE
+
+
+async def test_large_events_come_through_a_narrow_link(own_server: DevServer) -> None:
+    """A page that the deadline cuts is asked for in parts until it fits."""
+    count, large = 12, {"x": "y" * 100_000}
+    async with EventStore(own_server.url) as writer, FaultProxy(own_server.url) as link:
+        await writer.add_many(1, [("a", "b", large)] * count)
+        link.start(Rate(1_200_000))
+        async with EventStore(link.url, timeout=0.6) as reader:
+            found: list[Any] = []
+            with anyio.fail_after(30):
+                async for one in reader.follow(1):
+                    found.append(one)
+                    if len(found) == count:
+                        break
+            assert [one.sequence for one in found] == list(range(1, count + 1))
+            assert len(await reader.get_events(1)) == count

@@ -1,0 +1,693 @@
+"""A run from its beginning to its end: what is written, who may end it, what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from typing import Any
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent import (
+    ConfigurationError,
+    EventStore,
+    LeaseHeldError,
+    WrongTypeError,
+)
+from bls_agent.runs import RunWriter, StreamEvent
+from bls_agent.runs.adding import add_arguments
+from bls_agent.runs.reading import RunKeys
+from bls_agent.scripts import ADD_EVENTS
+from tests.harness import eventually
+
+
+def names(events: list[StreamEvent]) -> list[str]:
+    return [event.name for event in events]
+
+
+async def written(store: EventStore, run_id: int) -> list[str]:
+    return names(await store.get_events(run_id))
+
+
+async def test_a_run(store: EventStore, bare: Redis, run_id: int) -> None:
+    """Begun, written, completed, closed; the lease is given back, the run expires."""
+    keys = RunKeys(run_id)
+    source = {"agent_id": "主管"}
+    async with store.run(run_id, source=source, data={"task": "分析"}) as run:
+        run.emit("agent", "tool_call", {"tool": "搜索"})
+        run.emit("agent", "tool_result", {"n": 1}, source={"agent_id": "助手"})
+        assert await run.flush()
+        assert run.is_owner
+        owner = await bare.get(keys.owner)
+        assert owner is not None
+        assert await bare.hget(keys.books, "owner") == owner
+        assert 0 < await bare.pttl(keys.owner) <= 15_000
+        run.result = {"answer": 42}
+    events = await store.get_events(run_id)
+    assert names(events) == [
+        "lifecycle.started",
+        "agent.tool_call",
+        "agent.tool_result",
+        "lifecycle.completed",
+        "system.close",
+    ]
+    assert [event.sequence for event in events] == [1, 2, 3, 4, 5]
+    assert [(event.source or {})["agent_id"] for event in events] == [
+        "主管", "主管", "助手", "主管", "主管",
+    ]  # fmt: skip
+    assert events[0].data == {"task": "分析"}
+    assert events[3].data == {"answer": 42}
+    assert await bare.exists(keys.owner) == 0
+    assert await bare.hget(keys.books, "owner") is None
+    assert 86_300 < await bare.ttl(keys.events) <= 86_400
+    assert not run.is_owner
+
+
+async def test_an_exception_leaves_unchanged(store: EventStore, run_id: int) -> None:
+    """It is told in the run, without its secrets; nothing wraps it."""
+    error = ValueError("redis://user:geheim@there failed")
+
+    async def host() -> None:
+        async with store.run(run_id) as run:
+            run.complete({"not": "so"})
+            raise error
+
+    with pytest.raises(ValueError, match="geheim") as caught:
+        await host()
+    assert caught.value is error
+    assert error.__context__ is None
+    events = await store.get_events(run_id)
+    assert names(events)[1:] == ["lifecycle.failed", "system.close"]
+    assert events[1].data == {
+        "error": {"type": "ValueError", "message": "redis://***@there failed"}
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "action"),
+    [
+        (asyncio.CancelledError(), "cancelled"),
+        (KeyboardInterrupt(), "cancelled"),
+        (GeneratorExit(), "cancelled"),
+        (SystemExit(0), "cancelled"),
+        (SystemExit(3), "failed"),
+        (ExceptionGroup("many", [ValueError()]), "failed"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+async def test_how_it_ended(
+    store: EventStore, run_id: int, error: BaseException, action: str
+) -> None:
+    run = await store.run(run_id).__aenter__()
+    assert not await run.__aexit__(type(error), error, None)  # type: ignore[func-returns-value]
+    assert await written(store, run_id) == [
+        "lifecycle.started", f"lifecycle.{action}", "system.close",
+    ]  # fmt: skip
+
+
+async def test_cancelled_by_a_scope(store: EventStore, run_id: int) -> None:
+    """Leaving is shielded from the cancellation that causes it; it goes on afterwards."""
+    with anyio.CancelScope() as scope:
+        async with store.run(run_id) as run:
+            run.emit("llm", "stream", {"content": "last"})
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert scope.cancelled_caught
+    assert await written(store, run_id) == [
+        "lifecycle.started", "llm.stream", "lifecycle.cancelled", "system.close",
+    ]  # fmt: skip
+
+
+async def test_a_storm_of_cancellations(store: EventStore, run_id: int) -> None:
+    """Who is cancelled again and again while he leaves has left in order, and is cancelled."""
+    inside = anyio.Event()
+    run = store.run(run_id)
+
+    async def host() -> None:
+        async with run:
+            for n in range(2_000):
+                run.emit("agent", "tool_call", {"n": n})
+            inside.set()
+            await anyio.sleep_forever()
+
+    task = asyncio.create_task(host())
+    await inside.wait()
+    while not task.done():
+        task.cancel()
+        await asyncio.sleep(0)
+    assert task.cancelled()
+    assert run.stats().written == 2_003
+    found = await written(store, run_id)
+    assert len(found) == 2_003
+    assert found[-2:] == ["lifecycle.cancelled", "system.close"]
+
+
+async def test_the_host_is_not_cancelled_by_our_faults(
+    store: EventStore, run_id: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Our tasks may be cancelled by whoever ends everything: the run is closed all the same."""
+    async with store.run(run_id) as run:
+        await run.flush()
+        ours = [
+            task for task in asyncio.all_tasks() if "bls-agent run" in task.get_name()
+        ]
+        assert len(ours) == 2
+        for task in ours:
+            task.cancel()
+        await asyncio.wait(ours)
+        run.emit("agent", "tool_call")
+    found = await written(store, run_id)
+    assert found[1:] == ["agent.tool_call", "lifecycle.completed", "system.close"]
+    assert "Traceback" not in caplog.text
+
+
+async def test_one_writer_at_a_time(
+    store: EventStore, redis_url: str, run_id: int
+) -> None:
+    """A second one is refused as long as the first lives; nothing is written by it."""
+    async with store.run(run_id), EventStore(redis_url) as other:
+        for another in (store, other):
+            with pytest.raises(LeaseHeldError) as caught:
+                async with another.run(run_id, data={"mine": True}):
+                    pytest.fail("it was opened")
+            assert caught.value.key == RunKeys(run_id).events
+            assert 0 < (caught.value.remaining or 0) <= 15
+            assert "lifecycle=False" in str(caught.value)
+    async with store.run(run_id):
+        pass
+    assert await written(store, run_id) == [
+        "lifecycle.started", "lifecycle.completed", "system.close",
+    ] * 2  # fmt: skip
+
+
+async def test_contributors(store: EventStore, bare: Redis, run_id: int) -> None:
+    """They begin and end nothing, and need no lease."""
+    async with store.run(run_id, lifecycle=False, source={"team_name": "b"}) as early:
+        early.emit("agent", "worker")
+        assert await early.flush()
+        assert not early.is_owner
+        assert await bare.exists(RunKeys(run_id).owner) == 0
+        async with store.run(run_id) as run:
+            early.emit("agent", "worker")
+            assert await early.flush()
+            run.emit("agent", "team")
+    assert await written(store, run_id) == [
+        "agent.worker",
+        "lifecycle.started",
+        "agent.worker",
+        "agent.team",
+        "lifecycle.completed",
+        "system.close",
+    ]
+    assert await bare.hget(RunKeys(run_id).books, "owner") is None
+
+
+async def test_another_type(store: EventStore, bare: Redis, run_id: int) -> None:
+    await bare.set(RunKeys(run_id).events, "precious")
+    with pytest.raises(WrongTypeError):
+        async with store.run(run_id):
+            pytest.fail("it was opened")
+    assert await bare.get(RunKeys(run_id).events) == b"precious"
+    assert await bare.exists(RunKeys(run_id).owner, RunKeys(run_id).books) == 0
+
+
+@pytest.mark.parametrize("name", ["books", "owner"])
+async def test_another_type_beside_the_stream(
+    store: EventStore, bare: Redis, run_id: int, name: str
+) -> None:
+    """The key that is wrong is named, not the stream, which nobody should delete."""
+    await store.add(run_id, "a", "b")
+    key: str = getattr(RunKeys(run_id), name)
+    await bare.delete(key)
+    await bare.rpush(key, "precious")
+    for attempt in (store.run(run_id).__aenter__(), store.add(run_id, "a", "b")):
+        with pytest.raises(WrongTypeError) as caught:
+            await attempt
+        assert caught.value.key == key
+        assert caught.value.expected == {"books": "hash", "owner": "string"}[name]
+    assert await bare.lrange(key, 0, -1) == [b"precious"]
+
+
+async def test_a_batch_renews_the_lease(
+    store: EventStore, bare: Redis, run_id: int
+) -> None:
+    """Whoever writes all the time needs no renewals, which may be late for that."""
+    keys = RunKeys(run_id)
+    async with store.run(run_id, lease=60.0) as run:
+        hold: Any = run._hold
+        hold._valid_until, due = float("-inf"), hold.due
+        assert await bare.pexpire(keys.owner, 10_000)
+        run.emit("a", "b")
+        assert await run.flush(20)
+        assert await bare.pttl(keys.owner) > 30_000
+        assert run.is_owner
+        assert hold.due != due
+        # A batch that is sent once more finds that it was written, and says it, too.
+        again = add_arguments(
+            (),
+            maxlen=1,
+            ttl=600,
+            floor=(0, "0-0"),
+            token=hold.token,
+            number=1,
+            lease=90,
+        )
+        async with store._access.wires.to(keys.events) as wire:
+            reply = await ADD_EVENTS.run(wire, keys.all, again)
+        assert reply[2:] == [b"again", b"ours"]
+        assert await bare.pttl(keys.owner) > 70_000
+        assert 500 < await bare.ttl(keys.events) <= 600
+    assert await bare.exists(keys.owner) == 0
+
+
+async def test_a_batch_renews_no_lease_of_others(
+    store: EventStore, bare: Redis, run_id: int
+) -> None:
+    """Taken over meanwhile: what is written on neither keeps nor takes the run."""
+    keys = RunKeys(run_id)
+    async with store.run(run_id, lease=60.0) as run:
+        hold: Any = run._hold
+        hold._valid_until = float("-inf")
+        await bare.set(keys.owner, "another", px=10_000)
+        run.emit("a", "b")
+        assert await run.flush(20)
+        assert 0 < await bare.pttl(keys.owner) <= 10_000
+        assert not run.is_owner
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("run_id", {"run_id": -1}),
+        ("run_id", {"run_id": "1"}),
+        ("source", {"source": {"agent": "x"}}),
+        ("source['agent_id']", {"source": {"agent_id": "\n"}}),
+        ("lifecycle", {"lifecycle": 1}),
+        ("lease", {"lease": 0}),
+        ("lease", {"lease": 0.05}),
+        ("lease", {"lease": "15"}),
+        ("coalesce", {"coalesce": -0.1}),
+        ("coalesce", {"coalesce": float("nan")}),
+        ("coalesce", {"coalesce": True}),
+        ("buffer", {"buffer": 10}),
+        ("buffer", {"buffer": 1e4}),
+        ("buffer_bytes", {"buffer_bytes": 0}),
+        ("buffer_bytes", {"buffer_bytes": 2 * 1024 * 1024}),
+        ("shutdown_timeout", {"shutdown_timeout": float("inf")}),
+    ],
+    ids=repr,
+)
+def test_arguments_are_checked_at_construction(
+    name: str, wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        EventStore("redis://nowhere").run(**({"run_id": 1} | wrong))
+    assert caught.value.name == name
+
+
+async def test_it_works_once(store: EventStore, run_id: int) -> None:
+    run = store.run(run_id)
+    async with run:
+        with pytest.raises(ConfigurationError, match="opened once"):
+            await run.__aenter__()
+    with pytest.raises(ConfigurationError, match="opened once"):
+        await run.__aenter__()
+    await run.__aexit__(None, None, None)
+    assert len(await written(store, run_id)) == 3
+
+
+async def test_emitting_at_the_wrong_time(
+    store: EventStore, run_id: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Never raises; dropped, counted, said once."""
+    run = store.run(run_id)
+    for _ in range(3):
+        run.emit("llm", "stream")
+    assert await run.flush(0.1) or True
+    async with run:
+        pass
+    for _ in range(2):
+        run.emit("llm", "stream")
+    stats = run.stats()
+    assert stats.dropped == {"not_open": 3, "closed": 2}
+    assert stats.accepted == stats.written + 5 == 8
+    assert len([r for r in caplog.records if "was dropped" in r.message]) == 2
+    assert len(await written(store, run_id)) == 3
+
+
+class Sour:
+    """Raises at everything."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+    def __hash__(self) -> int:
+        raise RuntimeError
+
+    def __eq__(self, _: object) -> bool:
+        raise RuntimeError
+
+
+async def test_emit_takes_anything(store: EventStore, run_id: int) -> None:
+    """Whatever it is becomes a readable event; what is too long is cut and counted."""
+    sour: Any = Sour()
+    loop: dict[str, Any] = {}
+    loop["self"] = loop
+    async with store.run(run_id) as run:
+        run.emit("\ud800\n", "", {"n": float("nan"), "s": {1}})
+        run.emit(sour, sour, sour, source=sour)
+        run.emit("a", "b", loop, source={"agent_id": 5, "unknown": sour})  # type: ignore[dict-item]
+        run.emit("a", "b", {"text": "x" * 3_000_000})
+        run.emit("llm", "stream", {"content": "y" * 3_000_000})
+        run.emit(None, None, [1])  # type: ignore[arg-type]
+        run.result = sour
+        assert await run.flush()
+    events = await store.get_events(run_id)
+    assert [event.sequence for event in events] == list(range(1, 10))
+    assert not any(event.faults for event in events)
+    assert events[1].name == "\\ud800.unknown"
+    assert events[1].data == {"n": None, "s": [1]}
+    assert events[2].name == "Sour.Sour"
+    assert events[3].data == {"self": "<cycle>"} or "cycle" in str(events[3].data)
+    assert events[3].source is not None
+    assert events[3].source["agent_id"] == "5"
+    assert all(len(event.json) < 1_100_000 for event in events)
+    assert run.stats().cut == 2
+    assert run.stats().dropped == {}
+
+
+async def test_tokens_are_merged_and_nothing_is_lost(
+    store: EventStore, run_id: int
+) -> None:
+    """The first is written at once; all together say what was emitted."""
+    async with store.run(run_id) as run:
+        await run.flush()
+        for n in range(300):
+            run.emit("llm", "stream", {"content": f"{n};", "index": 0})
+            if n % 50 == 0:
+                await anyio.sleep(0.01)
+        run.emit("llm", "stream", {"content": "end", "index": 1})
+    events = await store.get_events(run_id)
+    texts = [event.data["content"] for event in events if event.action == "stream"]
+    assert "".join(texts) == "".join(f"{n};" for n in range(300)) + "end"
+    assert 2 <= len(texts) < 20
+    assert texts[-1] == "end"
+    stats = run.stats()
+    assert stats.merged == 301 - len(texts)
+    assert stats.written == stats.accepted == 304
+
+
+async def test_nothing_is_merged_where_that_is_not_wanted(
+    store: EventStore, run_id: int
+) -> None:
+    async with store.run(run_id, coalesce=0) as run:
+        for n in range(100):
+            run.emit("llm", "stream", {"content": str(n)})
+    events = await store.get_events(run_id)
+    assert [event.data.get("content") for event in events[1:-2]] == [
+        str(n) for n in range(100)
+    ]
+    assert run.stats().merged == 0
+
+
+async def test_eight_threads(store: EventStore, run_id: int) -> None:
+    """Each thread's events are all there, in its order."""
+    async with store.run(run_id, coalesce=0, buffer=20_000) as run:
+
+        def write(thread: int) -> None:
+            for n in range(500):
+                run.emit("agent", "worker", {"thread": thread, "n": n})
+
+        threads = [threading.Thread(target=write, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            await anyio.to_thread.run_sync(thread.join)
+        assert await run.flush(30)
+    events = await store.get_events(run_id)
+    assert [event.sequence for event in events] == list(range(1, 4_004))
+    for number in range(8):
+        theirs = [e.data["n"] for e in events if e.data.get("thread") == number]
+        assert theirs == list(range(500))
+
+
+async def test_what_comes_behind_the_end(store: EventStore, run_id: int) -> None:
+    """A thread that has looked before the run was closed comes too late: counted."""
+    async with store.run(run_id) as run:
+        pass
+    sink: Any = run._sink
+    late = sink.own_event("agent", "worker", {})
+    batch = sink.prepare([late])
+    assert list(batch) == []
+    stats = run.stats()
+    assert stats.dropped == {"closed": 1}
+
+
+async def test_an_end_stands_last_in_its_batch(store: EventStore, run_id: int) -> None:
+    async with store.run(run_id) as run:
+        await run.flush()
+        sink: Any = run._sink
+        end = sink.own_event("system", "close", {})
+        end.ends = True
+        batch = sink.prepare([end, sink.own_event("agent", "worker", {})])
+        assert [event.category for event in batch] == ["agent", "system"]
+        sink._ended = False
+
+
+async def test_stats_and_repr(redis_url: str, run_id: int, bare: Redis) -> None:
+    """They tell how it is, and no secrets."""
+    url = redis_url.replace("redis://", "redis://:geheim@", 1)
+    run = EventStore(url).run(run_id)
+    assert "geheim" not in repr(run)
+    assert f"RunWriter {run_id} not_open" in repr(run)
+    async with EventStore(redis_url) as store, store.run(run_id) as run:
+        await run.flush()
+        assert "owned" in repr(run)
+        stats = run.stats()
+        assert stats.run_id == run_id
+        assert stats.open
+        assert stats.is_owner
+        assert (stats.accepted, stats.written, stats.queued) == (1, 1, 0)
+        async with store.run(run_id, lifecycle=False) as guest:
+            assert "open" in repr(guest)
+    assert "closed" in repr(run)
+    assert not run.stats().open
+
+
+async def test_a_silent_run_lives_on(redis_url: str, bare: Redis, run_id: int) -> None:
+    """Renewals keep its lease and all of its keys, however long nothing is written."""
+    keys = RunKeys(run_id)
+    async with EventStore(redis_url, ttl=100) as store, store.run(run_id, lease=0.3):
+        for key in (keys.events, keys.books):
+            await eventually(lambda key=key: is_there(bare, key))  # type: ignore[misc]
+            await bare.expire(key, 1)
+
+        async def refreshed() -> bool:
+            return min(await bare.ttl(keys.events), await bare.ttl(keys.books)) > 50
+
+        await eventually(refreshed)
+        assert await bare.pttl(keys.owner) <= 300
+
+
+async def is_there(client: Redis, key: str) -> bool:
+    return await client.exists(key) == 1
+
+
+async def test_a_run_that_is_deleted_goes_on(
+    store: EventStore, bare: Redis, run_id: int
+) -> None:
+    """Its sequences begin anew, and it is closed by whoever opened it."""
+    async with store.run(run_id, lease=1.0) as run:
+        run.emit("a", "b")
+        await run.flush()
+        await store.delete(run_id)
+        run.emit("a", "c")
+        await run.flush()
+        assert await bare.hget(RunKeys(run_id).books, "owner") is not None
+    events = await store.get_events(run_id)
+    assert names(events) == ["a.c", "lifecycle.completed", "system.close"]
+    assert [event.sequence for event in events] == [1, 2, 3]
+
+
+async def test_taken_over(
+    store: EventStore, bare: Redis, run_id: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody else has the run: said once; events are written on, its end is not."""
+    keys = RunKeys(run_id)
+    async with store.run(run_id, lease=0.3) as run:
+        await run.flush()
+        await bare.set(keys.owner, "somebody", px=60_000)
+        await bare.hset(keys.books, "owner", "somebody")
+        await eventually(lambda: not run.is_owner)
+        await eventually(lambda: "belongs to another writer" in caplog.text)
+        run.emit("agent", "worker")
+    assert await written(store, run_id) == [
+        "lifecycle.started", "agent.worker", "lifecycle.completed",
+    ]  # fmt: skip
+    assert await bare.get(keys.owner) == b"somebody"
+    assert await bare.hget(keys.books, "owner") == b"somebody"
+    told = [r for r in caplog.records if "another writer" in r.message]
+    assert len(told) == 1
+
+
+async def test_an_end_alone_in_its_batch(
+    store: EventStore, bare: Redis, run_id: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a run that is another's: nothing is left to write, and that is no fault."""
+    async with store.run(run_id, coalesce=0, buffer=2_000) as run:
+        await bare.set(RunKeys(run_id).owner, "somebody", px=60_000)
+        delivery: Any = run._delivery
+        for n in range(499):  # with the last word but one a full batch
+            run.emit("a", "b", {"n": n})
+        assert len(delivery.buffer) == 499
+    found = await written(store, run_id)
+    assert len(found) == 501
+    assert found[-1] == "lifecycle.completed"
+    assert "belongs to another writer" in caplog.text
+    assert run.stats().dropped == {}
+
+
+async def test_taken_over_and_ended(
+    store: EventStore, bare: Redis, run_id: int
+) -> None:
+    """The other one has ended the run: it is neither opened nor closed once more."""
+    keys = RunKeys(run_id)
+    async with store.run(run_id, lease=0.3) as run:
+        await run.flush()
+        await bare.set(keys.owner, "somebody", px=60_000)
+        await bare.hset(keys.books, "owner", "somebody")
+        await eventually(lambda: not run.is_owner)
+        await bare.hdel(keys.books, "owner")
+        await bare.delete(keys.owner)
+        hold: Any = run._hold
+        await eventually(lambda: hold.due == float("inf"))
+        assert await bare.exists(keys.owner) == 0
+    assert await written(store, run_id) == ["lifecycle.started", "lifecycle.completed"]
+
+
+async def test_the_other_one_died(store: EventStore, bare: Redis, run_id: int) -> None:
+    """It had taken the run over and did not end it: then it is ours again, with its end."""
+    keys = RunKeys(run_id)
+    async with store.run(run_id, lease=0.3) as run:
+        await run.flush()
+        await bare.set(keys.owner, "somebody", px=60_000)
+        await bare.hset(keys.books, "owner", "somebody")
+        await eventually(lambda: not run.is_owner)
+        await bare.delete(keys.owner)
+        await eventually(lambda: run.is_owner)
+    assert (await written(store, run_id))[-1] == "system.close"
+    assert await bare.hget(keys.books, "owner") is None
+
+
+async def test_a_late_request_opens_nothing(
+    store: EventStore, bare: Redis, run_id: int
+) -> None:
+    """A renewal that arrives behind the end of the run does nothing."""
+    async with store.run(run_id) as run:
+        hold: Any = run._hold
+        pool: Any = run._pool
+    await pool._renew([hold])
+    assert await bare.exists(RunKeys(run_id).owner) == 0
+    assert await bare.hget(RunKeys(run_id).books, "owner") is None
+
+
+async def test_many_runs_share_a_task_and_a_connection(
+    store: EventStore, bare: Redis, run_id: int
+) -> None:
+    """One connection, one task for all leases and one for each run; renewed together."""
+    runs = [store.run(run_id + n, lease=2.0) for n in range(20)]
+    for run in runs:
+        await run.__aenter__()
+    ours = [task for task in asyncio.all_tasks() if "bls-agent run" in task.get_name()]
+    assert len(ours) == 21
+    clients = [c for c in await bare.client_list() if c["name"].startswith("bls-runs")]
+    assert len(clients) == 1
+    pool: Any = store._pools._by_loop.find()
+    assert len(pool._holds) == 20
+    for run in runs:
+        await run.__aexit__(None, None, None)
+    assert not [t for t in asyncio.all_tasks() if "bls-agent run" in t.get_name()]
+    assert store._pools._by_loop.find() is None
+    for n in range(20):
+        assert len(await written(store, run_id + n)) == 3
+        await store.delete(run_id + n)
+
+
+async def test_left_in_another_loop(redis_url: str, run_id: int, bare: Redis) -> None:
+    """Flushed and left from another thread's loop: done where it lives."""
+    async with EventStore(redis_url) as store:
+        run = await store.run(run_id).__aenter__()
+
+        async def leave() -> bool:
+            run.emit("a", "b")
+            flushed = await run.flush()
+            await run.__aexit__(None, None, None)
+            return bool(flushed)
+
+        assert await anyio.to_thread.run_sync(lambda: asyncio.run(leave()))
+        assert await written(store, run_id) == [
+            "lifecycle.started", "a.b", "lifecycle.completed", "system.close",
+        ]  # fmt: skip
+
+
+def test_a_loop_that_was_closed(redis_url: str, run_id: int) -> None:
+    """What lived in it is dropped; emitting and leaving harm nobody; the next one works."""
+    store = EventStore(redis_url)
+    loop = asyncio.new_event_loop()
+    run: RunWriter = loop.run_until_complete(store.run(run_id, lease=0.5).__aenter__())
+    loop.close()
+    run.emit("a", "b")
+    assert run.stats().dropped == {"closed": 1}
+    asyncio.run(run.flush(0.1))
+    asyncio.run(run.__aexit__(None, None, None))
+
+    async def again() -> list[str]:
+        async with store:
+            await asyncio.sleep(0.6)  # the lease of the one before
+            async with store.run(run_id):
+                pass
+            found = await written(store, run_id)
+            await store.delete(run_id)
+            return found
+
+    assert asyncio.run(again())[-1] == "system.close"
+
+
+async def test_never_left(store: EventStore, bare: Redis, run_id: int) -> None:
+    """Whoever forgets to leave is told; what was emitted is written, the lease ends."""
+    runs = [store.run(run_id, lease=0.3)]
+    await runs[0].__aenter__()
+    runs[0].emit("a", "b")
+    course: Any = runs[0]._course
+    with pytest.warns(ResourceWarning, match="never left"):
+        let_go(runs)
+    await course.ended.wait()
+    assert await written(store, run_id) == ["lifecycle.started", "a.b"]
+    await eventually(lambda: is_gone(bare, RunKeys(run_id).owner))
+    pool: Any = store._pools._by_loop.find()
+    await store._pools.leave(pool)
+
+
+async def is_gone(client: Redis, key: str) -> bool:
+    return await client.exists(key) == 0
+
+
+def let_go(runs: list[RunWriter]) -> None:
+    """Forget them, whatever else may still hold them."""
+    runs.clear()
+    gc.collect()
+
+
+async def test_an_error_that_has_no_text(store: EventStore, run_id: int) -> None:
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    with pytest.raises(MuteError):
+        async with store.run(run_id):
+            raise MuteError
+    events = await store.get_events(run_id)
+    assert events[1].data["error"]["type"] == "MuteError"
