@@ -1,0 +1,361 @@
+"""Runs over HTTP, for Starlette, FastAPI and every ASGI server (extra ``web``).
+
+:class:`RunEventsApp` is an application to mount, :class:`RunEventsResponse` the stream
+alone, for a route of one's own::
+
+    app.mount("/", RunEventsApp(store, authorize=may_read))
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from inspect import isawaitable
+from typing import Any, Final, TypeAlias
+
+from bls_agent.errors import (
+    BlsError,
+    MissingExtraError,
+    RedisRefusedError,
+    RedisUnavailableError,
+)
+
+try:
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+    from starlette.types import ExceptionHandler, Receive, Scope, Send
+
+    from bls_agent.integrations.frame_stream import FrameStream
+    from bls_agent.integrations.origins import allow
+    from bls_agent.integrations.run_answers import (
+        CROWDED,
+        STREAM_HEADERS,
+        answer_error,
+        answer_page,
+        error_of,
+        read_limit,
+        read_run_id,
+    )
+except ModuleNotFoundError:
+    raise MissingExtraError("web", "run events over HTTP") from None
+
+from bls_agent.runs.event_ids import BEGINNING
+from bls_agent.runs.events import StreamEvent
+from bls_agent.runs.frames import write_retry
+from bls_agent.runs.limits import check_count
+from bls_agent.runs.sse import (
+    HEARTBEAT,
+    EventFrames,
+    check_heartbeat,
+    event_frames,
+    read_last_event_id,
+    stream_status,
+)
+from bls_agent.runs.store import EventStore
+
+__all__ = ["Authorize", "RunEventsApp", "RunEventsResponse", "allow_all"]
+
+# Says who may read which run: true, or an answer of its own; anything else is a no.
+Authorize: TypeAlias = Callable[
+    [Request, int], "Awaitable[bool | Response | None] | bool | Response | None"
+]
+
+LIMIT: Final = 100  # events of a page, if nothing is said
+MOST: Final = 1_000
+PAGE_SIZE: Final = 4 * 1024 * 1024  # bytes after which a page ends early
+
+_log = logging.getLogger(__name__)
+
+
+async def allow_all(request: Request, run_id: int) -> bool:  # noqa: ARG001 - an Authorize
+    """Let everybody read every run: for machines that nobody else reaches."""
+    return True
+
+
+class RunEventsResponse(Response):
+    """The stream of a run, as the answer of a route of one's own.
+
+    Reads ``Last-Event-ID`` and ``?last_event_id=`` of the request by itself. Whether the
+    run is there is asked when the answer is sent; see
+    :func:`~bls_agent.runs.sse.stream_status` for what it becomes then. It ends with the
+    run, with the client, and within a second when uvicorn stops; the client comes back.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        store: EventStore,
+        run_id: int,
+        *,
+        wait: bool = False,
+        heartbeat: float = HEARTBEAT,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Remember what to send.
+
+        Args:
+            store: Where the events are.
+            run_id: The run.
+            wait: Wait for a run that does not exist yet, instead of 404.
+            heartbeat: Seconds without an event until a comment is sent.
+            headers: More headers of the stream.
+
+        Raises:
+            ConfigurationError: ``heartbeat`` is no time. (A ``run_id`` that is none is
+            the client's fault, and answered with 400.)
+        """
+        super().__init__(headers=headers)
+        self._store = store
+        self._run_id = run_id
+        self._wait = wait
+        self._heartbeat = check_heartbeat(heartbeat)
+        self._more = headers
+        self._frames: EventFrames | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Find out what to answer, and answer; a client that leaves ends it quietly."""
+        answer = await self._answer(Request(scope))
+        with suppress(OSError):  # what servers raise for a client that has gone
+            await answer(scope, receive, send)
+        if self.background is not None:
+            await self.background()
+
+    def end(self) -> None:
+        """End the stream at once; the client is to come back."""
+        if self._frames is not None:
+            self._frames.end()
+
+    async def _answer(self, request: Request) -> Response:
+        try:
+            return await self._find_answer(request)
+        except BlsError as error:
+            return error_of(error)
+
+    async def _find_answer(self, request: Request) -> Response:
+        last = _last_event_id(request)
+        try:
+            status = await stream_status(self._store, self._run_id, last)
+        except RedisRefusedError:
+            raise
+        except RedisUnavailableError:
+            if last is None:
+                raise
+            status = 200  # a browser that is answered otherwise never comes back
+        if status == 204:  # noqa: PLR2004 - a status
+            return Response(status_code=status, headers=STREAM_HEADERS)
+        if status == 200 or (status == 404 and self._wait):  # noqa: PLR2004 - statuses
+            return self._open(last or BEGINNING)
+        return answer_error(status)
+
+    def _open(self, last_id: str) -> Response:
+        self._frames = event_frames(
+            self._store, self._run_id, last_id, heartbeat=self._heartbeat
+        )
+        return FrameStream(self._frames, {**STREAM_HEADERS, **(self._more or {})})
+
+
+def _last_event_id(request: Request) -> str | None:
+    query = request.query_params.get("last_event_id")
+    return read_last_event_id(request.headers.get("last-event-id"), query)
+
+
+class RunEventsApp(Starlette):
+    """Runs over HTTP: an ASGI application to be mounted, or to be run alone.
+
+    ``GET /runs/{id}/events``: a page as JSON, ``{"events": […], "next": …}``; with
+    ``?after=`` (the ``next`` of the page before) and ``?limit=`` (1 to 1,000).
+    ``GET /runs/{id}/events/stream``: server-sent events, see
+    :class:`RunEventsResponse`.
+
+    Closed by default: nobody may read before ``authorize`` says who, and no page of
+    another origin before ``allow_origins`` names it. Each page and each (re)connection
+    asks ``authorize`` anew. An ``EventSource`` sends cookies, no headers of its own;
+    keep tokens out of addresses, which are logged everywhere.
+
+    Run alone (``uvicorn --factory``) it closes the store's connections at the end;
+    mounted, the host does. Give uvicorn a ``timeout_graceful_shutdown``: streams end by
+    themselves when it stops, but it waits for a client that has stopped reading.
+    """
+
+    def __init__(
+        self,
+        store: EventStore,
+        *,
+        authorize: Authorize | None = None,
+        allow_origins: Sequence[str] = (),
+        wait: bool = False,
+        heartbeat: float = HEARTBEAT,
+        max_streams: int = 2_000,
+    ) -> None:
+        """Make the application; nothing is asked of Redis yet.
+
+        Args:
+            store: Where the events are.
+            authorize: ``async (request, run_id)`` → true if the request may read the
+                run; an answer of its own (401, a login page, 429) instead; all else is
+                403. :data:`allow_all` lets everybody. Default: nobody may read.
+            allow_origins: Origins (``https://page.example``) whose pages may read, with
+                their cookies; ``*`` for all, without.
+            wait: Wait for a run that does not exist yet, instead of 404.
+            heartbeat: Seconds without an event until a comment is sent.
+            max_streams: Streams that may be open at once. One more gets 503; if it
+                comes back, it is sent away for ten seconds instead, because a browser
+                would take a 503 for the end.
+
+        Raises:
+            ConfigurationError: An argument breaks its rule.
+        """
+        check_count("max_streams", max_streams)
+        if authorize is None:
+            _log.warning(
+                "nobody may read runs here: pass authorize=, an async function of the "
+                "request and the run's id, or allow_all to let everybody"
+            )
+        self._store = store
+        self._authorize = authorize
+        self._wait = wait
+        self._heartbeat = check_heartbeat(heartbeat)
+        self._max_streams = max_streams
+        self._streams: set[RunEventsResponse] = set()
+        super().__init__(
+            routes=[
+                Route("/runs/{run_id}/events", self._send_page),
+                Route("/runs/{run_id}/events/stream", self._send_stream),
+            ],
+            middleware=allow(allow_origins),
+            exception_handlers=_HANDLERS,
+            lifespan=self._live,
+        )
+
+    @property
+    def streams(self) -> int:
+        """How many streams are open now."""
+        return len(self._streams)
+
+    def close_streams(self) -> None:
+        """End every stream at once; the clients come back.
+
+        Under uvicorn that happens by itself; other servers' programs call it, in the
+        event loop, when they are about to stop.
+        """
+        for stream in self._streams:
+            stream.end()
+
+    @asynccontextmanager
+    async def _live(self, _app: Starlette) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            self.close_streams()
+            await self._store.aclose()
+
+    async def _send_page(self, request: Request) -> Response:
+        run_id = read_run_id(request.path_params["run_id"])
+        if (refusal := await self._refuse(request, run_id)) is not None:
+            return refusal
+        after = request.query_params.get("after")
+        limit = read_limit(request.query_params.get("limit"), LIMIT)
+        check_count("limit", limit, most=MOST)
+        events, following = await _collect(self._store, run_id, after, limit)
+        if not events and not await self._store.exists(run_id):
+            return answer_error(404 if after is None else 410)
+        return answer_page(events, following)
+
+    async def _send_stream(self, request: Request) -> Response:
+        run_id = read_run_id(request.path_params["run_id"])
+        if (refusal := await self._refuse(request, run_id)) is not None:
+            return refusal
+        if len(self._streams) >= self._max_streams:
+            return _send_away(request)
+        return _CountedResponse(
+            self._streams,
+            self._store,
+            run_id,
+            wait=self._wait,
+            heartbeat=self._heartbeat,
+        )
+
+    async def _refuse(self, request: Request, run_id: int) -> Response | None:
+        """Give the refusal of who may not read a run."""
+        if self._authorize is None:
+            return answer_error(
+                403, "nobody may read runs here: there is no authorize="
+            )
+        found = self._authorize(request, run_id)
+        allowed = await found if isawaitable(found) else found
+        if isinstance(allowed, Response):
+            return allowed
+        if allowed is True:  # a closed door does not open for what is merely not false
+            return None
+        return answer_error(403, "this run is not for you")
+
+
+class _CountedResponse(RunEventsResponse):
+    """A stream that stands among the open ones."""
+
+    def __init__(
+        self,
+        streams: set[RunEventsResponse],
+        store: EventStore,
+        run_id: int,
+        *,
+        wait: bool,
+        heartbeat: float,
+    ) -> None:
+        super().__init__(store, run_id, wait=wait, heartbeat=heartbeat)
+        self._streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, and count meanwhile."""
+        self._streams.add(self)
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._streams.discard(self)
+
+
+def _send_away(request: Request) -> Response:
+    """Answer one stream too many."""
+    if _last_event_id(request) is None:
+        return answer_error(503, "too many streams", {"retry-after": "10"})
+    body = write_retry(CROWDED)
+    return Response(body, 200, STREAM_HEADERS, RunEventsResponse.media_type)
+
+
+async def _collect(
+    store: EventStore, run_id: int, after: str | None, limit: int
+) -> tuple[list[StreamEvent], str | None]:
+    """Read a page in portions, and no more of them when it is large already."""
+    events: list[StreamEvent] = []
+    size = 0
+    while True:
+        portion = min(LIMIT, limit - len(events))
+        page = await store.page(run_id, after=after, limit=portion)
+        events += page.events
+        size += sum(len(event.json) for event in page.events)
+        after = page.next
+        if after is None or len(events) >= limit or size >= PAGE_SIZE:
+            return events, after
+
+
+async def _on_error_of_ours(_: Request, error: Exception) -> Response:
+    if not isinstance(error, BlsError):
+        raise error
+    return error_of(error)
+
+
+async def _on_refusal(_: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    return answer_error(error.status_code, error.detail, error.headers)
+
+
+_HANDLERS: Final[Mapping[Any, ExceptionHandler]] = {
+    BlsError: _on_error_of_ours,
+    HTTPException: _on_refusal,
+}
