@@ -45,6 +45,7 @@ COMMANDS: Final = (
     "call",
     "top",
     "workers",
+    "runs",
     "keys",
     "doctor",
     "acl",

@@ -11,9 +11,10 @@ import orjson
 import pytest
 from redis.asyncio import Redis
 
-from bls_agent import ProjectAgent
+from bls_agent import EventStore, ProjectAgent
 from bls_agent.devserver import DevServer
 from bls_agent.rights import Mode, acl_line, console_acl_rules
+from bls_agent.run_rights import run_acl_rules
 from bls_agent.worker_rights import worker_acl_rules
 from bls_agent.workers import BacktestWorkerHeartbeat
 from tests.cli.conftest import Bls
@@ -45,10 +46,12 @@ async def use_everything(
         ["call", project, "ping"],
     ]
     commands += [["call", project, "ping", "--broadcast"]]
-    commands += [["projects"], ["top"], ["workers"]] * all_projects
+    runs = [["runs"], ["runs", "follow", "7"]]
+    commands += [["projects"], ["top"], ["workers"], *runs] * all_projects
     for words in commands:
         ran = await bls(*words, url=url)
-        assert (ran.code, ran.said) == (0, ""), words
+        ended = "The run has ended.\n" if "follow" in words else ""
+        assert (ran.code, ran.said) == (0, ended), words
 
 
 @needs_selectors
@@ -63,6 +66,8 @@ async def test_an_operators_rights(
     url = await log_in(admin, own_server, rules)
     beat = BacktestWorkerHeartbeat.create("回测-1")
     await admin.set(beat.key, beat.to_json(), ex=30)
+    async with EventStore(own_server.url) as store:
+        await store.add_many(7, [("llm", "stream"), ("system", "close")])
     async with ProjectAgent(name, redis=own_server.url, replicas=True) as agent:
         await agent.ready(5)
         await use_everything(bls, url, name, all_projects=not one)
@@ -173,14 +178,18 @@ async def test_redis_cli_takes_the_line(own_server: DevServer, bls: Bls) -> None
     assert ran.stdout.decode().strip() == "OK"
 
 
-async def test_a_workers_rights(bls: Bls) -> None:
+@pytest.mark.parametrize("option", ["--workers", "--runs"])
+async def test_the_rights_of_a_room(bls: Bls, option: str) -> None:
     """As a line of its own; with a project or an operator's rights it is refused."""
+    rules_of = worker_acl_rules if option == "--workers" else run_acl_rules
     for words, write in (((), True), (("--read-only",), False)):
-        ran = await bls("acl", "--workers", *words)
-        assert ran.text.strip() == " ".join(worker_acl_rules(write=write))
-    flat = await bls("acl", "--workers", "--no-selectors", "--user", "worker-1")
-    rules = " ".join(worker_acl_rules(selectors=False))
-    assert flat.text.strip() == f"user worker-1 on {rules}"
-    for words in (("订单系统",), ("--console",), ("--replicas",)):
-        ran = await bls("acl", "--workers", *words)
+        ran = await bls("acl", option, *words)
+        assert ran.text.strip() == " ".join(rules_of(write=write))
+    flat = await bls("acl", option, "--no-selectors", "--user", "one")
+    rules = " ".join(rules_of(selectors=False))
+    assert flat.text.strip() == f"user one on {rules}"
+    other = "--runs" if option == "--workers" else "--workers"
+    for words in (("订单系统",), ("--console",), ("--replicas",), (other,)):
+        ran = await bls("acl", option, *words)
         assert (ran.code, ran.out) == (2, b"")
+        assert option in ran.said or other in ran.said

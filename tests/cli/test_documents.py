@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from bls_agent import ProjectAgent
 from bls_agent.cli.exits import Exit
 from bls_agent.devserver import DevServer
+from bls_agent.runs import EventStore
 from bls_agent.workers import BacktestWorkerHeartbeat
 from tests.cli.conftest import Bls
 from tests.cli.terminal import environment
@@ -71,6 +72,8 @@ async def test_the_examples_run(
     async def reload(force: bool = False, n: int = 0) -> None:
         agent.log.warn("configuration reloaded", force=force, n=n, order_id=1024)
 
+    async with EventStore(own_server.url) as store:  # a run that has an end
+        await store.add_many(42, [("lifecycle", "started"), ("system", "close")])
     async with agent:
         await agent.ready(5)
         await bls("call", "订单系统", "reload", url=own_server.url)  # something to show

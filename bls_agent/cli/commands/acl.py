@@ -1,4 +1,4 @@
-"""``bls-agent acl``: the rights of an agent, an operator or a worker, as an ACL line."""
+"""``bls-agent acl``: the rights of an agent, an operator, a worker or a run, as an ACL line."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from bls_agent.cli.exits import Exit, Failure
 from bls_agent.cli.invocation import Invocation
 from bls_agent.cli.naming import normalise
 from bls_agent.rights import acl_rules, console_acl_rules
+from bls_agent.run_rights import run_acl_rules
 from bls_agent.worker_rights import worker_acl_rules
 
 __all__ = ["ModeName", "acl"]
@@ -44,6 +45,7 @@ def acl(
     replicas: Annotated[bool, typer.Option("--replicas", help="opt_replicas")] = False,
     console: Annotated[bool, typer.Option("--console", help="opt_acl_console")] = False,
     workers: Annotated[bool, typer.Option("--workers", help="opt_acl_workers")] = False,
+    runs: Annotated[bool, typer.Option("--runs", help="opt_acl_runs")] = False,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="opt_read_only")
     ] = False,
@@ -55,15 +57,18 @@ def acl(
 ) -> Exit:
     """Print the rights; changes nothing, needs no Redis."""
     project = normalise(invocation, project) if project else ""
-    selectors = not no_selectors
-    if read_only and not (console or workers):  # else somebody is given rights to write
+    selectors, send = not no_selectors, not read_only
+    others = workers or runs
+    if read_only and not (console or others):  # else somebody is given rights to write
         raise Failure("acl_read_only", Exit.USAGE, hint="hint_read_only")
-    if workers and (console or project or replicas):
-        raise Failure("acl_workers_alone", Exit.USAGE, hint="hint_workers_alone")
+    if others and (console or project or replicas or (workers and runs)):
+        option = "--workers" if workers else "--runs"
+        raise Failure("acl_alone", Exit.USAGE, hint="hint_acl_alone", option=option)
     if workers:
-        rules = worker_acl_rules(write=not read_only, selectors=selectors)
+        rules = worker_acl_rules(write=send, selectors=selectors)
+    elif runs:
+        rules = run_acl_rules(write=send, selectors=selectors)
     elif console:
-        send = not read_only
         rules = console_acl_rules(project or None, send=send, selectors=selectors)
     elif not project:
         raise Failure("acl_for_whom", Exit.USAGE, hint="hint_acl")
