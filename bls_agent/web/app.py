@@ -19,6 +19,7 @@ from bls_agent.console import Console
 from bls_agent.endpoint import Endpoint
 from bls_agent.errors import BlsError, ConfigurationError
 from bls_agent.fleet import Fleet
+from bls_agent.runs import EventStore
 from bls_agent.web.configuration import WebConfig
 from bls_agent.web.door.entrance import Entrance
 from bls_agent.web.door.headers import with_headers
@@ -32,6 +33,8 @@ from bls_agent.web.feeds.directory import Directory
 from bls_agent.web.feeds.fleet_feed import FleetFeed
 from bls_agent.web.feeds.health import RedisHealth
 from bls_agent.web.feeds.log_feeds import LogFeeds
+from bls_agent.web.feeds.run_feed import RunFeed
+from bls_agent.web.feeds.run_streams import all_runs_events, run_events
 from bls_agent.web.feeds.streams import fleet_events, worker_events
 from bls_agent.web.feeds.worker_feed import WorkerFeed
 from bls_agent.web.interface import api
@@ -65,6 +68,7 @@ class ConsoleApp(Starlette):
         self.web.closing.set()
         self.web.fleet.close()
         self.web.workers.close()
+        self.web.run_list.close()
         self.web.logs.close()
 
 
@@ -93,13 +97,15 @@ def _make_state(config: WebConfig) -> WebState:
     limits, redis = config.limits, config.redis
     if redis is not None:
         Endpoint.of(redis)  # refuse it now
-    console = Console(redis)
+    console, runs = Console(redis), EventStore(redis)
     bound = "" if config.unix_socket else config.host
     return WebState(
         config=config,
         console=console,
         fleet=FleetFeed(Fleet(redis)),
         workers=WorkerFeed(WorkerRegistry(redis)),
+        runs=runs,
+        run_list=RunFeed(runs),
         logs=LogFeeds(console),
         health=RedisHealth(console),
         directory=Directory(console),
@@ -124,6 +130,8 @@ def _routes() -> list[BaseRoute]:
     return [
         Route("/events/fleet", fleet_events),
         Route("/events/workers", worker_events),
+        Route("/events/runs", all_runs_events),
+        Route("/events/runs/{run}", run_events),
         Route("/login", log_in, methods=["POST"]),
         Route("/logout", log_out, methods=["POST"]),
         *api.routes,
@@ -139,6 +147,7 @@ async def _lifespan(app: ConsoleApp) -> AsyncGenerator[None]:
         async with anyio.create_task_group() as tasks:
             state.fleet.open(tasks)
             state.workers.open(tasks)
+            state.run_list.open(tasks)
             state.logs.open(tasks)
             yield
             app.close_streams()
@@ -147,6 +156,7 @@ async def _lifespan(app: ConsoleApp) -> AsyncGenerator[None]:
         with anyio.move_on_after(1, shield=True):
             await state.fleet.aclose()
             await state.workers.aclose()
+            await state.runs.aclose()
             await state.console.aclose()
 
 

@@ -10,6 +10,7 @@ import anyio
 from starlette.requests import Request
 
 from bls_agent.console import Console
+from bls_agent.runs import EventStore
 from bls_agent.web.configuration import WebConfig
 from bls_agent.web.door.limits import Bucket, Buckets, StreamQuota
 from bls_agent.web.door.origins import HostRule
@@ -19,6 +20,7 @@ from bls_agent.web.feeds.directory import Directory
 from bls_agent.web.feeds.fleet_feed import FleetFeed
 from bls_agent.web.feeds.health import RedisHealth
 from bls_agent.web.feeds.log_feeds import LogFeeds
+from bls_agent.web.feeds.run_feed import RunFeed
 from bls_agent.web.feeds.worker_feed import WorkerFeed
 from bls_agent.web.pages.manual import Manuals
 
@@ -34,6 +36,8 @@ class WebState:
         console: The other end of contract 002.
         fleet: One watch of all projects for all wallboards.
         workers: One watch of all workers for all their pages.
+        runs: The events of runs.
+        run_list: One watch of all runs for all their pages.
         logs: One reader for each followed list.
         health: Whether Redis answers.
         directory: Which projects there are.
@@ -55,6 +59,8 @@ class WebState:
     console: Console
     fleet: FleetFeed
     workers: WorkerFeed
+    runs: EventStore
+    run_list: RunFeed
     logs: LogFeeds
     health: RedisHealth
     directory: Directory

@@ -12,11 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import anyio
 import orjson
 from redis import Redis
 
 from bls_agent import ProjectAgent
 from bls_agent.devserver import DevServer
+from bls_agent.runs import EventStore, NewEvent
+from bls_agent.runs.reading import RunKeys
 from bls_agent.web.configuration import WebConfig
 from bls_agent.workers import (
     BacktestWorkerHeartbeat,
@@ -75,6 +78,65 @@ ConnectionResetError: 华南节点关闭了连接
 STEPS = ["订单已入库", "库存已锁定", "支付已确认", "运单已生成"]
 
 
+NOTE = [
+    "Both",
+    "markets",
+    "opened",
+    "slightly",
+    "higher,",
+    "and",
+    "turnover",
+    "is",
+    "a",
+    "tenth",
+    "above",
+    "yesterday's.",
+    "Consumer",
+    "names",
+    "lead;",
+    "the",
+    "spread",
+    "has",
+    "narrowed",
+    "to",
+    "two",
+    "ticks",
+    "while",
+    "volume",
+    "kept",
+    "growing.\n\nNothing",
+    "in",
+    "the",
+    "order",
+    "book",
+    "points",
+    "to",
+    "a",
+    "reversal",
+    "before",
+    "the",
+    "close.",
+]
+PLAN = [
+    "The",
+    "quotes",
+    "do",
+    "not",
+    "come.",
+    "I",
+    "ask",
+    "the",
+    "second",
+    "source,",
+    "and",
+    "then",
+    "go",
+    "on",
+    "with",
+    "the",
+]
+
+
 def write_fleet(redis: Redis) -> None:
     """Write the projects of everybody else."""
     for number, (name, (status, ttl, count, errors, waiting)) in enumerate(
@@ -95,6 +157,31 @@ def write_fleet(redis: Redis) -> None:
         for place in range(waiting):
             command = {"id": f"cmd-{place}", "command": "reload"}
             redis.rpush(f"{name}_控制", orjson.dumps(command))
+
+
+async def write_run(url: str) -> None:
+    """Write what a run has said so far; its writer has an hour to live."""
+    lead = {"agent_name": "supervisor", "team_name": "research"}
+    analyst = {"agent_name": "market analyst", "team_name": "research"}
+    async with EventStore(url) as store:
+        task = {"task": "Write this morning's one-page market note"}
+        assigned = {"to": "market analyst", "priority": 2}
+        call = {"tool": "quotes.latest", "symbols": ["600519.SH", "000858.SZ"]}
+        events = [
+            NewEvent("lifecycle", "started", task, lead),
+            NewEvent("dispatch", "assigned", assigned, lead),
+            NewEvent("agent", "tool_call", call, analyst),
+            NewEvent("agent", "tool_result", {"rows": 2, "ms": 183}, analyst),
+            *(
+                NewEvent("llm", "stream", {"content": f"{one} "}, analyst)
+                for one in NOTE
+            ),
+            NewEvent("system", "warning", {"message": "the quotes are 2.3 s late"}),
+            NewEvent("agent", "tool_call", call, analyst),
+            NewEvent("agent", "error", {"message": "quotes.latest: timeout"}, analyst),
+            *(NewEvent("llm", "stream", {"content": f"{one} "}, lead) for one in PLAN),
+        ]
+        await store.add_many(42, events)
 
 
 def write_workers(redis: Redis) -> None:
@@ -251,6 +338,14 @@ def show_workers(looked: Watched) -> None:
     looked.open("/workers")
 
 
+def show_run(looked: Watched) -> None:
+    """Open a run, with one event unfolded."""
+    looked.open("/runs/42")
+    looked.wait("document.querySelectorAll('#events .speech').length === 2")
+    looked.page.locator(".row .more").nth(2).click()
+    looked.page.mouse.move(0, 0)
+
+
 Picture = tuple[str, Callable[[Watched], None], str, str, tuple[int, int]]
 PICTURES: list[Picture] = [
     ("console-wallboard-zh.png", show_wallboard, "zh", "light", (1280, 760)),
@@ -261,6 +356,7 @@ PICTURES: list[Picture] = [
     ("console-narrow-project.png", show_narrow_project, "en", "light", (360, 740)),
     ("console-workers-zh.png", show_workers, "zh", "light", (1280, 760)),
     ("console-workers-en.png", show_workers, "en", "dark", (1280, 760)),
+    ("console-run-en.png", show_run, "en", "light", (1280, 800)),
 ]
 
 
@@ -269,6 +365,10 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     with DevServer() as server, Redis.from_url(server.url, protocol=2) as redis:
         write_fleet(redis)
+        anyio.run(write_run, server.url)
+        books, owner = RunKeys(42).all[1:]
+        redis.hset(books, "owner", "writer")
+        redis.set(owner, "writer", ex=3_600)
         console = served(WebConfig(redis=server.url, port=0))
         with order_system(server.url, redis), console as site, a_browser() as browser:
             for name, show, language, scheme, size in PICTURES:

@@ -16,24 +16,10 @@ from bls_agent.devserver import DevServer
 from bls_agent.terminal import visible
 from bls_agent.web.configuration import WebConfig
 from bls_agent.web.feeds import worker_feed
-from tests.web.browsers import Foreign, Watched, a_browser, looking, record, until
+from tests.web.browsers import Foreign, Watched, looking, record, until
 from tests.web.serving import PASSWORD, USERS, served
 
 AGO = "document.querySelector('#cards').dataset.changes > 0"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """One Chromium for all tests of this module."""
-    with a_browser() as browser:
-        yield browser
-
-
-@pytest.fixture
-def server(browser: Any) -> Iterator[DevServer]:
-    """A server with nothing on it but what the test writes."""
-    with DevServer() as server:
-        yield server
 
 
 @pytest.fixture

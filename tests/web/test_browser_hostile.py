@@ -15,7 +15,7 @@ from bls_agent.texts import load_texts
 from bls_agent.web.configuration import WebConfig
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 from tests.corpus.loader import load_commands
-from tests.web.browsers import Foreign, Watched, a_browser, looking, record
+from tests.web.browsers import Foreign, Watched, looking, record
 from tests.web.serving import served
 
 NAME = "订单系统"
@@ -83,13 +83,6 @@ def manual() -> bytes:
         durationMs=1,
         result=told,
     )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """One Chromium for all tests of this module."""
-    with a_browser() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -264,7 +264,8 @@ async def test_foreign_pages_get_no_data(client: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     "path",
     ["/api/projects", "/api/logs?projectName=a", "/api/openapi.json", "/events/fleet",
-     "/api/workers", "/events/workers"],
+     "/api/workers", "/events/workers", "/api/runs", "/api/runs/1", "/api/runs/1/events",
+     "/events/runs", "/events/runs/1"],
 )  # fmt: skip
 async def test_data_is_for_users(locked: httpx.AsyncClient, path: str) -> None:
     """A program is asked for Basic, a browser is not: it would ask by itself."""

@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from bls_agent import ProjectAgent
 from bls_agent.project.messages import OutcomeKind, Status
+from bls_agent.runs import RunState
 from bls_agent.web.app import create_app
 from bls_agent.web.configuration import Limits, WebConfig
 from bls_agent.web.interface import api
@@ -64,9 +65,15 @@ def test_every_reference_leads_somewhere() -> None:
     assert kinds == [kind.value for kind in OutcomeKind]
     said = schemas["Project"]["properties"]["status"]["enum"]
     assert said == [*[status.value for status in Status], None]
+    assert schemas["Run"]["properties"]["state"]["enum"] == [*RunState]
     worker = schemas["Worker"]["properties"]
     assert worker["status"]["enum"] == [*WorkerStatus, None]
     assert worker["kind"]["enum"] == list(HEARTBEATS)
+
+
+def run_of(project: str) -> int:
+    """Give a fresh run for a fresh project."""
+    return int(project.rpartition("_")[2], 16)
 
 
 async def ask(
@@ -75,12 +82,14 @@ async def ask(
     """Ask what is right, changed by what a test wants wrong."""
     method, path = op
     options: dict[str, Any] = {"headers": more.pop("headers", {})}
-    url = path.replace("{project}", quote(more.pop("name", project), safe=""))
+    named = more.pop("name", project)
+    url = path.replace("{project}", quote(named, safe=""))
+    url = url.replace("{run}", "x" if named == "nobody" else str(run_of(project)))
     name = more.pop("query", project)
     if path in {"/api/logs", "/api/logs/stream"}:
         url += f"?projectName={quote(name)}"
     rest = more.pop("rest", "")
-    url += rest if "?" in url else ""
+    url += rest if "?" in url else rest.replace("&", "?") * ("/runs" in path)
     if method == "POST":
         options["json"] = {"targetProjectName": name, "command": "x"}
     options |= more
@@ -90,7 +99,7 @@ async def ask(
 
 
 @pytest.mark.parametrize("op", OPERATIONS, ids=" ".join)
-async def test_every_status_happens(
+async def test_every_status_happens(  # noqa: PLR0915 - one story
     op: tuple[str, str],
     redis_url: str,
     redis: Redis,
@@ -109,6 +118,8 @@ async def test_every_status_happens(
                 seen.add(await ask(client, op, project, headers=headers or {}, **more))
 
     await redis.set(f"{project}_项目状态", "在线")
+    run = f"run:{run_of(project)}:events"
+    await redis.xadd(run, {"event_category": "a"})
     await look()
     await look(config={"users": USERS})
     await look(headers={"sec-fetch-site": "cross-site"})
@@ -137,7 +148,9 @@ async def test_every_status_happens(
     await look(rest="&limit=0", name="")
     await redis.delete(f"{project}_项目控制台")
     await redis.set(f"{project}_项目控制台", "no list")
+    await redis.set(run, "no stream")
     await look()
+    await redis.delete(run)
     assert seen == statuses(*op)
 
 

@@ -42,6 +42,8 @@ PAIRS = [
     *((name, ground, TEXT) for name in ("text", "soft", "accent", *KINDS) for ground in ("surface", "sunken", "ground", "hover")),
     *((kind, f"{kind}-ground", TEXT) for kind in KINDS),
     *(("text", f"{kind}-ground", TEXT) for kind in KINDS),
+    ("accent", "accent-ground", TEXT),
+    ("text", "accent-ground", TEXT),
     ("on-accent", "accent", TEXT),
     ("line-strong", "surface", SHAPE),
     ("line-strong", "ground", SHAPE),

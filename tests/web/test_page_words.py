@@ -17,6 +17,7 @@ from bls_agent.codec import decode_object
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.fleet import FleetChange, Presence, ProjectView
 from bls_agent.project.messages import Level, LogEntry, Outcome, OutcomeKind, Status
+from bls_agent.runs import EventCategory, GapReason, RunState
 from bls_agent.texts import load_texts
 from bls_agent.web.names_in_urls import (
     project_in_path,
@@ -242,6 +243,11 @@ def test_catalogue_has_both_languages() -> None:
     meanings = {f"worker_means_{state}" for state in STATES}
     groups = {f"group_{kind}" for kind in HEARTBEATS}
     assert states | meanings | groups <= fields["zh"].keys()
+    runs = {f"run_{state}" for state in RunState}
+    runs |= {f"run_means_{state}" for state in RunState}
+    runs |= {f"category_{one}" for one in (*EventCategory, "other")}
+    runs |= {f"js_run_gap_{reason}" for reason in GapReason}
+    assert runs <= fields["zh"].keys()
 
 
 def test_every_text_is_used() -> None:
@@ -254,7 +260,8 @@ def test_every_text_is_used() -> None:
     code = "\n".join(path.read_text("utf-8") for path in sources)
     made_up = (
         "kind_", "meaning_", "level_", "field_", "error_", "js_outcome_",
-        "worker_", "group_", "js_problem_", "js_figure_",
+        "worker_", "group_", "js_problem_", "js_figure_", "run_", "category_",
+        "js_run_gap_", "js_run_end_", "js_span_",
     )  # fmt: skip
     unused = [
         name

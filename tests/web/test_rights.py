@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 from redis.asyncio import Redis
 
+from bls_agent import EventStore
 from bls_agent.devserver import DevServer
 from bls_agent.rights import console_acl_rules
 from tests.harness import PASSWORD, execute, needs_selectors
@@ -31,6 +32,8 @@ async def test_the_printed_rights_are_enough(
     await admin.set(f"{project}_项目状态", "在线")
     await admin.rpush(f"{project}_项目控制台", b'{"message": "here"}')
     await admin.set("heartbeat:node:n1", "{}", ex=30)
+    async with EventStore(own_server.url) as store:
+        await store.add(7, "llm", "stream", {"text": "你好"})
     await give(admin, console_acl_rules())
     name = quote(project)
     async with console_of(url_of(own_server)) as client:
@@ -43,6 +46,11 @@ async def test_the_printed_rights_are_enough(
             "/api/health",
             "/workers",
             "/api/workers",
+            "/runs",
+            "/runs/7",
+            "/api/runs",
+            "/api/runs/7",
+            "/api/runs/7/events",
         ):
             assert (await client.get(path)).status_code == 200, path
         body = {"targetProjectName": project, "command": "x", "wait": 0.3}

@@ -24,7 +24,16 @@ from bls_agent.web.names_in_urls import project_in_query
 from bls_agent.web.projects import existing_project
 from bls_agent.web.state import WebState, requester, web_state
 
-__all__ = ["fleet_events", "log_events", "worker_events"]
+__all__ = [
+    "EVENT_SIZE",
+    "fleet_events",
+    "last_words",
+    "log_events",
+    "open_stream",
+    "pictures_of",
+    "worker_events",
+    "write_event",
+]
 
 BEGINNING = b"retry: 2000\n\n"
 HEARTBEAT = b"event: beat\ndata: {}\n\n"  # a comment would not reach the page
@@ -74,12 +83,12 @@ class _Stream(EventSourceResponse):
             yield event or HEARTBEAT
 
 
-def _write_event(kind: str, data: bytes) -> bytes:
+def write_event(kind: str, data: bytes) -> bytes:
     """Write an event; JSON of ours holds no line ends."""
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
 
 
-def _open(request: Request, events: AsyncIterator[bytes]) -> Response:
+def open_stream(request: Request, events: AsyncIterator[bytes]) -> Response:
     """Open a stream, or say that there are too many.
 
     Raises:
@@ -96,22 +105,23 @@ def _open(request: Request, events: AsyncIterator[bytes]) -> Response:
 async def fleet_events(request: Request) -> Response:
     """``GET /events/fleet``: what all projects look like, and what changes."""
     state = web_state(request)
-    return _open(request, _pictures(state, state.fleet, "fleet"))
+    return open_stream(request, pictures_of(state, state.fleet, "fleet"))
 
 
 async def worker_events(request: Request) -> Response:
     """``GET /events/workers``: who is alive, and what changes."""
     state = web_state(request)
-    return _open(request, _pictures(state, state.workers, "workers"))
+    return open_stream(request, pictures_of(state, state.workers, "workers"))
 
 
-async def _pictures(
+async def pictures_of(
     state: WebState, watch: SharedWatch, kind: str
 ) -> AsyncIterator[bytes]:
+    """Give what a watch has seen, and what changes, as events."""
     heartbeat = state.config.limits.heartbeat
     async with aclosing(watch.follow(heartbeat)) as pictures:
         async for data in pictures:
-            yield _write_event(kind, data) if data else b""
+            yield write_event(kind, data) if data else b""
 
 
 async def log_events(request: Request) -> Response:
@@ -120,7 +130,7 @@ async def log_events(request: Request) -> Response:
     project = await existing_project(request, project_in_query(request.scope))
     state = web_state(request)
     await state.console.logs(project, 1)  # what can be said with a status is said now
-    return _open(request, _log_events(state, project, limit))
+    return open_stream(request, _log_events(state, project, limit))
 
 
 async def _log_events(
@@ -140,11 +150,11 @@ async def _log_events(
             place += missed + len(items)
             if missed:
                 state.counts["log_records_missed"] += missed
-                yield _write_event("gap", encode({"missing": missed}))
+                yield write_event("gap", encode({"missing": missed}))
             for event in _write_items(items):
                 yield event
             if feed.error is not None and place >= feed.ring.end:
-                yield _last_words(feed.error)
+                yield last_words(feed.error)
                 return
             if not items:
                 yield b""
@@ -155,9 +165,9 @@ async def _first_events(feed: LogFeed, limit: int) -> tuple[list[bytes], int]:
     try:
         page, place = await feed.newest(limit)
     except BlsError as error:
-        return [_last_words(error)], feed.ring.end
+        return [last_words(error)], feed.ring.end
     items = [Item(record, "log") for record in await encode_records(page.entries)]
-    beginning = _write_event("place", encode({"before": page.before or None}))
+    beginning = write_event("place", encode({"before": page.before or None}))
     return [beginning, *_write_items(items)], place
 
 
@@ -168,18 +178,19 @@ def _write_items(items: Iterable[Item]) -> list[bytes]:
     held = 0
     for item in items:
         if records and (item.kind != "log" or held + len(item.payload) > EVENT_SIZE):
-            events.append(_write_event("log", b"[%s]" % b",".join(records)))
+            events.append(write_event("log", b"[%s]" % b",".join(records)))
             records, held = [], 0
         if item.kind == "log":
             records.append(item.payload)
             held += len(item.payload)
         else:
-            events.append(_write_event(item.kind, item.payload))
+            events.append(write_event(item.kind, item.payload))
     if records:
-        events.append(_write_event("log", b"[%s]" % b",".join(records)))
+        events.append(write_event("log", b"[%s]" % b",".join(records)))
     return events
 
 
-def _last_words(error: BlsError) -> bytes:
+def last_words(error: BlsError) -> bytes:
+    """Write why a stream ends."""
     kind = error.kind if isinstance(error, RedisUnavailableError) else "wrong_type"
-    return _write_event("unavailable", encode({"kind": kind, "reason": str(error)}))
+    return write_event("unavailable", encode({"kind": kind, "reason": str(error)}))

@@ -28,6 +28,7 @@ from bls_agent.web.interface.inputs import (
     read_limit,
 )
 from bls_agent.web.interface.records import encode_records
+from bls_agent.web.interface.run_api import run_api_routes
 from bls_agent.web.names_in_urls import project_in_path, project_in_query
 from bls_agent.web.projects import existing_project
 from bls_agent.web.sending import send_command
@@ -277,6 +278,7 @@ routes: list[BaseRoute] = [
     Route("/api/projects", _get_projects),
     Route(f"/api/projects/{ANY_NAME}", _get_project),
     Route("/api/workers", _get_workers),
+    *run_api_routes,
     Route("/api/health", _get_health),
     Route("/api/openapi.json", _get_openapi),
 ]

@@ -27,6 +27,7 @@ from bls_agent.web.names_in_urls import (
 from bls_agent.web.pages.cards import KINDS, make_card, place_of, sort_cards
 from bls_agent.web.pages.command_pages import command_routes
 from bls_agent.web.pages.rendering import render, render_large, texts_of
+from bls_agent.web.pages.run_pages import run_routes
 from bls_agent.web.pages.worker_pages import worker_routes
 from bls_agent.web.state import web_state
 
@@ -177,4 +178,5 @@ routes: Final = [
     Route("/login", _show_login, methods=["GET"]),
     *command_routes,
     *worker_routes,
+    *run_routes,
 ]

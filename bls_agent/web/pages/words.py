@@ -86,6 +86,29 @@ class Words:
         name = "js_no_expiry" if card["ttl"] is None else "js_will_expire"
         return self.texts[name]
 
+    def run_age(self, card: JSONObject) -> str:
+        """Say what happened last in a run, and how long ago."""
+        if card["age"] is None:
+            return self.texts["js_no_event"]
+        told = self.texts["js_last_event"].format(age=self.age(card["age"]))
+        return " · ".join(filter(None, (told, card["last"], card["source"])))
+
+    def since(self, seconds: float | None) -> str:
+        """Say when a run began."""
+        return "—" if seconds is None else self.age(seconds)
+
+    def kept(self, ttl: float | None) -> str:
+        """Say for how long a run is kept."""
+        if ttl is None:
+            return self.texts["js_for_ever"]
+        if ttl < MINUTE:
+            return self.texts["js_span_seconds"].format(n=int(ttl))
+        if ttl < HOUR:
+            return self.texts["js_span_minutes"].format(n=int(ttl // MINUTE))
+        if ttl < 2 * DAY:
+            return self.texts["js_span_hours"].format(n=int(ttl // HOUR))
+        return self.texts["js_span_days"].format(n=int(ttl // DAY))
+
     def problem(self, card: JSONObject) -> str:
         """Say what is wrong with a worker's key."""
         word: str = card["problem"]

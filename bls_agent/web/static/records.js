@@ -8,7 +8,7 @@ const NOT_TOLD = new Set(["agent"]);
 const LONGEST_ANSWER = 110; // characters of a result or of arguments beside their command
 const LONGEST_FIELDS = 160; // characters of metadata beside a message
 
-function part(kind, name, text) {
+export function part(kind, name, text) {
   const element = document.createElement(kind);
   element.className = name;
   if (text !== undefined) element.textContent = text;
@@ -34,7 +34,7 @@ export class Entry {
     this.batch = batch;
     this.place = place;
     this.size = size; // characters, about
-    this.row = null;
+    this.element = null;
     this.sought = null;
   }
 
@@ -58,36 +58,40 @@ export class Entry {
     const notes = part("span", "notes");
     if (record.valid === false) notes.append(part("span", "from", say("not_contract")));
     if (record.cut) notes.append(part("span", "from", say("cut_record")));
-    if (hasDetails(record)) notes.append(this.unfolder(row));
+    if (hasDetails(record)) notes.append(unfolder(row, () => details(this.exactly())));
     row.append(time, part("span", "level", record.level), text, notes);
-    this.row = row;
-    return row;
+    return (this.element = row);
   }
 
-  unfolder(row) {
-    const button = part("button", "more", "{…}");
-    button.type = "button";
-    button.tabIndex = -1; // thousands of stops would lie between the log and the commands: j and k go there
-    button.setAttribute("aria-expanded", "false");
-    button.setAttribute("aria-label", say("unfold"));
-    button.addEventListener("click", () => {
-      const open = button.getAttribute("aria-expanded") !== "true";
-      button.setAttribute("aria-expanded", String(open));
-      if (open) row.append(...details(this.exactly()));
-      else row.querySelectorAll("pre").forEach((pre) => pre.remove());
-      row.dispatchEvent(new CustomEvent("unfold", { bubbles: true }));
-    });
-    return button;
-  }
-
-  // The record with numbers as they were written, beyond what a double can hold.
   exactly() {
-    if (!JSON.rawJSON || !/\d{16}/.test(this.batch)) return this.record;
-    const keep = (_, value, context) =>
-      typeof value === "number" && context && String(value) !== context.source ? JSON.rawJSON(context.source) : value;
-    const read = JSON.parse(this.batch, keep);
-    return (read.logs ?? read)[this.place];
+    const read = exactly(this.batch);
+    return read ? (read.logs ?? read)[this.place] : this.record;
   }
+}
+
+// Make the button that unfolds the details of a row.
+export function unfolder(row, details) {
+  const button = part("button", "more", "{…}");
+  button.type = "button";
+  button.tabIndex = -1; // thousands of stops would lie on the way: j and k go there
+  button.setAttribute("aria-expanded", "false");
+  button.setAttribute("aria-label", say("unfold"));
+  button.addEventListener("click", () => {
+    const open = button.getAttribute("aria-expanded") !== "true";
+    button.setAttribute("aria-expanded", String(open));
+    if (open) row.append(...details());
+    else row.querySelectorAll("pre").forEach((pre) => pre.remove());
+    row.dispatchEvent(new CustomEvent("unfold", { bubbles: true }));
+  });
+  return button;
+}
+
+// Read JSON with numbers as they were written; null if a double holds all of them.
+export function exactly(text) {
+  if (!JSON.rawJSON || !/\d{16}/.test(text)) return null;
+  const keep = (_, value, context) =>
+    typeof value === "number" && context && String(value) !== context.source ? JSON.rawJSON(context.source) : value;
+  return JSON.parse(text, keep);
 }
 
 function writeText(element, record, needle) {
@@ -157,13 +161,13 @@ function hasDetails(record) {
 function details(record) {
   const shown = [];
   if (record.message.includes("\n")) shown.push(block("message", record.message));
-  for (const [name, text] of tracebacks(record.metadata, "")) shown.push(block(name, text));
+  for (const [name, text] of textsOfLines(record.metadata, "")) shown.push(block(name, text));
   const json = JSON.stringify(record.metadata, null, 2);
   if (json && json !== "{}") shown.push(block("metadata", json));
   return shown;
 }
 
-function block(name, text) {
+export function block(name, text) {
   const pre = document.createElement("pre");
   pre.tabIndex = 0;
   pre.append(part("span", "field-name", visible(name)), visibleLines(text));
@@ -171,12 +175,12 @@ function block(name, text) {
 }
 
 // Find texts of several lines in metadata: tracebacks, most of all.
-function tracebacks(value, path, found = []) {
+export function textsOfLines(value, path = "", found = []) {
   if (found.length > 4 || path.length > 200) return found;
   if (typeof value === "string") {
     if (value.includes("\n")) found.push([path, value]);
   } else if (value && typeof value === "object" && !JSON.isRawJSON?.(value)) {
-    for (const [name, inner] of Object.entries(value).slice(0, 100)) tracebacks(inner, path ? `${path}.${name}` : name, found);
+    for (const [name, inner] of Object.entries(value).slice(0, 100)) textsOfLines(inner, path ? `${path}.${name}` : name, found);
   }
   return found;
 }

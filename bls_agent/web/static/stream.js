@@ -12,11 +12,11 @@ export function showLink(state) {
   const link = byId("link");
   if (!link || link.dataset.state === state) return;
   link.dataset.state = state;
-  setText(link, say({ live: "live", away: "away", unreadable: "unreadable" }[state] ?? "reconnecting"));
+  setText(link, say({ live: "live", away: "away", unreadable: "unreadable", over: "over" }[state] ?? "reconnecting"));
 }
 
 // Follow a stream.
-// handlers: event name → function of its data (text); ask: what to fetch to learn why a
+// path: where, or a function that gives it; handlers: event name → function of its data (text); ask: what to fetch to learn why a
 // stream was refused; refused(reason): it is refused for good, for now.
 export function follow(path, handlers, { ask = `${root}/fragments/card`, refused = () => {} } = {}) {
   let source = null;
@@ -24,11 +24,13 @@ export function follow(path, handlers, { ask = `${root}/fragments/card`, refused
   let failures = 0;
   let heard = 0;
   let beats = false;
+  let stopped = false;
 
   function open() {
     clearTimeout(timer);
     close();
-    const own = (source = new EventSource(path));
+    stopped = false;
+    const own = (source = new EventSource(typeof path === "function" ? path() : path));
     source.onopen = () => {
       failures = 0;
       heard = Date.now();
@@ -88,10 +90,17 @@ export function follow(path, handlers, { ask = `${root}/fragments/card`, refused
   document.addEventListener("visibilitychange", () => {
     clearTimeout(letGo);
     if (document.hidden) letGo = setTimeout(() => { clearTimeout(timer); close(); }, HIDDEN);
-    else if (!source) open();
+    else if (!source && !stopped) open();
   });
   addEventListener("pagehide", close);
-  addEventListener("pageshow", (event) => event.persisted && open());
+  addEventListener("pageshow", (event) => event.persisted && !stopped && open());
   open();
-  return { reopen: open };
+  return {
+    reopen: open,
+    stop: () => {
+      stopped = true;
+      clearTimeout(timer);
+      close();
+    },
+  };
 }

@@ -1,0 +1,51 @@
+// The page of one run: how it stands, and what happens in it.
+
+import { byId, isTyping, setText } from "./chrome.js";
+import { categoryOf } from "./event_rows.js";
+import { RunCard } from "./run_cards.js";
+import { Timeline } from "./timeline.js";
+
+const list = byId("cards");
+const card = new RunCard(list.firstElementChild);
+const chips = [...document.querySelectorAll("#categories .chip")];
+const hidden = new Map(chips.filter((chip) => chip.hidden).map((chip) => [chip.dataset.chip, chip]));
+
+// Offer the categories that there are.
+function offer(events) {
+  if (!hidden.size) return;
+  for (const event of events) {
+    const category = categoryOf(event);
+    const chip = hidden.get(category);
+    if (chip) {
+      chip.hidden = false;
+      hidden.delete(category);
+    }
+  }
+}
+
+const timeline = new Timeline(list.dataset.run, {
+  head: (told) => {
+    if (told) card.fill(told);
+    if (told) list.hidden = false;
+    byId("absent").hidden = !list.hidden;
+  },
+  away: (kind) => {
+    byId("away").hidden = !kind;
+    setText(byId("away-kind"), kind);
+  },
+  seen: offer,
+});
+
+for (const chip of chips) {
+  chip.addEventListener("click", () => {
+    const category = timeline.wanted === chip.dataset.chip ? "" : chip.dataset.chip;
+    for (const other of chips) other.setAttribute("aria-pressed", String(other.dataset.chip === category));
+    timeline.filter(category, timeline.needle);
+  });
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
+  if (event.key === "p" && !isTyping(event.target)) byId("follow").click();
+});
+setInterval(() => card.tick(), 1000);

@@ -1,0 +1,64 @@
+// Cards of runs: filled from what the server says, with texts only, never with markup.
+
+import { byId, root, say, setText } from "./chrome.js";
+import { sayAge } from "./cards.js";
+
+function sayKept(ttl) {
+  if (ttl === null) return say("for_ever");
+  const left = Math.max(ttl, 0);
+  if (left < 60) return say("span_seconds", { n: Math.floor(left) });
+  if (left < 3600) return say("span_minutes", { n: Math.floor(left / 60) });
+  if (left < 172800) return say("span_hours", { n: Math.floor(left / 3600) });
+  return say("span_days", { n: Math.floor(left / 86400) });
+}
+
+// One run on the page.
+export class RunCard {
+  constructor(element) {
+    this.element = element;
+    this.key = element.dataset.key;
+    this.state = element.dataset.state;
+    this.told = null;
+    this.at = 0;
+  }
+
+  static blank() {
+    return new RunCard(byId("blank").content.firstElementChild.cloneNode(true));
+  }
+
+  find(selector) {
+    return this.element.querySelector(selector);
+  }
+
+  fill(told) {
+    this.told = told;
+    this.at = performance.now();
+    if (this.key !== told.id) {
+      this.key = this.element.dataset.key = told.id;
+      this.find(".head a").href = `${root}${told.path}`;
+      this.find(".head a").lastChild.data = told.id;
+    }
+    if (this.state !== told.state) {
+      this.state = this.element.dataset.state = told.state;
+      this.element.dataset.kind = told.kind;
+      this.find(".badge").replaceWith(byId(`badge-${told.state}`).content.firstElementChild.cloneNode(true));
+    }
+    setText(this.find(".task bdi"), told.task);
+    this.find(".task").title = told.task;
+    setText(this.find(".events dd"), String(told.length));
+    setText(this.find(".last bdi"), told.error);
+    this.find(".last").title = told.error;
+    this.tick();
+  }
+
+  // Let ages grow, and what is left shrink.
+  tick() {
+    const { told } = this;
+    if (!told) return;
+    const since = (performance.now() - this.at) / 1000;
+    const last = told.age === null ? say("no_event") : say("last_event", { age: sayAge(told.age + since) });
+    setText(this.find(".age"), [last, told.last, told.source].filter((text) => text).join(" · "));
+    setText(this.find(".since dd"), told.started === null ? "—" : sayAge(told.started + since));
+    setText(this.find(".kept dd"), sayKept(told.ttl === null ? null : told.ttl - since));
+  }
+}

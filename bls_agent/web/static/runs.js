@@ -1,0 +1,56 @@
+// The page of runs: what runs first, then the newest; kept up to date by one event stream.
+
+import { arrange, Deck } from "./card_deck.js";
+import { byId, root, say, setText } from "./chrome.js";
+import { RunCard } from "./run_cards.js";
+import { follow } from "./stream.js";
+
+const list = byId("cards");
+const search = byId("search");
+let total = 0;
+
+const deck = new Deck({
+  sought: (card) => `#${card.key}\n${card.told?.task ?? card.element.textContent}`,
+  shown: (cards) => {
+    byId("more").hidden = total <= deck.cards.size || cards.length === 0;
+    setText(byId("more"), say("more_runs", { n: total - deck.cards.size }));
+  },
+});
+
+const isRunning = (card) => card.state === "running";
+
+// What runs does not change places with every event.
+function before(one, other) {
+  if (isRunning(one) !== isRunning(other)) return isRunning(one) ? -1 : 1;
+  const by = isRunning(one) ? 0 : other.told.at - one.told.at;
+  return by || other.key.length - one.key.length || (one.key < other.key ? 1 : -1);
+}
+
+function take(change) {
+  for (const told of change.runs) {
+    let card = deck.cards.get(told.id);
+    if (card) card.fill(told);
+    else {
+      card = RunCard.blank();
+      card.fill(told);
+      deck.adopt(card);
+    }
+  }
+  const here = change.whole ? new Set(change.runs.map((told) => told.id)) : null;
+  const gone = here ? [...deck.cards.keys()].filter((key) => !here.has(key)) : change.gone;
+  gone.forEach((key) => deck.drop(key));
+  total = change.total;
+  deck.showAway(change.away);
+  const cards = [...deck.cards.values()];
+  if (cards.every((card) => card.told)) arrange(list, cards.sort(before)); // an outage tells of none
+  deck.filter();
+  deck.count();
+}
+
+search.addEventListener("keydown", (event) => {
+  const number = search.value.trim().replace(/^#/, "");
+  if (event.key === "Enter" && /^\d{1,19}$/.test(number)) location.assign(`${root}/runs/${BigInt(number)}`);
+});
+for (const element of list.children) deck.adopt(new RunCard(element));
+total = deck.cards.size;
+follow(`${root}/events/runs`, { runs: (data) => take(JSON.parse(data)) });

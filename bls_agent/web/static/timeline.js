@@ -1,0 +1,228 @@
+// The events of a run: follows, pauses, filters, pages back; never more than so many rows.
+
+import { byId, root, say, setText, visible } from "./chrome.js";
+import { EventRow, NoteRow, SpeechRow, speakerOf, spoken } from "./event_rows.js";
+import { Pane, takeOff, tooMany } from "./pane.js";
+import { follow, showLink } from "./stream.js";
+
+const PAGE = 500; // older events that are read at once
+const PORTION = 250; // rows that are put on the page in one go
+const SAYS = {
+  empty: "no_events",
+  unmatched: "no_event_matches",
+  beginning: "run_beginning",
+  reading: "loading_events",
+  failed: "older_events_failed",
+};
+
+export class Timeline extends Pane {
+  constructor(run, handlers) {
+    super("events", SAYS);
+    this.run = run;
+    this.handlers = handlers;
+    this.bottom = byId("log-end");
+    this.speaking = new Map(); // speaker → row that his text goes on in
+    this.grown = new Set(); // rows with text that is not on the page yet
+    this.count = 0; // events that came while paused
+    this.place = ""; // id of the newest event that is known
+    this.over = false;
+    this.wanted = ""; // category
+    this.show();
+    this.stream = follow(() => this.address(), {
+      run: (data) => handlers.head(JSON.parse(data)),
+      begin: (data) => this.begin(JSON.parse(data)),
+      events: (data) => this.take(data),
+      gap: (data) => this.note(sayGap(JSON.parse(data)), JSON.parse(data).after, "gap"),
+      lost: (data) => this.note(say("run_lost"), JSON.parse(data).after, "lost"),
+      end: (data) => this.finish(JSON.parse(data)),
+      unavailable: (data) => this.away(JSON.parse(data)),
+      available: () => this.away({ kind: "" }),
+    }, { ask: `${root}/api/runs?limit=1` });
+  }
+
+  // Whoever has seen something goes on exactly behind it.
+  address() {
+    return `${root}/events/runs/${this.run}${this.place ? `?after=${this.place}` : ""}`;
+  }
+
+  // The newest events come now: forget all others.
+  begin({ before }) {
+    this.clear(before);
+    this.speaking.clear();
+    this.grown.clear();
+    this.count = 0;
+    this.over = false;
+    setText(this.bottom, "");
+  }
+
+  // The same, because something is missing on the page.
+  anew() {
+    this.place = "";
+    this.known = false;
+    this.stream.reopen();
+  }
+
+  away({ kind, reason }) {
+    showLink(kind === "wrong_type" ? "unreadable" : kind ? "away" : "live");
+    this.handlers.away(kind);
+    if (reason) setText(this.top, visible(reason));
+  }
+
+  take(data) {
+    const events = JSON.parse(data);
+    this.place = events.at(-1).id;
+    const box = document.documentElement.dataset;
+    box.events = String(Number(box.events ?? 0) + events.length); // how many have come
+    this.known = true;
+    this.handlers.seen(events);
+    if (this.behind) this.count += events.length;
+    else this.absorb(events, data);
+    this.draw();
+  }
+
+  note(text, after, kind) {
+    const last = this.coming.at(-1) ?? this.rows.at(-1);
+    if (last instanceof NoteRow && last.kind === kind && last.first === after) return; // told again after a break
+    this.speaking.clear();
+    if (!this.behind) this.coming.push(new NoteRow(text, after, kind));
+    this.draw();
+  }
+
+  finish({ reason }) {
+    this.over = true;
+    this.stream.stop();
+    showLink("over");
+    setText(this.bottom, say(`run_end_${reason}`));
+    this.speaking.clear();
+    this.draw();
+  }
+
+  absorb(events, data) {
+    const size = data.length / events.length;
+    events.forEach((event, place) => {
+      const text = spoken(event);
+      if (text === null) {
+        this.speaking.clear();
+        this.coming.push(new EventRow(event, data, place, size));
+        return;
+      }
+      const speaker = speakerOf(event);
+      const row = this.speaking.get(speaker);
+      if (row && !row.full) {
+        row.add(event, text, text.length);
+        this.grown.add(row);
+      } else this.speak(new SpeechRow(event, text, text.length, Boolean(row)));
+    });
+    if (!this.following) this.count += events.length;
+    const excess = tooMany(this.coming);
+    if (excess > 0 && this.following) this.skip(excess);
+    else if (excess > 0) this.behind = true;
+    if (this.behind) {
+      this.coming = [];
+      this.speaking.clear();
+    }
+  }
+
+  speak(row) {
+    this.speaking.set(row.speaker, row);
+    this.coming.push(row);
+  }
+
+  // More rows have come than the page holds: the older ones can be read when they are wanted.
+  skip(excess) {
+    this.coming.splice(0, excess);
+    takeOff(this.rows);
+    this.rows = [];
+    this.end = 0;
+    this.before = this.coming[0].first;
+    setText(this.top, "");
+  }
+
+  flush() {
+    const rows = this.coming.splice(0, PORTION);
+    this.rows.push(...rows);
+    this.list.append(this.render(rows));
+    for (const row of this.grown) row.grow();
+    this.grown.clear();
+    this.mark();
+    const excess = tooMany(this.rows);
+    if (excess > 0) {
+      takeOff(this.rows.splice(0, excess));
+      this.before = this.rows[0].first;
+    }
+    this.count = this.coming.length;
+    this.toEnd();
+    this.sayEmpty();
+    if (this.coming.length) this.draw();
+  }
+
+  // Who is speaking has a cursor behind his last word.
+  mark() {
+    const speaking = new Set([...this.speaking.values()].map((row) => row.element));
+    for (const element of this.list.querySelectorAll(".writing")) if (!speaking.has(element)) element.classList.remove("writing");
+    if (!this.over) for (const element of speaking) element?.classList.add("writing");
+  }
+
+  render(rows) {
+    const found = document.createDocumentFragment();
+    for (const row of rows) {
+      const element = row.element ?? row.render();
+      element.hidden = !row.matches(this.wanted, this.needle);
+      found.append(element);
+    }
+    return found;
+  }
+
+  sift() {
+    for (const row of this.rows) if (row.element) row.element.hidden = !row.matches(this.wanted, this.needle);
+  }
+
+  show() {
+    super.show();
+    this.newer.hidden = this.following || !(this.count || this.cutBelow);
+    setText(this.newer, this.count ? `↓ ${say("new_events", { n: this.count })}` : "↓");
+  }
+
+  older() {
+    return `${root}/api/runs/${this.run}/events?limit=${PAGE}&before=${this.before}`;
+  }
+
+  adopt(page, data) {
+    const older = oldRows(page.events, data);
+    const [next] = this.rows;
+    const last = older.at(-1);
+    if (last instanceof SpeechRow && next instanceof SpeechRow && last.speaker === next.speaker) {
+      next.continued = true;
+      if (next.element) next.head();
+    }
+    this.prepend(older, page.next, SAYS.beginning);
+    if (this.cutBelow) this.speaking.clear();
+  }
+}
+
+// Make rows of a page that stands before all others.
+function oldRows(events, data) {
+  const rows = [];
+  const speaking = new Map();
+  events.forEach((event, place) => {
+    const text = spoken(event);
+    if (text === null) {
+      speaking.clear();
+      rows.push(new EventRow(event, data, place, data.length / events.length));
+      return;
+    }
+    const row = speaking.get(speakerOf(event));
+    if (row && !row.full) row.add(event, text, text.length);
+    else {
+      const begun = new SpeechRow(event, text, text.length, Boolean(row));
+      speaking.set(begun.speaker, begun);
+      rows.push(begun);
+    }
+  });
+  return rows;
+}
+
+function sayGap({ missing, reason }) {
+  const why = say(`run_gap_${reason}`);
+  return missing ? say("run_gap_counted", { n: missing, why }) : say("run_gap", { why });
+}
