@@ -27,6 +27,7 @@ STATUS, CONSOLE, CONTROL = (
     f"{PROJECT}_{s}" for s in ("项目状态", "项目控制台", "控制")
 )
 PLACE = f"bls_agent:{{{CONTROL}}}"
+RUN, RUN_PLACE = "run:7:events", "{run:7:events}"
 
 
 LONG_AGO = "2026-01-12T12:35:00.000Z"
@@ -121,6 +122,8 @@ def key_of(row: str) -> str:
         "project": PROJECT, "place": f"{{{CONTROL}}}", "instance": "a1", "run_id": "7",
         "category": "tool", "spider": None,
     }  # fmt: skip
+    if row == "run_books":
+        values["place"] = RUN_PLACE
     template = KEYS[row]
     return template.locate(**{name: values.get(name, "n1") for name in template.fields})
 
@@ -172,6 +175,7 @@ def good(row: str) -> list[Words]:
             ("SET", f"bls_agent:{key}:owner", "t", "PX", 60_000),
         ],
         "owner": lambda: [("SET", key, "t", "PX", 60_000)],
+        "run_books": run,
         "func_cache": lambda: [
             ("SET", key, dumps(result=1, timestamp=at(), func_name="n1"), "EX", 3600)
         ],
@@ -197,6 +201,17 @@ def good(row: str) -> list[Words]:
         return [("SET", key, heartbeat(row), "EX", 30)]
     requests = FILLERS[template.type or RedisType.HASH](key)
     return [*requests, ("EXPIRE", key, template.ttl)] if template.ttl else requests
+
+
+def run(*pairs: object, life: int = 86_400) -> list[Words]:
+    """A run whose events our store counts, some of the books otherwise."""
+    books = key_of("run_books")
+    return [
+        ("XADD", RUN, "*", *event()),
+        ("EXPIRE", RUN, life),
+        ("HSET", books, *(pairs or ("sequence", "1", "id", "1700000000000-0"))),
+        ("EXPIRE", books, life),
+    ]
 
 
 def crawl(queue: str) -> list[Words]:
@@ -375,27 +390,72 @@ for i = 1, 20100 do redis.call('XADD', KEYS[1], '*', 'sequence', i, unpack(ARGV)
 """
 
 
-def run_plants() -> Iterator[Plant]:
-    key = "run:7:events"
+HEAVY_EVENTS = """
+for i = 1, 800 do redis.call('XADD', KEYS[1], '*', 'sequence', i, 'data',
+  '{"x":"' .. string.rep('x', 90000) .. '"}', unpack(ARGV)) end
+"""
+CLOSE: dict[str, object] = {"event_category": "system", "event_action": "close"}
 
-    def run(rule: str, *events: Callable[[], list[object]], number: str = "*") -> Plant:
+
+def run_plants() -> Iterator[Plant]:
+    def planted(
+        rule: str, *events: Callable[[], list[object]], number: str = "*"
+    ) -> Plant:
         return Plant(
-            rule, "run_events", key,
-            lambda: [("XADD", key, number, *make()) for make in events],
+            rule, "run_events", RUN,
+            lambda: [("XADD", RUN, number, *make()) for make in events],
         )  # fmt: skip
 
-    yield run("run-fields", lambda: event(data="-"))
-    yield run("run-timestamp", lambda: event(timestamp="1700000000"))
-    yield run("run-sequence", lambda: event(sequence="one"))
-    yield run("run-repeats", event, event)
-    yield run("run-holes", event, lambda: event(sequence="3"))
-    yield run("run-data", lambda: event(data="{'task': 1}"))
-    yield run("run-kept", event, number="1700000000000-0")
     yield Plant(
-        "run-too-long", "run_events", key, lambda: [
-            ("EVAL", MANY_EVENTS, 1, key, *event(sequence="-"))
+        "run-id", "run_events", "run:甲:events",
+        lambda: [("XADD", "run:甲:events", "*", *event())],
+    )  # fmt: skip
+    yield planted("run-fields", lambda: event(data="-"))
+    yield planted("run-timestamp", lambda: event(timestamp="1700000000"))
+    yield planted("run-sequence", lambda: event(sequence="one"))
+    yield planted("run-repeats", event, event)
+    yield planted("run-holes", event, lambda: event(sequence="3"))
+    yield planted("run-data", lambda: event(data="{'task': 1}"))
+    yield planted("run-clock", event, number=f"{time.time() * 1000 + 8 * 3.6e6:.0f}-0")
+    yield Plant("run-unclosed", "run_events", RUN, ended_run)
+    yield Plant("run-after-close", "run_events", RUN, closed_run)
+    yield planted("run-kept", event, number="1700000000000-0")
+    yield Plant("run-untimed", "run_events", RUN, lambda: [*run(), ("PERSIST", RUN)])
+    yield Plant(
+        "run-too-long", "run_events", RUN, lambda: [
+            ("EVAL", MANY_EVENTS, 1, RUN, *event(sequence="-"))
         ],
     )  # fmt: skip
+    yield planted("run-large", lambda: event(data=dumps(text="x" * 300_000)))
+    yield Plant(
+        "run-heavy", "run_events", RUN, lambda: [
+            ("EVAL", HEAVY_EVENTS, 1, RUN, *event(sequence="-", data="-"))
+        ],
+    )  # fmt: skip
+    yield from book_plants()
+
+
+def ended_run() -> list[Words]:
+    """A run that ended two hours ago, and nobody closed it."""
+    ended = event(event_category="lifecycle", event_action="completed")
+    number = f"{time.time() * 1000 - 2 * 3.6e6:.0f}-0"
+    return [("XADD", RUN, number, *ended), ("EXPIRE", RUN, 80_000)]
+
+
+def closed_run() -> list[Words]:
+    """A run that went on behind its end."""
+    return [
+        ("XADD", RUN, "*", *event(**CLOSE)),
+        ("XADD", RUN, "*", *event(sequence="2")),
+        ("EXPIRE", RUN, 80_000),
+    ]
+
+
+def book_plants() -> Iterator[Plant]:
+    books = key_of("run_books")
+    yield Plant("run-lost", "run_books", books, lambda: run("owner", "t"))
+    yield Plant("run-gone", "run_books", books, lambda: [*run(), ("UNLINK", RUN)])
+    yield Plant("run-books", "run_books", books, lambda: run("id", "last"))
 
 
 def worker_plants() -> Iterator[Plant]:

@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from bls_agent import Console, ProjectAgent
+from bls_agent import Console, EventStore, ProjectAgent
 from bls_agent.devserver import DevServer
 from bls_agent.diagnosis import Severity
 from bls_agent.doctor.examine import examine
@@ -150,6 +150,27 @@ async def test_live_workers(own_server: DevServer) -> None:
     report = await examine(url)
     assert findings(report) == []
     assert report.keys["scheduler_heartbeat"] == 0
+
+
+async def test_live_runs(own_server: DevServer) -> None:
+    """What the room of runs writes keeps contract 003: meanwhile, and afterwards."""
+    url = own_server.url
+    async with EventStore(url) as store:
+        await store.add_many(1, [("dispatch", "assigned", {"to": "研究小组"})] * 3)
+        async with store.run(2, source={"agent_name": "分析师"}) as run:
+            run.emit("llm", "stream", {"text": "茶"})
+            async with store.run(2, lifecycle=False) as other:
+                other.emit("agent", "reasoning", {"text": "雨"})
+                await other.flush(10)
+            await run.flush(10)
+            async with store.run(3):
+                report = await examine(url)
+        assert findings(report) == []
+        assert report.keys["run_events"] == report.keys["run_books"] == 3
+        assert report.keys["owner"] == 2
+    report = await examine(url)
+    assert findings(report) == []
+    assert report.keys["owner"] == 0
 
 
 async def test_one_project_alone(admin: Redis, own_server: DevServer) -> None:

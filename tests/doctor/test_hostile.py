@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
@@ -77,7 +77,6 @@ def samples(draw: Any) -> Sample:
     return plain
 
 
-@settings(max_examples=200, deadline=None)
 @given(samples())
 def test_no_rule_raises(sample: Sample) -> None:
     """What it says can be written as JSON, in a line."""

@@ -18,12 +18,15 @@ from bls_agent.doctor.wording import word
 from bls_agent.keys import KEYS
 from bls_agent.texts import LANGUAGES, load_texts
 from tests.doctor.plants import (
+    CLOSE,
     CONTROL,
     INDEX,
     LONG_AGO,
     META,
     PLANTS,
     PROJECT,
+    RUN,
+    RUN_PLACE,
     STATUS,
     UNAVOIDABLE,
     Plant,
@@ -32,8 +35,10 @@ from tests.doctor.plants import (
     at,
     command,
     crawl,
+    event,
     good,
     heartbeat,
+    run,
 )
 
 SAVING = ("--save", "3600", "1")  # nothing to note about the server
@@ -114,6 +119,8 @@ async def test_a_key_as_it_should_be(
 
 REQUESTS = f"crawlo:{PROJECT}:queue:requests"
 LEASE = "bls_agent:{heartbeat:node:n1}:owner"
+LIVES = ("SET", f"bls_agent:{RUN_PLACE}:owner", "t", "PX", 60_000)
+BOOKS = "bls_agent:{订单系统_控制}:books"
 DOUBTS: dict[str, tuple[list[Words], set[tuple[str, str]]]] = {
     "a category of another type": (
         [("SET", "asset:category:tool", "x"), asset()[0], asset()[2]],
@@ -149,6 +156,27 @@ DOUBTS: dict[str, tuple[list[Words], set[tuple[str, str]]]] = {
     ),
     "a lease that ends with its heartbeat": (
         [("SET", LEASE, "token 7 digest", "EX", 3)],
+        set(),
+    ),
+    "a run whose writer lives": ([*run("owner", "t"), LIVES], set()),
+    "a run whose writer has written nothing": (
+        [*run("owner", "t"), LIVES, ("UNLINK", RUN)],
+        set(),
+    ),
+    "a run that somebody else has closed": (
+        [*run("owner", "t"), ("XADD", RUN, "*", *event(sequence="2", **CLOSE))],
+        set(),
+    ),
+    "a run of another type": (
+        [*run("owner", "t")[2:], ("SET", RUN, "x")],
+        {("wrong-type", RUN)},
+    ),
+    "counters of several processes": (
+        [("XADD", RUN, "*", *event(sequence=str(n))) for n in (5, 100, 6, 101)],
+        {("run-repeats", RUN)},
+    ),
+    "books of something else": (
+        [("HSET", BOOKS, "owner", "t"), ("EXPIRE", BOOKS, 60)],
         set(),
     ),
     "a lease of whoever computes a result": (
