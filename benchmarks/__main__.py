@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.quick:
             print("A quick run: shorter and fewer of everything.")
         failed = 0
-        for name in options.figures or FIGURES:
+        for name in chosen(options.figures) or FIGURES:
             try:
                 print(f"\n{show(FIGURES[name], stage, options.rounds)}", flush=True)
             except BenchmarkError as error:
@@ -91,9 +91,19 @@ def at_least_one(text: str) -> int:
     return number
 
 
+def chosen(names: Sequence[str]) -> list[str]:
+    """Give the figures of these names; ``runs`` means all that begin so."""
+    return [
+        figure
+        for name in names
+        for figure in FIGURES
+        if figure == name or figure.startswith(f"{name}-")
+    ]
+
+
 def known_figure(name: str) -> str:
     """Refuse a name that no figure has."""
-    if name not in FIGURES:
+    if not chosen([name]):
         raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(FIGURES)}")
     return name
 

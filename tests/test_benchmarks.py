@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import chosen
 from benchmarks.figures import FIGURES
 from benchmarks.figures.commands import check_outcomes, make_commands
 from benchmarks.figures.idle import count_commands
@@ -203,6 +204,13 @@ def test_a_quick_figure_runs() -> None:
     verdicts = [line for line in shown if line.startswith("| records/s")]
     assert len(verdicts) == 1
     assert verdicts[0].endswith(("| reached |", "| **missed** |"))
+
+
+def test_a_family_of_figures_has_one_name() -> None:
+    """``runs`` is all that begin so; a name is itself alone."""
+    assert chosen(["shipping"]) == ["shipping"]
+    assert chosen(["runs"]) == ["runs-writing", "runs-following", "runs-streaming"]
+    assert chosen(["run"]) == []
 
 
 def test_an_unknown_figure_is_refused() -> None:

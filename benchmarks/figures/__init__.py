@@ -11,6 +11,9 @@ from benchmarks.figures import (
     latency,
     log_calls,
     peers,
+    runs_following,
+    runs_streaming,
+    runs_writing,
     shipping,
 )
 from benchmarks.figures.figure import Figure
@@ -29,5 +32,8 @@ FIGURES = {
         heartbeats.FIGURE,
         peers.FIGURE,
         cache.FIGURE,
+        runs_writing.FIGURE,
+        runs_following.FIGURE,
+        runs_streaming.FIGURE,
     )
 }

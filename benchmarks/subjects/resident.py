@@ -6,13 +6,15 @@ import asyncio
 import gc
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from benchmarks.subjects.acting import Options, say
 
-__all__ = ["be_idle", "rss"]
+__all__ = ["be_idle", "follow_all", "rss"]
 
+AT_ONCE = 50
 SETTLING = 2.0  # seconds until what follows the opening is over
 
 
@@ -57,3 +59,42 @@ async def be_idle(
 async def _settle() -> None:
     await asyncio.sleep(SETTLING)
     gc.collect()
+
+
+async def follow_all(
+    follow: Callable[[asyncio.Event], Coroutine[Any, Any, int]],
+    before: int,
+    options: Options,
+) -> dict[str, float]:
+    """Begin to follow with many tasks, say that they wait, and measure what it costs.
+
+    Args:
+        follow: Sets the event when it waits; gives how many events it was given.
+        before: Resident memory before anything was imported.
+        options: ``count`` of the tasks.
+    """
+
+    async def begin(count: int) -> list[asyncio.Task[int]]:
+        tasks: list[asyncio.Task[int]] = []
+        while len(tasks) < count:  # a server takes only so many connections at once
+            waiting = [asyncio.Event() for _ in range(min(AT_ONCE, count - len(tasks)))]
+            tasks += [asyncio.create_task(follow(one)) for one in waiting]
+            for one in waiting:
+                await one.wait()
+        await _settle()
+        return tasks
+
+    tasks = await begin(1)
+    one = rss()
+    tasks += await begin(options["count"] - 1)
+    all_of_them = rss()
+    used = time.process_time()
+    say(ready=True)
+    done = await asyncio.gather(*tasks)
+    busy = time.process_time() - used
+    return {
+        "first": one - before,
+        "next": (all_of_them - one) / (options["count"] - 1),
+        "busy": busy,
+        "events": sum(done),
+    }

@@ -50,6 +50,9 @@ ALL_SOAKS = [
     Soak("tests.soak.signals", "F17: SIGTERM around the pop", 100),
     Soak("tests.soak.flood", "F21: closes in a flood of records", 50),
     Soak("tests.soak.burst", "records in one burst from 8 threads", 1_000_000),
+    Soak(
+        "tests.soak.followers", "20 followers, 50 cuts and a restart; events", 100_000
+    ),
 ]
 
 SOAKS = [

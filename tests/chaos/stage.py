@@ -34,7 +34,7 @@ from tests.chaos.nursery import Nursery
 
 __all__ = ["Stage"]
 
-PUSH_PAUSE = 0.02  # seconds between two commands; more in the long form
+PUSH_PAUSE = 0.05  # seconds between two commands
 CROWD = 20  # commands that wait while the producer goes on, in the suite
 HANDLER_TIME = 0.002  # seconds, at most, that a handler takes
 PUSH_TIMEOUT = 2.0
@@ -184,7 +184,7 @@ class Stage:
             if agent is not None:
                 self.history.log(agent)
                 self.count_logs(agent)
-            await anyio.sleep(PUSH_PAUSE * self.pick(1, 2.5))
+            await anyio.sleep(PUSH_PAUSE)
             if self.short and self._waiting > CROWD:
                 await self.catch_up()
         self._produced.set()

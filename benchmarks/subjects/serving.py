@@ -1,0 +1,21 @@
+"""Serves an application at a port of its own until the process is ended."""
+
+from __future__ import annotations
+
+import socket
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from benchmarks.subjects.acting import say
+
+__all__ = ["serve"]
+
+
+async def serve(app: ASGIApp) -> dict[str, float]:
+    """Serve on a free port of this machine, and tell which."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        say(port=listening.getsockname()[1])
+        config = uvicorn.Config(app, log_level="warning", access_log=False)
+        await uvicorn.Server(config).serve(sockets=[listening])
+    return {}
