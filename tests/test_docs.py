@@ -12,16 +12,11 @@ import anyio
 import pytest
 
 from bls_agent.settings import Settings, rules
+from tests.documents import blocks
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "README.zh-CN.md", *ROOT.glob("docs/*.md")]
 READMES = DOCUMENTS[:2]
-
-
-def blocks(document: Path, language: str = "python") -> list[str]:
-    """The code blocks of a document."""
-    text = document.read_text("utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def without_comments(code: str) -> str:

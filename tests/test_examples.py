@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -12,11 +13,12 @@ from pathlib import Path
 
 import anyio
 import anyio.abc
+import httpx2
 import pytest
 from anyio.streams.text import TextReceiveStream
 from redis.asyncio import Redis
 
-from bls_agent import Console, OutcomeKind, ProjectAgent, Status
+from bls_agent import Console, EventStore, OutcomeKind, ProjectAgent, Status
 from bls_agent.keys import CONTROL
 from bls_agent.workers import TaskStatus
 
@@ -314,3 +316,59 @@ async def test_workers_interrupted(redis_url: str, project: str, redis: Redis) -
 async def _end_of_errors(process: anyio.abc.Process) -> bytes:
     assert process.stderr is not None
     return b"".join([part async for part in process.stderr])
+
+
+async def test_run_events(redis_url: str, project: str) -> None:
+    """The run is followed to its end while it is written, and replayed afterwards."""
+    async with _started("run_events.py", redis_url, project) as example:
+        shown = await _read_until(example, "replayed ")
+        with anyio.fail_after(PATIENCE):
+            assert await example.wait() == 0
+        assert await _end_of_errors(example) == b""
+    first, started, *events, completed, closed, _ = shown.splitlines()
+    number = int(first.removeprefix("run "))
+    assert started == "1 lifecycle.started {}"
+    assert completed.endswith("lifecycle.completed {}")
+    assert closed == f"{len(events) + 3} system.close {{}}"
+    told = [ast.literal_eval(one.split(" ", 2)[2]) for one in events]
+    assert told[:2] == [{"tool": "prices", "goods": "茶"}, {"rows": 30}]
+    whole = "".join(one["text"] for one in told[2:])
+    assert whole == "茶的价格上涨了三成，因为春天的雨水太少。"
+    async with EventStore(redis_url) as store:
+        assert await store.delete(number)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+async def test_fastapi_events(redis_url: str) -> None:
+    """The page's run is written, streamed to its end, and the server ends in order."""
+    async with await anyio.open_process(
+        [sys.executable, "-m", "uvicorn", "fastapi_events:app", "--port", "0"],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "BLS_REDIS_URL": redis_url},
+        cwd=REPOSITORY / "examples",
+    ) as process:
+        try:
+            assert process.stderr is not None
+            url = await _read_address(process.stderr)
+            async with httpx2.AsyncClient(base_url=url, trust_env=False) as client:
+                assert "EventSource" in (await client.get("/")).text
+                number = (await client.post("/start")).json()
+                stream = (await client.get(f"/runs/{number}/events/stream")).text
+            assert stream.endswith('event: close\ndata: {"reason":"closed"}\n\n')
+            texts = re.findall(r'"data":\{"text":"(.*?)"\}', stream)
+            assert "".join(texts) == "春眠不觉晓，处处闻啼鸟。"
+            async with EventStore(redis_url) as store:
+                assert await store.delete(number)
+            ended, errors = await _end(process, signal.SIGTERM)
+            assert ended in {0, -signal.SIGTERM}
+            assert b"Traceback" not in errors
+        except BaseException:
+            process.kill()
+            raise
+
+
+async def _read_address(stream: anyio.abc.ByteReceiveStream) -> str:
+    said = b""
+    with anyio.fail_after(PATIENCE):
+        while (found := re.search(rb"http://127\.0\.0\.1:[1-9]\d*", said)) is None:
+            said += await stream.receive()
+    return found[0].decode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from bls_agent import Level, Status
 from bls_agent.codec import format_timestamp
@@ -267,7 +267,6 @@ def test_nothing_is_left() -> None:
         )
     )
 )
-@settings(deadline=None, max_examples=50)
 def test_whatever_the_keys_hold(
     looks: list[tuple[float, bytes | None, float | None, int | None, list[bytes]]],
 ) -> None:

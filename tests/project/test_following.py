@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from bls_agent.project.log.following import Follower, gap_entry
 from bls_agent.project.log.records import LogRecord, id_prefix
@@ -177,7 +177,6 @@ def test_a_gap_says_how_many(missing: int | None) -> None:
 writers = st.lists(st.sampled_from(["a", "b", "line"]), max_size=12)
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.integers(1, 8), writers, st.lists(writers, max_size=6))
 def test_following_misses_nothing_unnoticed(
     cap: int, before: list[str], steps: list[list[str]]

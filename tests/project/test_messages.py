@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from bls_agent.errors import DecodeError
 from bls_agent.project.messages import (
@@ -339,7 +339,6 @@ foreign_records = st.fixed_dictionaries(
 ).map(lambda record: json.dumps(record).encode())
 
 
-@settings(deadline=None, max_examples=60)
 @given(foreign_records | st.binary())
 def test_every_record_can_be_read(payload: bytes) -> None:
     """No element of a console list makes reading it raise, nor any of its fields."""
@@ -382,7 +381,6 @@ arguments = st.dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(names, arguments)
 def test_a_command_is_read_back(name: str, args: dict[str, Any]) -> None:
     """What one side writes the other side reads."""

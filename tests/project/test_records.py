@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any, NoReturn
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from bls_agent.project.log.records import LogRecord, id_prefix
 from bls_agent.project.messages import Level, LogEntry
@@ -267,7 +267,6 @@ nasty = st.recursive(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=60)
 @given(texts, st.dictionaries(texts, nasty, max_size=4))
 def test_no_record_breaks_the_contract(
     message: str, metadata: dict[str, object]
