@@ -24,6 +24,7 @@ WORDS = [
     "codec",
     "names",
     "keys",
+    "room_rights",
     "worker_rights",
     "run_rights",
     "rights",
