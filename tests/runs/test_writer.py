@@ -257,7 +257,7 @@ async def test_a_batch_renews_the_lease(
         )
         async with store._access.wires.to(keys.events) as wire:
             reply = await ADD_EVENTS.run(wire, keys.all, again)
-        assert reply[2:] == [b"again", b"ours"]
+        assert reply[2:] == [b"again", 1, b"ours"]
         assert await bare.pttl(keys.owner) > 70_000
         assert 500 < await bare.ttl(keys.events) <= 600
     assert await bare.exists(keys.owner) == 0
@@ -351,8 +351,10 @@ class Sour:
         raise RuntimeError
 
 
-async def test_emit_takes_anything(store: EventStore, run_id: int) -> None:
-    """Whatever it is becomes a readable event; what is too long is cut and counted."""
+async def test_emit_takes_anything(
+    store: EventStore, run_id: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it is becomes a readable event; what is too long is cut, counted, said."""
     sour: Any = Sour()
     loop: dict[str, Any] = {}
     loop["self"] = loop
@@ -376,6 +378,7 @@ async def test_emit_takes_anything(store: EventStore, run_id: int) -> None:
     assert events[3].source["agent_id"] == "5"
     assert all(len(event.json) < 1_100_000 for event in events)
     assert run.stats().cut == 2
+    assert caplog.text.count("exceed event_size_limit and are cut") == 1
     assert run.stats().dropped == {}
 
 

@@ -183,6 +183,10 @@ class RunWriter(PlainFace):
     def _count_cut(self) -> None:
         with self._lock:
             self._cut += 1
+            first = self._cut == 1
+        if first:
+            text = "data of run %d exceed event_size_limit and are cut, now and later"
+            logger.warning(text, self.run_id)
 
     def _refuse(self, reason: str) -> None:
         with self._lock:
@@ -362,9 +366,8 @@ class RunWriter(PlainFace):
             await wait_through(course.ended)
         finally:
             await self._leave(pool)
-            if course.lost:
-                text = "run %d: %d events could not be written before the end"
-                logger.warning(text, self.run_id, course.lost)
+            if self._sink is not None:
+                self._sink.say_losses(course.lost)
 
     def _say_end(self, error: BaseException | None) -> None:
         assert self._sink is not None  # noqa: S101 - for the type checker
