@@ -15,6 +15,8 @@ from redis.asyncio import Redis
 
 from bls_agent.devserver import DevServer
 from bls_agent.runs import EventStore, Gap, GapReason
+from bls_agent.runs.following.channel import Channel
+from bls_agent.runs.reading import RunKeys
 from bls_agent.testing.chaos import Cut, Direction, FaultProxy
 from tests.engines import LOOPBACK, ask, until
 from tests.failovers import Told
@@ -180,3 +182,17 @@ async def test_a_place_that_nobody_remembers(
         assert back.gaps == []
         assert here.gaps == [Gap(RUN, GapReason.LOST, ids[-1], new[0])]
         assert here.ids == [*ids, *new]
+
+
+async def test_who_has_read_what_is_new_does_not_go_back() -> None:
+    """The ring stands as long as the server knows its head; else who took from it, too."""
+    channel = Channel(RunKeys(RUN), "7-0", None, seen=True)
+    channel.rewind("5-0", "8-0")
+    assert channel.ring.locate("7-0") is not None
+    assert channel.has_lost("9-0", in_ring=False)
+    assert not channel.has_lost("7-0", in_ring=True)
+    channel.rewind("5-0", "6-0")
+    assert channel.ring.head == "5-0"
+    assert channel.has_lost("6-0", in_ring=True)
+    assert not channel.has_lost("6-0", in_ring=False)  # it may be what is new
+    assert not channel.has_lost("5-0", in_ring=True)
