@@ -14,9 +14,13 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent.devserver import DevServer
-from bls_agent.runs import EventStore, Followed, Follower, Gap, GapReason, StreamEvent
+from bls_agent.runs import EventStore, Gap, GapReason
+from bls_agent.runs.following.channel import Channel
+from bls_agent.runs.reading import RunKeys
 from bls_agent.testing.chaos import Cut, Direction, FaultProxy
 from tests.engines import LOOPBACK, ask, until
+from tests.failovers import Told
+from tests.harness import eventually
 
 RUN = 1
 KEPT = 5  # events that the other server has, too
@@ -68,28 +72,6 @@ async def write(server: DevServer, count: int) -> list[str]:
     """Add events as a writer that knows nothing of what was before."""
     async with EventStore(server.url) as store:
         return await store.add_many(RUN, [("llm", "stream")] * count)
-
-
-class Told:
-    """A follower, and what it was given."""
-
-    def __init__(self, follower: Follower) -> None:
-        self.follower = follower
-        self.items: list[Followed] = []
-
-    @property
-    def ids(self) -> list[str]:
-        return [one.id for one in self.items if isinstance(one, StreamEvent)]
-
-    @property
-    def gaps(self) -> list[Followed]:
-        return [one for one in self.items if not isinstance(one, StreamEvent)]
-
-    async def take(self, count: int) -> None:
-        """Follow until so many events have come in all."""
-        with anyio.fail_after(TOLD):
-            while len(self.ids) < count:
-                self.items += await self.follower.batch()
 
 
 @pytest.mark.parametrize("when", ["before", "afterwards"])
@@ -175,3 +157,42 @@ async def test_a_place_that_the_server_has_forgotten(
         assert back.ids == second
         assert len(here.gaps) == 1
         assert here.ids == [*ids, *lost, *first, *second]
+
+
+async def test_a_place_that_nobody_remembers(
+    own_server: DevServer, other_server: DevServer, proxy: FaultProxy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Where others have gone on meanwhile: told all the same, and followed on."""
+    monkeypatch.setattr("bls_agent.runs.following.channel.LINGER", 0.0)
+    async with EventStore(proxy.url, timeout=2.0) as store:
+        ids = await plant(own_server, 1, KEPT)
+        here = Told(store.follow(RUN))
+        await here.take(KEPT)
+        await eventually(lambda: not store._hubs.here._channels)
+        fail_over(proxy, other_server)
+        await write(other_server, 2)
+        back = Told(store.follow(RUN, "0-0"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(back.take, 4)
+            await until(lambda: len(back.ids) == 2)
+            tasks.start_soon(here.take, KEPT + 1)
+            await until(lambda: here.follower._doubt_until is not None)
+            new = await write(other_server, 2)
+        assert back.gaps == []
+        assert here.gaps == [Gap(RUN, GapReason.LOST, ids[-1], new[0])]
+        assert here.ids == [*ids, *new]
+
+
+async def test_who_has_read_what_is_new_does_not_go_back() -> None:
+    """The ring stands as long as the server knows its head; else who took from it, too."""
+    channel = Channel(RunKeys(RUN), "7-0", None, seen=True)
+    channel.rewind("5-0", "8-0")
+    assert channel.ring.locate("7-0") is not None
+    assert channel.has_lost("9-0", in_ring=False)
+    assert not channel.has_lost("7-0", in_ring=True)
+    channel.rewind("5-0", "6-0")
+    assert channel.ring.head == "5-0"
+    assert channel.has_lost("6-0", in_ring=True)
+    assert not channel.has_lost("6-0", in_ring=False)  # it may be what is new
+    assert not channel.has_lost("5-0", in_ring=True)

@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 from redis.asyncio import Redis
+from sse_starlette.sse import AppStatus
 
 from bls_agent.devserver import DevServer
 from bls_agent.integrations import frame_stream
@@ -17,6 +18,7 @@ from bls_agent.runs.following.lane import COUNT, Lane
 from bls_agent.runs.reading import RunReader
 from bls_agent.runs.sse import _join, event_frames
 from bls_agent.testing.chaos import Delay, FaultProxy
+from tests.harness import eventually
 
 
 async def test_waits_shorter_than_a_read(own_server: DevServer) -> None:
@@ -165,3 +167,56 @@ async def test_a_close_that_fills_a_reply_ends_the_run(
     with anyio.fail_after(10):
         assert len([one async for one in follower]) == 1
     assert follower.ended
+
+
+async def test_a_late_answer_is_not_taken_for_none(
+    own_server: DevServer, admin: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link that has become slow is not given up at the end of each silent read."""
+    monkeypatch.setattr(lane, "BLOCK", 0.2)
+
+    async def reads() -> int:
+        stats: Any = await admin.info("commandstats")
+        return int(stats.get("cmdstat_xread", {"calls": 0})["calls"])
+
+    async with FaultProxy(own_server.url) as link, EventStore(link.url) as store:
+        follower = store.follow(1)
+        assert await follower.batch(0.1) == []
+        async with anyio.create_task_group() as tasks, link.during(Delay(0.1)):
+            tasks.start_soon(follower.batch)
+            opened, enough = link.accepted, await reads() + 4
+
+            async def have_read() -> bool:
+                return await reads() >= enough
+
+            await eventually(have_read)
+            assert link.accepted == opened
+            assert follower.unavailable is None
+            tasks.cancel_scope.cancel()
+
+
+def test_a_server_that_stops_ends_a_stream_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The frames end, and with them the answer: it is not cut off after a grace."""
+    monkeypatch.setattr(frame_stream, "GRACE", 3_600.0)
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        await anyio.sleep_forever()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if message.get(
+            "body"
+        ):  # it waits for events now: what asks it to stop is uvicorn
+            monkeypatch.setattr(AppStatus, "should_exit", True)
+
+    async def answer() -> None:
+        frames = event_frames(EventStore("redis://127.0.0.1:1"), 1)
+        with anyio.fail_after(10):
+            scope = {"type": "http", "method": "GET"}
+            await frame_stream.FrameStream(frames, {})(scope, receive, send)
+
+    anyio.run(answer)
+    assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}

@@ -48,8 +48,7 @@ class Channel:
         origin: Id of the run's oldest event when we looked last; ``None`` if unknown.
         length: How many events there were when we looked last, and the head then.
         rewinds: How often the server had forgotten what was read.
-        rewound_from: Who has read behind this place has to go back …
-        rewound_to: … to this one.
+        rewound_to: The newest place then that it knew, too.
         presence: What is known of the run and its writer.
         outage: Why Redis cannot be asked now.
         failure: Why it cannot be read, for good.
@@ -70,8 +69,8 @@ class Channel:
         self.origin: EventId | None = None
         self.length: tuple[int, EventId] | None = None
         self.rewinds = 0
-        self.rewound_from: EventId = head
-        self.rewound_to: EventId = head
+        self.rewound_to = self._rewound_from = head
+        self._lost_ring = False
         self.presence = Presence(now, existed=seen)
         self.outage: RedisUnavailableError | None = None
         self.failure: BlsError | None = None
@@ -147,21 +146,36 @@ class Channel:
         known = [ids for ids in (self.ring.ids, self.trail) if ids]
         return sorted(known, key=lambda ids: order(ids[-1]), reverse=True)
 
-    def rewind(self, place: EventId, *, is_whole: bool) -> None:
+    def rewind(self, place: EventId, last: EventId) -> None:
         """Go back to a place behind which all is new on a server that has forgotten.
 
         Args:
             place: The newest event that is known and still there.
-            is_whole: Whether the head is forgotten, too; else only who has read further
-                has to go back.
+            last: The last id that the server knows. If the head stands behind it, the
+                ring is no more; else only those have to go back who have read further.
         """
-        self.rewound_to, self.reach, self.trail = place, place, []
-        self.rewound_from = place if is_whole else self.ring.head
+        self.rewound_to, self._rewound_from = place, last
+        self.reach, self.trail = place, []
         self.rewinds += 1
-        if is_whole:
+        self._lost_ring = order(last) < order(self.ring.head)
+        if self._lost_ring:
             self.ring.restart(place)
             self.known = self.length = None
         self.ring_bell()
+
+    def has_lost(self, place: EventId, *, in_ring: bool) -> bool:
+        """Tell whether who has read up to a place has to go back, after a rewind.
+
+        What is new may already stand before that place, and be given to others.
+
+        Args:
+            place: Up to where.
+            in_ring: Whether the ring stood there, too.
+        """
+        if order(place) > order(self._rewound_from):
+            return True
+        is_behind = order(place) > order(self.rewound_to)
+        return self._lost_ring and in_ring and is_behind
 
     def fail(self, failure: BlsError) -> None:
         """Have every follower raise an error: the run cannot be read."""

@@ -279,8 +279,9 @@ class Follower:
 
     def _hear_of_rewind(self, channel: Channel) -> None:
         """Go back to the end that is there, if the server has forgotten our place."""
+        in_ring = self._number is not None
         self._rewinds, self._number = channel.rewinds, None
-        if order(self._cursor) > order(channel.rewound_from):
+        if channel.has_lost(self._cursor, in_ring=in_ring):
             self._cursor = channel.rewound_to
             self._doubt_until = anyio.current_time() + DOUBT
 

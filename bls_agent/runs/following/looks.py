@@ -157,7 +157,7 @@ async def _check(
     if channel.ring.head != head:  # something has come meanwhile: look again
         return False
     channel.unchecked = False
-    channel.rewind(end, is_whole=order(last) < order(head))
+    channel.rewind(end, last)
     return True
 
 
