@@ -57,6 +57,7 @@ WIRES = [
     "background",
     "daemon_threads",
     "loop_thread",
+    "shared_thread",
     "delivery",
     "lease",
     "claim",

@@ -23,6 +23,7 @@
 -- The books: "sequence" and "id" of the last event that was counted here, "owner" as long
 -- as the run has a writer that has not ended it, and for each writer "batch:<token>" with
 -- the number of its last batch, and the sequence and the id that this batch ended with.
+-- "closed" is the id of the last system.close, until a lifecycle.started stands behind it.
 -- "lost:<id>" says how many events the server had forgotten before that one.
 -- Whatever may be refused because a key has another type comes before the first write.
 local stream, token = KEYS[1], ARGV[6]
@@ -84,8 +85,9 @@ end
 
 local told, id, count = {0}, books[2] or '0-0', 1
 local add, format, kept = redis.pcall, string.format, ARGV[1]
+local closed, begins
 for at = 10, last, 9 do
-  local counted = ARGV[at]
+  local counted, action = ARGV[at], ARGV[at + 7]
   if counted == '' then
     sequence = sequence + 1
     counted = format('%.0f', sequence)
@@ -100,19 +102,29 @@ for at = 10, last, 9 do
       'timestamp', ARGV[at + 1], 'sequence', counted,
       'source_agent_id', ARGV[at + 2], 'source_agent_type', ARGV[at + 3],
       'source_agent_name', ARGV[at + 4], 'source_team_name', ARGV[at + 5],
-      'event_category', ARGV[at + 6], 'event_action', ARGV[at + 7], 'data', ARGV[at + 8])
+      'event_category', ARGV[at + 6], 'event_action', action, 'data', ARGV[at + 8])
   until tried == '*' or type(added) == 'string'
   if type(added) ~= 'string' then
     return added
   end
   id, count = added, count + 1
   told[count] = added
+  if action == 'close' and ARGV[at + 6] == 'system' then
+    closed = added
+  elseif action == 'started' and ARGV[at + 6] == 'lifecycle' then
+    closed, begins = nil, true
+  end
 end
 told[1] = sequence
 
 local noted = {'sequence', format('%.0f', sequence), 'id', id}
 local function note(name, value)
   noted[#noted + 1], noted[#noted + 2] = name, value
+end
+if closed then
+  note('closed', closed)
+elseif begins then
+  redis.call('HDEL', KEYS[2], 'closed')
 end
 if forgotten > 0 and told[2] then
   note('lost:' .. told[2], format('%.0f', forgotten))

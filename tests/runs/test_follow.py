@@ -24,6 +24,7 @@ from bls_agent.runs.following.follower import BATCH
 from bls_agent.runs.following.shared_pages import SharedPages
 from bls_agent.runs.reading import FIRST_PAGE, Page, RunKeys, RunReader
 from bls_agent.scripts import HOLD_RUN
+from bls_agent.testing.chaos import Delay, FaultProxy
 from tests.harness import eventually, execute
 
 
@@ -418,6 +419,25 @@ async def test_a_writer_that_falls_silent(
         found = await gather(follower, 1)
         assert isinstance(found[0], WriterLost)
     assert not follower.ended
+
+
+async def test_a_writer_that_falls_silent_far_away(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """At a round trip of 0.6 s, too: not to look quickly is no outage of Redis."""
+    async with (
+        FaultProxy(own_server.url) as link,
+        EventStore(link.url) as far,
+        EventStore(own_server.url) as near,
+    ):
+        await near.add(1, "a", "b")
+        async with link.during(Delay(0.3)):
+            follower = far.follow(1)
+            await hold(admin, 1, "a", lease := 4.0)
+            began = anyio.current_time()
+            assert len(await gather(follower, 2)) == 2
+            told_after = anyio.current_time() - began
+        assert told_after < lease + 6.0  # the goal is two: a busy machine is late
 
 
 async def test_a_writer_that_has_ended_the_run_is_not_lost(

@@ -285,6 +285,44 @@ def test_a_far_server_is_no_outage() -> None:
     assert told.count(True) == 1
 
 
+def test_the_first_look_at_a_far_server_is_no_outage() -> None:
+    """It waits for the connection: that tells nothing about the server."""
+    presence = Presence(0.0, existed=True)
+    assert not presence.hear(Seen(exists=True, owner=b"a", left=None, elapsed=2.4), 2.4)
+    again = Seen(exists=True, owner=b"a", left=None, elapsed=0.6)
+    assert presence.look_at < 2.4 + 2.1
+    assert presence.hear(again, presence.look_at + 0.6)
+
+
+def test_a_writer_of_a_far_server_dies() -> None:
+    """Told within a second and two round trips after the end of its lease."""
+    presence = Presence(0.0, existed=True)
+    ends, now = 2.1 + LEASE, 2.4
+    presence.hear(alive(elapsed=2.4), now)
+    gone = Seen(exists=True, owner=b"a", left=None, elapsed=0.6)
+    while presence.lost is None and now < 60:
+        arrives = max(now, presence.look_at) + 0.3
+        now = arrives + 0.3
+        left = ends - arrives
+        presence.hear(alive(left, elapsed=0.6) if left > 0 else gone, now)
+    assert now < ends + 1.0 + 2 * 0.6
+
+
+def test_a_slow_look_gives_a_writer_time_in_proportion() -> None:
+    presence = Presence(0.0, existed=True)
+    presence.hear(alive(15.0), 0.0)
+    gone = Seen(exists=True, owner=b"a", left=None, elapsed=0.6)
+    assert not presence.hear(gone, 16.0)
+    assert not presence.hear(GONE, 16.0 + 2.3)
+    assert presence.hear(GONE, 16.0 + 2.5)
+
+
+def test_a_look_is_on_its_way_when_a_lease_ends() -> None:
+    presence = Presence(0.0, existed=True)
+    presence.hear(alive(elapsed=0.6), 0.6)
+    assert presence.look_at < 0.6 + LEASE - 0.5
+
+
 def test_a_server_that_moves_away_is_no_outage_for_ever() -> None:
     presence = Presence(0.0, existed=True)
     presence.hear(alive(), 0.0)

@@ -18,6 +18,7 @@ from bls_agent.runs.reading import RunKeys
 __all__ = ["Arrivals", "Channel"]
 
 LINGER: Final = 5.0  # seconds that a run is followed on after the last who waited
+TRAIL: Final = 100  # ids that are remembered of a page
 
 
 class Arrivals(NamedTuple):
@@ -42,8 +43,13 @@ class Channel:
         keys: Of the run.
         ring: Its newest events, up to where it was read.
         known: The sequence at the head, if it is known.
-        rewinds: How often the server had forgotten the head.
-        rewound_to: Where it ended then.
+        reach: The furthest place that somebody has read up to: the head or behind it.
+        trail: Ids of the last events of a page, up to where the ring began or behind it.
+        origin: Id of the run's oldest event when we looked last; ``None`` if unknown.
+        length: How many events there were when we looked last, and the head then.
+        rewinds: How often the server had forgotten what was read.
+        rewound_from: Who has read behind this place has to go back …
+        rewound_to: … to this one.
         presence: What is known of the run and its writer.
         outage: Why Redis cannot be asked now.
         failure: Why it cannot be read, for good.
@@ -59,7 +65,12 @@ class Channel:
         self.keys = keys
         self.ring = Ring(head)
         self.known = known
+        self.reach: EventId = head
+        self.trail: list[EventId] = []
+        self.origin: EventId | None = None
+        self.length: tuple[int, EventId] | None = None
         self.rewinds = 0
+        self.rewound_from: EventId = head
         self.rewound_to: EventId = head
         self.presence = Presence(now, existed=seen)
         self.outage: RedisUnavailableError | None = None
@@ -109,24 +120,47 @@ class Channel:
         self.known = sequence_of(last)
         self.ring_bell()
 
-    def check(self, head: EventId, last: EventId | None) -> bool:
-        """Hear what a server knows as the last id, when we had read up to a head.
+    def note_page(self, events: Sequence[StreamEvent]) -> None:
+        """Hear what somebody has read from Redis, if it goes as far as the ring."""
+        if events and order(events[-1].id) >= order(self.furthest):
+            self.reach = events[-1].id
+            self.trail = [event.id for event in events[-TRAIL:]]
 
-        Returns:
-            Whether the server had forgotten the head.
+    def note_length(self, length: int) -> None:
+        """Hear how many events there are.
+
+        If others came than have come over the waiting connection, they may stand before
+        the place behind which it waits.
         """
-        self.unchecked = False
-        is_behind = last is not None and order(last) < order(head)
-        if is_behind and last is not None:
-            self._rewind(last)
-        return is_behind
+        before, self.length = self.length, (length, self.ring.head)
+        if before is not None and before[1] == self.ring.head:
+            self.unchecked |= length not in (0, before[0])
 
-    def _rewind(self, last: EventId) -> None:
-        """Go back to the end that a server knows which has forgotten the head."""
-        self.ring.restart(last)
-        self.known = None
+    @property
+    def furthest(self) -> EventId:
+        """The last place that somebody has read up to."""
+        return max(self.ring.head, self.reach, key=order)
+
+    @property
+    def past(self) -> list[list[EventId]]:
+        """What is known of the ids that were read, the newest first."""
+        known = [ids for ids in (self.ring.ids, self.trail) if ids]
+        return sorted(known, key=lambda ids: order(ids[-1]), reverse=True)
+
+    def rewind(self, place: EventId, *, is_whole: bool) -> None:
+        """Go back to a place behind which all is new on a server that has forgotten.
+
+        Args:
+            place: The newest event that is known and still there.
+            is_whole: Whether the head is forgotten, too; else only who has read further
+                has to go back.
+        """
+        self.rewound_to, self.reach, self.trail = place, place, []
+        self.rewound_from = place if is_whole else self.ring.head
         self.rewinds += 1
-        self.rewound_to = last
+        if is_whole:
+            self.ring.restart(place)
+            self.known = self.length = None
         self.ring_bell()
 
     def fail(self, failure: BlsError) -> None:

@@ -85,6 +85,7 @@ class Follower:
             self._until
         ) = -math.inf  # before the next try; to wait at most
         self._meanwhile = MEANWHILE
+        self._odd_until: float | None = None  # we stand where others do not
         self._ready: list[Followed] = []
         self._at = 0
 
@@ -220,7 +221,7 @@ class Follower:
         found = self._take_from(channel) if channel is not None else None
         if channel is not None and found is not None:
             if not found and not self._is_over:
-                await self._wait(channel)
+                await self._wait_with(hub, channel)
             return found
         return await self._read_page(hub, reader)
 
@@ -279,7 +280,7 @@ class Follower:
     def _hear_of_rewind(self, channel: Channel) -> None:
         """Go back to the end that is there, if the server has forgotten our place."""
         self._rewinds, self._number = channel.rewinds, None
-        if order(self._cursor) > order(channel.rewound_to):
+        if order(self._cursor) > order(channel.rewound_from):
             self._cursor = channel.rewound_to
             self._doubt_until = anyio.current_time() + DOUBT
 
@@ -320,9 +321,23 @@ class Follower:
         missing = max(0, known - self._known) if known and self._known else 0
         return Gap(self.run_id, reason, self.place, None, missing or None)
 
-    async def _wait(self, channel: Channel) -> None:
+    async def _wait_with(self, hub: Hub, channel: Channel) -> None:
+        """Wait for what comes; where we stand and the others do not, not for long.
+
+        Mostly one of us has only read earlier. But perhaps the server has forgotten
+        what it has told: then nothing would ever come behind our place.
+        """
+        until = math.inf if self._doubt_until is None else self._doubt_until
+        if self._number is None:
+            now = anyio.current_time()
+            if self._odd_until is None:
+                self._meanwhile, self._odd_until = MEANWHILE, now + MEANWHILE
+            elif now >= self._odd_until:
+                hub.doubt(channel, BEGINNING if self._is_plain else self._cursor)
+                self._meanwhile = min(2 * self._meanwhile, LONGEST)
+                self._odd_until = now + self._meanwhile
+            until = min(until, self._odd_until)
         self._rests = True
-        until = self._until if self._doubt_until is None else self._doubt_until
         with anyio.CancelScope(deadline=min(until, self._until)):
             await channel.wait()
 
@@ -335,21 +350,11 @@ class Follower:
         self._portion.learn(page, anyio.current_time() - began)
         found: list[Followed] = [*([gap] if gap is not None else []), *page.events]
         self._go_on(hub, reader, page)
-        if not found and not self._is_over and self._channel is not None:
-            await self._wait_for_truth(hub, self._channel)
-        return found
-
-    async def _wait_for_truth(self, hub: Hub, channel: Channel) -> None:
-        """Have it looked what is wrong if a run ends before what others have read.
-
-        Mostly nothing is: they have read it meanwhile.
-        """
-        ring = channel.ring
-        if ring.locate(self._cursor) is None and order(self._cursor) < order(ring.head):
-            hub.doubt(channel)
-            with anyio.move_on_after(self._meanwhile):
-                await self._wait(channel)
-            self._meanwhile = min(2 * self._meanwhile, LONGEST)
+        if found or self._is_over or self._channel is None:
+            return found
+        if self._channel.ring.locate(self._cursor) is None:
+            await self._wait_with(hub, self._channel)
+        return []
 
     def _go_on(self, hub: Hub, reader: RunReader, page: Page) -> None:
         if page.events:
@@ -364,13 +369,15 @@ class Follower:
             )
         if channel is not self._channel and channel is not None:
             self._rewinds = channel.rewinds
+        if channel is not None:
+            channel.note_page(page.events)
         self._channel, self._number = channel, None
 
     def _note(self, event: StreamEvent) -> None:
         """Note what is given last."""
         self._cursor, self._known = event.id, sequence_of(event)
         self._closes, self._is_event, self._was_there = event.closes, True, True
-        self._doubt_until, self._meanwhile = None, MEANWHILE
+        self._doubt_until = self._odd_until = None
 
     async def _judge(self, first: StreamEvent, reader: RunReader) -> Gap | None:
         """Find out whether events are missing before one that was read."""

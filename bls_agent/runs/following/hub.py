@@ -15,7 +15,7 @@ from bls_agent.forking import keep, register
 from bls_agent.keyed_wires import KeyedWires
 from bls_agent.loop_local import LoopLocal
 from bls_agent.redaction import redact_traceback
-from bls_agent.runs.event_ids import EventId
+from bls_agent.runs.event_ids import EventId, order
 from bls_agent.runs.following.channel import Channel
 from bls_agent.runs.following.lane import Lane
 from bls_agent.runs.following.looks import look_at
@@ -91,8 +91,9 @@ class Hub:
             self._task.add_done_callback(lambda _: self._ended.set())
         return channel
 
-    def doubt(self, channel: Channel) -> None:
-        """Have it looked at once whether a run is still what we have read."""
+    def doubt(self, channel: Channel, place: EventId) -> None:
+        """Have it looked at once whether a run still goes as far as we have read."""
+        channel.reach = max(channel.reach, place, key=order)
         channel.unchecked = True
         self._poke()
 
@@ -140,6 +141,7 @@ class Hub:
         if before not in (0, self._openings):  # a restart that nobody else has noticed
             for channel in self._channels:
                 channel.presence.notice_outage(now)
+                channel.unchecked = True
         for channel, one in zip(channels, seen, strict=True):
             if channel.presence.hear(one, now):
                 channel.ring_bell()

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import anyio
 
 from bls_agent.endpoint import Reply, Request
 from bls_agent.errors import BlsError, RedisRefusedError, WrongTypeError
 from bls_agent.keyed_wires import KeyedWires
-from bls_agent.runs.event_ids import BEGINNING, EventId, find_id
+from bls_agent.runs.event_ids import BEGINNING, EventId, find_id, order
+from bls_agent.runs.events import StreamEvent
 from bls_agent.runs.following.channel import Channel
 from bls_agent.runs.following.gaps import Evidence, Start
 from bls_agent.runs.following.presence import Seen
+from bls_agent.runs.following.rewinds import begins_anew, find_end_of_past
 from bls_agent.runs.reading import RunReader, decode_entries
 
 __all__ = ["find_refused", "gather_evidence", "gather_start", "look_at", "read_last"]
+
+ASKED: Final = 4  # requests of a look at one run
 
 
 async def gather_evidence(
@@ -106,31 +110,63 @@ async def look_at(
         keys = channel.keys
         requests += [
             ("EXISTS", keys.events),
+            ("XLEN", keys.events),
             ("HGET", keys.books, "owner"),
             ("PTTL", keys.owner),
         ]
     existed = [channel.presence.existed for channel in channels]
     doubted = [channel for channel in channels if channel.unchecked]
-    heads = [channel.ring.head for channel in doubted]
+    places = [channel.furthest for channel in doubted]
     requests += [("XINFO", "STREAM", channel.keys.events) for channel in doubted]
     replies = await wires.read_many(requests)
     elapsed = anyio.current_time() - began
-    told = replies[len(channels) * 3 :]
-    checked = [
-        channel.check(head, read_last(about)[0])
-        for channel, head, about in zip(doubted, heads, told, strict=True)
-    ]
-    seen = [
-        Seen(
-            exists=_told(replies[at], otherwise=1) != 0,
-            owner=_told(replies[at + 1]),
-            left=_seconds(_told(replies[at + 2])),
-            elapsed=elapsed,
-            existed=before,
+    seen = list[Seen]()
+    for at, (channel, before) in enumerate(zip(channels, existed, strict=True)):
+        exists, length, owner, left = map(_told, replies[at * ASKED : (at + 1) * ASKED])
+        channel.note_length(length or 0)
+        seen.append(
+            Seen(exists != 0, owner, _seconds(left), elapsed=elapsed, existed=before)
         )
-        for at, before in zip(range(0, len(replies), 3), existed, strict=False)
-    ]
+    told = zip(doubted, places, replies[len(channels) * ASKED :], strict=True)
+    checked = [await _check(wires, *one) for one in told]
     return seen, any(checked)
+
+
+async def _check(
+    wires: KeyedWires, channel: Channel, place: EventId, about: Reply
+) -> bool:
+    """Set a channel back if the server has forgotten what was read; tell whether it was.
+
+    Args:
+        wires: The ways to it.
+        channel: Of the run.
+        place: How far it was read when the server was asked.
+        about: What XINFO STREAM said.
+    """
+    run_id = channel.keys.run_id
+    last, _ = read_last(about)
+    first = _read_first(run_id, about)
+    head = channel.ring.head
+    if last is None or order(last) >= order(place):
+        channel.unchecked = False
+        channel.origin = first.id if first is not None else None
+        return False
+    end = await find_end_of_past(RunReader(wires, run_id), channel.past)
+    if end is None:
+        end = BEGINNING if begins_anew(first, channel.origin) else last
+    if channel.ring.head != head:  # something has come meanwhile: look again
+        return False
+    channel.unchecked = False
+    channel.rewind(end, is_whole=order(last) < order(head))
+    return True
+
+
+def _read_first(run_id: int, about: Reply) -> StreamEvent | None:
+    """Read from XINFO STREAM the oldest event."""
+    if isinstance(about, BlsError):
+        return None
+    entry = dict(zip(about[::2], about[1::2], strict=False)).get(b"first-entry")
+    return decode_entries(run_id, [entry])[0] if entry else None
 
 
 async def find_refused(

@@ -66,7 +66,7 @@ class Presence:
         self.returns = 0
         self.look_at = now
         self._looked_at = float("-inf")
-        self._usual = 0.0  # seconds that a look takes
+        self._usual: float | None = None  # seconds that a look takes
         self._lease = 0.0  # the longest that was seen
         self._lives_until = float("-inf")  # the end of the lease that was seen last
         self._patient_until = self._comes_back_until = now
@@ -89,10 +89,14 @@ class Presence:
 
     def notice_outage(self, now: float) -> None:
         """Give a writer the time to come back: nobody could speak to Redis."""
-        self._patient_until = now + (self._lease or LEASE)
-        self._comes_back_until = now + (self._lease or UNOWNED)
-        self._missed = None
+        self._wait_for_writer(now)
         self.look_at = now
+
+    def _wait_for_writer(self, now: float, most: float = float("inf")) -> None:
+        """Give a writer the time of its lease, and no more than so many seconds."""
+        self._patient_until = now + min(most, self._lease or LEASE)
+        self._comes_back_until = now + min(most, self._lease or UNOWNED)
+        self._missed = None
 
     def hear(self, seen: Seen, now: float) -> bool:
         """Take what was seen.
@@ -101,21 +105,29 @@ class Presence:
             Whether followers have something to be told.
         """
         self._looked_at = now
-        if self._is_slow(seen.elapsed):
-            self.notice_outage(now)
         self.look_at = now + LOOK
         if seen.left is not None:
             self._lease = max(self._lease, seen.left)
             self._lives_until = now + seen.left
-            self.look_at = min(self.look_at, self._lives_until + BEHIND)
+            # A look that leaves now arrives when the answer of this one was given, and
+            # later: so it need not leave after the end of the lease.
+            ends_at = self._lives_until - seen.elapsed
+            self.look_at = min(self.look_at, ends_at + BEHIND)
+        if self._is_slow(seen.elapsed):
+            self._wait_for_writer(now, USUAL * seen.elapsed)
         told = self._hear_of_writer(seen, now)
         return self._hear_of_run(seen, now) or told
 
     def _is_slow(self, elapsed: float) -> bool:
-        """Tell whether nobody could speak to Redis; a far server is no outage."""
+        """Tell whether nobody could speak to Redis; a far server is no outage.
+
+        The first look tells how far it is; it waits for the connection, too.
+        """
+        if self._usual is None:
+            self._usual = elapsed
+            return False
         most = max(SLOW, USUAL * self._usual)
-        highest = RISE * max(self._usual, SLOW / USUAL) if self._usual else elapsed
-        self._usual = min(elapsed, highest)
+        self._usual = min(elapsed, RISE * max(self._usual, SLOW / USUAL))
         return elapsed > most
 
     def _hear_of_writer(self, seen: Seen, now: float) -> bool:

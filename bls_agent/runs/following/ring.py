@@ -46,6 +46,11 @@ class Ring:
         """Number of the event that comes next."""
         return self.first + len(self._events)
 
+    @property
+    def ids(self) -> list[EventId]:
+        """The base, and behind it the ids of all events."""
+        return [self.base, *(event.id for event in self._events)]
+
     def add(self, events: Sequence[StreamEvent], sizes: Sequence[int]) -> None:
         """Take events that stand right behind the head; the oldest ones may go."""
         self._events += events
