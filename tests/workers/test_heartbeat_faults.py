@@ -23,7 +23,14 @@ from bls_agent.devserver import DevServer
 from bls_agent.keys import OWNER
 from bls_agent.names import place_beside
 from bls_agent.workers import BacktestWorkerHeartbeat, Heartbeat
-from tests.harness import eventually, execute, needs_selectors, url_with_rights
+from tests.harness import (
+    eventually,
+    execute,
+    is_gone,
+    is_there,
+    needs_selectors,
+    url_with_rights,
+)
 
 SHORT: dict[str, Any] = {"interval": 0.2, "ttl": 1.0, "timeout": 0.5}
 STEADY: dict[str, Any] = {**SHORT, "ttl": 2.0}  # a busy machine may be a second late
@@ -126,11 +133,6 @@ async def test_redis_comes_back_empty(said: Any) -> None:
         await bare.aclose()
 
 
-async def is_there(client: Redis, key: str) -> bool:
-    """Whether a key exists."""
-    return await client.exists(key) == 1
-
-
 async def test_a_cut_connection(own_server: DevServer, admin: Redis, said: Any) -> None:
     """What was forgotten in between comes back with the next connection."""
     other = BacktestWorkerHeartbeat.create(worker_id="other")
@@ -162,11 +164,6 @@ async def test_frozen_while_it_stops(
     await eventually(lambda: is_gone(admin, said.key), 3.0)
     await anyio.sleep(0.3)
     assert await admin.exists(said.key) == 0
-
-
-async def is_gone(client: Redis, key: str) -> bool:
-    """Whether a key does not exist."""
-    return await client.exists(key) == 0
 
 
 async def test_a_lost_take_arrives_after_the_end(
