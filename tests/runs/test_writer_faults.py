@@ -19,7 +19,7 @@ from bls_agent.devserver import DevServer
 from bls_agent.runs import RunWriter
 from bls_agent.runs.reading import RunKeys
 from bls_agent.testing.chaos import Cut, Direction, FaultProxy, Lose, Rate, Rule
-from tests.harness import cut_connections, eventually, execute, url_with_rights
+from tests.harness import cut_connections, eventually, execute, is_gone, url_with_rights
 
 KEYS = RunKeys(1)
 ENDS = ["lifecycle.completed", "system.close"]
@@ -144,10 +144,6 @@ async def test_left_while_redis_is_away(
         async with store.run(1):
             pass
         assert await admin.hget(KEYS.books, "owner") is None
-
-
-async def is_gone(client: Redis, key: str) -> bool:
-    return await client.exists(key) == 0
 
 
 PHASES: dict[str, Rule] = {
