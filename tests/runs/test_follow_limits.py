@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from sse_starlette.sse import AppStatus
 
 from bls_agent.devserver import DevServer
-from bls_agent.integrations import frame_pump
+from bls_agent.integrations import frame_pump, frame_stream
 from bls_agent.integrations.frame_stream import FrameStream
 from bls_agent.runs import EventStore, Followed, StreamEvent
 from bls_agent.runs.following import lane
@@ -218,16 +218,15 @@ def test_a_server_that_stops_ends_a_stream_in_order(
 
     async def send(message: Any) -> None:
         sent.append(message)
-        if message.get(
-            "body"
-        ):  # it waits for events now: what asks it to stop is uvicorn
+        if message.get("body"):  # it waits for events now; what stops is uvicorn
             monkeypatch.setattr(AppStatus, "should_exit", True)
 
     async def answer() -> None:
-        frames = event_frames(EventStore("redis://127.0.0.1:1"), 1)
+        follower = EventStore("redis://127.0.0.1:1").follow(1)
+        pump = frame_pump.FramePump(follower, 15.0)
         with anyio.fail_after(10):
             scope = {"type": "http", "method": "GET"}
-            await frame_stream.FrameStream(frames, {})(scope, receive, send)
+            await FrameStream(pump, {})(scope, receive, send)
 
     anyio.run(answer)
     assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
