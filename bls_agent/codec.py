@@ -325,7 +325,7 @@ def cut_text(text: str, size: int) -> str:
     """Shorten a text to about ``size`` UTF-8 bytes; a cut text ends in ``…``."""
     if len(text) * 4 <= size:
         return text
-    data = _tame_text(text).encode()
+    data = _tame_text(text[: size + 1]).encode()  # a character is a byte or more
     if len(data) <= size:
         return text
     return data[: max(size - 3, 0)].decode("utf-8", "ignore") + "…"

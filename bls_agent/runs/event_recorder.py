@@ -211,12 +211,16 @@ class EventRecorder(Store):
         keys = RunKeys(check_run_id(run_id))
         ttl = check_count("ttl_seconds", ttl_seconds)
         until = boot_seconds() + ttl
-        expires = bool(await self._both(keys, "EXPIRE", ttl))
+        reader, both = RunReader(self._access.wires, run_id), [keys.events, keys.books]
+        expires = bool(await self._each(reader, both, "EXPIRE", ttl))
         self._floors.expire(run_id, until)
         return expires
 
     async def delete(self, run_id: int) -> bool:
-        """Delete the events of a run; its sequences begin anew.
+        """Delete the events of a run.
+
+        Its sequences begin anew; those of a run whose writer lives go on, because that
+        writer, wherever it is, knows how far they had come.
 
         Returns:
             Whether there were any.
@@ -227,15 +231,20 @@ class EventRecorder(Store):
             RedisUnavailableError: Perhaps not deleted, if ``error.ambiguous``.
         """
         keys = RunKeys(check_run_id(run_id))
-        deleted = await self._both(keys, "UNLINK")
+        reader = RunReader(self._access.wires, run_id)
+        if await reader.has_writer():
+            return bool(await self._each(reader, [keys.events], "UNLINK"))
+        deleted = await self._each(reader, [keys.events, keys.books], "UNLINK")
         self._floors.forget(run_id)
         return bool(deleted)
 
-    async def _both(self, keys: RunKeys, name: str, *rest: Argument) -> Reply:
-        """Ask the same of the stream, if it is one, and of its books; give its reply."""
-        await RunReader(self._access.wires, keys.run_id).ask("XLEN")
-        requests = [(name, key, *rest) for key in (keys.events, keys.books)]
-        async with self._access.wires.to(keys.events) as wire:
+    async def _each(
+        self, reader: RunReader, keys: Sequence[str], name: str, *rest: Argument
+    ) -> Reply:
+        """Ask the same of some keys of a run, if the first is a stream; give its reply."""
+        await reader.ask("XLEN")
+        requests = [(name, key, *rest) for key in keys]
+        async with self._access.wires.to(reader.keys.events) as wire:
             replies = await wire.call_many(requests)
         for reply in replies:
             if isinstance(reply, RedisUnavailableError):

@@ -15,6 +15,7 @@ from bls_agent.keys import OWNER, RUN_BOOKS, RUN_EVENTS
 from bls_agent.names import place_beside
 from bls_agent.runs.event_ids import BEGINNING, next_id
 from bls_agent.runs.events import StreamEvent
+from bls_agent.runs.summaries import NO_KEY
 
 __all__ = [
     "FIRST_PAGE",
@@ -220,6 +221,15 @@ class RunReader:
         """
         last = await self.last()
         return BEGINNING if last is None else last.id
+
+    async def has_writer(self) -> bool:
+        """Tell whether a writer lives that has to end the run.
+
+        Raises:
+            RedisUnavailableError: Redis cannot answer.
+        """
+        async with self.wires.to(self.keys.events) as wire:
+            return bool(await wire.read("PTTL", self.keys.owner) != NO_KEY)
 
     async def ask(self, name: str, *rest: str | int) -> Reply:
         """Send one request about the stream that changes nothing.

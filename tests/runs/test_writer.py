@@ -496,20 +496,33 @@ async def test_a_silent_run_lives_on(redis_url: str, bare: Redis, run_id: int) -
         assert await bare.pttl(keys.owner) <= 300
 
 
+@pytest.mark.parametrize("by", ["the same", "another process"])
 async def test_a_run_that_is_deleted_goes_on(
-    store: EventStore, bare: Redis, run_id: int
+    redis_url: str, store: EventStore, bare: Redis, run_id: int, by: str
 ) -> None:
-    """Its sequences begin anew, and it is closed by whoever opened it."""
+    """Its sequence, too: nothing counts as lost, and it is closed by whoever opened it."""
+    other = store if by == "the same" else EventStore(redis_url)
+    followed = store.follow(run_id)
     async with store.run(run_id, lease=1.0) as run:
         run.emit("a", "b")
         await run.flush()
-        await store.delete(run_id)
+        assert len(await followed.batch(5)) == 2
+        assert await other.delete(run_id)
+        assert not await store.exists(run_id)
         run.emit("a", "c")
         await run.flush()
-        assert await bare.hget(RunKeys(run_id).books, "owner") is not None
+        books = list(map(str, await bare.hkeys(RunKeys(run_id).books)))
+        assert "b'owner'" in books
+        assert not [field for field in books if "lost:" in field]
+        items = await followed.batch(5)
+        assert all(isinstance(item, StreamEvent) for item in items)
     events = await store.get_events(run_id)
     assert names(events) == ["a.c", "lifecycle.completed", "system.close"]
-    assert [event.sequence for event in events] == [1, 2, 3]
+    assert [event.sequence for event in events] == [3, 4, 5]
+    assert await other.delete(run_id)  # nobody lives on it now: it begins anew
+    await other.add(run_id, "a", "b")
+    assert [event.sequence for event in await store.get_events(run_id)] == [1]
+    await other.aclose()
 
 
 async def test_taken_over(

@@ -50,6 +50,8 @@ class Batch(list[Emitted]):
         Args:
             most: Bytes, about; one event is given in any case.
         """
+        if most >= ALL:
+            return self.rows[self.done :]
         part: list[Row] = []
         for row in self.rows[self.done :]:
             most -= _size_of(row)
