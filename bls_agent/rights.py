@@ -28,7 +28,7 @@ from bls_agent.keys import (
 )
 from bls_agent.names import check_name, place_beside
 from bls_agent.run_rights import RUN_LOOKING
-from bls_agent.worker_rights import LOOKING
+from bls_agent.worker_rights import WORKER_LOOKING
 
 __all__ = [
     "RIGHTS",
@@ -320,14 +320,11 @@ def _with_others(
 ) -> list[str]:
     """Add what is nobody's project's: workers and runs; following parks a read."""
     rules.insert(rules.index("+client|id") + 1, "+client|unblock")
+    looking = (*WORKER_LOOKING, *RUN_LOOKING)
     if selectors:
-        workers = (right.selector for right in LOOKING)
-        runs = (right.selector for right in RUN_LOOKING)
-        return [*rules, *keys, *workers, *runs]
-    patterns = [one for right in LOOKING for one in right.patterns()]
-    patterns += [one for right in RUN_LOOKING for one in right.keys]
-    words = [word for right in (*LOOKING, *RUN_LOOKING) for word in right.words]
-    opened = (f"~{one}" for one in patterns)
+        return [*rules, *keys, *(right.selector for right in looking)]
+    words = (word for right in looking for word in right.words)
+    opened = (f"~{pattern}" for right in looking for pattern in right.keys)
     return list(dict.fromkeys([*rules, *words, *keys, *opened]))
 
 

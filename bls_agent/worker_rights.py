@@ -2,73 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from bls_agent.keys import KEYS, OWNER, Contract
+from bls_agent.room_rights import RoomRight, room_acl_rules
 
-__all__ = ["LOOKING", "WORKER_RIGHTS", "WorkerRight", "worker_acl_rules"]
+__all__ = ["WORKER_LOOKING", "WORKER_RIGHTS", "worker_acl_rules"]
 
-_HEARTBEATS: Final = tuple(
+
+def _keys_of(*rows: str, leased: bool = False) -> tuple[str, ...]:
+    """Make the patterns of kinds of keys, with the owners' tokens beside them if leased."""
+    found = [KEYS[row].pattern() for row in rows]
+    if leased:  # an id with a hash tag of its own lends that
+        found += [OWNER.locate(place=f"{{{one}}}") for one in found[:]]
+        found += [OWNER.locate(place=KEYS[row].pattern()) for row in rows]
+    return tuple(found)
+
+
+_KINDS: Final = tuple(
     name
     for name, row in KEYS.items()
     if row.contract is Contract.WORKERS and name.endswith("_heartbeat")
 )
-_TASKS: Final = ("task_status", "backtest_task_progress")
-
-
-class WorkerRight(NamedTuple):
-    """What one part of the room needs.
-
-    Attributes:
-        part: Which part: a class of :mod:`bls_agent.workers`.
-        rows: Kinds of keys; none for commands without keys.
-        commands: As an ACL names them.
-        writes: Whether it is for writing.
-        leased: Whether the owners' tokens lie beside these keys.
-    """
-
-    part: str
-    rows: tuple[str, ...]
-    commands: str
-    writes: bool = False
-    leased: bool = False
-
-    @property
-    def words(self) -> list[str]:
-        """Its commands, as an ACL allows them."""
-        return [f"+{command}" for command in self.commands.split()]
-
-    @property
-    def selector(self) -> str:
-        """Its commands on its keys alone."""
-        access = "%RW~" if self.writes else "%R~"
-        opened = (f"{access}{pattern}" for pattern in self.patterns())
-        return f"({' '.join([*self.words, *opened])})"
-
-    def patterns(self) -> list[str]:
-        """Make the glob patterns of its keys."""
-        found = [KEYS[row].pattern() for row in self.rows]
-        if self.leased:  # an id with a hash tag of its own lends that
-            found += [OWNER.locate(place=f"{{{one}}}") for one in found[:]]
-            found += [OWNER.locate(place=KEYS[row].pattern()) for row in self.rows]
-        return found
-
-
-LOOKING: Final = (
-    WorkerRight("WorkerRegistry", _HEARTBEATS, "getrange pttl"),
-    WorkerRight("WorkerRegistry", ("owner",), "getrange"),  # a lease tells its TTL
-)
+_HEARTBEATS: Final = _keys_of(*_KINDS)
+_TASKS: Final = _keys_of("task_status", "backtest_task_progress")
+_DAYS: Final = _keys_of("sync_progress")
+_OF_HEARTBEATS: Final = _keys_of(*_KINDS, leased=True)
+_OF_CACHE: Final = _keys_of("func_cache", leased=True)
 
 # fmt: off
+WORKER_LOOKING: Final = (
+    RoomRight("WorkerRegistry", _HEARTBEATS, "getrange pttl"),
+    RoomRight("WorkerRegistry", _keys_of("owner"), "getrange"),  # a lease tells its TTL
+)
 WORKER_RIGHTS: Final = (
-    WorkerRight("", (), "select ping client|setname client|id scan"),
-    *LOOKING,
-    WorkerRight("TaskStatus, BacktestProgress", _TASKS, "get"),
-    WorkerRight("SyncProgress", ("sync_progress",), "scard smembers sscan sismember"),
-    WorkerRight("Heartbeat", _HEARTBEATS, "evalsha eval type get set del pttl pexpire", writes=True, leased=True),
-    WorkerRight("TaskStatus, BacktestProgress", _TASKS, "evalsha eval get set del exists pttl strlen", writes=True),
-    WorkerRight("SyncProgress", ("sync_progress",), "evalsha eval sadd expire srem unlink", writes=True),
-    WorkerRight("FunctionCache", ("func_cache",), "evalsha eval get getrange set del unlink pttl pexpire", writes=True, leased=True),
+    RoomRight("", (), "select ping client|setname client|id scan"),
+    *WORKER_LOOKING,
+    RoomRight("TaskStatus, BacktestProgress", _TASKS, "get"),
+    RoomRight("SyncProgress", _DAYS, "scard smembers sscan sismember"),
+    RoomRight("Heartbeat", _OF_HEARTBEATS, "evalsha eval type get set del pttl pexpire", writes=True),
+    RoomRight("TaskStatus, BacktestProgress", _TASKS, "evalsha eval get set del exists pttl strlen", writes=True),
+    RoomRight("SyncProgress", _DAYS, "evalsha eval sadd expire srem unlink", writes=True),
+    RoomRight("FunctionCache", _OF_CACHE, "evalsha eval get getrange set del unlink pttl pexpire", writes=True),
 )
 # fmt: on
 
@@ -83,12 +58,4 @@ def worker_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]
         write: Whether it is a worker; else it may only look.
         selectors: For Redis 7 and newer, and Valkey: each command on its keys alone.
     """
-    rights = [right for right in WORKER_RIGHTS if write or not right.writes]
-    keyless = (right for right in rights if not right.rows)
-    rules = ["-@all", *(word for right in keyless for word in right.words)]
-    keyed = [right for right in rights if right.rows]
-    if selectors:
-        return [*rules, *(right.selector for right in keyed)]
-    rules += (word for right in keyed for word in right.words)
-    patterns = (f"~{one}" for right in keyed for one in right.patterns())
-    return list(dict.fromkeys([*rules, *patterns]))
+    return room_acl_rules(WORKER_RIGHTS, write=write, selectors=selectors)

@@ -133,6 +133,16 @@ async def status_of(redis: Redis, project: str) -> str | None:
     return None if value is None else value.decode()
 
 
+async def is_there(redis: Redis, key: str) -> bool:
+    """Whether a key exists."""
+    return await redis.exists(key) == 1
+
+
+async def is_gone(redis: Redis, key: str) -> bool:
+    """Whether a key does not exist."""
+    return await redis.exists(key) == 0
+
+
 async def execute(redis: Redis, *words: object) -> Any:
     """Send any request; redis-py leaves its own method for that untyped."""
     client: Any = redis

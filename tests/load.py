@@ -145,7 +145,7 @@ class Load:
 
         await eventually(caught_up, timeout)
 
-    async def settle(self, timeout: float = 20.0) -> None:
+    async def settle(self, timeout: float = 60.0) -> None:
         """Stop producing, and wait until what was produced is done."""
         self.stopped = True
         await eventually(self._is_done, timeout)

@@ -209,7 +209,12 @@ def test_a_quick_figure_runs() -> None:
 def test_a_family_of_figures_has_one_name() -> None:
     """``runs`` is all that begin so; a name is itself alone."""
     assert chosen(["shipping"]) == ["shipping"]
-    assert chosen(["runs"]) == ["runs-writing", "runs-following", "runs-streaming"]
+    assert chosen(["runs"]) == [
+        "runs-writing",
+        "runs-following",
+        "runs-streaming",
+        "runs-crowd",
+    ]
     assert chosen(["run"]) == []
 
 

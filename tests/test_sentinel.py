@@ -38,7 +38,7 @@ from tests.engines import DOWN_AFTER, LOOPBACK, SentinelTopology, ask, until
 from tests.harness import eventually
 from tests.load import MODES, check_end, under_load
 
-OUTAGE = DOWN_AFTER + 3.0 + 15.0  # seconds; the last of them for a slow machine
+OUTAGE = DOWN_AFTER + 3.0 + 45.0  # seconds; the last of them for a slow machine
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from benchmarks.figures import (
     latency,
     log_calls,
     peers,
+    runs_crowd,
     runs_following,
     runs_streaming,
     runs_writing,
@@ -35,5 +36,6 @@ FIGURES = {
         runs_writing.FIGURE,
         runs_following.FIGURE,
         runs_streaming.FIGURE,
+        runs_crowd.FIGURE,
     )
 }

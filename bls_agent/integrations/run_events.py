@@ -29,6 +29,7 @@ try:
     from starlette.routing import Route
     from starlette.types import ExceptionHandler, Receive, Scope, Send
 
+    from bls_agent.integrations.frame_pump import FramePump
     from bls_agent.integrations.frame_stream import FrameStream
     from bls_agent.integrations.origins import allow
     from bls_agent.integrations.run_answers import (
@@ -49,9 +50,7 @@ from bls_agent.runs.frames import write_retry
 from bls_agent.runs.limits import check_count
 from bls_agent.runs.sse import (
     HEARTBEAT,
-    EventFrames,
     check_heartbeat,
-    event_frames,
     read_last_event_id,
     stream_status,
 )
@@ -115,7 +114,7 @@ class RunEventsResponse(Response):
         self._wait = wait
         self._heartbeat = check_heartbeat(heartbeat)
         self._more = headers
-        self._frames: EventFrames | None = None
+        self._pump: FramePump | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Find out what to answer, and answer; a client that leaves ends it quietly."""
@@ -127,8 +126,8 @@ class RunEventsResponse(Response):
 
     def end(self) -> None:
         """End the stream at once; the client is to come back."""
-        if self._frames is not None:
-            self._frames.end()
+        if self._pump is not None:
+            self._pump.end()
 
     async def _answer(self, request: Request) -> Response:
         try:
@@ -153,10 +152,9 @@ class RunEventsResponse(Response):
         return answer_error(status)
 
     def _open(self, last_id: str) -> Response:
-        self._frames = event_frames(
-            self._store, self._run_id, last_id, heartbeat=self._heartbeat
-        )
-        return FrameStream(self._frames, {**STREAM_HEADERS, **(self._more or {})})
+        follower = self._store.follow(self._run_id, last_id)
+        self._pump = FramePump(follower, self._heartbeat)
+        return FrameStream(self._pump, {**STREAM_HEADERS, **(self._more or {})})
 
 
 def _last_event_id(request: Request) -> str | None:

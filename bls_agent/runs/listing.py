@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Final
 
@@ -20,7 +20,7 @@ from bls_agent.runs.reading import RunKeys
 from bls_agent.runs.summaries import (
     FIRST_PORTION,
     NO_KEY,
-    Entries,
+    PORTION,
     Look,
     RunList,
     RunSummary,
@@ -28,12 +28,15 @@ from bls_agent.runs.summaries import (
     run_id_of,
     size_of,
     summarise,
+    summarise_end,
 )
 
 __all__ = ["Listing"]
 
 TOGETHER: Final = 500  # runs of which nothing large is asked
+LESS: Final = 4  # by which a portion is divided that has not come through in time
 MOST: Final = 10_000
+_GIVE_EVENTS: Final = ("XRANGE", "XREVRANGE")
 _OF_ITS_KEY: Final = ("wrong_type", "no_permission")  # others may be answered
 
 
@@ -126,15 +129,21 @@ class _Search:
 
     async def look_at(self, runs: Sequence[int]) -> list[RunSummary]:
         """Give the summaries of runs, in this order; leave out what is none."""
-        found: list[RunSummary] = []
+        found: dict[int, RunSummary] = {}
+        ends: dict[int, str] = {}
         async for run_id, told in self._ask(runs, FIRST_PORTION, _ask_all):
             if self._takes(told[:4]):
-                lease, owner = told[4:]  # who may not look knows of no writer
-                lease = NO_KEY if isinstance(lease, Exception) else lease
-                owner = owner if isinstance(owner, bytes) else None
-                summary = summarise(run_id, Look._make([*told[:4], lease, owner]))
-                found += [] if summary is None else [summary]
-        return found
+                look = _look(told)
+                summary = summarise(run_id, look)
+                if summary is not None:
+                    found[run_id] = summary
+                    if look.ended_before:
+                        ends[run_id] = look.closed
+        asked = self._ask(list(ends), FIRST_PORTION, lambda keys: _ask_end(keys, ends))
+        async for run_id, told in asked:
+            if self._takes(told):
+                found[run_id] = summarise_end(found[run_id], told[0])
+        return list(found.values())
 
     def _takes(self, told: Sequence[Reply]) -> bool:
         """Tell whether these are answers; count the run if they are not."""
@@ -160,15 +169,21 @@ class _Search:
         begin = 0
         while begin < len(runs):
             part = runs[begin : begin + portion]
-            begin += portion
             asked = [make(RunKeys(run_id)) for run_id in part]
-            replies = await self._wires.read_many([one for of in asked for one in of])
+            requests = [one for of in asked for one in of]
+            try:
+                replies = await self._wires.read_many(requests)
+            except RedisUnavailableError as error:
+                if error.kind != "timeout" or error.connecting or len(part) == 1:
+                    raise
+                portion = len(part) // LESS or 1  # too much for the link
+                continue
+            begin += len(part)
             for reply in replies:
                 if _concerns_all(reply):
                     raise reply
-            entries: list[Entries] = [one for one in replies if isinstance(one, list)]
-            size = sum(map(size_of, entries))
-            if portion != TOGETHER:
+            size = _size_of_events(requests, replies)
+            if portion <= PORTION:
                 portion = next_portion(len(part), size)
             each = len(asked[0])
             for place, run_id in enumerate(part):
@@ -179,6 +194,14 @@ class _Search:
 def _concerns_all(reply: Reply) -> bool:
     is_error = isinstance(reply, RedisUnavailableError)
     return is_error and reply.kind not in _OF_ITS_KEY
+
+
+def _size_of_events(requests: Sequence[Request], replies: Sequence[Reply]) -> int:
+    return sum(
+        size_of(reply)
+        for request, reply in zip(requests, replies, strict=True)
+        if request[0] in _GIVE_EVENTS and not isinstance(reply, Exception)
+    )
 
 
 def _ask_books(keys: RunKeys) -> list[Request]:
@@ -199,5 +222,21 @@ def _ask_all(keys: RunKeys) -> list[Request]:
         ("XRANGE", keys.events, "-", "+", "COUNT", 1),
         ("XREVRANGE", keys.events, "+", "-", "COUNT", 2),
         ("PTTL", keys.owner),
-        ("HGET", keys.books, "owner"),
+        ("HMGET", keys.books, "owner", "closed", "id"),
     ]
+
+
+def _look(told: Sequence[Reply]) -> Look:
+    """Read what was answered; who may not look beside the stream knows of no writer."""
+    length, ttl, first, last, lease, books = told
+    lease = NO_KEY if isinstance(lease, Exception) else lease
+    nothing: Reply = (None, None, None)
+    owner, closed, counted = nothing if isinstance(books, Exception) else books
+    # What others have added behind it may be a new beginning.
+    all_counted = bool(last) and last[0][0] == counted
+    end = find_id(closed.decode("ascii", "replace")) if closed and all_counted else None
+    return Look(length, ttl, first, last, lease, owner, end or "")
+
+
+def _ask_end(keys: RunKeys, ends: Mapping[int, str]) -> list[Request]:
+    return [("XREVRANGE", keys.events, ends[keys.run_id], "-", "COUNT", 2)]

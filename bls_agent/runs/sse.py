@@ -38,6 +38,7 @@ __all__ = [
     "event_frames",
     "read_last_event_id",
     "stream_status",
+    "write_chunks",
 ]
 
 HEARTBEAT: Final = 15.0  # seconds without an event until a comment is sent
@@ -205,7 +206,7 @@ class EventFrames:
             while True:
                 found = deque(await self._next())
                 is_silent = not found
-                for chunk in _join(found):
+                for chunk in write_chunks(found):
                     yield chunk
                 if self._ending:
                     return
@@ -228,7 +229,7 @@ class EventFrames:
         return []
 
 
-def _join(items: deque[Followed]) -> Iterator[bytes]:
+def write_chunks(items: deque[Followed]) -> Iterator[bytes]:
     """Write what a follower gave, in few chunks that are not too large.
 
     What is written is let go of: a client that reads slowly holds the rest only.

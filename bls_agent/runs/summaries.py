@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
@@ -15,6 +15,7 @@ from bls_agent.runs.events import EventCategory, StreamEvent
 __all__ = [
     "FIRST_PORTION",
     "NO_KEY",
+    "PORTION",
     "Entries",
     "Look",
     "RunList",
@@ -24,13 +25,14 @@ __all__ = [
     "run_id_of",
     "size_of",
     "summarise",
+    "summarise_end",
 ]
 
 Entries: TypeAlias = Sequence[tuple[bytes, Sequence[bytes]]]
 
 PREVIEW: Final = 400  # bytes of a text that is taken from an event
 PORTION: Final = 250  # runs that are looked at together
-FIRST_PORTION: Final = 25  # before it is known how large their events are
+FIRST_PORTION: Final = 10  # before it is known how large their events are
 PORTION_BYTES: Final = 2 * 1024 * 1024  # of events in one reply, about
 NO_KEY: Final = -2  # what PTTL says
 _TASK: Final = ("task", "title", "name", "input")  # what a run may be about
@@ -41,7 +43,8 @@ class RunState(StrEnum):
 
     Attributes:
         RUNNING: It has a writer that lives.
-        OPEN: Nobody has ended it; who writes to it, if anybody, holds no lease.
+        OPEN: Nobody has ended it, or it was begun anew; who writes to it, if anybody,
+            holds no lease.
         LOST: Its writer fell silent without ending it.
         COMPLETED: Ended with ``lifecycle.completed``.
         FAILED: Ended with ``lifecycle.failed``.
@@ -161,6 +164,8 @@ class Look(NamedTuple):
         last: The two newest ones, newest first.
         lease: Milliseconds for which its writer surely lives, as PTTL says them.
         owner: Who has to end it, by the books.
+        closed: Id of the ``system.close`` behind which nothing began anew, by the books;
+            ``""`` if they know of none, or not of all that stands behind it.
     """
 
     length: int
@@ -169,6 +174,18 @@ class Look(NamedTuple):
     last: Entries
     lease: int
     owner: bytes | None
+    closed: str = ""
+
+    @property
+    def ended_before(self) -> bool:
+        """Whether it has ended, and late events stand behind its end."""
+        lives = self.lease != NO_KEY or self.owner is not None
+        return bool(self.closed) and not lives and self.last_id != self.closed
+
+    @property
+    def last_id(self) -> str:
+        """The id of the newest event; ``""`` if there is none."""
+        return self.last[0][0].decode() if self.last else ""
 
 
 def run_id_of(key: bytes) -> int | None:
@@ -206,15 +223,32 @@ def summarise(run_id: int, look: Look) -> RunSummary | None:
     )
 
 
+def summarise_end(summary: RunSummary, end: Entries) -> RunSummary:
+    """Say how a run has ended behind whose end late events stand.
+
+    Args:
+        summary: Of the run, by its newest events.
+        end: Its ``system.close`` and the event before it, as far as they are kept.
+    """
+    told = [StreamEvent.decode(summary.run_id, *entry) for entry in end]
+    state = _how_closed(told)
+    error = _error_of(told) if state is RunState.FAILED else ""
+    return replace(summary, state=state, error=error)
+
+
 def _state_of(newest: Sequence[StreamEvent], *, alive: bool, owned: bool) -> RunState:
     if alive:
         return RunState.RUNNING
     last = newest[0] if newest else None
     if last is not None and last.closes:
-        return next(filter(None, map(_end_of, newest)), RunState.CLOSED)
+        return _how_closed(newest)
     if owned:
         return RunState.LOST
     return (_end_of(last) if last else None) or RunState.OPEN
+
+
+def _how_closed(end: Sequence[StreamEvent]) -> RunState:
+    return next(filter(None, map(_end_of, end)), RunState.CLOSED)
 
 
 def _end_of(event: StreamEvent) -> RunState | None:

@@ -15,14 +15,17 @@
 --
 -- Adds events and counts them over all writers. Gives the last sequence and the ids; a
 -- batch that was added before is not added again: then the last sequence and id of
--- then, and "again". "ours" comes last if the writer's lease began anew with the batch:
+-- then, "again" and how many events it had. "ours" comes last if the writer's lease began anew with the batch:
 -- whoever writes needs no renewals, which could be late for all that is written. One step, because a sequence that is counted before its event is
 -- written could be written behind a later one, and because a batch whose reply was
 -- lost must be recognised.
 --
 -- The books: "sequence" and "id" of the last event that was counted here, "owner" as long
 -- as the run has a writer that has not ended it, and for each writer "batch:<token>" with
--- the number of its last batch, and the sequence and the id that this batch ended with.
+-- the number of its last batch, the sequence and the id that this batch ended with, and
+-- of how many events it was: a batch may be sent again in parts, the first of them under
+-- the number of the whole.
+-- "closed" is the id of the last system.close, until a lifecycle.started stands behind it.
 -- "lost:<id>" says how many events the server had forgotten before that one.
 -- Whatever may be refused because a key has another type comes before the first write.
 local stream, token = KEYS[1], ARGV[6]
@@ -30,15 +33,15 @@ local batch = 'batch:' .. token
 local books = redis.call('HMGET', KEYS[2], 'sequence', 'id', 'owner', batch)
 local holder = redis.call('GET', KEYS[3])
 if token ~= '' and books[4] then
-  local number, sequence, id = string.match(books[4], '^(%d+) (%d+) (%S+)')
+  local number, sequence, id, count = string.match(books[4], '^(%d+) (%d+) (%S+) (%d+)')
   if tonumber(number) >= tonumber(ARGV[7]) then
     if holder == token and ARGV[8] ~= '0' and ARGV[9] ~= '1' then
       redis.call('PEXPIRE', KEYS[3], ARGV[8])
       redis.call('EXPIRE', stream, ARGV[2])
       redis.call('EXPIRE', KEYS[2], ARGV[2])
-      return {tonumber(sequence), id, 'again', 'ours'}
+      return {tonumber(sequence), id, 'again', tonumber(count), 'ours'}
     end
-    return {tonumber(sequence), id, 'again'}
+    return {tonumber(sequence), id, 'again', tonumber(count)}
   end
 end
 
@@ -84,8 +87,9 @@ end
 
 local told, id, count = {0}, books[2] or '0-0', 1
 local add, format, kept = redis.pcall, string.format, ARGV[1]
+local closed, begins
 for at = 10, last, 9 do
-  local counted = ARGV[at]
+  local counted, action = ARGV[at], ARGV[at + 7]
   if counted == '' then
     sequence = sequence + 1
     counted = format('%.0f', sequence)
@@ -100,13 +104,18 @@ for at = 10, last, 9 do
       'timestamp', ARGV[at + 1], 'sequence', counted,
       'source_agent_id', ARGV[at + 2], 'source_agent_type', ARGV[at + 3],
       'source_agent_name', ARGV[at + 4], 'source_team_name', ARGV[at + 5],
-      'event_category', ARGV[at + 6], 'event_action', ARGV[at + 7], 'data', ARGV[at + 8])
+      'event_category', ARGV[at + 6], 'event_action', action, 'data', ARGV[at + 8])
   until tried == '*' or type(added) == 'string'
   if type(added) ~= 'string' then
     return added
   end
   id, count = added, count + 1
   told[count] = added
+  if action == 'close' and ARGV[at + 6] == 'system' then
+    closed = added
+  elseif action == 'started' and ARGV[at + 6] == 'lifecycle' then
+    closed, begins = nil, true
+  end
 end
 told[1] = sequence
 
@@ -114,11 +123,16 @@ local noted = {'sequence', format('%.0f', sequence), 'id', id}
 local function note(name, value)
   noted[#noted + 1], noted[#noted + 2] = name, value
 end
+if closed then
+  note('closed', closed)
+elseif begins then
+  redis.call('HDEL', KEYS[2], 'closed')
+end
 if forgotten > 0 and told[2] then
   note('lost:' .. told[2], format('%.0f', forgotten))
 end
 if token ~= '' then
-  note(batch, table.concat({ARGV[7], format('%.0f', sequence), id}, ' '))
+  note(batch, table.concat({ARGV[7], format('%.0f', sequence), id, (#ARGV - 9) / 9}, ' '))
 end
 local holds = ours and not ends and ARGV[8] ~= '0'
 if holds and books[3] ~= token then

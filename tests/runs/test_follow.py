@@ -26,10 +26,7 @@ from bls_agent.runs.reading import FIRST_PAGE, Page, RunKeys, RunReader
 from bls_agent.scripts import HOLD_RUN
 from bls_agent.testing.chaos import Delay, FaultProxy
 from tests.harness import eventually, execute
-
-
-async def write(store: EventStore, run_id: int, count: int = 1) -> list[str]:
-    return await store.add_many(run_id, [("llm", "stream", {"n": 1})] * count)
+from tests.runs.writing import write
 
 
 async def gather(

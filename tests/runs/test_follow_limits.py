@@ -11,12 +11,13 @@ from redis.asyncio import Redis
 from sse_starlette.sse import AppStatus
 
 from bls_agent.devserver import DevServer
-from bls_agent.integrations import frame_stream
+from bls_agent.integrations import frame_pump, frame_stream
+from bls_agent.integrations.frame_stream import FrameStream
 from bls_agent.runs import EventStore, Followed, StreamEvent
 from bls_agent.runs.following import lane
 from bls_agent.runs.following.lane import COUNT, Lane
 from bls_agent.runs.reading import RunReader
-from bls_agent.runs.sse import _join, event_frames
+from bls_agent.runs.sse import event_frames, write_chunks
 from bls_agent.testing.chaos import Delay, FaultProxy
 from tests.harness import eventually
 
@@ -128,30 +129,40 @@ def test_frames_that_are_written_are_let_go_of() -> None:
     items: deque[Followed] = deque(
         StreamEvent.decode(1, b"%d-0" % number, [*fields, *data]) for number in range(9)
     )
-    chunks = _join(items)
+    chunks = write_chunks(items)
     next(chunks)
     assert len(items) == 6  # two were written, and the one that did not fit
     assert all("sse" not in vars(item) for item in items)
 
 
+@pytest.mark.parametrize("taken", [0, 1])
 def test_a_client_that_takes_nothing_loses_its_place(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, taken: int
 ) -> None:
-    """Else it would hold a connection, and what it was to be sent, for ever."""
-    monkeypatch.setattr(frame_stream, "STALLED", 0.05)
+    """Else it would hold a connection, and what it was to be sent, for ever.
+
+    Also where it is a comment that it does not take.
+    """
+    monkeypatch.setattr(frame_pump, "STALLED", 0.05)
 
     async def receive() -> Any:
         await anyio.sleep_forever()
 
+    sent: list[bytes] = []
+
     async def send(message: Any) -> None:
         if message["type"] == "http.response.body":
-            await anyio.sleep_forever()
+            sent.append(message["body"])
+            if len(sent) > taken:
+                await anyio.sleep_forever()
 
     async def answer() -> None:
-        frames = event_frames(EventStore("redis://127.0.0.1:1"), 1)
+        follower = EventStore("redis://127.0.0.1:1").follow(1)
+        pump = frame_pump.FramePump(follower, 0.01)
         with anyio.fail_after(10):
             scope = {"type": "http", "method": "GET"}
-            await frame_stream.FrameStream(frames, {})(scope, receive, send)
+            await FrameStream(pump, {})(scope, receive, send)
+        assert sent == [b"retry: 2000\n\n", b": \n\n"][: taken + 1]
 
     anyio.run(answer)
 
@@ -207,16 +218,15 @@ def test_a_server_that_stops_ends_a_stream_in_order(
 
     async def send(message: Any) -> None:
         sent.append(message)
-        if message.get(
-            "body"
-        ):  # it waits for events now: what asks it to stop is uvicorn
+        if message.get("body"):  # it waits for events now; what stops is uvicorn
             monkeypatch.setattr(AppStatus, "should_exit", True)
 
     async def answer() -> None:
-        frames = event_frames(EventStore("redis://127.0.0.1:1"), 1)
+        follower = EventStore("redis://127.0.0.1:1").follow(1)
+        pump = frame_pump.FramePump(follower, 15.0)
         with anyio.fail_after(10):
             scope = {"type": "http", "method": "GET"}
-            await frame_stream.FrameStream(frames, {})(scope, receive, send)
+            await FrameStream(pump, {})(scope, receive, send)
 
     anyio.run(answer)
     assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}

@@ -26,13 +26,11 @@ from bls_agent.runs import (
     StreamEvent,
     WriterLost,
 )
+from bls_agent.runs.following import channel, lane, presence
 from bls_agent.testing.chaos import FaultProxy, Swallow
 from tests.harness import eventually, execute, needs_selectors, url_with_rights
+from tests.runs.writing import write
 from tests.soak.followers import follow_through_cuts
-
-
-async def write(store: EventStore, run_id: int, count: int = 1) -> list[str]:
-    return await store.add_many(run_id, [("llm", "stream", {"n": 1})] * count)
 
 
 async def take(follower: Any, count: int) -> list[int]:
@@ -53,9 +51,10 @@ async def names(redis: Redis) -> list[str]:
 
 
 async def test_two_connections_for_any_number(
-    own_server: DevServer, admin: Redis
+    own_server: DevServer, admin: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """200 followers of 50 runs wait on one connection, and ask over another one."""
+    monkeypatch.setattr(channel, "LINGER", 1.0)
     async with EventStore(own_server.url) as store:
         followers = [store.follow(number % 50) for number in range(200)]
         found: list[list[int]] = []
@@ -352,8 +351,11 @@ async def test_cuts_and_a_restart(own_server: DevServer) -> None:
     assert done.delivered == 20 * 1_500
 
 
-async def test_a_dead_link(own_server: DevServer) -> None:
+async def test_a_dead_link(
+    own_server: DevServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing comes over the waiting connection any more, and nobody says so."""
+    monkeypatch.setattr(lane, "BLOCK", 1.0)
     async with (
         FaultProxy(own_server.url) as proxy,
         EventStore(proxy.url, timeout=1.0) as store,
@@ -376,8 +378,11 @@ def _is_away(follower: Any) -> bool:
     return follower.unavailable is not None
 
 
-async def test_a_frozen_server(own_server: DevServer, admin: Redis) -> None:
+async def test_a_frozen_server(
+    own_server: DevServer, admin: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Followers wait, are told why, and no living writer is called dead."""
+    monkeypatch.setattr(lane, "BLOCK", 1.0)
     async with EventStore(own_server.url, timeout=0.5) as store:
         await write(store, 1)
         await execute(admin, "HSET", "bls_agent:{run:1:events}:books", "owner", "a")
@@ -448,8 +453,11 @@ async def test_a_run_that_may_not_be_read_disturbs_no_other(
         assert await take(good, 1) == [2]
 
 
-async def test_a_server_that_forgets_everything(run_id: int) -> None:
+async def test_a_server_that_forgets_everything(
+    run_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The run is gone, and so is what was not read: said, and the end."""
+    monkeypatch.setattr(presence, "UNOWNED", 0.5)
     with DevServer() as server:
         async with EventStore(server.url) as store:
             follower = store.follow(run_id)

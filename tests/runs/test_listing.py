@@ -25,7 +25,9 @@ from bls_agent.runs.summaries import (
     next_portion,
     run_id_of,
     summarise,
+    summarise_end,
 )
+from bls_agent.testing.chaos import FaultProxy, Rate
 from tests.harness import execute
 
 NO_KEY = -2
@@ -85,6 +87,38 @@ def test_state(names: list[str], more: dict[str, Any], state: str) -> None:
     assert found is not None
     assert found.state == state
     assert found.ended == (state in ("completed", "failed", "cancelled", "closed"))
+
+
+@pytest.mark.parametrize(
+    ("more", "ended"),
+    [
+        ({}, True),
+        ({"lease": 900}, False),
+        ({"owner": b"t"}, False),
+        ({"closed": ""}, False),
+        ({"closed": "3000-0"}, False),
+    ],
+)
+def test_an_end_before_late_events(more: dict[str, Any], *, ended: bool) -> None:
+    """It counts unless a writer was there since; the newest event needs no second look."""
+    found = look("a.b", "system.close", "system.close", **({"closed": "1-0"} | more))
+    assert found.ended_before is ended
+
+
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [
+        (["lifecycle.failed", "system.close"], "failed"),
+        (["llm.stream", "system.close"], "closed"),
+        ([], "closed"),  # trimmed
+    ],
+)
+def test_late_events_do_not_take_an_end_back(end: list[str], state: str) -> None:
+    """What comes behind is shown as the newest; how it ended stays."""
+    late = summarise(7, look("a.b", "llm.stream"))
+    assert late is not None
+    found = summarise_end(late, look(*end).last if end else [])
+    assert (found.state, found.last) == (state, "llm.stream")
 
 
 def test_summary() -> None:
@@ -186,6 +220,50 @@ async def test_who_writes(own_server: DevServer, admin: Redis) -> None:
                 await store.describe(odd)  # type: ignore[arg-type]
 
 
+async def test_late_events_do_not_open_a_run(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """It has ended as it has, however many come; who begins it anew opens it."""
+    async with EventStore(own_server.url) as store:
+        with pytest.raises(ValueError, match="茶"):
+            async with store.run(1):
+                raise ValueError("茶")
+        for _ in range(3):
+            await store.add(1, "llm", "stream", {"text": "late"})
+            found = await described(store, 1)
+            assert (found.state, found.error) == (RunState.FAILED, "茶")
+            assert found.last == "llm.stream"
+        async with store.run(1, lifecycle=False) as late:
+            late.emit("a", "b")
+        assert (await described(store, 1)).state is RunState.FAILED
+        await admin.xadd("run:1:events", {"event_category": "a"})  # who knows by whom
+        assert (await described(store, 1)).state is RunState.OPEN
+        await store.add(1, "a", "b")
+        assert (await described(store, 1)).state is RunState.FAILED
+        await store.add(1, "lifecycle", "started")
+        assert (await described(store, 1)).state is RunState.OPEN
+        async with store.run(1):
+            assert (await described(store, 1)).state is RunState.RUNNING
+        await store.add(1, "a", "b")
+        assert (await described(store, 1)).state is RunState.COMPLETED
+
+
+async def test_late_events_in_one_portion(own_server: DevServer) -> None:
+    """The end and what comes late in one step; an end of many and a new beginning, too."""
+    late = ("a", "late")
+    end = [("lifecycle", "cancelled"), ("system", "close")]
+    async with EventStore(own_server.url) as store:
+        await store.add_many(1, [("lifecycle", "started"), *end, late, late])
+        assert (await described(store, 1)).state is RunState.CANCELLED
+        await store.add_many(2, [*end, ("lifecycle", "started"), late])
+        assert (await described(store, 2)).state is RunState.OPEN
+        await store.add_many(2, [*end, late])
+        assert (await described(store, 2)).state is RunState.CANCELLED
+        await store.delete(2)
+        await store.add(2, *late)
+        assert (await described(store, 2)).state is RunState.OPEN
+
+
 async def described(store: EventStore, run_id: int) -> Any:
     found = await store.describe(run_id)
     assert found is not None
@@ -232,6 +310,20 @@ async def test_large_events_cost_little(own_server: DevServer) -> None:
             await store.add(run_id, "llm", "stream", {"text": "x" * 300_000})
         found = await store.runs()
         assert [one.run_id for one in found] == [*range(59, -1, -1)]
+
+
+async def test_a_narrow_link(own_server: DevServer) -> None:
+    """What does not come through in time comes in smaller portions."""
+    async with EventStore(own_server.url) as store:
+        for run_id in range(24):
+            await store.add(run_id, "llm", "stream", {"text": "x" * 30_000})
+    async with (
+        FaultProxy(own_server.url, seed=7) as proxy,
+        EventStore(proxy.url, timeout=1.0) as store,
+        proxy.during(Rate(500_000)),
+    ):
+        found = await store.runs()
+    assert [one.run_id for one in found] == [*range(23, -1, -1)]
 
 
 async def test_down_is_not_empty() -> None:

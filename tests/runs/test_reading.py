@@ -22,10 +22,7 @@ from bls_agent.runs.reading import (
     next_portion,
 )
 from bls_agent.testing.chaos import FaultProxy, Rate
-
-
-async def write(store: EventStore, run_id: int, count: int) -> list[str]:
-    return await store.add_many(run_id, [("llm", "stream", {"n": 1})] * count)
+from tests.runs.writing import write
 
 
 async def at(redis: Redis, run_id: int, *ids: str) -> None:

@@ -21,7 +21,8 @@ from bls_agent.runs import RunWriter, StreamEvent
 from bls_agent.runs.adding import add_arguments
 from bls_agent.runs.reading import RunKeys
 from bls_agent.scripts import ADD_EVENTS
-from tests.harness import eventually
+from tests.harness import eventually, is_gone, is_there
+from tests.runs.writing import take_over
 
 
 def names(events: list[StreamEvent]) -> list[str]:
@@ -257,7 +258,7 @@ async def test_a_batch_renews_the_lease(
         )
         async with store._access.wires.to(keys.events) as wire:
             reply = await ADD_EVENTS.run(wire, keys.all, again)
-        assert reply[2:] == [b"again", b"ours"]
+        assert reply[2:] == [b"again", 1, b"ours"]
         assert await bare.pttl(keys.owner) > 70_000
         assert 500 < await bare.ttl(keys.events) <= 600
     assert await bare.exists(keys.owner) == 0
@@ -351,8 +352,10 @@ class Sour:
         raise RuntimeError
 
 
-async def test_emit_takes_anything(store: EventStore, run_id: int) -> None:
-    """Whatever it is becomes a readable event; what is too long is cut and counted."""
+async def test_emit_takes_anything(
+    store: EventStore, run_id: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it is becomes a readable event; what is too long is cut, counted, said."""
     sour: Any = Sour()
     loop: dict[str, Any] = {}
     loop["self"] = loop
@@ -376,6 +379,7 @@ async def test_emit_takes_anything(store: EventStore, run_id: int) -> None:
     assert events[3].source["agent_id"] == "5"
     assert all(len(event.json) < 1_100_000 for event in events)
     assert run.stats().cut == 2
+    assert caplog.text.count("exceed event_size_limit and are cut") == 1
     assert run.stats().dropped == {}
 
 
@@ -492,10 +496,6 @@ async def test_a_silent_run_lives_on(redis_url: str, bare: Redis, run_id: int) -
         assert await bare.pttl(keys.owner) <= 300
 
 
-async def is_there(client: Redis, key: str) -> bool:
-    return await client.exists(key) == 1
-
-
 async def test_a_run_that_is_deleted_goes_on(
     store: EventStore, bare: Redis, run_id: int
 ) -> None:
@@ -518,10 +518,7 @@ async def test_taken_over(
     """Somebody else has the run: said once; events are written on, its end is not."""
     keys = RunKeys(run_id)
     async with store.run(run_id, lease=0.3) as run:
-        await run.flush()
-        await bare.set(keys.owner, "somebody", px=60_000)
-        await bare.hset(keys.books, "owner", "somebody")
-        await eventually(lambda: not run.is_owner)
+        await take_over(run, bare, keys)
         await eventually(lambda: "belongs to another writer" in caplog.text)
         run.emit("agent", "worker")
     assert await written(store, run_id) == [
@@ -556,10 +553,7 @@ async def test_taken_over_and_ended(
     """The other one has ended the run: it is neither opened nor closed once more."""
     keys = RunKeys(run_id)
     async with store.run(run_id, lease=0.3) as run:
-        await run.flush()
-        await bare.set(keys.owner, "somebody", px=60_000)
-        await bare.hset(keys.books, "owner", "somebody")
-        await eventually(lambda: not run.is_owner)
+        await take_over(run, bare, keys)
         await bare.hdel(keys.books, "owner")
         await bare.delete(keys.owner)
         hold: Any = run._hold
@@ -572,10 +566,7 @@ async def test_the_other_one_died(store: EventStore, bare: Redis, run_id: int) -
     """It had taken the run over and did not end it: then it is ours again, with its end."""
     keys = RunKeys(run_id)
     async with store.run(run_id, lease=0.3) as run:
-        await run.flush()
-        await bare.set(keys.owner, "somebody", px=60_000)
-        await bare.hset(keys.books, "owner", "somebody")
-        await eventually(lambda: not run.is_owner)
+        await take_over(run, bare, keys)
         await bare.delete(keys.owner)
         await eventually(lambda: run.is_owner)
     assert (await written(store, run_id))[-1] == "system.close"
@@ -669,10 +660,6 @@ async def test_never_left(store: EventStore, bare: Redis, run_id: int) -> None:
     await eventually(lambda: is_gone(bare, RunKeys(run_id).owner))
     pool: Any = store._pools._by_loop.find()
     await store._pools.leave(pool)
-
-
-async def is_gone(client: Redis, key: str) -> bool:
-    return await client.exists(key) == 0
 
 
 def let_go(runs: list[RunWriter]) -> None:

@@ -19,7 +19,7 @@ from bls_agent.devserver import DevServer
 from bls_agent.runs import RunWriter
 from bls_agent.runs.reading import RunKeys
 from bls_agent.testing.chaos import Cut, Direction, FaultProxy, Lose, Rate, Rule
-from tests.harness import cut_connections, eventually, execute, url_with_rights
+from tests.harness import cut_connections, eventually, execute, is_gone, url_with_rights
 
 KEYS = RunKeys(1)
 ENDS = ["lifecycle.completed", "system.close"]
@@ -144,10 +144,6 @@ async def test_left_while_redis_is_away(
         async with store.run(1):
             pass
         assert await admin.hget(KEYS.books, "owner") is None
-
-
-async def is_gone(client: Redis, key: str) -> bool:
-    return await client.exists(key) == 0
 
 
 PHASES: dict[str, Rule] = {
@@ -328,7 +324,7 @@ async def test_a_late_batch_behind_later_ones(proxy: FaultProxy, admin: Redis) -
         await run.flush()
         for arguments in sent:
             again: Any = await add_events(KEYS, arguments, lambda: None)
-            assert again[2:] == [b"again", b"ours"]
+            assert again[2:] == [b"again", 3, b"ours"]
         pool.add_events = add_events
     assert await numbers(admin) == list(range(9))
     await bare.aclose()
@@ -348,8 +344,57 @@ async def test_a_narrow_link(proxy: FaultProxy, admin: Redis) -> None:
     assert await numbers(admin) == list(range(16))
 
 
-async def test_a_flood_while_redis_is_away(own_server: DevServer, admin: Redis) -> None:
-    """Memory is bounded; pieces of texts go first; readers are told how many were lost."""
+async def test_a_link_that_lets_no_batch_through(
+    proxy: FaultProxy, admin: Redis
+) -> None:
+    """A full batch takes longer than its time: it passes part by part, each event once."""
+    async with (
+        EventStore(proxy.url, timeout=0.4) as store,
+        store.run(1, lease=30, shutdown_timeout=30) as run,
+    ):
+        await run.flush()
+        async with proxy.during(Rate(150_000)):
+            for n in range(12):
+                run.emit("a", "b", {"n": n, "long": "x" * 25_000})
+            run.emit("a", "b", {"n": 12})
+            assert await run.flush(30)
+        for n in range(13, 40):
+            run.emit("a", "b", {"n": n, "long": "x" * 25_000})
+    assert await numbers(admin) == list(range(40))
+    assert run.stats().dropped == {}
+    assert run.stats().cut == 0
+
+
+@pytest.mark.parametrize("times", [2, 3])
+async def test_an_event_that_never_passes(
+    proxy: FaultProxy, admin: Redis, caplog: pytest.LogCaptureFixture, times: int
+) -> None:
+    """After three tries it loses most of its data, counted and said; the others do not."""
+    async with (
+        EventStore(proxy.url, timeout=0.3) as store,
+        store.run(1, lifecycle=False) as run,  # no lease is renewed meanwhile
+    ):
+        emit(run, 1, -1)
+        await run.flush()
+        lost = Lose(direction=REQUESTS, command="EVALSHA", times=times)
+        armed = proxy.arm(lost)
+        run.emit("a", "b", {"n": 0, "long": "x" * 60_000})
+        await eventually(lambda: armed.fired > 0)
+        emit(run, 3, 1)
+        assert await run.flush(30)
+    assert run.stats().cut == times - 2
+    told = "bytes of an event do not pass the link in time" in caplog.text
+    assert told is (times == 3)
+    async with EventStore(admin_url(admin)) as store:
+        events = await store.get_events(1)
+    assert [event.data["n"] for event in events] == list(range(-1, 4))
+    assert (len(events[1].data["long"]) < 20_000) is (times == 3)
+
+
+async def test_a_flood_while_redis_is_away(
+    own_server: DevServer, admin: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Memory is bounded; pieces of texts go first; readers and log are told of the loss."""
     async with EventStore(own_server.url) as store:
         async with store.run(1, coalesce=0, buffer=1_000) as run:
             await run.flush()
@@ -366,17 +411,41 @@ async def test_a_flood_while_redis_is_away(own_server: DevServer, admin: Redis) 
             assert stats.dropped["buffer_full"] > 3_500
             own_server.restart()
             assert await run.flush(20)
+            assert "events of run 1 were dropped" in caplog.text
         events = await store.get_events(1)
     assert [e.data["n"] for e in events if e.name == "a.b"] == list(range(50))
     told = [event.data for event in events if event.name == "system.warning"]
     dropped = run.stats().dropped["buffer_full"]
     assert sum(data["dropped"] for data in told) == dropped
     assert {data["reason"] for data in told} == {"buffer_full"}
+    said = [r.message for r in caplog.records if "run 1 were dropped" in r.message]
+    assert len(said) == 1
+    assert said[0].endswith("(buffer_full); stats() counts on")
     texts = [int(e.data["content"]) for e in events if e.name == "llm.stream"]
     assert texts == sorted(texts)
     assert len(texts) == 5_000 - dropped
     assert [event.name for event in events[-2:]] == ENDS
     assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+
+
+async def test_a_flood_that_nobody_hears_of(
+    own_server: DevServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Redis does not come back: the log is told at the end."""
+    async with (
+        EventStore(own_server.url) as store,
+        store.run(1, buffer=1_000, shutdown_timeout=0.1) as run,
+    ):
+        await run.flush()
+        own_server.kill()
+        emit(run, 1)
+        await eventually(lambda: "trying again until" in caplog.text)
+        emit(run, 3_000, 1)
+        assert "were dropped" not in caplog.text
+    dropped = run.stats().dropped
+    assert dropped["buffer_full"] > 1_000
+    assert f"run 1 were dropped: so far {dropped['buffer_full']:,} (buf" in caplog.text
+    assert f"run 1: {dropped['shutdown']} events could not be written" in caplog.text
 
 
 async def test_a_contributor_tells_what_was_dropped(

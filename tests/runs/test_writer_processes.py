@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from bls_agent import EventStore, LeaseHeldError
 from bls_agent.runs.reading import RunKeys
-from tests.harness import eventually
+from tests.harness import eventually, is_gone
 
 # Older redis-py complains of a connection that a closed loop has left; nothing of ours does.
 OURS = "bls_agent/"
@@ -148,10 +148,6 @@ async def names(store: EventStore, run_id: int) -> list[str]:
     events = await store.get_events(run_id)
     assert [event.sequence for event in events] == list(range(1, len(events) + 1))
     return [event.name for event in events]
-
-
-async def is_gone(client: Redis, key: str) -> bool:
-    return await client.exists(key) == 0
 
 
 async def test_killed(

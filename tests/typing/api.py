@@ -382,6 +382,15 @@ async def call_cached() -> None:
 # --- the events of a run
 
 
+def write_without_a_loop() -> None:
+    """A plain program gets the same writer."""
+    with EventStore(agent).run(1, data={"task": "茶"}) as run:
+        assert_type(run, RunWriter)
+        run.emit("llm", "stream", {"content": "好"})
+        assert_type(run.wait_flushed(1.0), Flushed)
+        run.complete({"answer": 42})
+
+
 async def write_and_follow() -> None:
     """What is followed is an event, a gap or a lost writer, and nothing else."""
     async with EventStore(agent, maxlen=1_000) as store:
@@ -397,6 +406,7 @@ async def write_and_follow() -> None:
             assert_type(run, RunWriter)
             run.emit("llm", "stream", {"content": "好"})
             run.emit("llm", data=["好"])  # type: ignore[call-arg, arg-type]  # pyright: ignore[reportCallIssue]
+            assert_type(await run.flush(), Flushed)
         async for item in store.follow(1):
             match item:
                 case StreamEvent():

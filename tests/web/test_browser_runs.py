@@ -12,6 +12,7 @@ import pytest
 from redis import Redis
 
 from bls_agent.devserver import DevServer
+from bls_agent.runs.following import presence
 from bls_agent.terminal import visible
 from bls_agent.texts import load_texts
 from bls_agent.web.configuration import WebConfig
@@ -68,6 +69,10 @@ def base(server: DevServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A console that listens, and looks often."""
     monkeypatch.setattr(run_feed, "INTERVAL", 0.1)
     monkeypatch.setattr(run_streams, "HEAD", 0.1)
+    monkeypatch.setattr(run_streams, "QUIET_HEAD", 0.5)
+    monkeypatch.setattr(presence, "LOOK", 0.5)
+    monkeypatch.setattr(presence, "UNSEEN", 0.2)
+    monkeypatch.setattr(presence, "UNOWNED", 0.5)
     with served(WebConfig(redis=server.url, port=0)) as console:
         yield console.url
 

@@ -26,6 +26,7 @@ from bls_agent.runs import (
     StreamEvent,
     WriterLost,
 )
+from bls_agent.runs.following import presence
 from bls_agent.runs.reading import RunKeys
 from bls_agent.web.configuration import Limits, WebConfig
 from bls_agent.web.feeds import run_feed, run_streams
@@ -311,6 +312,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_streams, "HEAD", 0.05)
     monkeypatch.setattr(run_streams, "QUIET_HEAD", 0.1)
     monkeypatch.setattr(run_streams, "LOOK", 0.1)
+    monkeypatch.setattr(presence, "UNSEEN", 0.2)
+    monkeypatch.setattr(presence, "UNOWNED", 0.5)
 
 
 @pytest.mark.usefixtures("quick")

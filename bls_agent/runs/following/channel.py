@@ -47,6 +47,7 @@ class Channel:
         trail: Ids of the last events of a page, up to where the ring began or behind it.
         origin: Id of the run's oldest event when we looked last; ``None`` if unknown.
         length: How many events there were when we looked last, and the head then.
+        news: How often something has happened besides events that have come.
         rewinds: How often the server had forgotten what was read.
         rewound_to: The newest place then that it knew, too.
         presence: What is known of the run and its writer.
@@ -68,6 +69,7 @@ class Channel:
         self.trail: list[EventId] = []
         self.origin: EventId | None = None
         self.length: tuple[int, EventId] | None = None
+        self.news = 0
         self.rewinds = 0
         self.rewound_to = self._rewound_from = head
         self._lost_ring = False
@@ -95,7 +97,11 @@ class Channel:
                 self._left_at = anyio.current_time()
 
     def ring_bell(self) -> None:
-        """Wake all who wait."""
+        """Wake all who wait: they have to look what has happened."""
+        self.news += 1
+        self._wake()
+
+    def _wake(self) -> None:
         if self._waiting:
             self._bell.set()
             self._bell = anyio.Event()
@@ -117,7 +123,7 @@ class Channel:
     def _note_last(self, come: Arrivals) -> None:
         last = come.events[-1]
         self.known = sequence_of(last)
-        self.ring_bell()
+        self._wake()
 
     def note_page(self, events: Sequence[StreamEvent]) -> None:
         """Hear what somebody has read from Redis, if it goes as far as the ring."""

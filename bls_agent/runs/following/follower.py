@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Final, Self
+from typing import Final
 
 import anyio
 
@@ -20,6 +20,7 @@ from bls_agent.runs.following.gaps import (
     sequence_of,
 )
 from bls_agent.runs.following.hub import Hub, Hubs
+from bls_agent.runs.following.iteration import Iteration
 from bls_agent.runs.following.looks import gather_evidence, gather_start
 from bls_agent.runs.reading import Page, Portion, RunReader
 
@@ -31,7 +32,7 @@ LONGEST: Final = 5.0  # the same at most: it doubles while nothing changes
 DOUBT: Final = 5.0  # seconds for a writer to tell by its next event what was lost
 
 
-class Follower:
+class Follower(Iteration):
     """Gives the events of a run behind a place, as they are written.
 
     Iterate over it, or ask it for batches, in one task at a time. Leaving the iteration
@@ -59,15 +60,15 @@ class Follower:
             last_id: Behind which event; ``$`` for the end.
             is_plain: Give events only, and never end by what is read.
         """
+        super().__init__(last_id)
         self.run_id = run_id
-        self.place: EventId = last_id
         self._hubs = hubs
         self._is_plain = is_plain
         self._hub: Hub | None = None
         self._reader: RunReader | None = None
         self._channel: Channel | None = None
         self._begun = False
-        self._is_over = self._is_left = False
+        self._is_left = False
         self._cursor: EventId = last_id  # read behind it
         self._known: int | None = 0 if last_id == BEGINNING else None
         self._is_event = True  # whether one surely stood at the cursor
@@ -75,6 +76,7 @@ class Follower:
         self._was_there = last_id not in (BEGINNING, END)  # the run, as far as we know
         self._number: int | None = None  # of what comes next, in the channel's ring
         self._rewinds = 0  # of the channel that we have heard of
+        self._heard: int | None = None  # of its news, as long as we stand in its ring
         self._doubt_until: float | None = None
         self._told: tuple[bytes, int] | None = None  # whose loss
         self._portion = Portion()
@@ -86,17 +88,10 @@ class Follower:
         ) = -math.inf  # before the next try; to wait at most
         self._meanwhile = MEANWHILE
         self._odd_until: float | None = None  # we stand where others do not
-        self._ready: list[Followed] = []
-        self._at = 0
 
     def __repr__(self) -> str:
         state = "ended" if self.ended else "open"
         return f"<Follower run {self.run_id} behind {self.place}, {state}>"
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will come."""
-        return self._is_over and self._at == len(self._ready)
 
     @property
     def end(self) -> FollowEnd | None:
@@ -112,49 +107,6 @@ class Follower:
         """Why Redis cannot be asked now; ``None`` if it can."""
         channel = self._channel
         return self._failure or (channel.outage if channel is not None else None)
-
-    def __aiter__(self) -> Self:
-        """Give itself."""
-        return self
-
-    async def __anext__(self) -> Followed:
-        """Give what comes next; wait for it."""
-        if self._at == len(self._ready):
-            self._ready, self._at = await self._next(), 0
-            if not self._ready:
-                raise StopAsyncIteration
-        item = self._ready[self._at]
-        self._at += 1
-        if isinstance(item, StreamEvent):
-            self.place = item.id
-        return item
-
-    async def batch(self, timeout: float | None = None) -> list[Followed]:
-        """Give all that is there; wait for it if nothing is.
-
-        Args:
-            timeout: Seconds to wait at most for something new; default: as long as it
-                takes. A request that is under way then is finished (the store's
-                ``timeout`` bounds it): even with 0 all is given that is there.
-
-        Returns:
-            Empty if nothing has come in time, or if nothing more will (``ended``).
-
-        Raises:
-            WrongTypeError: The key is no stream.
-            RedisRefusedError: Redis refuses for good.
-            RedisUnavailableError: The end could not be found (``last_id="$"``).
-        """
-        items: list[Followed] = self._ready[self._at :]
-        self._ready, self._at = [], 0
-        if not items:
-            until = math.inf if timeout is None else anyio.current_time() + timeout
-            items = await self._next(until)
-        for item in reversed(items):
-            if isinstance(item, StreamEvent):
-                self.place = item.id
-                break
-        return items
 
     async def aclose(self) -> None:
         """End: nothing more is given. There is nothing else to close."""
@@ -175,16 +127,53 @@ class Follower:
             await anyio.lowlevel.checkpoint()
         self._rests, self._until = False, until
         while not self._is_over:
-            if self._reader is None:
-                self._hub = self._hubs.here
-                self._reader = RunReader(self._hub.wires, self.run_id)
-            if self._hub is None or self._hub.is_closed:
-                self._leave_run()
-            elif found := await self._try(self._hub, self._reader):
+            channel = self._channel
+            if channel is not None and channel.news == self._heard:
+                found = self._take_more(channel)
+                if found is not None and not found:
+                    await self._wait_for_more(channel, until)
+            else:
+                found = await self._find_more()
+            if found:
                 return found
-            if anyio.current_time() >= until:
+            if until < math.inf and anyio.current_time() >= until:
                 break
         return []
+
+    def _take_more(self, channel: Channel) -> list[Followed] | None:
+        """Give what has come since, and nothing else has happened: the usual case.
+
+        All who follow a run come here for each event: it has to be short.
+
+        Returns:
+            ``None`` if it is not here any more.
+        """
+        events = channel.ring.after(self._number or 0, BATCH)
+        if events:
+            self._number = (self._number or 0) + len(events)
+            self._note(events[-1])
+        if events is None or self._closes:
+            self._heard = None
+        return events if events is None else [*events]
+
+    async def _wait_for_more(self, channel: Channel, until: float) -> None:
+        self._rests = True
+        if until == math.inf:  # a scope costs more than all the rest
+            await channel.wait()
+            return
+        with anyio.CancelScope(deadline=until):
+            await channel.wait()
+
+    async def _find_more(self) -> list[Followed]:
+        """Do what comes next in every other case."""
+        self._heard = None
+        if self._reader is None:
+            self._hub = self._hubs.here
+            self._reader = RunReader(self._hub.wires, self.run_id)
+        if self._hub is None or self._hub.is_closed:
+            self._leave_run()
+            return []
+        return await self._try(self._hub, self._reader)
 
     async def _try(self, hub: Hub, reader: RunReader) -> list[Followed]:
         """Do what comes next; if Redis is away, wait a little."""
@@ -338,6 +327,8 @@ class Follower:
                 self._meanwhile = min(2 * self._meanwhile, LONGEST)
                 self._odd_until = now + self._meanwhile
             until = min(until, self._odd_until)
+        elif self._doubt_until is None:
+            self._heard = channel.news
         self._rests = True
         with anyio.CancelScope(deadline=min(until, self._until)):
             await channel.wait()

@@ -264,3 +264,8 @@ class WriterPools:
             if self._by_loop.find() is pool:
                 self._by_loop.pop()
             await pool.aclose()
+
+    async def close_unused(self) -> None:
+        """Close the connections of this event loop, unless a run is open in it."""
+        if self._by_loop.find() is None:
+            await self._access.aclose()

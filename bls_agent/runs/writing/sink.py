@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+import anyio
+
 from bls_agent.codec import format_timestamp
+from bls_agent.complaints import Complaints
 from bls_agent.endpoint import Argument, Reply
+from bls_agent.errors import BlsError, RedisUnavailableError
 from bls_agent.lease import boot_seconds
 from bls_agent.runs.adding import add_arguments
 from bls_agent.runs.floors import Floors
 from bls_agent.runs.new_events import NO_SOURCE, Source
 from bls_agent.runs.reading import RunKeys
+from bls_agent.runs.writing.batches import Batch, Passage, Row
 from bls_agent.runs.writing.coalescing import merge
 from bls_agent.runs.writing.emitted import Emitted, take
 from bls_agent.runs.writing.hold import Hold
 
-__all__ = ["Batch", "Bounds", "RunSink", "Way"]
+__all__ = ["Bounds", "RunSink", "Way"]
 
+logger = logging.getLogger(__name__)
+
+LEAST: Final = 1024  # bytes of an event's data that pass any link
 TOLD: Final = ("buffer_full", "fault")  # reasons of drops that readers are told
 
 
@@ -45,31 +54,14 @@ class Bounds(Protocol):
     event_size_limit: int
 
 
-class Batch(list[Emitted]):
-    """Events that are written in one step.
-
-    Attributes:
-        number: A later batch of the same writer has a greater one.
-        arguments: What is written: nine arguments for each event.
-        pieces: How many were merged into the event of another one.
-        ends: Whether the run ends with it.
-    """
-
-    def __init__(self, events: Sequence[Emitted]) -> None:
-        """Take the events; number and arguments follow."""
-        super().__init__(events)
-        self.number = 0
-        self.arguments: list[tuple[Argument, ...]] = []
-        self.pieces = 0
-        self.ends = False
-
-
 class RunSink:
     """Writes batches of events into one run.
 
-    Each batch has a number, which it keeps for good. The script tells by it whether the
-    batch was written before: so one whose answer was lost is sent again, and one of
-    the two does nothing, in whatever order they arrive.
+    What is written in one step has a number, which it keeps for good. The script tells by
+    it whether something was written before under it, and how many events: so what has got
+    no answer is sent again, and one of the two does nothing, in whatever order they
+    arrive. That is a whole batch; or, where the link does not let one through in time,
+    the part of it that may pass.
 
     Attributes:
         late: Events that came behind the end of the run; they are not written.
@@ -114,6 +106,8 @@ class RunSink:
         self._now = now
         self._told: Counter[str] = Counter()
         self._numbers = itertools.count(1)
+        self._passage = Passage()
+        self._complaints = Complaints()
         self._ended = False
         self.late = self.merged = self.cut = 0
 
@@ -129,14 +123,13 @@ class RunSink:
             payload, was_cut = event.encode(limit)
             cut += was_cut
             when = format_timestamp(event.at)
-            batch.arguments.append(
+            batch.rows.append(
                 ("", when, *event.source, event.category, event.action, payload)
             )
         batch.pieces, batch.ends = len(kept) - len(merged), bool(ends)
         self.cut += cut
         self.late += len(items) if self._ended else 0
         self._ended |= batch.ends
-        batch.number = next(self._numbers)
         return batch
 
     def tell_drops(self) -> list[Emitted]:
@@ -148,7 +141,28 @@ class RunSink:
             if count := fresh[reason]:
                 data = {"dropped": count, "reason": reason}
                 told.append(self.own_event("system", "warning", data))
+        if told:
+            self._say_drops(dropped)
         return told
+
+    def say_losses(self, lost: int) -> None:
+        """Tell the host's log, at the end, what is written nowhere.
+
+        Args:
+            lost: How many events could not be written before the end.
+        """
+        if lost:
+            text = "run %d: %d events could not be written before the end"
+            logger.warning(text, self._keys.run_id, lost)
+        self._say_drops(self._count_drops())
+
+    def _say_drops(self, dropped: Counter[str]) -> None:
+        """Tell the host's log, at most once a minute, that the buffer was too small."""
+        counts = [f"{dropped[why]:,} ({why})" for why in TOLD if dropped[why]]
+        if counts:
+            told = BlsError(f"so far {', '.join(counts)}; stats() counts on")
+            consequence = f"events of run {self._keys.run_id} were dropped"
+            self._complaints.say(consequence, told)
 
     def own_event(
         self, category: str, action: str, data: object, source: Source = NO_SOURCE
@@ -165,26 +179,51 @@ class RunSink:
     async def write(
         self, batch: Sequence[Emitted], meanwhile: Callable[[], None]
     ) -> None:
-        """Write the whole batch in one step.
+        """Write the whole batch, in one step if the link lets it through in time.
 
         Raises:
-            RedisUnavailableError: Not written, or (``ambiguous``) perhaps.
+            RedisUnavailableError: Not all was written, or (``ambiguous``) perhaps.
         """
         assert isinstance(batch, Batch)  # noqa: S101 - what prepare() gave
-        if not batch:
+        while batch.done < len(batch):
+            part, began = batch.part(self._passage.most), anyio.current_time()
+            try:
+                await self._write_part(batch, part, meanwhile)
+            except RedisUnavailableError as error:
+                if error.kind == "timeout" and error.ambiguous:
+                    self._narrow(batch, part, anyio.current_time() - began)
+                raise
+            self._passage.widen(anyio.current_time() - began)
+        self.merged += batch.pieces
+
+    def _narrow(self, batch: Batch, part: Sequence[Row], took: float) -> None:
+        """Try less the next time; one event that never passes loses most of its data."""
+        self._passage.shrink(part, took)
+        if len(part) > 1:
             return
+        size = batch.cut(LEAST)
+        if size:
+            self.cut += 1
+            text = "run %d: %d bytes of an event do not pass the link in time: they are cut"
+            logger.warning(text, self._keys.run_id, size)
+
+    async def _write_part(
+        self, batch: Batch, part: Sequence[Row], meanwhile: Callable[[], None]
+    ) -> None:
+        batch.number = batch.number or next(self._numbers)
+        ends = batch.ends and batch.done + len(part) == len(batch)
         arguments = add_arguments(
-            batch.arguments,
+            part,
             maxlen=self._bounds.maxlen,
             ttl=self._bounds.ttl,
             floor=self._floors.of(self._keys.run_id, boot_seconds()),
             token=self._token,
             number=batch.number,
             lease=self._hold.lease if self._hold is not None else 0.0,
-            ends=batch.ends,
+            ends=ends,
         )
         # As long as its writer lives a run does not expire, however long it is silent.
-        lives = self._hold is not None and not batch.ends
+        lives = self._hold is not None and not ends
         until = math.inf if lives else boot_seconds() + self._bounds.ttl
         sent_at = boot_seconds()
         reply = await self._way.add_events(self._keys, arguments, meanwhile)
@@ -192,18 +231,22 @@ class RunSink:
             reply = reply[:-1]
             if self._hold is not None:
                 self._hold.hear_renewed(sent_at=sent_at)
-        self._hear(batch, reply, until)
+        self._hear(batch, len(part), reply, until)
 
-    def _hear(self, batch: Batch, reply: Reply, until: float) -> None:
+    def _hear(self, batch: Batch, count: int, reply: Reply, until: float) -> None:
         """Note what was written, and when the run expires."""
-        again = reply[-1] == b"again"
-        sequence, *ids = reply[:-1] if again else reply
+        again = reply[2:3] == [b"again"]
+        if again:  # perhaps another part than now, under the same number
+            count = reply.pop()
+            reply.pop()
+        sequence, *ids = reply
         if ids:
             last = ids[-1].decode()
             self._floors.raise_to(self._keys.run_id, sequence, last, until)
-        self.merged += batch.pieces
-        if batch.ends and self._hold is not None:
-            if not again and len(ids) < len(batch):
+        at_the_end = batch.done + count >= len(batch)
+        batch.settle(count)
+        if batch.ends and at_the_end and self._hold is not None:
+            if not again and len(ids) < count:
                 self._hold.tell_lost()
             self._hold.finish()
 

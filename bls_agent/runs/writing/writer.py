@@ -30,6 +30,7 @@ from bls_agent.runs.writing.emitted import RANKS, Emitted, take
 from bls_agent.runs.writing.ending import tell_end
 from bls_agent.runs.writing.hold import Hold
 from bls_agent.runs.writing.options import WriterOptions
+from bls_agent.runs.writing.plain import LEAVE_GRACE, PlainFace
 from bls_agent.runs.writing.pool import WriterPool, WriterPools
 from bls_agent.runs.writing.sink import Bounds, RunSink
 from bls_agent.runs.writing.stats import RunWriterStats
@@ -40,17 +41,17 @@ logger = logging.getLogger(__name__)
 
 _RNG: Final = random.SystemRandom()  # has no state that forked children would share
 BATCH_BYTES: Final = 128 * 1024  # all writers of a store wait for each other's batches
-LEAVE_GRACE: Final = 1.0  # seconds more for what is done in another event loop
 NEW, OPEN, CLOSED, FORKED = "not_open", "open", "closed", "forked"
 
 
-class RunWriter:
+class RunWriter(PlainFace):
     """Writes one run, from ``lifecycle.started`` to ``system.close``; works once.
 
-    Made by :meth:`EventStore.run`, and opened by ``async with``. Nothing in it raises
-    into the host or makes it wait, but opening and leaving: Redis may be away at the
-    start and at any time; what is emitted meanwhile is kept, as far as the buffer goes,
-    and written when Redis is back: each event once, in order.
+    Made by :meth:`EventStore.run`, and opened by ``async with``, or by ``with`` in a
+    program without an event loop. Nothing in it raises into the host or makes it wait,
+    but opening and leaving: Redis may be away at the start and at any time; what is
+    emitted meanwhile is kept, as far as the buffer goes, and written when Redis is back:
+    each event once, in order.
 
     While it is open it owns the run: its lease is renewed, and with it the time for
     which the run is kept, however long nothing is emitted. When the process dies without
@@ -105,7 +106,8 @@ class RunWriter:
         self._sink: RunSink | None = None
         self._pool: WriterPool | None = None
         self._course: Course | None = None
-        self._withdrawing: object = None  # a task that somebody has to hold
+        self._withdrawing = None  # a task that somebody has to hold
+        self._thread = None
         register(self)
 
     def forget_parent(self) -> None:
@@ -114,7 +116,7 @@ class RunWriter:
         if self._state == OPEN:
             self._state = FORKED
         keep((self._course, self._pool))
-        self._course = self._pool = self._hold = None
+        self._course = self._pool = self._hold = self._thread = None
         self._delivery.forget_parent()
 
     def __repr__(self) -> str:
@@ -181,6 +183,10 @@ class RunWriter:
     def _count_cut(self) -> None:
         with self._lock:
             self._cut += 1
+            first = self._cut == 1
+        if first:
+            text = "data of run %d exceed event_size_limit and are cut, now and later"
+            logger.warning(text, self.run_id)
 
     def _refuse(self, reason: str) -> None:
         with self._lock:
@@ -229,6 +235,9 @@ class RunWriter:
             found = await call_in(course, partial(course.flush, timeout), within)
             if found is not None:
                 return found
+        return self._tell_unflushed()
+
+    def _tell_unflushed(self) -> Flushed:
         queued = self._delivery.buffer.stats().queued
         return Flushed(complete=False, delivered=0, dropped=0, queued=queued)
 
@@ -357,9 +366,8 @@ class RunWriter:
             await wait_through(course.ended)
         finally:
             await self._leave(pool)
-            if course.lost:
-                text = "run %d: %d events could not be written before the end"
-                logger.warning(text, self.run_id, course.lost)
+            if self._sink is not None:
+                self._sink.say_losses(course.lost)
 
     def _say_end(self, error: BaseException | None) -> None:
         assert self._sink is not None  # noqa: S101 - for the type checker

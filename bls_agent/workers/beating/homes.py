@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -12,13 +10,12 @@ import anyio
 from bls_agent.endpoint import Endpoint
 from bls_agent.forking import register
 from bls_agent.loop_local import LoopLocal
-from bls_agent.loop_thread import LoopThread
+from bls_agent.shared_thread import SharedThread
 from bls_agent.workers.beating.pool import HeartbeatPool
 
 __all__ = ["POOLS", "THREAD", "call_in"]
 
 AT_EXIT: Final = 1.0  # seconds that the exit of the interpreter waits at most
-LAST_WORDS: Final = 0.5  # seconds for the end of the thread
 
 
 class _Pools:
@@ -69,47 +66,6 @@ class _Pools:
             await pool.aclose()
 
 
-class _Thread:
-    """The thread for programs without an event loop; it ends with its last user."""
-
-    def __init__(self) -> None:
-        self.forget_parent()
-
-    def forget_parent(self) -> None:
-        """In a forked child: there is none."""
-        self._lock = threading.Lock()
-        self._thread: LoopThread | None = None
-        self._users = 0
-
-    def enter(self) -> LoopThread:
-        """Give the thread, one user more; it is started for the first one."""
-        register(self)
-        with self._lock:
-            if self._thread is None:
-                thread = LoopThread("bls-agent heartbeats")
-                thread.start()
-                atexit.register(self._end_at_exit, thread)
-                self._thread = thread
-            self._users += 1
-            return self._thread
-
-    def leave(self) -> None:
-        """Give it back; the last one ends it."""
-        with self._lock:
-            self._users -= 1
-            if self._users or self._thread is None:
-                return
-            thread, self._thread = self._thread, None
-        atexit.unregister(self._end_at_exit)
-        thread.stop()
-        thread.join(LAST_WORDS)
-
-    def _end_at_exit(self, thread: LoopThread) -> None:
-        """Remove what was never closed, when the interpreter exits."""
-        thread.stop()
-        thread.join(AT_EXIT)
-
-
 async def call_in(
     pool: HeartbeatPool,
     function: Callable[[], Coroutine[Any, Any, None]],
@@ -141,4 +97,4 @@ def _find_likeness(endpoint: Endpoint) -> int:
 
 
 POOLS: Final = _Pools()
-THREAD: Final = _Thread()
+THREAD: Final = SharedThread("bls-agent heartbeats", at_exit=AT_EXIT)
