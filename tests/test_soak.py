@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from bls_agent.devserver import DevServer
 from bls_agent.settings import Mode
 from tests.soak import agent_machine, log_machine, receiver_machine
 from tests.soak.burst import THREADS, burst
@@ -11,6 +14,7 @@ from tests.soak.cancellation import cancel_outside
 from tests.soak.flood import TIMEOUT, flood_while_closing
 from tests.soak.rounds import start_and_stop
 from tests.soak.signals import sweep
+from tests.soak.single_reads import WAYS, read_in_a_loop
 
 
 def test_every_history_of_the_log_keeps_the_account() -> None:
@@ -62,3 +66,14 @@ async def test_closing_in_a_flood(redis_url: str) -> None:
 async def test_signals_around_the_pop(redis_url: str) -> None:
     """SIGTERM, SIGINT, and each of them twice."""
     assert await sweep(redis_url, 4) == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_loop_of_single_reads_misses_none(
+    own_server: DevServer, way: str, record_property: Callable[..., None]
+) -> None:
+    """``tail``, then ``subscribe``, under another process that writes 500 events/s."""
+    done = await read_in_a_loop(own_server.url, 1, way, 1_000)
+    record_property("pace", round(done.pace))
+    assert done.missed == 0
+    assert done.is_in_order

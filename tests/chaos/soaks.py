@@ -53,6 +53,7 @@ ALL_SOAKS = [
     Soak(
         "tests.soak.followers", "20 followers, 50 cuts and a restart; events", 100_000
     ),
+    Soak("tests.soak.single_reads", "a loop of single reads at 500 events/s", 5_000),
 ]
 
 SOAKS = [

@@ -566,7 +566,7 @@ async def test_redis_away(own_server: DevServer) -> None:
 async def test_a_loop_of_single_reads_misses_none(
     store: EventStore, run_id: int, bare: Redis
 ) -> None:
-    """tail, then subscribe behind what was given, under a writer of 500 events/s."""
+    """tail, then subscribe behind what was given: no call opens a connection of its own."""
     await write(store, run_id, 3)
     found: list[int] = []
     last = await store.tail(run_id)
