@@ -209,7 +209,9 @@ class Follower(Iteration):
         channel = self._channel
         found = self._take_from(channel) if channel is not None else None
         if channel is not None and found is not None:
-            if not found and not self._is_over:
+            if not found and self._number is not None and self._doubt_until is None:
+                self._heard = channel.news  # wait where it costs least
+            elif not found and not self._is_over:
                 await self._wait_with(hub, channel)
             return found
         return await self._read_page(hub, reader)
@@ -327,8 +329,6 @@ class Follower(Iteration):
                 self._meanwhile = min(2 * self._meanwhile, LONGEST)
                 self._odd_until = now + self._meanwhile
             until = min(until, self._odd_until)
-        elif self._doubt_until is None:
-            self._heard = channel.news
         self._rests = True
         with anyio.CancelScope(deadline=min(until, self._until)):
             await channel.wait()
