@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from importlib import import_module
 from typing import Any
 
@@ -40,6 +41,21 @@ for name, examples in (("steady", 50), ("thorough", 2_000)):
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
 hypothesis.settings.load_profile("steady")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Keep what is collected out of the garbage collector's sight: it stays to the end.
+
+    Thousands of tests are a quarter of a million objects, which every full collection
+    would go through again: a fifth of the processor time of the tests themselves.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
