@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HEARTBEAT",
+    "PATIENCE",
+    "RETRY",
     "EventFrames",
     "check_heartbeat",
     "encode_close",
