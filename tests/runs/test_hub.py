@@ -179,7 +179,7 @@ async def test_who_always_has_something_lets_the_loop_breathe(
         before, batches = beats, 0
         number = channel.ring.first
         while True:
-            follower._number, follower._cursor = number, channel.ring.base
+            follower._number, follower._cursor.id = number, channel.ring.base
             assert await follower.batch()
             batches += 1
             if batches == 50:
