@@ -154,8 +154,9 @@ def judge_start(run_id: int, place: EventId, start: Start) -> Opening:
             return Opening(start.last, None, Gap(run_id, GapReason.LOST, place))
         return Opening(place, is_event=False)
     if start.booked is not None and order(start.booked[0]) <= order(place):
-        known = start.booked[1] if start.booked[0] == place else None
-        return Opening(place, known, is_over=not start.lives)
+        if start.lives:  # deleted under its writer, who goes on behind his last event
+            return Opening(*start.booked)
+        return Opening(place, is_over=True)
     if start.lives:
         return Opening(BEGINNING, None, Gap(run_id, GapReason.LOST, place))
     return Opening(place, None, Gap(run_id, GapReason.EXPIRED, place), is_over=True)
