@@ -154,9 +154,9 @@ def judge_start(run_id: int, place: EventId, start: Start) -> Opening:
             return Opening(start.last, None, Gap(run_id, GapReason.LOST, place))
         return Opening(place, is_event=False)
     if start.booked is not None and order(start.booked[0]) <= order(place):
-        if start.lives:  # deleted under its writer, who goes on behind his last event
-            return Opening(*start.booked)
-        return Opening(place, is_over=True)
+        # Deleted under its writer, who goes on behind his last event; or it has ended.
+        behind = start.booked if start.lives else (place, None)
+        return Opening(*behind, is_over=not start.lives)
     if start.lives:
         return Opening(BEGINNING, None, Gap(run_id, GapReason.LOST, place))
     return Opening(place, None, Gap(run_id, GapReason.EXPIRED, place), is_over=True)
