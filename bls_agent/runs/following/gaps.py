@@ -155,7 +155,9 @@ def judge_start(run_id: int, place: EventId, start: Start) -> Opening:
         return Opening(place, is_event=False)
     if start.booked is not None and order(start.booked[0]) <= order(place):
         # Deleted under its writer, who goes on behind his last event; or it has ended.
-        behind = start.booked if start.lives else (place, None)
+        behind: tuple[EventId, int | None] = (
+            start.booked if start.lives else (place, None)
+        )
         return Opening(*behind, is_over=not start.lives)
     if start.lives:
         return Opening(BEGINNING, None, Gap(run_id, GapReason.LOST, place))
