@@ -41,9 +41,13 @@ class SharedThread:
         with self._lock:
             if self._thread is None:
                 thread = LoopThread(self._name)
-                thread.start()
-                atexit.register(self._end_at_exit, thread)
-                self._thread = thread
+                try:
+                    thread.start()
+                    atexit.register(self._end_at_exit, thread)
+                    self._thread = thread
+                except BaseException:  # a signal's, mostly: nobody else would end it
+                    thread.stop()
+                    raise
             self._users += 1
             return self._thread
 
@@ -54,8 +58,10 @@ class SharedThread:
             if self._users or self._thread is None:
                 return
             thread, self._thread = self._thread, None
-            atexit.unregister(self._end_at_exit)
-        thread.stop()
+            try:
+                atexit.unregister(self._end_at_exit)
+            finally:  # whatever a signal raises here
+                thread.stop()
         thread.join(LAST_WORDS)
 
     def _end_at_exit(self, thread: LoopThread) -> None:

@@ -187,7 +187,16 @@ def test_a_run_that_is_gone() -> None:
     assert (opening.place, opening.is_over) == ("0-0", False)
     booked = start(exists=False, last="0-0", booked=("5-0", 12))
     opening = judge_start(7, "5-0", booked)
-    assert (opening.gap, opening.known, opening.is_over) == (None, 12, True)
+    assert (opening.gap, opening.is_over) == (None, True)
+
+
+@pytest.mark.parametrize("place", ["5-0", "50-0"])
+def test_a_run_that_was_deleted_under_its_writer(place: str) -> None:
+    """Nobody begins where no event has ever been: that would look like a loss to all."""
+    booked = start(exists=False, last="0-0", booked=("5-0", 12), lives=True)
+    opening = judge_start(7, place, booked)
+    assert (opening.place, opening.known, opening.gap) == ("5-0", 12, None)
+    assert not opening.is_over
 
 
 # -- who is still there

@@ -479,6 +479,34 @@ async def test_a_server_that_forgets_everything(
             assert found == [Gap(run_id, GapReason.LOST, ids[-1])]
 
 
+async def test_a_run_deleted_under_its_writer_is_no_loss(
+    own_server: DevServer, run_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither after a cut, nor when somebody comes who says to have read further."""
+    monkeypatch.setattr("bls_agent.runs.following.follower.DOUBT", 0.05)
+    async with (
+        FaultProxy(own_server.url) as proxy,
+        EventStore(proxy.url) as store,
+        EventStore(own_server.url) as writer,
+        writer.run(run_id) as run,
+    ):
+        follower = store.follow(run_id)
+        assert await take(follower, 1) == [1]
+        assert await writer.delete(run_id)
+        before = proxy.accepted
+        proxy.break_all()
+        assert await follower.batch(1.5) == []
+        assert proxy.accepted > before
+        stranger = store.follow(run_id, "99999999999999-0")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stranger.batch)
+            assert await follower.batch(1.0) == []
+            tasks.cancel_scope.cancel()
+        run.emit("a", "b")
+        assert await take(follower, 1) == [2]
+        assert await take(stranger, 1) == [2]
+
+
 async def test_a_living_writer_brings_its_run_back(run_id: int) -> None:
     """A server that forgets everything, under a writer that goes on: nobody ends."""
     with DevServer() as server:

@@ -365,6 +365,40 @@ async def test_a_link_that_lets_no_batch_through(
     assert run.stats().cut == 0
 
 
+async def test_a_server_that_takes_no_writes_is_no_narrow_link(
+    proxy: FaultProxy, admin: Redis
+) -> None:
+    """A failover may pause all writes for long: nothing is cut for that."""
+    async with (
+        EventStore(proxy.url, timeout=0.2) as store,
+        store.run(1, lease=60, shutdown_timeout=20) as run,
+    ):
+        await run.flush()
+        await execute(admin, "CLIENT", "PAUSE", 60_000, "WRITE")
+        run.emit("a", "b", {"n": 0, "long": "x" * 60_000})
+        await eventually(lambda: run.stats().resent > 4)
+        await execute(admin, "CLIENT", "UNPAUSE")
+        assert await run.flush(30)
+    assert run.stats().cut == 0
+    assert await numbers(admin) == [0]
+
+
+async def test_an_event_that_never_passes_while_the_lease_does(
+    proxy: FaultProxy, admin: Redis
+) -> None:
+    """Renewals pass a narrow link: so it is the length of the data."""
+    async with (
+        EventStore(proxy.url, timeout=0.3) as store,
+        store.run(1, lease=1, shutdown_timeout=20) as run,
+    ):
+        await run.flush()
+        async with proxy.during(Rate(60_000)):
+            run.emit("a", "b", {"n": 0, "long": "x" * 60_000})
+            assert await run.flush(40)
+    assert run.stats().cut > 0
+    assert await numbers(admin) == [0]
+
+
 @pytest.mark.parametrize("times", [2, 3])
 async def test_an_event_that_never_passes(
     proxy: FaultProxy, admin: Redis, caplog: pytest.LogCaptureFixture, times: int

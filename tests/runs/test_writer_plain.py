@@ -277,6 +277,31 @@ def test_a_second_signal_ends_the_wait(own_server: DevServer) -> None:
     assert run.stats().queued == 0
 
 
+@pytest.mark.parametrize("where", ["register", "unregister"])
+def test_a_signal_leaves_no_thread(
+    redis_url: str,
+    plain: Redis,
+    run_id: int,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+) -> None:
+    """However unhappy its moment is: while the thread starts, or while it is let go."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    run = EventStore(redis_url).run(run_id)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"bls_agent.shared_thread.atexit.{where}", interrupt)
+        with pytest.raises(KeyboardInterrupt), run:
+            pass
+    until(lambda: not threads())
+    plain.delete(*RunKeys(run_id).all)
+    with EventStore(redis_url).run(run_id):
+        assert len(threads()) == 1
+    until(lambda: not threads())
+
+
 @needs_fork
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child(redis_url: str, plain: Redis, run_id: int) -> None:

@@ -154,8 +154,11 @@ def judge_start(run_id: int, place: EventId, start: Start) -> Opening:
             return Opening(start.last, None, Gap(run_id, GapReason.LOST, place))
         return Opening(place, is_event=False)
     if start.booked is not None and order(start.booked[0]) <= order(place):
-        known = start.booked[1] if start.booked[0] == place else None
-        return Opening(place, known, is_over=not start.lives)
+        # Deleted under its writer, who goes on behind his last event; or it has ended.
+        behind: tuple[EventId, int | None] = (
+            start.booked if start.lives else (place, None)
+        )
+        return Opening(*behind, is_over=not start.lives)
     if start.lives:
         return Opening(BEGINNING, None, Gap(run_id, GapReason.LOST, place))
     return Opening(place, None, Gap(run_id, GapReason.EXPIRED, place), is_over=True)

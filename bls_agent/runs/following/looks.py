@@ -151,7 +151,11 @@ async def _check(
         channel.unchecked = False
         channel.origin = first.id if first is not None else None
         return False
-    end = await find_end_of_past(RunReader(wires, run_id), channel.past)
+    reader = RunReader(wires, run_id)
+    if first is None and await _was_counted(reader, place):
+        channel.unchecked = False  # it was deleted, and nothing is forgotten
+        return False
+    end = await find_end_of_past(reader, channel.past)
     if end is None:
         end = BEGINNING if begins_anew(first, channel.origin) else last
     if channel.ring.head != head:  # something has come meanwhile: look again
@@ -159,6 +163,13 @@ async def _check(
     channel.unchecked = False
     channel.rewind(end, last)
     return True
+
+
+async def _was_counted(reader: RunReader, place: EventId) -> bool:
+    """Tell whether the books of a run still go as far as it was read."""
+    booked = _told((await reader.ask_many([("HGET", reader.keys.books, "id")]))[0])
+    last = find_id(booked.decode("ascii", "replace")) if booked else None
+    return last is not None and order(last) >= order(place)
 
 
 def _read_first(run_id: int, about: Reply) -> StreamEvent | None:

@@ -19,6 +19,7 @@ LARGE: Final = 4 * 1024  # bytes of data: what is shorter is not what keeps it
 LESS: Final = 4  # by which long data are divided
 QUICK: Final = 4  # times as fast as what failed: then more may go at once
 ALL: Final = 1 << 40  # bytes
+NEVER: Final = float("inf")
 _FIELDS_BYTES: Final = 200  # of an event beside its data, about
 
 
@@ -32,6 +33,7 @@ class Batch(list[Emitted]):
         done: How many of the events stand in Redis.
         number: Of the part that is under way; 0 if none is. A part keeps it when it is
             sent again, and a later part has a greater one.
+        stuck_at: When the next event alone did not pass for the first time.
     """
 
     def __init__(self, events: Sequence[Emitted]) -> None:
@@ -42,6 +44,7 @@ class Batch(list[Emitted]):
         self.ends = False
         self.done = 0
         self.number = 0
+        self.stuck_at = NEVER
         self._failed = 0  # how often the next event alone did not pass
 
     def part(self, most: int) -> list[Row]:
@@ -64,12 +67,14 @@ class Batch(list[Emitted]):
         """Note that so many events more stand in Redis."""
         self.done += count
         self.number = self._failed = 0
+        self.stuck_at = NEVER
 
-    def cut(self, limit: int) -> int:
+    def cut(self, limit: int, *, is_narrow: bool = True) -> int:
         """Cut the data of the next event, if it is they that do not pass the link.
 
         Args:
             limit: Shortest data that are cut to.
+            is_narrow: Whether something shorter has passed meanwhile, as far as we know.
 
         Returns:
             How long they were; 0 if they were left as they are.
@@ -77,9 +82,9 @@ class Batch(list[Emitted]):
         self._failed += 1
         row = self.rows[self.done]
         data = row[-1]
-        if self._failed < TRIES or len(data) < max(LARGE, limit):
+        if self._failed < TRIES or not is_narrow or len(data) < max(LARGE, limit):
             return 0
-        self._failed = 0
+        self._failed, self.stuck_at = 0, NEVER
         plain = cast("JSONObject", decode(data))
         shorter, _ = encode_within(plain, max(limit, len(data) // LESS))
         self.rows[self.done] = (*row[:-1], shorter)
