@@ -12,7 +12,9 @@ from redis.asyncio import Redis
 from bls_agent.devserver import DevServer
 from bls_agent.runs import EventStore, Followed, StreamEvent
 from bls_agent.runs.following import lane
+from bls_agent.runs.following.channel import Arrivals, Channel
 from bls_agent.runs.following.lane import COUNT, Lane
+from bls_agent.runs.following.ring import MOST
 from bls_agent.runs.reading import RunReader
 from bls_agent.runs.sse import event_frames, write_chunks
 from bls_agent.testing.chaos import Delay, FaultProxy
@@ -37,6 +39,26 @@ async def test_waits_shorter_than_a_read(own_server: DevServer) -> None:
             follower = reader.follow(2)
             with anyio.fail_after(10):
                 assert [await follower.batch(0) for _ in range(50)] == [[]] * 50
+
+
+async def test_no_wait_for_who_has_fallen_behind_the_ring(
+    store: EventStore, run_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even with 0 all is given that is there: what others have no more is read."""
+    take, taken = Channel.take, list[str]()
+
+    def note(self: Channel, come: Arrivals) -> None:
+        take(self, come)
+        taken.append(self.ring.base)
+
+    monkeypatch.setattr(Channel, "take", note)
+    follower = store.follow(run_id)
+    first = await store.add(run_id, "a", "b")
+    assert len(await follower.batch()) == 1
+    assert await follower.batch(0.1) == []  # it waits with the others
+    await store.add_many(run_id, [("a", "b")] * (MOST + 1))
+    await eventually(lambda: bool(taken) and taken[-1] != first)
+    assert await follower.batch(0) != []
 
 
 async def test_a_long_heartbeat_does_not_hold_the_end(

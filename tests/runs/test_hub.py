@@ -307,7 +307,7 @@ async def parent():
     if pid == 0:
         try:
             asyncio.events._set_running_loop(None)
-            asyncio.run(child())
+            asyncio.run(child(follower))
         except BaseException:
             import traceback; traceback.print_exc()
             os._exit(1)
@@ -320,7 +320,9 @@ async def parent():
     assert [e.sequence for e in await follower.batch()] == [3]
     await store.aclose()
 
-async def child():
+async def child(inherited):
+    assert await asyncio.wait_for(inherited.batch(), 10) == []
+    assert inherited.end == "left"
     follower = store.follow(run_id)
     assert [e.sequence for e in await follower.batch()] == [1]
     await store.add(run_id, "a", "b")

@@ -115,7 +115,9 @@ class Follower(Iteration):
             channel = self._channel
             if channel is not None and channel.news == self._heard:
                 found = self._take_more(channel)
-                if found is not None and not found:
+                if found is None:
+                    continue  # it is to be read, even if time is up
+                if not found:
                     await self._wait_for_more(channel, until)
             else:
                 found = await self._find_more()
