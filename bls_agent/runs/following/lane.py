@@ -118,7 +118,7 @@ class Lane:
             await self.wire.aclose()
 
     def _note_over(self, _: asyncio.Task[None]) -> None:
-        """Wake who waits if somebody has cancelled us: he begins anew."""
+        """Wake all who wait if somebody has cancelled us: they begin anew."""
         self._ended.set()
         for channel in self.channels.values():
             channel.close()
