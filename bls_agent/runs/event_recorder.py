@@ -164,7 +164,8 @@ class EventRecorder(Store):
             lifecycle: Whether the run is ours. Else only events are contributed to a run
                 that somebody else begins and ends.
             lease: Seconds after which followers are told that a writer is lost, if it
-                dies without leaving; renewed three times in that time.
+                dies without leaving; renewed with each batch, and three times in that
+                time without one.
             coalesce: Seconds for which events gather, once one has left. Neighbouring
                 ``llm.stream`` events that differ in their text alone (``content``,
                 ``delta``, ``text``, ``token`` or ``chunk``) become one then. 0 merges

@@ -1,8 +1,7 @@
 """An event of a run: as its stream entry, and as programs see it; no I/O here.
 
 (Contract 003, sections 2 and 3.) What others wrote is read tolerantly: an entry that
-breaks the contract is an event all the same, and says what is wrong with it. What we
-write is checked and has exactly the documented form.
+breaks the contract is an event all the same, and says what is wrong with it.
 """
 
 from __future__ import annotations
@@ -101,12 +100,12 @@ class StreamEvent:
 
     @property
     def category(self) -> str:
-        """What kind of event it is: ``lifecycle``, ``llm``, …; see :class:`EventCategory`."""
+        """What kind of event it is, such as ``llm``; see :class:`EventCategory`."""
         return self.event["category"]
 
     @property
     def action(self) -> str:
-        """What happened: ``started``, ``stream``, …; see :class:`EventAction`."""
+        """What happened, such as ``stream``; see :class:`EventAction`."""
         return self.event["action"]
 
     @property

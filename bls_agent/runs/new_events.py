@@ -23,6 +23,7 @@ from bls_agent.errors import ConfigurationError
 from bls_agent.names import check_name
 
 __all__ = [
+    "FIELDS_BYTES",
     "NO_SOURCE",
     "NewEvent",
     "Prepared",
@@ -37,11 +38,11 @@ __all__ = [
 
 Source: TypeAlias = tuple[str, str, str, str]
 
+FIELDS_BYTES: Final = 200  # of an event beside its data, about
 SOURCE: Final = ("agent_id", "agent_type", "agent_name", "team_name")
 NO_SOURCE: Final[Source] = ("", "", "", "")
 _PARTS: Final = frozenset(SOURCE)
 _REMEMBERED: Final = 1_024  # words that are known to be good: mostly the same few
-_FIELDS_BYTES: Final = 200  # of an event beside its data, about
 _LONGEST: Final = 200  # characters of what is tamed
 _LARGEST: Final = 10**15 - 1  # beyond it the books, which use doubles, do not count
 
@@ -84,7 +85,7 @@ class Prepared(NamedTuple):
     @property
     def size(self) -> int:
         """About how many bytes it takes on the wire."""
-        return len(self.data) + _FIELDS_BYTES
+        return len(self.data) + FIELDS_BYTES
 
 
 def encode_new(event: NewEvent, now: float, limit: int) -> Prepared:
@@ -156,7 +157,9 @@ def check_source(source: Mapping[str, str | None] | None) -> Source:
 
 
 def _check_part(name: str, value: str | None) -> str:
-    return "" if value is None or value == "" else _check_word(f"source[{name!r}]", value)  # fmt: skip
+    if value is None or value == "":
+        return ""
+    return _check_word(f"source[{name!r}]", value)
 
 
 def _check_word(name: str, value: str) -> str:

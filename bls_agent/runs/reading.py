@@ -15,7 +15,7 @@ from bls_agent.keys import OWNER, RUN_BOOKS, RUN_EVENTS
 from bls_agent.names import place_beside
 from bls_agent.runs.event_ids import BEGINNING, next_id
 from bls_agent.runs.events import StreamEvent
-from bls_agent.runs.summaries import NO_KEY
+from bls_agent.runs.summaries import NO_KEY, size_of
 
 __all__ = [
     "FIRST_PAGE",
@@ -30,7 +30,6 @@ __all__ = [
     "decode_entries",
     "find_wrong_type",
     "next_portion",
-    "size_of",
 ]
 
 FIRST_PAGE: Final = 10  # events that are read at once while nobody knows their size
@@ -261,11 +260,6 @@ class RunReader:
 def decode_entries(run_id: int, entries: Sequence[Entry]) -> list[StreamEvent]:
     """Read entries of a stream; never raises, whatever they hold."""
     return [StreamEvent.decode(run_id, number, fields) for number, fields in entries]
-
-
-def size_of(entries: Sequence[Entry]) -> int:
-    """Count the bytes of what entries hold."""
-    return sum(sum(map(len, fields)) for _, fields in entries)
 
 
 def next_portion(

@@ -17,11 +17,7 @@ from fastapi import FastAPI, HTTPException, Request
 from redis.asyncio import Redis
 from starlette.responses import RedirectResponse, Response
 
-from bls_agent import (
-    ConfigurationError,
-    EventStore,
-    MissingExtraError,
-)
+from bls_agent import ConfigurationError, EventStore, MissingExtraError
 from bls_agent.devserver import DevServer
 from bls_agent.integrations.run_events import (
     RunEventsApp,

@@ -89,7 +89,7 @@ class Lane:
             name = "bls-agent-runs"
             self._ended = anyio.Event()
             self._task = start_background(self._run, name)
-            self._task.add_done_callback(self._is_over)
+            self._task.add_done_callback(self._note_over)
 
     def read_anew(self) -> None:
         """Give up the read that is parked: it asks for the wrong places."""
@@ -117,8 +117,8 @@ class Lane:
             self._given_up = True
             await self.wire.aclose()
 
-    def _is_over(self, _: asyncio.Task[None]) -> None:
-        """Wake who waits if somebody has cancelled us: he begins anew."""
+    def _note_over(self, _: asyncio.Task[None]) -> None:
+        """Wake all who wait if somebody has cancelled us: they begin anew."""
         self._ended.set()
         for channel in self.channels.values():
             channel.close()

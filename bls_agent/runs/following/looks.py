@@ -17,6 +17,7 @@ from bls_agent.runs.following.gaps import Evidence, Start
 from bls_agent.runs.following.presence import Seen
 from bls_agent.runs.following.rewinds import begins_anew, find_end_of_past
 from bls_agent.runs.reading import RunReader, decode_entries
+from bls_agent.runs.summaries import NO_KEY
 
 __all__ = ["find_refused", "gather_evidence", "gather_start", "look_at", "read_last"]
 
@@ -74,7 +75,7 @@ async def gather_start(reader: RunReader, place: EventId) -> Start:
         exists=exists or bool(found),
         last=last,
         booked=(last_booked, _number(sequence)) if last_booked else None,
-        lives=(_told(left) or -2) != -2,  # noqa: PLR2004 - Redis's word for no such key
+        lives=_told(left) not in (None, NO_KEY),
     )
 
 
@@ -215,6 +216,6 @@ def _number(text: bytes | None) -> int:
 
 def _seconds(left: int | None) -> float | None:
     """Read PTTL: ``None`` without a key, very long where it never ends."""
-    if left is None or left == -2:  # noqa: PLR2004 - Redis's word for no such key
+    if left in (None, NO_KEY):
         return None
     return left / 1000 if left >= 0 else float("inf")

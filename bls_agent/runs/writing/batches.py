@@ -7,6 +7,7 @@ from typing import Final, TypeAlias, cast
 
 from bls_agent.codec import JSONObject, decode, encode_within
 from bls_agent.endpoint import Argument
+from bls_agent.runs.new_events import FIELDS_BYTES
 from bls_agent.runs.writing.emitted import Emitted
 
 __all__ = ["Batch", "Passage", "Row"]
@@ -20,7 +21,6 @@ LESS: Final = 4  # by which long data are divided
 QUICK: Final = 4  # times as fast as what failed: then more may go at once
 ALL: Final = 1 << 40  # bytes
 NEVER: Final = float("inf")
-_FIELDS_BYTES: Final = 200  # of an event beside its data, about
 
 
 class Batch(list[Emitted]):
@@ -115,4 +115,4 @@ class Passage:
 
 
 def _size_of(row: Row) -> int:
-    return len(row[-1]) + _FIELDS_BYTES
+    return len(row[-1]) + FIELDS_BYTES

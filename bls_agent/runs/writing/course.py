@@ -187,7 +187,7 @@ async def call_in(
 
 
 async def wait_through(event: anyio.Event) -> None:
-    """Wait for an event, whatever cancels the caller meanwhile; that is raised afterwards."""
+    """Wait for an event, whoever cancels meanwhile; that is raised afterwards."""
     cancelled: BaseException | None = None
     with anyio.CancelScope(shield=True):
         while not event.is_set():

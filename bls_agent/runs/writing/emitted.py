@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any, Final, TypeAlias, cast
 
 from bls_agent.codec import encode_within
-from bls_agent.runs.new_events import Source, tame_data
+from bls_agent.runs.new_events import FIELDS_BYTES, Source, tame_data
 
 __all__ = ["RANKS", "TEXTS", "Emitted", "Shape", "take"]
 
@@ -17,7 +17,6 @@ RANKS: Final = 3  # 0 goes first when a buffer is full
 _STREAM: Final = 0
 _OTHERS: Final = 1
 _LAST: Final = 2
-_FIELDS_BYTES: Final = 200  # of an event beside its data, about
 _LONGEST: Final = 10_000  # characters of a text that may be merged
 _LONGEST_OTHER: Final = 256  # characters of the other ones in its data
 _MOST: Final = 8  # fields of data that may be merged
@@ -106,7 +105,7 @@ def take(
         found = _find_text(cast("dict[object, object]", data))
         if found is not None:
             shape, text = found
-            size = len(text) * (1 if text.isascii() else 3) + _FIELDS_BYTES
+            size = len(text) * (1 if text.isascii() else 3) + FIELDS_BYTES
             return Emitted(
                 category, action, source, at, b"", shape, text, _STREAM, size
             ), False
@@ -114,7 +113,7 @@ def take(
     rank = _STREAM if streams else _OTHERS
     if category in ("lifecycle", "system"):
         rank = _LAST
-    size = len(payload) + _FIELDS_BYTES
+    size = len(payload) + FIELDS_BYTES
     return Emitted(category, action, source, at, payload, None, "", rank, size), cut
 
 

@@ -38,9 +38,7 @@ logger = logging.getLogger(__name__)
 NAME: Final = "bls-agent runs"
 CAP: Final = 2.0  # seconds between two tries while Redis is away
 RETRY: Final = 1.0  # seconds after a fault of ours
-TOGETHER: Final = (
-    12  # part of a lease: what is due so soon is renewed along with others
-)
+TOGETHER: Final = 12  # part of a lease: what is due so soon is renewed with others
 AGAIN: Final = 0.1  # seconds, at least, between two tries on a cluster
 
 
