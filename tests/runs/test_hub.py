@@ -273,6 +273,31 @@ async def test_closing_the_store_ends_its_followers(
     await store.aclose()
 
 
+@pytest.mark.parametrize("timeout", [None, 60.0])
+async def test_closed_while_somebody_waits_with_it(
+    store: EventStore, run_id: int, timeout: float | None
+) -> None:
+    """Whoever waits is told; those who wait with another one wait on."""
+    follower, other = store.follow(run_id), store.follow(run_id)
+    assert await follower.batch(0.05) == await other.batch(0.05) == []
+    found: list[Followed] = []
+
+    async def wait() -> None:
+        found.extend(await other.batch(timeout))
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            async with anyio.create_task_group() as inner:
+                inner.start_soon(follower.batch, timeout)
+                await anyio.wait_all_tasks_blocked()
+                await follower.aclose()
+            assert follower.end is FollowEnd.LEFT
+            assert found == []
+            await write(store, run_id)
+    assert len(found) == 1
+
+
 def test_one_store_in_two_loops(redis_url: str, run_id: int) -> None:
     """Also where the first one was closed under it, and a follower waits in it."""
     store = EventStore(redis_url)

@@ -67,6 +67,7 @@ class Follower(Iteration):
         self._hub: Hub | None = None
         self._reader: RunReader | None = None
         self._channel: Channel | None = None
+        self._waits_with: Channel | None = None  # as far as nobody was cancelled there
         self._begun = False
         self._is_left = False
         self._cursor: EventId = last_id  # read behind it
@@ -109,9 +110,14 @@ class Follower(Iteration):
         return self._failure or (channel.outage if channel is not None else None)
 
     async def aclose(self) -> None:
-        """End: nothing more is given. There is nothing else to close."""
+        """End: nothing more is given, and whoever waits with it is told so.
+
+        There is nothing else to close.
+        """
         self._leave_run()
         self._ready, self._at, self._channel = [], 0, None
+        if self._waits_with is not None:
+            self._waits_with.wake()
 
     def _leave_run(self) -> None:
         self._is_left |= not self._is_over
@@ -157,12 +163,13 @@ class Follower(Iteration):
         return events if events is None else [*events]
 
     async def _wait_for_more(self, channel: Channel, until: float) -> None:
-        self._rests = True
+        self._rests, self._waits_with = True, channel
         if until == math.inf:  # a scope costs more than all the rest
             await channel.wait()
-            return
-        with anyio.CancelScope(deadline=until):
-            await channel.wait()
+        else:
+            with anyio.CancelScope(deadline=until):
+                await channel.wait()
+        self._waits_with = None
 
     async def _find_more(self) -> list[Followed]:
         """Do what comes next in every other case."""
@@ -329,9 +336,7 @@ class Follower(Iteration):
                 self._meanwhile = min(2 * self._meanwhile, LONGEST)
                 self._odd_until = now + self._meanwhile
             until = min(until, self._odd_until)
-        self._rests = True
-        with anyio.CancelScope(deadline=min(until, self._until)):
-            await channel.wait()
+        await self._wait_for_more(channel, min(until, self._until))
 
     async def _read_page(self, hub: Hub, reader: RunReader) -> list[Followed]:
         """Read on from Redis, and join those who wait if that was all."""
