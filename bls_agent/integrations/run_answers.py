@@ -91,5 +91,6 @@ def read_limit(text: str | None, default: int) -> int:
 def _read_number(name: str, text: str) -> int:
     # int() reads more than that: signs, blanks, underscores, the digits of other scripts.
     if not (text.isascii() and text.isdigit() and len(text) <= DIGITS):
-        raise ConfigurationError(name, text, "it is a number in digits")
+        rule = f"it must be a number of at most {DIGITS} digits"
+        raise ConfigurationError(name, text, rule)
     return int(text)

@@ -214,8 +214,14 @@ async def test_a_run_in_a_pipe(bls: Bls, own_server: DevServer) -> None:
     ran = await bls("runs", "follow", "1", "--from", events[3].id, "--json", url=url)
     told = [orjson.loads(line) for line in ran.out.splitlines()]
     assert told == [one.to_dict() for one in events[4:]]
+    for place in ("now", events[-1].id):  # nothing is to come, and the run is there
+        ran = await bls("runs", "follow", "1", "--from", place, url=url)
+        assert (ran.code, ran.text) == (0, "")
+        assert ran.said.strip() == "The run has ended."
     for words in (["x"], ["-1"], ["1", "--from", "y"], [str(2**63)]):
         assert (await bls("runs", "follow", *words, url=url)).code == 2
+    ran = await bls("runs", "follow", "1", "--from", "y", url=url)
+    assert "--from y" in ran.said
 
 
 async def test_what_is_no_run(bls: Bls, own_server: DevServer, admin: Redis) -> None:

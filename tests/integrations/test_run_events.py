@@ -156,6 +156,7 @@ async def test_a_run_has_a_number(redis_url: str, text: str, path: str) -> None:
     assert answer.status_code == 400
     assert answer.json()["error"].startswith("run_id: ")
     assert len(answer.content) < 300
+    assert "must be" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from bls_agent.devserver import DevServer
 from bls_agent.runs import (
     EventStore,
     Followed,
+    FollowEnd,
     Follower,
     Gap,
     GapReason,
@@ -288,6 +289,18 @@ async def test_an_id_that_was_never_given(store: EventStore, run_id: int) -> Non
     assert found == [Gap(run_id, GapReason.LOST, future)]
     await write(store, run_id, 1)
     assert await gather(follower, 1) == (await store.get_events(run_id))[-1:]
+
+
+async def test_an_id_that_was_never_given_to_a_run_that_has_ended(
+    store: EventStore, run_id: int
+) -> None:
+    """Nothing is to come: its follower does not wait for ever."""
+    await write(store, run_id, 3)
+    await store.add(run_id, "system", "close")
+    future = "99999999999999-0"
+    follower = store.follow(run_id, future)
+    assert await gather(follower, 9) == [Gap(run_id, GapReason.LOST, future)]
+    assert follower.end is FollowEnd.CLOSED
 
 
 async def test_a_time_is_a_place(store: EventStore, run_id: int, bare: Redis) -> None:

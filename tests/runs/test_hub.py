@@ -27,6 +27,7 @@ from bls_agent.runs import (
     WriterLost,
 )
 from bls_agent.runs.following import channel, lane, presence
+from bls_agent.runs.following.channel import Channel
 from bls_agent.testing.chaos import FaultProxy, Swallow
 from tests.harness import eventually, execute, needs_selectors, url_with_rights
 from tests.runs.writing import write
@@ -273,6 +274,47 @@ async def test_closing_the_store_ends_its_followers(
     await store.aclose()
 
 
+async def test_one_who_left_is_closed_without_waking_the_others(
+    store: EventStore, run_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each of a thousand clients that leave would wake all the others."""
+    follower, other = store.follow(run_id), store.follow(run_id)
+    assert await other.batch(0.05) == []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(follower.batch)
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    woken: list[Channel] = []
+    monkeypatch.setattr(Channel, "wake", woken.append)
+    await follower.aclose()
+    assert (follower.end, woken) == (FollowEnd.LEFT, [])
+
+
+@pytest.mark.parametrize("timeout", [None, 60.0])
+async def test_closed_while_somebody_waits_with_it(
+    store: EventStore, run_id: int, timeout: float | None
+) -> None:
+    """Whoever waits is told; those who wait with another one wait on."""
+    follower, other = store.follow(run_id), store.follow(run_id)
+    assert await follower.batch(0.05) == await other.batch(0.05) == []
+    found: list[Followed] = []
+
+    async def wait() -> None:
+        found.extend(await other.batch(timeout))
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            async with anyio.create_task_group() as inner:
+                inner.start_soon(follower.batch, timeout)
+                await anyio.wait_all_tasks_blocked()
+                await follower.aclose()
+            assert follower.end is FollowEnd.LEFT
+            assert found == []
+            await write(store, run_id)
+    assert len(found) == 1
+
+
 def test_one_store_in_two_loops(redis_url: str, run_id: int) -> None:
     """Also where the first one was closed under it, and a follower waits in it."""
     store = EventStore(redis_url)
@@ -483,7 +525,7 @@ async def test_a_run_deleted_under_its_writer_is_no_loss(
     own_server: DevServer, run_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither after a cut, nor when somebody comes who says to have read further."""
-    monkeypatch.setattr("bls_agent.runs.following.follower.DOUBT", 0.05)
+    monkeypatch.setattr("bls_agent.runs.following.cursor.DOUBT", 0.05)
     async with (
         FaultProxy(own_server.url) as proxy,
         EventStore(proxy.url) as store,

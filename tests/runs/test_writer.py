@@ -87,6 +87,18 @@ async def test_an_exception_leaves_unchanged(store: EventStore, run_id: int) -> 
     }
 
 
+async def test_the_error_of_a_task(store: EventStore, run_id: int) -> None:
+    """Where a task group has made a group of one error, that one is told."""
+    one = ValueError("坏")
+    group = ExceptionGroup("a TaskGroup", [ExceptionGroup("another", [one])])
+    with pytest.raises(ExceptionGroup) as caught:
+        async with store.run(run_id):
+            raise group
+    assert caught.value is group
+    events = await store.get_events(run_id)
+    assert events[1].data == {"error": {"type": "ValueError", "message": "坏"}}
+
+
 @pytest.mark.parametrize(
     ("error", "action"),
     [
@@ -95,7 +107,8 @@ async def test_an_exception_leaves_unchanged(store: EventStore, run_id: int) -> 
         (GeneratorExit(), "cancelled"),
         (SystemExit(0), "cancelled"),
         (SystemExit(3), "failed"),
-        (ExceptionGroup("many", [ValueError()]), "failed"),
+        (ExceptionGroup("many", [ValueError(), KeyError()]), "failed"),
+        (BaseExceptionGroup("one", [KeyboardInterrupt()]), "cancelled"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bls_agent.cli.command import command, new_app, subcommands
-from bls_agent.cli.exits import Exit
+from bls_agent.cli.exits import Exit, Failure
 from bls_agent.cli.invocation import Invocation
 
 if TYPE_CHECKING:
@@ -235,7 +235,10 @@ async def follow(
     """Print the events of a run as they come, until it ends."""
     from bls_agent.errors import RedisRefusedError, RedisUnavailableError
     from bls_agent.runs import EventStore
+    from bls_agent.runs.event_ids import find_id
 
+    if begin not in PLACES and find_id(begin) is None:
+        raise Failure("bad_place", Exit.USAGE, place=begin)
     async with EventStore(invocation.redis) as store:
         follower = store.follow(run, PLACES.get(begin, begin))
         try:
@@ -260,6 +263,8 @@ async def _print_run(
     outage: RedisUnavailableError | None = None,
 ) -> None:
     """Print what comes; an outage and its end are told once."""
+    from bls_agent.runs import FollowEnd
+
     while True:
         found = await follower.batch(LOOK)
         if (follower.unavailable is None) != (outage is None):
@@ -270,23 +275,19 @@ async def _print_run(
             printer.write(one)
         if follower.ended and not found:
             printer.end_line()
-            invocation.hint("run_closed" if printer.closed else "run_gone")
+            is_gone = follower.end is FollowEnd.GONE
+            invocation.hint("run_gone" if is_gone else "run_closed")
             return
 
 
 class _Printer:
-    """Writes what happens in the way that the reader can use.
-
-    Attributes:
-        closed: Whether the last that was written ends the run.
-    """
+    """Writes what happens in the way that the reader can use."""
 
     def __init__(self, invocation: Invocation, *, raw: bool) -> None:
         self._invocation = invocation
         self._joins = invocation.out.terminal and not (raw or invocation.json)
         self._speaker: object = None  # whose text is being written
         self._fresh = True  # at the beginning of a line
-        self.closed = False
 
     def write(self, one: Followed) -> None:
         from bls_agent.cli.run_lines import for_people, for_pipe, text_of
@@ -294,7 +295,6 @@ class _Printer:
 
         out, texts = self._invocation.out, self._invocation.texts
         event = one if isinstance(one, StreamEvent) else None
-        self.closed = event is not None and event.closes
         text = text_of(event) if event is not None and self._joins else None
         if event is not None and text is not None:
             self._speak(event, text)

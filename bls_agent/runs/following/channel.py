@@ -99,9 +99,10 @@ class Channel:
     def ring_bell(self) -> None:
         """Wake all who wait: they have to look what has happened."""
         self.news += 1
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Wake all who wait; who finds nothing new waits again."""
         if self._waiting:
             self._bell.set()
             self._bell = anyio.Event()
@@ -123,7 +124,7 @@ class Channel:
     def _note_last(self, come: Arrivals) -> None:
         last = come.events[-1]
         self.known = sequence_of(last)
-        self._wake()
+        self.wake()
 
     def note_page(self, events: Sequence[StreamEvent]) -> None:
         """Hear what somebody has read from Redis, if it goes as far as the ring."""
@@ -191,7 +192,7 @@ class Channel:
     def close(self) -> None:
         """Be followed no longer; who waits finds out what to do."""
         self.forsake()
-        self._wake()
+        self.wake()
 
     def forsake(self) -> None:
         """Be followed no longer: whoever waits does so in a loop that is not ours."""

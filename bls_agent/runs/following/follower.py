@@ -60,6 +60,7 @@ class Follower(Iteration):
         self._hub: Hub | None = None
         self._reader: RunReader | None = None
         self._channel: Channel | None = None
+        self._waits_with: Channel | None = None  # now
         self._begun = False
         self._is_left = False
         self._cursor = Cursor(last_id)
@@ -94,9 +95,14 @@ class Follower(Iteration):
         return self._failure or (channel.outage if channel is not None else None)
 
     async def aclose(self) -> None:
-        """End: nothing more is given. There is nothing else to close."""
+        """End: nothing more is given, and whoever waits with it is told so.
+
+        There is nothing else to close.
+        """
         self._leave_run()
         self._ready, self._at, self._channel = [], 0, None
+        if self._waits_with is not None:
+            self._waits_with.wake()
 
     def _leave_run(self) -> None:
         self._is_left |= not self._is_over
@@ -144,12 +150,15 @@ class Follower(Iteration):
         return events if events is None else [*events]
 
     async def _wait_for_more(self, channel: Channel, until: float) -> None:
-        self._rests = True
-        if until == math.inf:  # a scope costs more than all the rest
-            await channel.wait()
-            return
-        with anyio.CancelScope(deadline=until):
-            await channel.wait()
+        self._rests, self._waits_with = True, channel
+        try:
+            if until == math.inf:  # a scope costs more than all the rest
+                await channel.wait()
+            else:
+                with anyio.CancelScope(deadline=until):
+                    await channel.wait()
+        finally:  # who was cancelled needs no waking, which would wake all others, too
+            self._waits_with = None
 
     async def _find_more(self) -> list[Followed]:
         """Do what comes next in every other case."""
@@ -306,9 +315,7 @@ class Follower(Iteration):
             until = min(until, cursor.odd_until or until)
         if cursor.doubt_until is not None:
             until = min(until, cursor.doubt_until)
-        self._rests = True
-        with anyio.CancelScope(deadline=until):
-            await channel.wait()
+        await self._wait_for_more(channel, until)
 
     async def _read_page(self, hub: Hub, reader: RunReader) -> list[Followed]:
         """Read on from Redis, and join those who wait if that was all."""

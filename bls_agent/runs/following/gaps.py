@@ -116,6 +116,7 @@ class Start:
         last: Id of the last event that was ever added to it; ``None`` if nobody knows.
         booked: Id and sequence of the last event that the books know of.
         lives: Whether a writer has a lease on the run.
+        newest: The newest event that is there; ``None`` if nobody knows.
     """
 
     at: StreamEvent | None
@@ -123,6 +124,7 @@ class Start:
     last: EventId | None
     booked: tuple[EventId, int] | None
     lives: bool
+    newest: StreamEvent | None = None
 
 
 class Opening(NamedTuple):
@@ -151,7 +153,9 @@ def judge_start(run_id: int, place: EventId, start: Start) -> Opening:
         return Opening(place, sequence_of(start.at), closes=start.at.closes)
     if start.exists:
         if start.last is not None and order(start.last) < order(place):
-            return Opening(start.last, None, Gap(run_id, GapReason.LOST, place))
+            gap, newest = Gap(run_id, GapReason.LOST, place), start.newest
+            ends = newest is not None and newest.id == start.last and newest.closes
+            return Opening(start.last, None, gap, closes=ends)
         return Opening(place, is_event=False)
     if start.booked is not None and order(start.booked[0]) <= order(place):
         # Deleted under its writer, who goes on behind his last event; or it has ended.

@@ -76,6 +76,7 @@ async def gather_start(reader: RunReader, place: EventId) -> Start:
         last=last,
         booked=(last_booked, _number(sequence)) if last_booked else None,
         lives=_told(left) not in (None, NO_KEY),
+        newest=_read_entry(keys.run_id, about, b"last-entry"),
     )
 
 
@@ -146,7 +147,7 @@ async def _check(
     """
     run_id = channel.keys.run_id
     last, _ = read_last(about)
-    first = _read_first(run_id, about)
+    first = _read_entry(run_id, about, b"first-entry")
     head = channel.ring.head
     if last is None or order(last) >= order(place):
         channel.unchecked = False
@@ -173,11 +174,11 @@ async def _was_counted(reader: RunReader, place: EventId) -> bool:
     return last is not None and order(last) >= order(place)
 
 
-def _read_first(run_id: int, about: Reply) -> StreamEvent | None:
-    """Read from XINFO STREAM the oldest event."""
+def _read_entry(run_id: int, about: Reply, name: bytes) -> StreamEvent | None:
+    """Read from XINFO STREAM the oldest or the newest event."""
     if isinstance(about, BlsError):
         return None
-    entry = dict(zip(about[::2], about[1::2], strict=False)).get(b"first-entry")
+    entry = dict(zip(about[::2], about[1::2], strict=False)).get(name)
     return decode_entries(run_id, [entry])[0] if entry else None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final, cast
 
 import anyio
 
@@ -26,9 +26,18 @@ def tell_end(error: BaseException | None, result: object) -> tuple[str, object]:
     """
     if error is None:
         return "completed", result
+    error = _unwrap(error)
     if _cuts_short(error):
         return "cancelled", {"reason": type(error).__name__}
     return "failed", {"error": _describe(error)}
+
+
+def _unwrap(error: BaseException) -> BaseException:
+    """Take the one error out of the groups that task groups make of it."""
+    told: Any = error
+    if isinstance(told, BaseExceptionGroup) and len(cast("Any", told).exceptions) == 1:
+        return _unwrap(cast("Any", told).exceptions[0])
+    return error
 
 
 def _cuts_short(error: BaseException) -> bool:
