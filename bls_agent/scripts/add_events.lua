@@ -9,24 +9,30 @@
 -- ARGV[6]  what tells this writer from all others, or nothing
 -- ARGV[7]  the number of this batch; a writer's grow
 -- ARGV[8]  milliseconds of the lease of a writer that may end the run, 0 for others
--- ARGV[9]  1 if the run ends with this batch: its last event stands only if the run is ours
+-- ARGV[9]  1 if the run ends with this batch: its last event is written only if the
+--          run is ours
 -- ARGV[…]  nine for each event: its sequence, or nothing to have it counted; timestamp;
 --          agent's id, type, name; team; category; action; data
 --
--- Adds events and counts them over all writers. Gives the last sequence and the ids; a
--- batch that was added before is not added again: then the last sequence and id of
--- then, "again" and how many events it had. "ours" comes last if the writer's lease began anew with the batch:
--- whoever writes needs no renewals, which could be late for all that is written. One step, because a sequence that is counted before its event is
--- written could be written behind a later one, and because a batch whose reply was
--- lost must be recognised.
+-- Adds events and counts them over all writers. Gives the last sequence and the ids of
+-- the events; "ours" behind them if the lease of the writer began anew with the batch:
+-- who writes all the time keeps its run though its renewals come late.
 --
--- The books: "sequence" and "id" of the last event that was counted here, "owner" as long
--- as the run has a writer that has not ended it, and for each writer "batch:<token>" with
--- the number of its last batch, the sequence and the id that this batch ended with, and
--- of how many events it was: a batch may be sent again in parts, the first of them under
--- the number of the whole.
--- "closed" is the id of the last system.close, until a lifecycle.started stands behind it.
--- "lost:<id>" says how many events the server had forgotten before that one.
+-- One step, because a sequence that is counted before its event is written could be
+-- written behind a later one, and because a batch whose reply was lost must be
+-- recognised. It is not added again: then the script gives the sequence and the id that
+-- it ended with, "again", how many events it had, and "ours" as above.
+--
+-- The books hold
+--   "sequence", "id"  of the last event that was counted here
+--   "owner"           the token of a writer that has not ended the run
+--   "closed"          the id of the last system.close, until a lifecycle.started stands
+--                     behind it
+--   "batch:<token>"   of each writer's last batch the number, the sequence and the id
+--                     that it ended with, and how many events it had: a batch may be
+--                     sent again in parts, the first of them under the number of all
+--   "lost:<id>"       how many events the server had forgotten before that one
+--
 -- Whatever may be refused because a key has another type comes before the first write.
 local stream, token = KEYS[1], ARGV[6]
 local batch = 'batch:' .. token

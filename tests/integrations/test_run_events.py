@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import secrets
 import socket
 import sys
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -22,7 +21,6 @@ from bls_agent import (
     ConfigurationError,
     EventStore,
     MissingExtraError,
-    WrongTypeError,
 )
 from bls_agent.devserver import DevServer
 from bls_agent.integrations.run_events import (
@@ -36,21 +34,6 @@ from tests.integrations.serving import WebProcess, serving
 
 OWN = "http://127.0.0.1:8000"
 PAGE = "https://page.example"
-
-
-@pytest.fixture
-def run_id() -> int:
-    """A run that nobody else has."""
-    return secrets.randbelow(2**62)
-
-
-@pytest.fixture
-async def store(redis_url: str, run_id: int) -> AsyncIterator[EventStore]:
-    """A store on the shared server; the run is removed."""
-    async with EventStore(redis_url) as opened:
-        yield opened
-        with suppress(WrongTypeError):  # some tests have put something else there
-            await opened.delete(run_id)
 
 
 @asynccontextmanager

@@ -177,7 +177,7 @@ async def test_a_place_that_nobody_remembers(
             tasks.start_soon(back.take, 4)
             await until(lambda: len(back.ids) == 2)
             tasks.start_soon(here.take, KEPT + 1)
-            await until(lambda: here.follower._doubt_until is not None)
+            await until(lambda: here.follower._cursor.in_doubt)
             new = await write(other_server, 2)
         assert back.gaps == []
         assert here.gaps == [Gap(RUN, GapReason.LOST, ids[-1], new[0])]

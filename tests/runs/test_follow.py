@@ -365,7 +365,7 @@ async def test_a_lost_tail_without_any_later_event(
     own_server: DevServer, admin: Redis, run_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Said after a while, when no writer has told by its next event what is missing."""
-    monkeypatch.setattr("bls_agent.runs.following.follower.DOUBT", 0.3)
+    monkeypatch.setattr("bls_agent.runs.following.cursor.DOUBT", 0.3)
     await admin.config_set("appendonly", "no")
     async with EventStore(own_server.url) as store:
         follower = store.follow(run_id)

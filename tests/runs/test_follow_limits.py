@@ -8,14 +8,13 @@ from typing import Any
 import anyio
 import pytest
 from redis.asyncio import Redis
-from sse_starlette.sse import AppStatus
 
 from bls_agent.devserver import DevServer
-from bls_agent.integrations import frame_pump, frame_stream
-from bls_agent.integrations.frame_stream import FrameStream
 from bls_agent.runs import EventStore, Followed, StreamEvent
 from bls_agent.runs.following import lane
+from bls_agent.runs.following.channel import Arrivals, Channel
 from bls_agent.runs.following.lane import COUNT, Lane
+from bls_agent.runs.following.ring import MOST
 from bls_agent.runs.reading import RunReader
 from bls_agent.runs.sse import event_frames, write_chunks
 from bls_agent.testing.chaos import Delay, FaultProxy
@@ -40,6 +39,26 @@ async def test_waits_shorter_than_a_read(own_server: DevServer) -> None:
             follower = reader.follow(2)
             with anyio.fail_after(10):
                 assert [await follower.batch(0) for _ in range(50)] == [[]] * 50
+
+
+async def test_no_wait_for_who_has_fallen_behind_the_ring(
+    store: EventStore, run_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even with 0 all is given that is there: what others have no more is read."""
+    take, taken = Channel.take, list[str]()
+
+    def note(self: Channel, come: Arrivals) -> None:
+        take(self, come)
+        taken.append(self.ring.base)
+
+    monkeypatch.setattr(Channel, "take", note)
+    follower = store.follow(run_id)
+    first = await store.add(run_id, "a", "b")
+    assert len(await follower.batch()) == 1
+    assert await follower.batch(0.1) == []  # it waits with the others
+    await store.add_many(run_id, [("a", "b")] * (MOST + 1))
+    await eventually(lambda: bool(taken) and taken[-1] != first)
+    assert await follower.batch(0) != []
 
 
 async def test_a_long_heartbeat_does_not_hold_the_end(
@@ -135,38 +154,6 @@ def test_frames_that_are_written_are_let_go_of() -> None:
     assert all("sse" not in vars(item) for item in items)
 
 
-@pytest.mark.parametrize("taken", [0, 1])
-def test_a_client_that_takes_nothing_loses_its_place(
-    monkeypatch: pytest.MonkeyPatch, taken: int
-) -> None:
-    """Else it would hold a connection, and what it was to be sent, for ever.
-
-    Also where it is a comment that it does not take.
-    """
-    monkeypatch.setattr(frame_pump, "STALLED", 0.05)
-
-    async def receive() -> Any:
-        await anyio.sleep_forever()
-
-    sent: list[bytes] = []
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body":
-            sent.append(message["body"])
-            if len(sent) > taken:
-                await anyio.sleep_forever()
-
-    async def answer() -> None:
-        follower = EventStore("redis://127.0.0.1:1").follow(1)
-        pump = frame_pump.FramePump(follower, 0.01)
-        with anyio.fail_after(10):
-            scope = {"type": "http", "method": "GET"}
-            await FrameStream(pump, {})(scope, receive, send)
-        assert sent == [b"retry: 2000\n\n", b": \n\n"][: taken + 1]
-
-    anyio.run(answer)
-
-
 async def test_a_close_that_fills_a_reply_ends_the_run(
     store: EventStore, run_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,29 +191,3 @@ async def test_a_late_answer_is_not_taken_for_none(
             assert link.accepted == opened
             assert follower.unavailable is None
             tasks.cancel_scope.cancel()
-
-
-def test_a_server_that_stops_ends_a_stream_in_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The frames end, and with them the answer: it is not cut off after a grace."""
-    monkeypatch.setattr(frame_stream, "GRACE", 3_600.0)
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        await anyio.sleep_forever()
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-        if message.get("body"):  # it waits for events now; what stops is uvicorn
-            monkeypatch.setattr(AppStatus, "should_exit", True)
-
-    async def answer() -> None:
-        follower = EventStore("redis://127.0.0.1:1").follow(1)
-        pump = frame_pump.FramePump(follower, 15.0)
-        with anyio.fail_after(10):
-            scope = {"type": "http", "method": "GET"}
-            await FrameStream(pump, {})(scope, receive, send)
-
-    anyio.run(answer)
-    assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from bls_agent.runs import Gap, GapReason, StreamEvent
+from bls_agent.runs.following.cursor import Cursor
 from bls_agent.runs.following.gaps import (
     Evidence,
     Start,
@@ -374,3 +375,44 @@ def test_a_run_whose_writer_lives_comes_back() -> None:
     assert not presence.hear(NOTHING, 5.0)
     assert presence.hear(NOTHING, 5.6)
     assert presence.is_gone
+
+
+# -- where a follower stands
+
+
+def test_a_place_where_nobody_else_stands_is_looked_at_more_and_more_seldom() -> None:
+    cursor, looked = Cursor("5-0"), list[float]()
+    assert not cursor.is_odd(0.0)
+    for _ in range(8):
+        assert cursor.odd_until is not None
+        assert not cursor.is_odd(cursor.odd_until - 0.01)
+        looked.append(cursor.odd_until)
+        assert cursor.is_odd(cursor.odd_until)
+    pauses = [b - a for a, b in zip([0.0, *looked], looked, strict=False)]
+    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
+    cursor.note(event(6))
+    assert cursor.odd_until is None
+    assert not cursor.is_odd(100.0)
+    assert cursor.odd_until == pytest.approx(100.1)
+
+
+def test_who_went_back_is_in_doubt_until_an_event_comes() -> None:
+    """The sequence that he had read up to tells then how many are missing."""
+    cursor = Cursor("0-0")
+    cursor.note(event(9))
+    cursor.go_back("4-0", 1.0)
+    assert (cursor.id, cursor.known, cursor.in_doubt) == ("4-0", 9, True)
+    assert cursor.misses_nothing(event(10))
+    assert not cursor.misses_nothing(event(5))
+    cursor.note(event(10))
+    assert not cursor.in_doubt
+
+
+def test_nothing_is_missing_before_the_first_event_that_is_given() -> None:
+    """Where the run was empty; not where all of it was asked for."""
+    cursor = Cursor("$")
+    cursor.go_to_end(None)
+    assert cursor.misses_nothing(event(7))
+    cursor.go_back("0-0", 1.0)
+    assert not cursor.misses_nothing(event(7))
+    assert not Cursor("0-0").misses_nothing(event(7))

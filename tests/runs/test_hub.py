@@ -179,7 +179,7 @@ async def test_who_always_has_something_lets_the_loop_breathe(
         before, batches = beats, 0
         number = channel.ring.first
         while True:
-            follower._number, follower._cursor = number, channel.ring.base
+            follower._number, follower._cursor.id = number, channel.ring.base
             assert await follower.batch()
             batches += 1
             if batches == 50:
@@ -332,7 +332,7 @@ async def parent():
     if pid == 0:
         try:
             asyncio.events._set_running_loop(None)
-            asyncio.run(child())
+            asyncio.run(child(follower))
         except BaseException:
             import traceback; traceback.print_exc()
             os._exit(1)
@@ -345,7 +345,9 @@ async def parent():
     assert [e.sequence for e in await follower.batch()] == [3]
     await store.aclose()
 
-async def child():
+async def child(inherited):
+    assert await asyncio.wait_for(inherited.batch(), 10) == []
+    assert inherited.end == "left"
     follower = store.follow(run_id)
     assert [e.sequence for e in await follower.batch()] == [1]
     await store.add(run_id, "a", "b")

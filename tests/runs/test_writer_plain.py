@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -26,12 +25,6 @@ from bls_agent.runs.writing import course
 OURS = "bls_agent/"
 ENDS = ["lifecycle.completed", "system.close"]
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="cannot fork")
-
-
-@pytest.fixture
-def run_id() -> int:
-    """A run that is nobody else's."""
-    return secrets.randbits(50)
 
 
 @pytest.fixture

@@ -191,5 +191,10 @@ class Channel:
 
     def close(self) -> None:
         """Be followed no longer; who waits finds out what to do."""
+        self.forsake()
+        self.wake()
+
+    def forsake(self) -> None:
+        """Be followed no longer: whoever waits does so in a loop that is not ours."""
         self.is_open = False
-        self.ring_bell()
+        self.news += 1

@@ -9,16 +9,12 @@ import anyio
 
 from bls_agent.backoff import Backoff
 from bls_agent.errors import RedisRefusedError, RedisUnavailableError
-from bls_agent.runs.event_ids import BEGINNING, END, EventId, order
+from bls_agent.runs.event_ids import BEGINNING, END, order
 from bls_agent.runs.events import Followed, Gap, GapReason, StreamEvent, WriterLost
 from bls_agent.runs.following.channel import Channel
+from bls_agent.runs.following.cursor import Cursor
 from bls_agent.runs.following.ends import FollowEnd
-from bls_agent.runs.following.gaps import (
-    continues,
-    judge_jump,
-    judge_start,
-    sequence_of,
-)
+from bls_agent.runs.following.gaps import judge_jump, judge_start
 from bls_agent.runs.following.hub import Hub, Hubs
 from bls_agent.runs.following.iteration import Iteration
 from bls_agent.runs.following.looks import gather_evidence, gather_start
@@ -27,9 +23,6 @@ from bls_agent.runs.reading import Page, Portion, RunReader
 __all__ = ["Follower"]
 
 BATCH: Final = 500  # events that are given at once
-MEANWHILE: Final = 0.1  # seconds from one look at what others have read to the next
-LONGEST: Final = 5.0  # the same at most: it doubles while nothing changes
-DOUBT: Final = 5.0  # seconds for a writer to tell by its next event what was lost
 
 
 class Follower(Iteration):
@@ -70,25 +63,17 @@ class Follower(Iteration):
         self._waits_with: Channel | None = None  # as far as nobody was cancelled there
         self._begun = False
         self._is_left = False
-        self._cursor: EventId = last_id  # read behind it
-        self._known: int | None = 0 if last_id == BEGINNING else None
-        self._is_event = True  # whether one surely stood at the cursor
-        self._closes = False  # whether the one that did has ended the run
-        self._was_there = last_id not in (BEGINNING, END)  # the run, as far as we know
+        self._cursor = Cursor(last_id)
         self._number: int | None = None  # of what comes next, in the channel's ring
         self._rewinds = 0  # of the channel that we have heard of
         self._heard: int | None = None  # of its news, as long as we stand in its ring
-        self._doubt_until: float | None = None
         self._told: tuple[bytes, int] | None = None  # whose loss
         self._portion = Portion()
         self._rests = True  # whether others had their turn since the last batch
         self._failure: RedisUnavailableError | None = None
         self._backoff: Backoff | None = None
-        self._pause_until = (
-            self._until
-        ) = -math.inf  # before the next try; to wait at most
-        self._meanwhile = MEANWHILE
-        self._odd_until: float | None = None  # we stand where others do not
+        self._pause_until = -math.inf  # before the next try
+        self._until = -math.inf  # who waits for what comes next, at most
 
     def __repr__(self) -> str:
         state = "ended" if self.ended else "open"
@@ -101,7 +86,7 @@ class Follower(Iteration):
             return None
         if self._is_left:
             return FollowEnd.LEFT
-        return FollowEnd.CLOSED if self._closes else FollowEnd.GONE
+        return FollowEnd.CLOSED if self._cursor.closes else FollowEnd.GONE
 
     @property
     def unavailable(self) -> RedisUnavailableError | None:
@@ -136,7 +121,9 @@ class Follower(Iteration):
             channel = self._channel
             if channel is not None and channel.news == self._heard:
                 found = self._take_more(channel)
-                if found is not None and not found:
+                if found is None:
+                    continue  # it is to be read, even if time is up
+                if not found:
                     await self._wait_for_more(channel, until)
             else:
                 found = await self._find_more()
@@ -157,8 +144,8 @@ class Follower(Iteration):
         events = channel.ring.after(self._number or 0, BATCH)
         if events:
             self._number = (self._number or 0) + len(events)
-            self._note(events[-1])
-        if events is None or self._closes:
+            self._cursor.note(events[-1])
+        if events is None or self._cursor.closes:
             self._heard = None
         return events if events is None else [*events]
 
@@ -192,7 +179,7 @@ class Follower(Iteration):
             raise
         except RedisUnavailableError as error:
             is_less = self._portion.shrink(error)
-            if self._cursor == END or (self._is_plain and not is_less):
+            if self._cursor.id == END or (self._is_plain and not is_less):
                 raise
             self._failure = error
             self._backoff = self._backoff or Backoff()
@@ -216,7 +203,8 @@ class Follower(Iteration):
         channel = self._channel
         found = self._take_from(channel) if channel is not None else None
         if channel is not None and found is not None:
-            if not found and self._number is not None and self._doubt_until is None:
+            in_ring = self._number is not None
+            if not found and in_ring and not self._cursor.in_doubt:
                 self._heard = channel.news  # wait where it costs least
             elif not found and not self._is_over:
                 await self._wait_with(hub, channel)
@@ -225,19 +213,15 @@ class Follower(Iteration):
 
     async def _begin(self, reader: RunReader) -> Gap | None:
         """Find out where to begin."""
-        gap: Gap | None = None
-        if self._cursor == END:
-            last = await reader.last()
-            if last is not None:
-                self._known, self._closes = sequence_of(last), last.closes
-                self._was_there = True
-            self.place = self._cursor = BEGINNING if last is None else last.id
-        elif self._cursor != BEGINNING and not self._is_plain:
-            place, self._known, gap, self._is_event, self._closes, over = judge_start(
-                self.run_id, self._cursor, await gather_start(reader, self._cursor)
-            )
-            self.place = self._cursor = place
-            self._is_over = over
+        cursor, gap = self._cursor, None
+        if cursor.id == END:
+            cursor.go_to_end(await reader.last())
+        elif cursor.id != BEGINNING and not self._is_plain:
+            start = await gather_start(reader, cursor.id)
+            opening = judge_start(self.run_id, cursor.id, start)
+            cursor.open(opening)
+            gap, self._is_over = opening.gap, opening.is_over
+        self.place = cursor.id
         self._begun = True
         return gap
 
@@ -250,18 +234,18 @@ class Follower(Iteration):
             self._hear_of_rewind(channel)
         ring = channel.ring
         if self._number is None:
-            self._number = ring.locate(self._cursor)
-            if self._number is None and order(self._cursor) > order(ring.head):
+            self._number = ring.locate(self._cursor.id)
+            if self._number is None and order(self._cursor.id) > order(ring.head):
                 return self._look_round(channel)  # we have read further than it has
         events = None
         if self._number is not None:
             events = ring.after(self._number, BATCH)
-        if events is None or (events and self._doubt_until is not None):
+        if events is None or (events and self._cursor.in_doubt):
             return self._leave(channel)
         if not events:
             return self._look_round(channel)
         self._number = (self._number or 0) + len(events)
-        self._note(events[-1])
+        self._cursor.note(events[-1])
         return [*events]
 
     def _leave(self, channel: Channel) -> list[Followed] | None:
@@ -270,7 +254,7 @@ class Follower(Iteration):
         self._portion = Portion()  # what is large now may have been small before
         if channel.is_open or not channel.presence.is_gone or self._is_plain:
             return None
-        if not self._was_there:
+        if not self._cursor.was_there:
             return self._drop()  # that was a former life of the run
         self._is_over = True
         return [self._make_gap(GapReason.EXPIRED, channel)]
@@ -279,30 +263,29 @@ class Follower(Iteration):
         """Go back to the end that is there, if the server has forgotten our place."""
         in_ring = self._number is not None
         self._rewinds, self._number = channel.rewinds, None
-        if channel.has_lost(self._cursor, in_ring=in_ring):
-            self._cursor = channel.rewound_to
-            self._doubt_until = anyio.current_time() + DOUBT
+        if channel.has_lost(self._cursor.id, in_ring=in_ring):
+            self._cursor.go_back(channel.rewound_to, anyio.current_time())
 
     def _look_round(self, channel: Channel) -> list[Followed] | None:
         """Say what else there is to be told to one who has been given every event."""
-        presence, found = channel.presence, list[Followed]()
+        presence, cursor, found = channel.presence, self._cursor, list[Followed]()
         if self._is_plain:
             return found if channel.is_open else self._drop()
-        if presence.is_gone and not self._was_there:
+        if presence.is_gone and not cursor.was_there:
             return self._drop()
         if presence.is_gone:
             self._is_over = True
-        elif self._closes and self._doubt_until is None:
+        elif cursor.closes and not cursor.in_doubt:
             self._number = None
             return None  # it ends if nothing stands behind
         lost = None if presence.lost is None else (presence.lost, presence.returns)
         is_news = lost is not None and lost != self._told
-        doubt = self._doubt_until
+        doubt = cursor.doubt_until
         if doubt is not None and (
             self._is_over or is_news or anyio.current_time() >= doubt
         ):
             found.append(self._make_gap(GapReason.LOST))
-            self._doubt_until, self.place = None, self._cursor
+            cursor.doubt_until, self.place = None, cursor.id
         if is_news and not self._is_over:
             self._told = lost
             found.append(WriterLost(self.run_id, self.place))
@@ -317,31 +300,25 @@ class Follower(Iteration):
 
     def _make_gap(self, reason: GapReason, channel: Channel | None = None) -> Gap:
         known = channel.known if channel is not None else None
-        missing = max(0, known - self._known) if known and self._known else 0
+        ours = self._cursor.known
+        missing = max(0, known - ours) if known and ours else 0
         return Gap(self.run_id, reason, self.place, None, missing or None)
 
     async def _wait_with(self, hub: Hub, channel: Channel) -> None:
-        """Wait for what comes; where we stand and the others do not, not for long.
-
-        Mostly one of us has only read earlier. But perhaps the server has forgotten
-        what it has told: then nothing would ever come behind our place.
-        """
-        until = math.inf if self._doubt_until is None else self._doubt_until
+        """Wait for what comes; not for long in doubt, or where others do not stand."""
+        cursor, until = self._cursor, self._until
         if self._number is None:
-            now = anyio.current_time()
-            if self._odd_until is None:
-                self._meanwhile, self._odd_until = MEANWHILE, now + MEANWHILE
-            elif now >= self._odd_until:
-                hub.doubt(channel, BEGINNING if self._is_plain else self._cursor)
-                self._meanwhile = min(2 * self._meanwhile, LONGEST)
-                self._odd_until = now + self._meanwhile
-            until = min(until, self._odd_until)
-        await self._wait_for_more(channel, min(until, self._until))
+            if cursor.is_odd(anyio.current_time()):
+                hub.doubt(channel, BEGINNING if self._is_plain else cursor.id)
+            until = min(until, cursor.odd_until or until)
+        if cursor.doubt_until is not None:
+            until = min(until, cursor.doubt_until)
+        await self._wait_for_more(channel, until)
 
     async def _read_page(self, hub: Hub, reader: RunReader) -> list[Followed]:
         """Read on from Redis, and join those who wait if that was all."""
         began = anyio.current_time()
-        page = await hub.pages.read(reader, self._cursor, self._portion.count)
+        page = await hub.pages.read(reader, self._cursor.id, self._portion.count)
         gap = await self._judge(page.events[0], reader) if page.events else None
         self._failure = self._backoff = None
         self._portion.learn(page, anyio.current_time() - began)
@@ -349,20 +326,22 @@ class Follower(Iteration):
         self._go_on(hub, reader, page)
         if found or self._is_over or self._channel is None:
             return found
-        if self._channel.ring.locate(self._cursor) is None:
+        if self._channel.ring.locate(self._cursor.id) is None:
             await self._wait_with(hub, self._channel)
         return []
 
     def _go_on(self, hub: Hub, reader: RunReader, page: Page) -> None:
+        """Go behind a page, and find those who follow the run, too."""
+        cursor = self._cursor
         if page.events:
-            self._note(page.events[-1])
-        if page.is_last and self._closes and not self._is_plain:
+            cursor.note(page.events[-1])
+        if page.is_last and cursor.closes and not self._is_plain:
             self._is_over = True
             return
         channel = hub.find(self.run_id, reader.keys.events)
         if channel is None and page.is_last:
             channel = hub.join(
-                reader.keys, self._cursor, self._known, seen=self._was_there
+                reader.keys, cursor.id, cursor.known, seen=cursor.was_there
             )
         if channel is not self._channel and channel is not None:
             self._rewinds = channel.rewinds
@@ -370,25 +349,17 @@ class Follower(Iteration):
             channel.note_page(page.events)
         self._channel, self._number = channel, None
 
-    def _note(self, event: StreamEvent) -> None:
-        """Note what is given last."""
-        self._cursor, self._known = event.id, sequence_of(event)
-        self._closes, self._is_event, self._was_there = event.closes, True, True
-        self._doubt_until = self._odd_until = None
-
     async def _judge(self, first: StreamEvent, reader: RunReader) -> Gap | None:
         """Find out whether events are missing before one that was read."""
-        is_fresh = self._cursor == BEGINNING and self._known is None
-        in_doubt = self._doubt_until is not None
-        is_begin = is_fresh and not in_doubt
-        if self._is_plain or is_begin or continues(self._known, first):
+        cursor = self._cursor
+        if self._is_plain or cursor.misses_nothing(first):
             return None
         evidence = await gather_evidence(reader, self.place, first.id)
         return judge_jump(
             self.place,
-            self._known,
+            cursor.known,
             first,
             evidence,
-            is_event=self._is_event,
-            in_doubt=in_doubt,
+            is_event=cursor.is_event,
+            in_doubt=cursor.in_doubt,
         )

@@ -55,7 +55,7 @@ class Hub:
 
     def forget_parent(self) -> None:
         """In a forked child: the tasks are the parent's, who waits there does so there."""
-        self.is_closed = True
+        self._forsake()
         keep(self)
 
     def find(self, run_id: int, key: str) -> Channel | None:
@@ -172,9 +172,14 @@ class Hub:
 
     def forget_loop(self) -> None:
         """Let go of everything: the loop was closed under us."""
-        self.is_closed = True
+        self._forsake()
         for lane in self._lanes.values():
             lane.wire.forget_loop()
+
+    def _forsake(self) -> None:
+        self.is_closed = True
+        for channel in self._channels:
+            channel.forsake()
 
 
 class Hubs:

@@ -15,9 +15,7 @@ BEHIND: Final = 0.05  # seconds after the end of a lease
 SOON: Final = 1.0  # the same while events come and nobody knows their writer
 LEASE: Final = 15.0  # seconds: a writer's usual lease
 CONFIRMED: Final = 0.25  # seconds from the first look without a lease to the second
-UNSEEN: Final = (
-    2.0  # the same where no lease was ever seen: who comes late is not in a hurry
-)
+UNSEEN: Final = 2.0  # the same for who never saw a lease: he is not in a hurry
 UNOWNED: Final = 5.0  # seconds that a run without a lease has to come back
 SLOW: Final = 0.5  # seconds: a look that took longer has seen an outage …
 USUAL: Final = 4  # … if it took so many times longer than they usually take

@@ -1,9 +1,9 @@
-"""A run in a program without an event loop: ``with store.run(id) as run: run.emit(…)``."""
+"""Runs that are written in programs without an event loop: ``with store.run(1):``."""
 
 from __future__ import annotations
 
 import logging
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -28,7 +28,7 @@ AT_EXIT: Final = 1.5  # seconds that the exit of the interpreter waits at most
 THREAD: Final = SharedThread("bls-agent runs", at_exit=AT_EXIT)
 
 
-class PlainFace:
+class PlainFace(ABC):
     """The half of a writer that is for programs without an event loop.
 
     All runs that are open in such a way live in one daemon thread, and those of one
@@ -63,7 +63,7 @@ class PlainFace:
         """Say what still waits, where nobody can wait for it."""
 
     def wait_flushed(self, timeout: float = 5.0) -> Flushed:
-        """Wait until what was emitted so far is written or given up, without an event loop.
+        """Wait, without an event loop, until what was emitted is written or given up.
 
         Args:
             timeout: Seconds to wait at most.

@@ -97,9 +97,7 @@ class RunWriter(PlainFace):
         )
         self._delivery = Delivery(buffer, pace=options.pace, batch_bytes=BATCH_BYTES)
         self._state = NEW
-        self._outside: Counter[str] = (
-            Counter()
-        )  # dropped before they reached the buffer
+        self._outside = Counter[str]()  # dropped before they reached the buffer
         self._cut = 0
         self._lock = threading.RLock()  # of the two above
         self._hold: Hold | None = None

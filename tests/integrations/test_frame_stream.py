@@ -1,0 +1,71 @@
+"""Frames as an answer: it ends in order with its server, and with who takes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+from sse_starlette.sse import AppStatus
+
+from bls_agent.integrations import frame_pump, frame_stream
+from bls_agent.integrations.frame_stream import FrameStream
+from bls_agent.runs import EventStore
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_client_that_takes_nothing_loses_its_place(
+    monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    """Else it would hold a connection, and what it was to be sent, for ever.
+
+    Also where it is a comment that it does not take.
+    """
+    monkeypatch.setattr(frame_pump, "STALLED", 0.05)
+
+    async def receive() -> Any:
+        await anyio.sleep_forever()
+
+    sent: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            sent.append(message["body"])
+            if len(sent) > taken:
+                await anyio.sleep_forever()
+
+    async def answer() -> None:
+        follower = EventStore("redis://127.0.0.1:1").follow(1)
+        pump = frame_pump.FramePump(follower, 0.01)
+        with anyio.fail_after(10):
+            scope = {"type": "http", "method": "GET"}
+            await FrameStream(pump, {})(scope, receive, send)
+        assert sent == [b"retry: 2000\n\n", b": \n\n"][: taken + 1]
+
+    anyio.run(answer)
+
+
+def test_a_server_that_stops_ends_a_stream_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The frames end, and with them the answer: it is not cut off after a grace."""
+    monkeypatch.setattr(frame_stream, "GRACE", 3_600.0)
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        await anyio.sleep_forever()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if message.get("body"):  # it waits for events now; what stops is uvicorn
+            monkeypatch.setattr(AppStatus, "should_exit", True)
+
+    async def answer() -> None:
+        follower = EventStore("redis://127.0.0.1:1").follow(1)
+        pump = frame_pump.FramePump(follower, 15.0)
+        with anyio.fail_after(10):
+            scope = {"type": "http", "method": "GET"}
+            await FrameStream(pump, {})(scope, receive, send)
+
+    anyio.run(answer)
+    assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
