@@ -115,6 +115,7 @@ class RunEventsResponse(Response):
         self._heartbeat = check_heartbeat(heartbeat)
         self._more = headers
         self._pump: FramePump | None = None
+        self._is_ending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Find out what to answer, and answer; a client that leaves ends it quietly."""
@@ -125,7 +126,8 @@ class RunEventsResponse(Response):
             await self.background()
 
     def end(self) -> None:
-        """End the stream at once; the client is to come back."""
+        """End the stream at once, or as soon as it begins; the client is to come back."""
+        self._is_ending = True
         if self._pump is not None:
             self._pump.end()
 
@@ -154,6 +156,8 @@ class RunEventsResponse(Response):
     def _open(self, last_id: str) -> Response:
         follower = self._store.follow(self._run_id, last_id)
         self._pump = FramePump(follower, self._heartbeat)
+        if self._is_ending:
+            self._pump.end()
         return FrameStream(self._pump, {**STREAM_HEADERS, **(self._more or {})})
 
 

@@ -10,6 +10,7 @@ from sse_starlette.sse import AppStatus
 
 from bls_agent.integrations import frame_pump, frame_stream
 from bls_agent.integrations.frame_stream import FrameStream
+from bls_agent.integrations.run_events import RunEventsResponse
 from bls_agent.runs import EventStore
 
 
@@ -69,3 +70,26 @@ def test_a_server_that_stops_ends_a_stream_in_order(
 
     anyio.run(answer)
     assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+async def test_a_stream_that_is_ended_before_it_begins(
+    store: EventStore, run_id: int
+) -> None:
+    """A server may stop while Redis is still asked whether the run is there."""
+    await store.add(run_id, "a", "b")
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        await anyio.sleep_forever()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    response = RunEventsResponse(store, run_id)
+    response.end()
+    scope = {"type": "http", "method": "GET", "headers": [], "query_string": b""}
+    with anyio.fail_after(10):
+        await response(scope, receive, send)
+    assert sent[0]["status"] == 200
+    assert b"".join(one.get("body", b"") for one in sent) == b"retry: 2000\n\n"
+    assert sent[-1]["more_body"] is False
