@@ -8,8 +8,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 CANDIDATES := python3 python3.14 python3.13 python3.12 python3.11
 SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 PEERS := arq taskiq faststream caches
-# The tests wait for servers most of the time: four at once keep two cores busy.
-AT_ONCE := --numprocesses=4
+# The tests wait for servers half of the time: five at once keep two cores busy.
+AT_ONCE := --numprocesses=5
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -18,7 +18,7 @@ AT_ONCE := --numprocesses=4
 
 help:
 	@echo 'make demo    see an agent and a console at work, on a server of its own'
-	@echo 'make test    run the tests, four at once (ARGS="-k heartbeat" goes to pytest)'
+	@echo 'make test    run the tests, five at once (ARGS="-k heartbeat" goes to pytest)'
 	@echo 'make lint    ruff, mypy and pyright'
 	@echo 'make bench   figures beside a bare loop and others (ARGS="--quick" for a look)'
 	@echo 'make load    the doctor, the registry, and the console for ten minutes, under a large fleet'
