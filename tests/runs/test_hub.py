@@ -534,6 +534,8 @@ async def test_a_run_deleted_under_its_writer_is_no_loss(
     ):
         follower = store.follow(run_id)
         assert await take(follower, 1) == [1]
+        assert await follower.batch(0.1) == []
+        await eventually(lambda: proxy.accepted == 2)  # one of them waits
         assert await writer.delete(run_id)
         before = proxy.accepted
         proxy.break_all()
