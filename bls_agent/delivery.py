@@ -38,7 +38,9 @@ class Sink(Protocol[T]):
         ...
 
     async def write(self, batch: Sequence[T], meanwhile: Callable[[], None]) -> None:
-        """Write the whole batch in one step, or raise RedisUnavailableError.
+        """Write the whole batch, or raise RedisUnavailableError: then it is called again.
+
+        Who does not write it in one step has to remember what stands already.
 
         Args:
             batch: What to write.

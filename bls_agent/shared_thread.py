@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import atexit
 import threading
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 from bls_agent.forking import register
 from bls_agent.loop_thread import LoopThread
@@ -50,6 +51,19 @@ class SharedThread:
                     raise
             self._users += 1
             return self._thread
+
+    def open(self, opening: Callable[[], Coroutine[Any, Any, None]]) -> LoopThread:
+        """Open something in the thread and give it, one user more if that worked.
+
+        Raises whatever ``opening`` does, and what a signal raises meanwhile.
+        """
+        thread = self.enter()
+        try:
+            thread.call(opening)
+        except BaseException:
+            self.leave()
+            raise
+        return thread
 
     def leave(self) -> None:
         """Give it back; the last one ends it."""

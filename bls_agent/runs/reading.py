@@ -227,8 +227,7 @@ class RunReader:
         Raises:
             RedisUnavailableError: Redis cannot answer.
         """
-        async with self.wires.to(self.keys.events) as wire:
-            return bool(await wire.read("PTTL", self.keys.owner) != NO_KEY)
+        return bool(await self.wires.read(self.keys.owner, "PTTL") != NO_KEY)
 
     async def ask(self, name: str, *rest: str | int) -> Reply:
         """Send one request about the stream that changes nothing.

@@ -188,7 +188,7 @@ async def test_a_run_that_is_deleted(store: EventStore, run_id: int) -> None:
     assert sequences(await gather(follower, 2)) == [1, 2]
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(gather, follower, 3)
-        await anyio.sleep(0.05)
+        await anyio.wait_all_tasks_blocked()
         await store.delete(run_id)
         assert await late.batch(0.2) == []
         with anyio.fail_after(20):
@@ -381,7 +381,7 @@ async def test_a_lost_tail_without_any_later_event(
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(go_on)
-            await anyio.sleep(0.05)
+            await anyio.wait_all_tasks_blocked()
             await restart_with(own_server, "kept.rdb")
             await eventually(lambda: follower.place == ids[1])
             async with EventStore(own_server.url) as other:  # which never wrote before

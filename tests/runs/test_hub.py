@@ -262,7 +262,7 @@ async def test_closing_the_store_ends_its_followers(
             found.append([one async for one in waiting])
 
         tasks.start_soon(follow)
-        await anyio.sleep(0.05)
+        await anyio.wait_all_tasks_blocked()
         with anyio.fail_after(5):
             await store.aclose()
     assert found == [[]]
@@ -514,7 +514,7 @@ async def test_a_server_that_forgets_everything(
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(go_on)
-                await anyio.sleep(0.05)
+                await anyio.wait_all_tasks_blocked()
                 server.restart()
                 with anyio.fail_after(20):
                     await eventually(lambda: follower.ended)

@@ -89,13 +89,7 @@ class PlainFace(ABC):
     def __enter__(self) -> Self:
         """Open in a program without an event loop; waits and raises as ``async with``."""
         refuse_in_event_loop("with store.run(...)", "'async with store.run(...)'")
-        thread = THREAD.enter()
-        try:
-            thread.call(self._open_there)
-        except BaseException:
-            THREAD.leave()
-            raise
-        self._thread = thread
+        self._thread = THREAD.open(self._open_there)
         return self
 
     async def _open_there(self) -> None:

@@ -254,13 +254,7 @@ class Heartbeat:
         """Open in a program without an event loop; raises as ``async with``."""
         refuse_in_event_loop("with Heartbeat(...)", "'async with Heartbeat(...)'")
         self._refuse_twice()
-        thread = THREAD.enter()
-        try:
-            thread.call(self._open)
-        except BaseException:
-            THREAD.leave()
-            raise
-        self._thread = thread
+        self._thread = THREAD.open(self._open)
         return self
 
     def __exit__(
