@@ -167,3 +167,8 @@ async def url_with_rights(admin: Redis, server: DevServer, *rules: str) -> str:
         admin, "ACL", "SETUSER", "agent", "reset", "on", f">{PASSWORD}", *rules
     )
     return f"redis://agent:{PASSWORD}@127.0.0.1:{server.port}/0"
+
+
+async def are_blocked(admin: Redis, count: int) -> bool:
+    """Whether so many clients wait at the server for something to come."""
+    return bool((await admin.info("clients"))["blocked_clients"] == count)

@@ -28,6 +28,7 @@ from bls_agent.wire import Wire
 from tests.harness import (
     PASSWORD,
     History,
+    are_blocked,
     eventually,
     execute,
     needs_selectors,
@@ -285,10 +286,10 @@ async def test_lost_connections_are_let_go_at_the_server(
     other = Wire(Endpoint.of(own_server.url), "other", timeout=1)
     await other.open()
     await stranger.post([("BLPOP", "队列", 30)])
-    await eventually(lambda: _blocked(admin, 1))
+    await eventually(lambda: are_blocked(admin, 1))
     connections.blocking.lost = [Lost(0, stranger.client_id, "")]
     assert await connections.forget_lost(connections.blocking, kill=False)
-    await eventually(lambda: _blocked(admin, 0))
+    await eventually(lambda: are_blocked(admin, 0))
     connections.gate.lives[connections.endpoint.address] = 1
     connections.blocking.lost = [Lost(0, stranger.client_id, "")]
     assert await connections.forget_lost(connections.blocking, kill=True)
@@ -331,10 +332,6 @@ async def test_what_was_not_killed_is_not_gone(
     await connections.aclose()
 
 
-async def _blocked(admin: Redis, count: int) -> bool:
-    return bool((await admin.info("clients"))["blocked_clients"] == count)
-
-
 async def test_a_client_of_another_kind_that_decodes(
     own_server: DevServer, admin: Redis, project: str
 ) -> None:
@@ -370,14 +367,14 @@ async def test_a_lost_connection_without_the_right_to_look(
     connections = Connections(Endpoint.of(url), "test", timeout=1, reconnect_max=1)
     zombie = Wire(Endpoint.of(url), "test:blocking", timeout=1)
     await zombie.post([("BLPOP", project, 30)])
-    await eventually(lambda: _blocked(admin, 1))
+    await eventually(lambda: are_blocked(admin, 1))
     name = await zombie_address(admin, zombie)
     connections.blocking.lost = [Lost(0, zombie.client_id, "127.0.0.1:1")]
     await connections.forget_lost(connections.blocking, kill=False)
-    assert await _blocked(admin, 1), "the same id at another address is a stranger"
+    assert await are_blocked(admin, 1), "the same id at another address is a stranger"
     connections.blocking.lost = [Lost(0, zombie.client_id, name)]
     assert await connections.forget_lost(connections.blocking, kill=False)
-    await eventually(lambda: _blocked(admin, 0))
+    await eventually(lambda: are_blocked(admin, 0))
     await zombie.drop()
     assert zombie.lost[0].address == name
     await connections.aclose()

@@ -29,7 +29,13 @@ from bls_agent.runs import (
 from bls_agent.runs.following import channel, lane, presence
 from bls_agent.runs.following.channel import Channel
 from bls_agent.testing.chaos import FaultProxy, Swallow
-from tests.harness import eventually, execute, needs_selectors, url_with_rights
+from tests.harness import (
+    are_blocked,
+    eventually,
+    execute,
+    needs_selectors,
+    url_with_rights,
+)
 from tests.runs.writing import write
 from tests.soak.followers import follow_through_cuts
 
@@ -686,7 +692,9 @@ async def _write_soon(store: EventStore, run_id: int) -> None:
     await write(store, run_id)
 
 
-async def test_a_single_read_while_redis_is_away(own_server: DevServer) -> None:
+async def test_a_single_read_while_redis_is_away(
+    own_server: DevServer, admin: Redis
+) -> None:
     """Down is not empty."""
     async with EventStore(own_server.url, timeout=0.5) as store:
         await write(store, 1)
@@ -697,8 +705,8 @@ async def test_a_single_read_while_redis_is_away(own_server: DevServer) -> None:
                 with pytest.raises(RedisUnavailableError):
                     await store.subscribe(1, last, block_ms=block_ms)
 
-            tasks.start_soon(read, 1_000)
-            await anyio.sleep(0.1)
+            tasks.start_soon(read, 5_000)
+            await eventually(lambda: are_blocked(admin, 1))
             own_server.kill()
         await read(100)
         await read(0)
