@@ -11,7 +11,6 @@ not; 2: the demo could not be given; 130: Ctrl-C.
 
 from __future__ import annotations
 
-import argparse
 import os
 import secrets
 import sys
@@ -36,12 +35,11 @@ from bls_agent.devserver import DevServer
 from bls_agent.errors import BlsError, RedisUnavailableError
 from bls_agent.project.messages import Status
 from bls_agent.redaction import mask_url
-from bls_agent.texts import Texts, choose_language, load_texts
+from bls_agent.texts import Texts, find_language, load_texts, make_parser
 
 __all__ = ["main"]
 
 PROGRAM: Final = "python -m bls_agent.demo"
-DESCRIPTION: Final = "An agent and a console at work, over a real Redis."
 TIDY_DEADLINE: Final = 3.0
 FAREWELL_DEADLINE: Final = 1.0  # seconds in which the last status is still shown
 
@@ -147,11 +145,11 @@ def show_hints(place: Place, screen: Screen) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Give the demo and return its exit code."""
-    parser = argparse.ArgumentParser(PROGRAM, description=DESCRIPTION)
-    parser.add_argument("--lang", choices=("zh", "en"), help="default: the locale's")
-    parser.add_argument("--serve", action="store_true", help="keep it running instead")
-    options = parser.parse_args(arguments)
-    texts = load_texts("demo", options.lang or choose_language(os.environ))
+    given = sys.argv[1:] if arguments is None else arguments
+    texts = load_texts("demo", find_language(given, os.environ))
+    parser = make_parser(PROGRAM, texts["demo_help"], texts)
+    parser.add_argument("--serve", action="store_true", help=texts["opt_serve"])
+    options = parser.parse_args(given)
     screen = Screen.on_stdout(os.environ, texts)
     screen.heading(texts["title"])
     try:

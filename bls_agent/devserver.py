@@ -3,11 +3,14 @@
 The server lives on a free loopback port and in a folder of its own, and neither
 outlives us: a small shell (``devserver.sh``) starts the server and reads words from us.
 When its input ends, which the kernel sees to even if we are killed by SIGKILL, it kills
-the server and removes the folder. Linux and macOS.
+the server and removes the folder (a folder that was given stays). Linux and macOS.
+
+``python -m bls_agent.devserver`` serves until Ctrl-C and prints the URL.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import secrets
@@ -20,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Literal, Self
@@ -31,11 +34,15 @@ from bls_agent.errors import (
     MissingExtraError,
     RedisUnavailableError,
 )
+from bls_agent.texts import Texts, find_language, load_texts, make_parser
 
 __all__ = ["DevServer", "find_server_binary", "serve_or_use"]
 
 LOOPBACK = "127.0.0.1"
+PROGRAM = "python -m bls_agent.devserver"
+DEFAULT_PORT = 6380  # of the program, where it is free: the next to Redis' own
 LOG_NAME = "server.log"
+LOCK_NAME = "in-use.lock"
 LOG_TAIL_LINES = 8
 START_TIMEOUT = 20.0
 POLL_INTERVAL = 0.002
@@ -95,13 +102,17 @@ class DevServer:
     """A real server of our own on a free loopback port.
 
     A synchronous context manager. Without ``append_only`` a restarted server is
-    empty; with it every write that was answered survives :meth:`kill`.
+    empty; with it every write that was answered survives :meth:`kill`, and in a
+    ``folder`` of your choice it survives :meth:`stop` and us, too.
 
     Args:
         binary: The server to start; looked up by :func:`find_server_binary` when
             the server starts, if not given.
         append_only: Write each command to disk before it is answered.
         port: A port of your choice; ``0`` takes a free one.
+        folder: Where the data is kept; made if it is missing, never removed, and
+            used by one server at a time. Implies ``append_only``. The file in it grows
+            with each write and is never rewritten.
         options: More of the server's own options, such as
             ``("--maxmemory", "10mb")``. They win over ours.
 
@@ -115,13 +126,16 @@ class DevServer:
         binary: Path | None = None,
         append_only: bool = False,
         port: int = 0,
+        folder: str | os.PathLike[str] | None = None,
         options: Sequence[str] = (),
     ) -> None:
         if not 0 <= port <= LARGEST_PORT:
             rule = f"a port is between 0 and {LARGEST_PORT}"
             raise ConfigurationError("port", port, rule)
         self._binary = binary
-        self._append_only = append_only
+        self._kept = Path(folder).absolute() if folder is not None else None
+        self._lock = ExitStack()
+        self._append_only = append_only or folder is not None
         self._wanted_port = port
         self._options = tuple(options)
         self._watchdog: _Watchdog | None = None
@@ -143,7 +157,7 @@ class DevServer:
 
     @property
     def folder(self) -> Path:
-        """Where the server keeps its data and its log until :meth:`stop`."""
+        """Where the server keeps its data and its log (a temporary one until the stop)."""
         return self._started().folder
 
     def start(self) -> None:
@@ -151,22 +165,34 @@ class DevServer:
 
         Raises:
             RedisUnavailableError: It did not come up; the message ends with its log.
+            ConfigurationError: The folder cannot be used, or another server uses it.
             MissingExtraError: There is no server on this machine.
         """
         if self._watchdog is not None:
             message = "the server was started already"
             raise RuntimeError(message)
         name = f"bls-agent-server-{secrets.token_hex(8)}"
-        folder = Path(tempfile.gettempdir(), name)
+        folder = self._kept or Path(tempfile.gettempdir(), name)
         free = (_free_port() for _ in range(PORT_ATTEMPTS))
         ports = [self._wanted_port] if self._wanted_port else free
-        self._watchdog = self._launch(ports, folder, on_failure="stop")
+        with ExitStack() as stack:
+            stack.enter_context(_locked(self._kept))
+            self._watchdog = self._launch(ports, folder, on_failure=self._end_word)
+            self._lock = stack.pop_all()
 
     def stop(self) -> None:
-        """End the server and remove its folder; does nothing when it is not started."""
+        """End the server and remove its folder; does nothing when it is not started.
+
+        A folder that was given stays.
+        """
         watchdog, self._watchdog = self._watchdog, None
         if watchdog is not None:
-            watchdog.end("stop")
+            watchdog.end(self._end_word)
+        self._lock.close()
+
+    @property
+    def _end_word(self) -> Literal["stop", "leave"]:
+        return "leave" if self._kept else "stop"
 
     def kill(self) -> None:
         """End the server by SIGKILL and wait until it is gone; its folder stays."""
@@ -220,7 +246,7 @@ class DevServer:
         failure: RedisUnavailableError | None = None
         for port in ports:
             command = [str(binary), *self._arguments(port, folder)]
-            watchdog = _Watchdog(folder, port, command)
+            watchdog = _Watchdog(folder, port, command, keep=bool(self._kept))
             try:
                 watchdog.start()
             except RedisUnavailableError as error:
@@ -255,11 +281,14 @@ class DevServer:
 class _Watchdog:
     """One life of the server process, and the shell that watches over it."""
 
-    def __init__(self, folder: Path, port: int, command: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, port: int, command: Sequence[str], *, keep: bool = False
+    ) -> None:
         self.folder = folder
         self.port = port
         self.pid = 0
         self._command = command
+        self._keep = "yes" if keep else ""
         self._shell: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket
         self._server_end: int
@@ -277,7 +306,7 @@ class _Watchdog:
                 stdout=channel_theirs.fileno(),
                 stderr=server_end,
                 # Redis 7 refuses to start under a locale that is not installed.
-                env={**os.environ, "LC_ALL": "C"},
+                env={**os.environ, "LC_ALL": "C", "KEEP_FOLDER": self._keep},
                 # What is sent to our whole process group must not reach the shell.
                 start_new_session=True,
             )
@@ -379,21 +408,75 @@ def _answers(port: int, pid: int) -> bool:
     return f"process_id:{pid}\r\n".encode() in info
 
 
-def _main() -> None:
+@contextmanager
+def _locked(folder: Path | None) -> Generator[None]:
+    """Take the folder for one server: two that write one file would ruin it.
+
+    The kernel gives it back when we end, however we end.
+    """
+    if folder is None:
+        yield
+        return
+    import fcntl  # noqa: PLC0415 - there is none on Windows
+
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = (folder / LOCK_NAME).open("w", encoding="ascii")
+            fcntl.flock(stack.enter_context(lock), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (folder / LOG_NAME).unlink(missing_ok=True)  # an earlier server wrote it
+        except BlockingIOError:
+            rule = "another server keeps its data there"
+            remedy = "Stop that one, or choose another folder."
+            raise ConfigurationError("folder", str(folder), rule, remedy) from None
+        except OSError as error:
+            rule = f"it cannot be written ({error.strerror})"
+            raise ConfigurationError("folder", str(folder), rule) from None
+        yield
+
+
+def _main(arguments: Sequence[str] | None = None) -> None:
     """Serve until SIGINT or SIGTERM."""
     over = threading.Event()
 
     def finish(_number: int, _frame: FrameType | None) -> None:
         over.set()
 
+    options, texts = _parse(sys.argv[1:] if arguments is None else arguments)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, finish)
     try:
-        with DevServer() as server:
-            print(server.url, flush=True)
-            over.wait()
+        server = _start(options.port, options.dir, texts)
     except BlsError as error:
         sys.exit(str(error))
+    with ExitStack() as stack:
+        stack.callback(server.stop)
+        print(server.url, flush=True)
+        over.wait()
+
+
+def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Texts]:
+    texts = load_texts("demo", find_language(arguments, os.environ))
+    parser = make_parser(PROGRAM, texts["server_help"], texts)
+    told = texts["opt_port"].format(port=DEFAULT_PORT)
+    parser.add_argument("--port", type=int, metavar="PORT", help=told)
+    parser.add_argument("--dir", type=Path, metavar="DIR", help=texts["opt_dir"])
+    return parser.parse_args(arguments), texts
+
+
+def _start(port: int | None, folder: Path | None, texts: Texts) -> DevServer:
+    """Start the server; where nobody chose a port, on another one if ours is taken."""
+    server = DevServer(port=DEFAULT_PORT if port is None else port, folder=folder)
+    try:
+        server.start()
+    except RedisUnavailableError as error:
+        if port is not None or error.kind != "port_taken":
+            raise
+        server = DevServer(folder=folder)
+        server.start()
+        told = texts["port_taken"].format(wanted=DEFAULT_PORT, port=server.port)
+        print(told, file=sys.stderr, flush=True)
+    return server
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Starts a server, watches over it, and buries it when nobody speaks to us any more.
 #
-# $1 is the folder, the rest is the server's command line. Three things are subtle.
+# $1 is the folder, the rest is the server's command line; with KEEP_FOLDER the folder
+# stays, whatever happens. Three things are subtle.
 # Standard error is the write end of a pipe that only the server keeps open (as its
 # standard input), so that its end tells us that the server is gone. A server that was
 # waited for is forgotten, because its pid may belong to somebody else by then. And
@@ -29,4 +30,4 @@ while read -r word; do
     esac
 done
 bury
-rm -rf "$folder"
+[ -n "$KEEP_FOLDER" ] || rm -rf "$folder"

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from bls_agent.errors import (
     MissingExtraError,
     RedisUnavailableError,
 )
+from bls_agent.texts import LANGUAGES, load_texts
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -492,23 +493,86 @@ def test_platform_without_a_packaged_binary(
         find_server_binary({"PATH": str(tmp_path)})
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_program(number: signal.Signals) -> None:
-    """The module as a program prints its URL and tidies up when it is told to end."""
+@contextmanager
+def _program(
+    *arguments: str, number: int = signal.SIGTERM
+) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    """Run the module as a program, give its port, and see that it ends in order."""
     with subprocess.Popen(
-        [sys.executable, "-m", "bls_agent.devserver"],
+        [sys.executable, "-m", "bls_agent.devserver", *arguments],
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "LANG": "C.UTF-8"},
     ) as program:
         assert program.stdout is not None
         url = program.stdout.readline().strip()
         port = int(url.removesuffix("/0").rpartition(":")[2])
         assert _ask(port, "PING") == "+PONG"
+        yield port, program
         program.send_signal(number)
-        assert program.wait(timeout=5) == 0
-    with pytest.raises(ConnectionRefusedError):
-        _ask(port, "PING")
+        killed = number == signal.SIGKILL
+        assert program.wait(timeout=5) == (-number if killed else 0)
+    _wait_until(lambda: not _listens(port))
+
+
+def _listens(port: int) -> bool:
+    with suppress(OSError):
+        return _ask(port, "PING") == "+PONG"
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_program(number: signal.Signals) -> None:
+    """The module as a program prints its URL and tidies up when it is told to end."""
+    with _program("--port", "0", number=number):
+        pass
+
+
+def test_program_has_a_port_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without --port it is always the same; where that is taken, another one, told."""
+    monkeypatch.setattr(devserver, "DEFAULT_PORT", devserver._free_port())
+    texts = load_texts("demo", "en")
+    with ExitStack() as stack:
+        ports = list[int]()
+        for _ in range(2):
+            server = devserver._start(None, None, texts)
+            stack.callback(server.stop)
+            ports.append(server.port)
+            assert _ask(server.port, "PING") == "+PONG"
+    assert ports[0] == devserver.DEFAULT_PORT
+    said = capsys.readouterr().err
+    assert f"Port {ports[0]} is taken: this server listens on port {ports[1]}" in said
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_program_explains_itself(
+    language: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--help shows every option in the reader's language, and starts nothing."""
+    with pytest.raises(SystemExit) as ended:
+        devserver._main(["--lang", language, "-h"])
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    texts = load_texts("demo", language)
+    assert all(name in shown for name in ("--help", "--port PORT", "--dir DIR"))
+    assert texts["server_help"][:20] in shown
+
+
+def test_program_keeps_its_data(tmp_path: Path) -> None:
+    """With --dir what was written is there the next time, even after SIGKILL."""
+    wanted = str(devserver._free_port())
+    given = ("--port", wanted, "--dir", str(tmp_path / "new" / "data"))
+    with _program(*given, number=signal.SIGKILL) as (port, _):
+        assert port == int(wanted)
+        assert _ask(port, "SET written yes") == "+OK"
+    with DevServer(folder=tmp_path / "new" / "data") as server:
+        assert _ask(server.port, "EXISTS written") == ":1"
+        assert _ask(server.port, "SET again yes") == "+OK"
+        with pytest.raises(ConfigurationError, match="another server"):
+            DevServer(folder=server.folder).start()
 
 
 def test_program_without_a_server() -> None:

@@ -1,17 +1,15 @@
 """What every command takes, and what must be known before the command line is parsed.
 
-Pure: arguments and the environment are given.
+Pure: the arguments are given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Final, TypeAlias
 
 import typer
-
-from bls_agent.texts import LANGUAGES, choose_language
 
 __all__ = [
     "JsonOption",
@@ -19,8 +17,6 @@ __all__ = [
     "Language",
     "RedisOption",
     "arrange",
-    "find_language",
-    "find_value",
 ]
 
 
@@ -42,35 +38,6 @@ LangOption: TypeAlias = Annotated[
 _VALUES: Final = frozenset({"--redis", "--lang"})  # common options with a value
 _WITH_ARGUMENTS: Final = frozenset({"send", "call"})  # of a command, as JSON
 _BEGINS_JSON: Final = ("{", "[", '"')
-
-
-def find_language(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Tell in which language to speak: ``--lang``, ``BLS_LANG``, the locale.
-
-    Args:
-        arguments: Not parsed yet; a wrong ``--lang`` is refused later, in words.
-        environ: The environment.
-    """
-    wanted = [find_value("--lang", arguments)]
-    for word in [*wanted, environ.get("BLS_LANG", "").strip().lower()]:
-        if word in LANGUAGES:
-            return word
-    return choose_language(environ)
-
-
-def find_value(option: str, arguments: Sequence[str]) -> str:
-    """Find the value that an option will have, before the parsing; ``""`` for none."""
-    return [*_values_of(option, arguments), ""][-2:][0]
-
-
-def _values_of(option: str, arguments: Sequence[str]) -> Iterator[str]:
-    for index, word in enumerate(arguments):
-        if word == "--":
-            return
-        if word == option and index + 1 < len(arguments):
-            yield arguments[index + 1]
-        if word.startswith(f"{option}="):
-            yield word.partition("=")[2]
 
 
 def arrange(arguments: Sequence[str]) -> list[str]:

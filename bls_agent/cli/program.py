@@ -26,11 +26,9 @@ from bls_agent.cli.options import (
     LangOption,
     RedisOption,
     arrange,
-    find_language,
-    find_value,
 )
 from bls_agent.cli.screen import Screen
-from bls_agent.texts import load_texts
+from bls_agent.texts import find_language, find_value, load_texts
 
 __all__ = ["COMMANDS", "run_program"]
 

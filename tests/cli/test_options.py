@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bls_agent.cli.options import arrange, find_language, find_value
+from bls_agent.cli.options import arrange
+from bls_agent.texts import find_language, find_value
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,8 @@ import typer
 from bls_agent.cli.command import command, new_app, subcommands
 from bls_agent.cli.exits import Exit, Failure
 from bls_agent.cli.invocation import Invocation
-from bls_agent.cli.options import find_value
 from bls_agent.terminal import visible
-from bls_agent.texts import LANGUAGES
+from bls_agent.texts import LANGUAGES, find_value
 
 if TYPE_CHECKING:
     from bls_agent.web.configuration import WebConfig
