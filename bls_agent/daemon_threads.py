@@ -60,8 +60,7 @@ class HandlerThreads:
         """Make a coroutine function of a plain one."""
 
         async def call(*values: Any, **arguments: Any) -> Any:
-            result = await self.run(partial(function, *values, **arguments))
-            return await result if inspect.isawaitable(result) else result
+            return await self.run(partial(function, *values, **arguments))
 
         return call
 

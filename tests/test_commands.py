@@ -6,6 +6,8 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from contextvars import ContextVar
 from enum import Enum
 from functools import partial
 from typing import Any, Literal
@@ -24,6 +26,7 @@ from bls_agent import (
 )
 from bls_agent.errors import ConfigurationError, DuplicateHandlerError
 from bls_agent.project.commands.router import CallNext
+from bls_agent.settings import Mode
 from tests.harness import eventually, records
 
 
@@ -228,6 +231,111 @@ async def test_context_fallback_and_middleware(
     }
     assert other.result == {"outer": {"args": {"x": 1}}}
     assert seen == ["outer who", "inner who", "outer anything", "inner anything"]
+
+
+USER: ContextVar[str] = ContextVar("user", default="nobody")
+
+
+@pytest.mark.parametrize("mode", ["blocking", "compat", "auto", "reliable"])
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_each_command_has_its_own_context_variables(
+    redis_url: str, console: Console, project: str, mode: Mode, in_thread: bool
+) -> None:
+    """What a command sets ends with it; what stood at the opening is seen by each."""
+    agent = ProjectAgent(project, redis=redis_url, mode=mode, prefetch=4)
+
+    @agent.middleware
+    async def log_in(context: CommandContext, call_next: CallNext) -> object:
+        before = USER.get()
+        await anyio.sleep(0)
+        USER.set(f"{before}+middleware")
+        try:
+            return [before, await call_next(context)]
+        finally:
+            USER.set("left behind by the middleware")
+
+    @agent.command
+    async def coroutine() -> str:
+        found = USER.get()
+        USER.set("left behind by a coroutine")
+        await anyio.sleep(0)
+        assert USER.get() == "left behind by a coroutine"
+        return found
+
+    @agent.command
+    def plain() -> str:
+        found = USER.get()
+        USER.set("left behind by a plain function")
+        return found
+
+    @agent.command(timeout=0.01)
+    async def slow() -> None:
+        USER.set("left behind by one that was cancelled")
+        await anyio.sleep_forever()
+
+    @agent.command
+    async def fails() -> None:
+        USER.set("left behind by a failure")
+        raise RuntimeError
+
+    token = USER.set("host")
+    try:
+        async with AsyncExitStack() as stack:
+            if in_thread:
+                stack.enter_context(agent.in_thread())
+            else:
+                await stack.enter_async_context(agent)
+            USER.set("set by the host when the agent was open")
+            for name in ("coroutine", "plain", "slow", "fails") * 2:
+                outcome = await console.call(project, name)
+                if outcome.succeeded:
+                    assert outcome.result == ["host", "host+middleware"]
+    finally:
+        USER.reset(token)
+
+
+@pytest.mark.parametrize("name", ["coroutine", "plain", "nobody", "middleware", "late"])
+async def test_a_forgotten_await_is_made_up_for(
+    redis_url: str, redis: Redis, console: Console, project: str, name: str
+) -> None:
+    """A handler that returns a coroutine has ended when that has, within its time."""
+    agent = ProjectAgent(project, redis=redis_url)
+
+    async def load() -> int:
+        await anyio.sleep(0)
+        agent.log.info("loaded")
+        return 42
+
+    @agent.command
+    async def coroutine() -> object:
+        return load()
+
+    @agent.command
+    def plain() -> object:
+        return load()
+
+    @agent.command(timeout=0.01)
+    async def late() -> object:
+        return anyio.sleep_forever()
+
+    @agent.fallback
+    async def rest(context: CommandContext) -> object:
+        return load()
+
+    @agent.middleware
+    async def around(context: CommandContext, call_next: CallNext) -> object:
+        if context.command == "middleware":
+            return call_next(context)
+        return await call_next(context)
+
+    async with agent:
+        outcome = await console.call(project, name)
+    if name == "late":
+        assert outcome.kind is OutcomeKind.TIMED_OUT
+        return
+    assert (outcome.kind, outcome.result) == (OutcomeKind.SUCCEEDED, 42)
+    loaded = (await records(redis, project))[0]
+    assert loaded["metadata"]["commandId"] == outcome.command_id
 
 
 async def test_one_at_a_time_keeps_the_order(

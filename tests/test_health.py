@@ -131,12 +131,23 @@ async def test_one_failure_is_no_alarm(
     assert await told(redis, project) == []
 
 
+async def look() -> bool:
+    return False
+
+
+async def forget_to_await() -> object:
+    return look()
+
+
+@pytest.mark.parametrize(
+    "check", [lambda: False, look, forget_to_await], ids=lambda check: check.__name__
+)
 async def test_failures_says_how_many(
-    redis_url: str, redis: Redis, project: str
+    redis_url: str, redis: Redis, project: str, check: Callable[[], object]
 ) -> None:
     """Exactly False fails, and one failure is enough where the host says so."""
     agent = ProjectAgent(project, redis=redis_url)
-    agent.health_check("cache", failures=1)(lambda: False)
+    agent.health_check("cache", failures=1)(check)
     async with agent:
         await eventually(shows(redis, project, Status.FAULT), 2)
     [alarm] = await told(redis, project)

@@ -230,15 +230,18 @@ class Router:
     async def _run_handler(self, context: CommandContext) -> Any:
         handler = self.find(context.command)
         if handler is not None:
-            return await handler.call(**handler.bind(context))
-        if self._fallback is not None:
-            return await self._fallback(context)
-        raise UnknownCommandError(context.command)
+            result = await handler.call(**handler.bind(context))
+        elif self._fallback is not None:
+            result = await self._fallback(context)
+        else:
+            raise UnknownCommandError(context.command)
+        return await result if inspect.isawaitable(result) else result
 
 
 def _around(middleware: Middleware, inner: CallNext) -> CallNext:
     async def call(context: CommandContext) -> Any:
-        return await middleware(context, inner)
+        result = await middleware(context, inner)
+        return await result if inspect.isawaitable(result) else result
 
     return call
 

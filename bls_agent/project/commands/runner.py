@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
+from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -72,6 +74,7 @@ class CommandRunner:
         self._size_limit = size_limit
         self._clock = clock
         self._deadlines = Deadlines()
+        self._context = copy_context()  # each command gets a copy of its own
         self.on_overdue: Callable[[Outcome], None] = _ignore
         self.pass_on: Callable[[Message, Command], Awaitable[None]] | None = None
         self.resisting = 0
@@ -142,11 +145,9 @@ class CommandRunner:
             self.on_overdue(_timed_out(command, timeout, time.monotonic() - began))
             message.on_overdue(message)
 
-        token = CURRENT_COMMAND.set(command.id)
         try:
             kind, result, error = await self._call(context, report)
         finally:
-            CURRENT_COMMAND.reset(token)
             self.resisting -= reported
         if reported:
             return None
@@ -175,11 +176,13 @@ class CommandRunner:
         self, context: CommandContext, on_resisted: Callable[[], None]
     ) -> tuple[OutcomeKind, Any, dict[str, Any]]:
         """Run the handler; whatever it does ends here as an outcome."""
+        variables = self._context.copy()
+        variables.run(CURRENT_COMMAND.set, context.id)
         task = self._deadlines.begin(context.deadline, on_resisted)
         late = False
         try:
             try:
-                result = await self._router.dispatch(context)
+                result = await _run_in(variables, self._router.dispatch(context))
             finally:
                 late = self._deadlines.end(task)
         except KeyboardInterrupt as error:
@@ -202,6 +205,30 @@ class CommandRunner:
 
 def _ignore(_: Outcome) -> None:
     pass
+
+
+@types.coroutine
+def _run_in(
+    context: Context, coroutine: Coroutine[Any, Any, Any]
+) -> Generator[Any, Any, Any]:
+    """Await a coroutine in another context, in the task that runs here.
+
+    A task for each command would have a context of its own, too, and cost more.
+    """
+    step: Callable[[Any], Any] = coroutine.send
+    value: Any = None
+    while True:
+        try:
+            waits_for = context.run(step, value)
+        except StopIteration as end:
+            return end.value
+        finally:
+            value = None  # an error that was thrown must not hold this frame
+        try:
+            value = yield waits_for
+            step = coroutine.send
+        except BaseException as error:  # noqa: BLE001 - it is the coroutine's to handle
+            value, step = error, coroutine.throw
 
 
 def _timed_out(command: Command, timeout: float | None, seconds: float) -> Outcome:

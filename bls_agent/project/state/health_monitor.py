@@ -6,6 +6,7 @@ and the one place where whatever a check does ends.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import random
 import time
@@ -193,6 +194,8 @@ class HealthMonitor:
             function = self._threads.wrap(partial(self._checks.call, check, now))
         try:
             result = await function()
+            if inspect.isawaitable(result):  # a forgotten await proves nothing
+                result = await result
         except BaseException as error:  # noqa: BLE001 - also what would end the loop
             return Failure(type(error).__name__, "", error)
         if result is False:
