@@ -40,7 +40,7 @@ __all__ = ["DevServer", "find_server_binary", "serve_or_use"]
 
 LOOPBACK = "127.0.0.1"
 PROGRAM = "python -m bls_agent.devserver"
-DEFAULT_PORT = 6380  # of the program, where it is free: the next to Redis' own
+DEFAULT_PORT = 6379  # of the program, where it is free: agents look there by themselves
 LOG_NAME = "server.log"
 LOCK_NAME = "in-use.lock"
 LOG_TAIL_LINES = 8
@@ -474,7 +474,9 @@ def _start(port: int | None, folder: Path | None, texts: Texts) -> DevServer:
             raise
         server = DevServer(folder=folder)
         server.start()
-        told = texts["port_taken"].format(wanted=DEFAULT_PORT, port=server.port)
+        told = texts["port_taken"].format(
+            wanted=DEFAULT_PORT, port=server.port, url=server.url
+        )
         print(told, file=sys.stderr, flush=True)
     return server
 

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
+from bls_agent import Console, ProjectAgent
 from bls_agent.settings import Settings, rules
-from tests.documents import blocks
+from tests.documents import blocks, run_block, run_commands
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "README.zh-CN.md", *ROOT.glob("docs/*.md")]
 READMES = DOCUMENTS[:2]
+TWO_LANGUAGES = (
+    "README",
+    "docs/console-python",
+    "docs/service",
+    "docs/troubleshooting",
+    "docs/tutorial",
+)
+
+
+def both(page: str) -> tuple[Path, Path]:
+    """The English and the Chinese form of a page."""
+    return ROOT / f"{page}.md", ROOT / f"{page}.zh-CN.md"
 
 
 def without_comments(code: str) -> str:
@@ -42,29 +60,43 @@ def test_every_setting_is_documented() -> None:
         ]
 
 
-def test_the_readmes_have_the_same_code() -> None:
-    """Both languages show the same code, comments aside."""
-    english, chinese = ([without_comments(b) for b in blocks(r)] for r in READMES)
-    assert english == chinese
-    assert len(english) > 5
+@pytest.mark.parametrize("page", TWO_LANGUAGES)
+def test_both_languages_show_the_same_code(page: str) -> None:
+    """Both languages of a page show the same code, comments and one name aside."""
+    english, chinese = ([without_comments(b) for b in blocks(p)] for p in both(page))
+    assert [code.replace("order-service", "订单系统") for code in english] == chinese
+    assert english
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: path.name)
 async def test_the_code_of_the_readme_runs(
     readme: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The blocks run as they stand: the service, the other end, and the rest behind."""
+    """The service and the other end talk to each other, as they stand."""
     monkeypatch.setenv("BLS_REDIS_URL", redis_url)
-    service, console, *rest = blocks(readme)
+    service, console = blocks(readme)
     names: dict[str, Any] = {"__name__": "agent"}
     exec(compile(service, "agent.py", "exec"), names)
-    for block in rest:
-        if "ProjectAgent(" not in block:
-            exec(compile(block, readme.name, "exec"), names)
     async with names["agent"] as agent:
         await agent.ready(5)
         said = await anyio.to_thread.run_sync(run_as_script, console)
         assert "'rules': 42" in said
+
+
+@pytest.mark.parametrize("page", both("docs/service"), ids=lambda path: path.name)
+async def test_the_code_about_services_runs(
+    page: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocks run as they stand: the service, what continues it, and the others."""
+    monkeypatch.setenv("BLS_REDIS_URL", redis_url)
+    service, *rest = blocks(page)
+    names: dict[str, Any] = {"__name__": "agent"}
+    exec(compile(service, "agent.py", "exec"), names)
+    for block in rest:
+        if "ProjectAgent(" not in block:
+            exec(compile(block, page.name, "exec"), names)
+    async with names["agent"] as agent:
+        await agent.ready(5)
         assert not agent.stats().faults
     for block in rest:
         if "ProjectAgent(" in block:
@@ -100,9 +132,79 @@ def test_every_promise_names_tests_that_exist() -> None:
         assert (ROOT / name).is_file(), name
 
 
+@pytest.mark.parametrize("page", both("docs/tutorial"), ids=lambda path: path.name)
+async def test_the_tutorial_runs(
+    page: Path,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """The tutorial's service answers its commands, and its test passes, as they stand."""
+    monkeypatch.setenv("BLS_REDIS_URL", redis_url)
+    service, *rest, test, probe = blocks(page)
+    names: dict[str, Any] = {"__name__": "stock"}
+    exec(compile(service, "stock.py", "exec"), names)
+    with keep_logging():
+        for block in [*rest, probe.replace("/tmp/alive", str(tmp_path / "alive"))]:
+            exec(compile(block, page.name, "exec"), names)
+        async with names["agent"] as agent:
+            await agent.ready(5)
+            assert await run_commands(page, redis_url, monkeypatch) > 4
+            async with Console(redis_url) as console:
+                outcome = await console.call("库存系统", "take", {"goods": "咖啡"})
+        assert outcome.kind == "rejected"
+        assert (tmp_path / "alive").exists()
+    (tmp_path / "stock.py").write_text(service, "utf-8")
+    (tmp_path / "test_stock.py").write_text(test, "utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
+    environment = dict(os.environ, PYTHONPATH=str(ROOT))
+    done = await anyio.run_process(
+        command, cwd=tmp_path, env=environment, check=False, stderr=subprocess.STDOUT
+    )
+    assert done.returncode == 0, done.stdout.decode()
+
+
+@contextlib.contextmanager
+def keep_logging() -> Generator[None]:
+    """Give the root logger back as it was."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
+@pytest.mark.parametrize(
+    "page", both("docs/console-python"), ids=lambda path: path.name
+)
+async def test_the_page_of_the_console_runs(
+    page: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The calls on the page give what the page says."""
+    monkeypatch.setenv("BLS_REDIS_URL", redis_url)
+    asynchronous, synchronous = blocks(page)
+    agent = ProjectAgent("订单系统", redis=redis_url)
+
+    @agent.command
+    async def reload(force: bool) -> dict[str, int]:
+        return {"rules": 42 if force else 0}
+
+    async with agent:
+        await agent.ready(5)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            await run_block(asynchronous, {"__name__": "page"})
+        said = await anyio.to_thread.run_sync(run_as_script, synchronous)
+    assert "'订单系统': <Status.ONLINE: '在线'>" in printed.getvalue()
+    assert "True {'rules': 42}" in printed.getvalue()
+    assert "在线" in said
+
+
 def test_the_readme_begins_short() -> None:
-    """The first forty-five lines hold the whole way in, up to the links."""
+    """The first seventy lines hold the whole way in: install, service, console."""
     for readme in READMES:
-        beginning = "\n".join(readme.read_text("utf-8").splitlines()[:45])
-        for needed in ("ProjectAgent", "Console", "make demo", "docs/protocol.md"):
+        beginning = "\n".join(readme.read_text("utf-8").splitlines()[:70])
+        for needed in ("pip install '.[all]'", "devserver", "Console", "make demo"):
             assert needed in beginning
