@@ -118,7 +118,7 @@ class MissingExtraError(ConfigurationError):
         """Name the extra and what needs it."""
         self.extra, self.purpose = extra, purpose
         rule = f"{purpose} needs the extra {extra!r}, which is not installed"
-        remedy = f"Install it with: pip install 'bls-agent[{extra}]'"
+        remedy = f"In the checkout of bls-agent: pip install '.[{extra}]'"
         super().__init__("extra", extra, rule, remedy)
         self.args = (f"{rule}. {remedy}",)
 

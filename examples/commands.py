@@ -2,7 +2,7 @@
 
 Shows: plain and async handlers, Chinese names, arguments checked by their annotations,
 the command's context, a time limit, turning a command down, middleware, a fallback.
-Needs: ``pip install bls-agent`` and a Redis at ``BLS_REDIS_URL`` (default
+Needs: ``pip install .`` and a Redis at ``BLS_REDIS_URL`` (default
 redis://127.0.0.1:6379/0; ``python -m bls_agent.devserver`` starts one).
 Run:   ``python examples/commands.py [project]``, Ctrl-C ends it in order.
 """

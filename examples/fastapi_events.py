@@ -1,7 +1,7 @@
 """Runs in the browser: FastAPI, server-sent events, and a page that follows.
 
 Shows: run events mounted, an agent that is started, a page that survives a restart.
-Needs: ``pip install 'bls-agent[web]' fastapi`` and a Redis at ``BLS_REDIS_URL``.
+Needs: ``pip install '.[web]' fastapi`` and a Redis at ``BLS_REDIS_URL``.
 Run:   ``python examples/fastapi_events.py`` and open http://127.0.0.1:8000.
 """
 

@@ -2,7 +2,7 @@
 
 Shows: the agent inside of the application's lifespan, a route that logs, a command on
 the application's state. Handlers run in the event loop of the routes.
-Needs: ``pip install bls-agent fastapi uvicorn`` and a Redis at ``BLS_REDIS_URL``
+Needs: ``pip install . fastapi uvicorn`` and a Redis at ``BLS_REDIS_URL``
 (default redis://127.0.0.1:6379/0; ``python -m bls_agent.devserver`` starts one).
 Run:   ``python examples/fastapi_service.py``, or ``uvicorn fastapi_service:app`` in that
 folder; Ctrl-C or ``kill`` ends it in order. The variables PROJECT and PORT name another

@@ -2,7 +2,7 @@
 
 Shows: the agent in a thread for the life of the process, a route that logs, a command
 that changes what the next request sees, SIGTERM (it leaves 离线).
-Needs: ``pip install bls-agent flask gunicorn`` and a Redis at ``BLS_REDIS_URL``
+Needs: ``pip install . flask gunicorn`` and a Redis at ``BLS_REDIS_URL``
 (default redis://127.0.0.1:6379/0; ``python -m bls_agent.devserver`` starts one).
 Run:   ``python examples/flask_service.py``, or in that folder
 ``gunicorn --threads 8 'flask_service:create_app()'``; Ctrl-C or ``kill`` ends it in

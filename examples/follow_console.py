@@ -2,7 +2,7 @@
 
 Shows: finding projects, reading a status, calling a command and waiting for its
 outcome, sending one without waiting, following the log.
-Needs: ``pip install bls-agent``, a Redis at ``BLS_REDIS_URL`` (default
+Needs: ``pip install .``, a Redis at ``BLS_REDIS_URL`` (default
 redis://127.0.0.1:6379/0) and an agent on it, such as ``examples/quickstart.py``.
 Run:   ``python examples/follow_console.py [project]``, Ctrl-C ends it.
 """

@@ -5,7 +5,7 @@ own copy. The workers are one project: they share its status and its commands. A
 goes to one of them. Each has an instance id of its own, which holds its pid, so that
 the numbers of its log records have no gap. The last word of each is 离线; one that ends
 before the others is corrected by their next refresh.
-Needs: ``pip install bls-agent gunicorn`` and a Redis at ``BLS_REDIS_URL`` (default
+Needs: ``pip install . gunicorn`` and a Redis at ``BLS_REDIS_URL`` (default
 redis://127.0.0.1:6379/0; ``python -m bls_agent.devserver`` starts one). No Windows.
 Run:   ``gunicorn -c python:gunicorn_preload`` in the folder of
 ``examples/gunicorn_preload.py``, which is program and configuration at once: with

@@ -2,7 +2,7 @@
 
 Shows: a health check (故障 while the database is away, 在线 when it is back), set_status,
 the error window (报错 for five seconds after an error record), and which source speaks.
-Needs: ``pip install bls-agent`` and a Redis at ``BLS_REDIS_URL`` (default
+Needs: ``pip install .`` and a Redis at ``BLS_REDIS_URL`` (default
 redis://127.0.0.1:6379/0; ``python -m bls_agent.devserver`` starts one).
 Run:   ``python examples/health_and_status.py [project [database]]``, Ctrl-C ends it in
 order. The "database" is a file (default: this one): move it away and back again, or

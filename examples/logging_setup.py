@@ -2,7 +2,7 @@
 
 Shows: a dictConfig with BLSHandler, extra fields, an exception with its traceback, a
 critical record, metadata bound to a log. What is logged before the agent opens waits.
-Needs: ``pip install bls-agent`` and a Redis at ``BLS_REDIS_URL`` (default
+Needs: ``pip install .`` and a Redis at ``BLS_REDIS_URL`` (default
 redis://127.0.0.1:6379/0; ``python -m bls_agent.devserver`` starts one).
 Run:   ``python examples/logging_setup.py [project]``, Ctrl-C ends it in order. Read it
 from another terminal with ``python examples/follow_console.py [project]``.

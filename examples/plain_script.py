@@ -2,7 +2,7 @@
 
 Shows: an agent in a thread of its own, a handler and a loop that share a value, waiting
 until the first status is written, SIGTERM and Ctrl-C (both leave 离线).
-Needs: ``pip install bls-agent`` and a Redis at ``BLS_REDIS_URL`` (default
+Needs: ``pip install .`` and a Redis at ``BLS_REDIS_URL`` (default
 redis://127.0.0.1:6379/0; ``python -m bls_agent.devserver`` starts one).
 Run:   ``python examples/plain_script.py [project]``, Ctrl-C or ``kill`` ends it in
 order. Talk to it from another terminal with ``python examples/follow_console.py``.

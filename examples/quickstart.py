@@ -2,7 +2,7 @@
 
 Shows: the status (在线 while it runs, 离线 when it ends), one command with a checked
 argument, one log record.
-Needs: ``pip install bls-agent`` and a Redis at ``BLS_REDIS_URL`` (default
+Needs: ``pip install .`` and a Redis at ``BLS_REDIS_URL`` (default
 redis://127.0.0.1:6379/0; ``python -m bls_agent.devserver`` starts one).
 Run:   ``python examples/quickstart.py [project]``, Ctrl-C ends it in order. Talk to it
 from another terminal with ``python examples/follow_console.py [project]``.

@@ -2,7 +2,7 @@
 
 Shows: commands that survive SIGKILL, what a handler is told of an earlier delivery, an
 id that is run once although it is sent twice, several workers on one project.
-Needs: ``pip install bls-agent`` and a Redis 6.2 or newer at ``BLS_REDIS_URL`` (default
+Needs: ``pip install .`` and a Redis 6.2 or newer at ``BLS_REDIS_URL`` (default
 redis://127.0.0.1:6379/0; ``python -m bls_agent.devserver`` starts one).
 Run:   ``python examples/reliable_worker.py [project] [instance]``, in two terminals with
 two instances. Send ``ship`` with an order number, ``kill -9`` the worker that has it,

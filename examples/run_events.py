@@ -2,7 +2,7 @@
 
 Shows: a run that writes its events, a follower that misses none and knows the end,
 reading a page and what stands behind it.
-Needs: ``pip install bls-agent`` and a Redis (``python -m bls_agent.devserver`` starts one).
+Needs: ``pip install .`` and a Redis (``python -m bls_agent.devserver`` starts one).
 Run:   ``python examples/run_events.py [team]``; it ends by itself.
 """
 

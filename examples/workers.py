@@ -1,7 +1,7 @@
 """A small fleet: workers that live, work, and share what they computed.
 
 Shows: heartbeats, tasks, days that are synced, shared results, a watch over the fleet.
-Needs: ``pip install bls-agent`` and a Redis (``python -m bls_agent.devserver`` starts one).
+Needs: ``pip install .`` and a Redis (``python -m bls_agent.devserver`` starts one).
 Run:   ``python examples/workers.py [fleet]``; look on with ``bls-agent workers -w``.
 """
 

@@ -298,7 +298,7 @@ def test_no_server_to_start() -> None:
     )
     assert done.returncode == 2
     assert done.stderr.startswith(b"starting a server of our own needs")
-    assert b"pip install 'bls-agent[server]'" in done.stderr
+    assert b"pip install '.[server]'" in done.stderr
     assert done.stderr.count(b"\n") == 1
 
 

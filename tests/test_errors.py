@@ -44,7 +44,7 @@ MESSAGES = {
         MissingExtraError("validate", "Order"),
         (
             "Order needs the extra 'validate', which is not installed. "
-            "Install it with: pip install 'bls-agent[validate]'"
+            "In the checkout of bls-agent: pip install '.[validate]'"
         ),
     ),
     "unavailable": (

@@ -3,7 +3,7 @@
 Shows: an agent that lives in the processes that serve (``shop/wsgi.py``) and not in every
 management command, Django's LOGGING with BLSHandler (``shop/settings.py``), a view that
 logs, a command that uses the ORM in a thread (``shop/commands.py``).
-Needs: ``pip install bls-agent django gunicorn`` and a Redis at ``BLS_REDIS_URL`` (default
+Needs: ``pip install . django gunicorn`` and a Redis at ``BLS_REDIS_URL`` (default
 redis://127.0.0.1:6379/0; ``python -m bls_agent.devserver`` starts one).
 Run:   ``python examples/django_service/manage.py migrate --run-syncdb``, then
 ``gunicorn --chdir examples/django_service --threads 8 shop.wsgi``; Ctrl-C or ``kill``

@@ -230,7 +230,7 @@ def test_a_missing_extra_in_both_languages() -> None:
         assert verdict.code == Exit.USAGE
         assert said in verdict.text
         assert "the console" in verdict.text
-        assert "pip install 'bls-agent[web]'" in verdict.text
+        assert "pip install '.[web]'" in verdict.text
 
 
 def test_an_error_of_ours() -> None:
@@ -355,7 +355,7 @@ def test_without_the_extra(tmp_path: Path) -> None:
     path = f"{tmp_path}:{environment()['PYTHONPATH']}"
     ran = run_piped("projects", PYTHONPATH=path)
     assert ran.code == 2
-    assert "pip install 'bls-agent[cli]'" in ran.said
+    assert "pip install '.[cli]'" in ran.said
     assert len(ran.said.splitlines()) == 1
     assert run_piped("--version", PYTHONPATH=path).code == 0
 
