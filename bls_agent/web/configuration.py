@@ -38,6 +38,7 @@ class Limits:
         url: Bytes of a path with its query.
         headers: Bytes of a request's headers.
         connections: Open connections.
+        address_connections: Open connections of one address.
         requests: Requests per second of one user (or address, before the login).
         request_burst: Requests at once before that counts.
         commands: Commands per second of one user.
@@ -58,6 +59,7 @@ class Limits:
     url: int = 8 * 1024
     headers: int = 16 * 1024
     connections: int = 1_000
+    address_connections: int = 250
     requests: float = 100.0
     request_burst: int = 500
     commands: float = 5.0

@@ -18,7 +18,7 @@ from bls_agent.web.door.headers import HEADERS
 if TYPE_CHECKING:
     from asyncio import TimerHandle, Transport  # noqa: TID251 - the server's own types
 
-__all__ = ["PatientProtocol", "make_protocol"]
+__all__ = ["PatientProtocol", "make_protocol", "write_refusal"]
 
 UNIX: Final = ("unix", 0)  # a peer without an address: a proxy, if there is one, too
 _HEAD: Final = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
@@ -96,8 +96,7 @@ class PatientProtocol(H11Protocol):
         self._refuse("400 Bad Request", f"{msg} {_ASCII}\n")
 
     def _refuse(self, status: str, text: str) -> None:
-        answer = _REFUSAL.format(status=status, text=text, length=len(text), head=_HEAD)
-        self.transport.write(answer.encode())
+        self.transport.write(write_refusal(status, text))
         self.transport.close()
 
     def _is_answering(self) -> bool:
@@ -122,6 +121,12 @@ class PatientProtocol(H11Protocol):
         if self._for_reader is not None:
             self._for_reader.cancel()
             self._for_reader = None
+
+
+def write_refusal(status: str, text: str) -> bytes:
+    """Write an answer after which the connection is closed."""
+    answer = _REFUSAL.format(status=status, text=text, length=len(text), head=_HEAD)
+    return answer.encode()
 
 
 def make_protocol(

@@ -6,10 +6,11 @@ import math
 import os
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import uvicorn
@@ -23,14 +24,58 @@ from bls_agent.web.configuration import (
     is_loopback,
     show_host,
 )
-from bls_agent.web.protocol import make_protocol
+from bls_agent.web.door.limits import group_address
+from bls_agent.web.protocol import make_protocol, write_refusal
 
 __all__ = ["make_room", "make_server", "open_sockets", "serve", "urls_of"]
 
 BACKLOG: Final = 128  # connections that are taken in one go
 SPARE: Final = 2 * BACKLOG + 64  # files beside the connections: those refused, Redis
 KEEP_ALIVE: Final = 15  # seconds
+ADDRESSES: Final = 1_024  # whose connections are counted before the table is swept
 GRACE: Final = 1  # seconds that answers get to come to their end
+
+
+class _Listener(socket.socket):
+    """Refuses what one address opens beyond its share: at once, before TLS begins.
+
+    Windows accepts connections in another way, where only their total is bounded.
+    """
+
+    def __init__(self, family: socket.AddressFamily, config: WebConfig) -> None:
+        # With the protocol named, asyncio sends a short body at once (TCP_NODELAY);
+        # without, it waits 40 ms for the other side's word on the head.
+        super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self._config = config
+        self._held: dict[str, list[socket.socket]] = {}
+        self.counts: Counter[str] = Counter()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Take a connection.
+
+        Raises:
+            ConnectionAbortedError: Its address has too many; asyncio goes on.
+        """
+        channel, peer = super().accept()
+        address = peer[0]
+        if self._config.behind_proxy and is_loopback(address):
+            return channel, peer  # the proxy, which bounds its clients itself
+        if len(self._held) > ADDRESSES:
+            self._held = {one: kept for one in self._held if (kept := self._open(one))}
+        held = self._open(group_address(address))
+        if len(held) < self._config.limits.address_connections:
+            self._held[group_address(address)] = [*held, channel]
+            return channel, peer
+        with channel, suppress(OSError):
+            channel.settimeout(0)
+            if not self._config.tls:
+                text = "too many connections of one address"
+                channel.send(write_refusal("503 Service Unavailable", text))
+        self.counts["connections_refused"] += 1
+        raise ConnectionAbortedError
+
+    def _open(self, address: str) -> list[socket.socket]:
+        return [one for one in self._held.get(address, ()) if one.fileno() >= 0]
 
 
 class _Server(uvicorn.Server):
@@ -86,6 +131,9 @@ def make_server(
         ConfigurationError: TLS cannot be set up.
     """
     app = create_app(config)
+    for channel in sockets:
+        if isinstance(channel, _Listener):
+            channel.counts = app.web.counts
     urls = urls_of(config, sockets)
     return _Server(
         _uvicorn_config(app, config), app, lambda: ready(urls) if ready else None
@@ -190,9 +238,7 @@ def _resolve(config: WebConfig) -> list[tuple[socket.AddressFamily, str]]:
 def _open_tcp(
     family: socket.AddressFamily, address: str, port: int, config: WebConfig
 ) -> socket.socket:
-    # With the protocol named, asyncio sends a short body at once (TCP_NODELAY); without,
-    # it waits 40 ms for the other side's word on the head.
-    channel = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    channel = _Listener(family, config)
     try:
         if os.name == "posix":
             channel.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -163,6 +165,62 @@ def looking(
         watched.check()
     finally:
         context.close()
+
+
+class Tabs:
+    """Tabs of one window of a Chromium, of which one is seen: Playwright's all are."""
+
+    def __init__(self, profile: Path) -> None:
+        """Start it, and talk to it over two pipes."""
+        theirs, self._commands = os.pipe()
+        self._answers, ours = os.pipe()
+        redirect = f'exec "$@" 3<&{theirs} 4>&{ours}'
+        self._process = subprocess.Popen(
+            ["/bin/bash", "-c", redirect, "bash", CHROMIUM, *ARGUMENTS,
+             f"--user-data-dir={profile}", "--remote-debugging-pipe",
+             "--renderer-process-limit=1", "about:blank"],
+            pass_fds=(theirs, ours), stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(theirs)
+        os.close(ours)
+        self._number, self._rest = 0, b""
+
+    def close(self) -> None:
+        """End it."""
+        self._call("Browser.close")
+        self._process.wait(20)
+        os.close(self._commands)
+        os.close(self._answers)
+
+    def open(self, url: str, *, behind: bool = False) -> tuple[str, str]:
+        """Open a tab, which is seen unless it is opened behind the others."""
+        told = self._call("Target.createTarget", url=url, background=behind)
+        target = told["targetId"]
+        told = self._call("Target.attachToTarget", targetId=target, flatten=True)
+        return target, told["sessionId"]
+
+    def show(self, tab: tuple[str, str]) -> None:
+        """Bring a tab to the front."""
+        self._call("Target.activateTarget", targetId=tab[0])
+
+    def ask(self, tab: tuple[str, str], expression: str) -> Any:
+        """Evaluate an expression in a tab."""
+        told = self._call("Runtime.evaluate", tab[1], expression=expression)
+        return told.get("result", {}).get("value")
+
+    def _call(self, method: str, session: str = "", **params: Any) -> Any:
+        self._number += 1
+        told = {"id": self._number, "method": method, "params": params}
+        if session:
+            told["sessionId"] = session
+        os.write(self._commands, orjson.dumps(told) + b"\0")
+        while True:
+            while b"\0" not in self._rest:
+                self._rest += os.read(self._answers, 65_536)
+            one, _, self._rest = self._rest.partition(b"\0")
+            answer = orjson.loads(one)
+            if answer.get("id") == self._number:
+                return answer.get("result", {})  # an error while a page is loading
 
 
 def record(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any, Literal
 
 import orjson
@@ -16,7 +17,8 @@ from bls_agent.devserver import DevServer
 from bls_agent.terminal import visible
 from bls_agent.web.configuration import WebConfig
 from bls_agent.web.feeds import worker_feed
-from tests.web.browsers import Foreign, Watched, looking, record, until
+from bls_agent.web.names_in_urls import project_path
+from tests.web.browsers import Foreign, Tabs, Watched, looking, record, until
 from tests.web.serving import PASSWORD, USERS, served
 
 AGO = "document.querySelector('#cards').dataset.changes > 0"
@@ -596,3 +598,35 @@ def test_workers(
         assert looked.texts(".group:not([hidden]) .card:visible .name") == ["主调度"]
         page.keyboard.press("Escape")
         assert page.locator(".card:visible").count() == 3
+
+
+def test_seven_tabs(server: DevServer, redis: Redis, tmp_path: Path) -> None:
+    """A browser has six connections for all its tabs: hidden ones hold none of them."""
+    names = [f"系统{number}" for number in range(5)]
+    for name in names:
+        Foreign(redis, name).status("在线")
+        Foreign(redis, name).log(record(f"first of {name}"))
+    paths = ["", "workers", *(project_path(name).lstrip("/") for name in names)]
+    config = WebConfig(redis=server.url, port=0)
+    live = "document.querySelector('#link')?.dataset.state === 'live'"
+    with served(config) as console, closing(Tabs(tmp_path)) as tabs:
+
+        def streams() -> int:
+            return console.app.web.streams.open
+
+        opened = [tabs.open(console.url + path) for path in paths]
+        until(lambda: tabs.ask(opened[-1], live))
+        rows = "document.querySelectorAll('#records li').length"
+        until(lambda: tabs.ask(opened[-1], rows) == 1)
+        until(lambda: streams() == 1)
+        tabs.show(opened[2])
+        until(lambda: tabs.ask(opened[2], live))
+        Foreign(redis, names[0]).log(record("second"))
+        said = "document.querySelector('#records').textContent.includes('second')"
+        until(lambda: tabs.ask(opened[2], said))
+        until(lambda: streams() == 1)
+        behind = tabs.open(console.url, behind=True)  # has its look, and no more
+        until(lambda: tabs.ask(behind, live))
+        assert tabs.ask(behind, "document.hidden")
+        assert tabs.ask(behind, "document.querySelectorAll('.card').length") == 5
+        until(lambda: streams() == 1)

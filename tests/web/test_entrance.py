@@ -128,7 +128,7 @@ def test_the_documents_name_the_policy(page: str) -> None:
         f"{limits.body // 1024} KiB",
         f"{limits.url // 1024} KiB · {limits.headers // 1024} KiB",
         f"{limits.user_streams} · {limits.streams}",
-        f"{limits.connections:,}",
+        f"{limits.address_connections} · {limits.connections:,}",
         f"{limits.sessions:,} · 4,096 · 256",
     ):
         assert f"| {bound} |" in text
@@ -217,6 +217,26 @@ async def test_another_site_commands_nothing(
     form = {"projectName": project, "command": "reload", "args": "{}"}
     answer = await client.post("/fragments/commands", data=form, headers=headers)
     assert answer.status_code == 403
+    assert await sent(redis, project) == 0
+
+
+@pytest.mark.parametrize("other", ["http://evil.example", OWN])
+@pytest.mark.parametrize("name", ["origin", "sec-fetch-site", "content-type"])
+async def test_a_header_that_decides_comes_once(
+    client: httpx.AsyncClient, redis: Redis, project: str, name: str, other: str
+) -> None:
+    """Whoever stands in front may have looked at the other one."""
+    await seed(redis, project)
+    told = {
+        "origin": OWN,
+        "sec-fetch-site": "same-origin",
+        "content-type": "application/json",
+    }
+    body = f'{{"targetProjectName": "{project}", "command": "reload"}}'.encode()
+    headers = [*told.items(), (name, told[name] if other == OWN else other)]
+    answer = await client.post("/api/commands", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert answer.headers["connection"] == "close"
     assert await sent(redis, project) == 0
 
 

@@ -6,6 +6,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,11 @@ def test_a_body_that_trickles_is_dropped(redis_url: str) -> None:
                 except TimeoutError:
                     pass
             assert answer.startswith(b"HTTP/1.1 408")
+            channel.settimeout(10)
+            with suppress(ConnectionResetError):  # what it had not read yet
+                while part := channel.recv(1_000):
+                    answer += part
+            assert b"connection: close" in answer
 
 
 def test_a_proxy_may_come_through_a_unix_socket(redis_url: str, tmp_path: Path) -> None:

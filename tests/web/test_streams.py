@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -13,6 +14,7 @@ import anyio
 import httpx2 as httpx
 import orjson
 import pytest
+import trustme
 from redis.asyncio import Redis
 
 from bls_agent.devserver import DevServer
@@ -300,8 +302,9 @@ async def test_everything_ends_at_once(
     assert took < 8
 
 
-def connect(console: Served) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", console.port), 10)
+def connect(console: Served, own: str = "127.0.0.1") -> socket.socket:
+    """Connect from an address of this machine."""
+    return socket.create_connection(("127.0.0.1", console.port), 10, (own, 0))
 
 
 def closed(channel: socket.socket) -> bool:
@@ -379,7 +382,75 @@ async def test_connections_are_bounded(redis_url: str) -> None:
             b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET / HTTP/1.1\r\n\r\n"
         )
         answer = await anyio.to_thread.run_sync(ask, smuggled)
-        assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 403 "))
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"connection: close" in answer
+        assert answer.count(b"HTTP/1.1") == 1
+
+
+async def test_connections_of_one_address_are_bounded(redis_url: str) -> None:
+    """Before anything is read: the others get in, and what ends makes room."""
+    limits = Limits(address_connections=3)
+    with served(WebConfig(redis=redis_url, port=0, limits=limits)) as console:
+        with ExitStack() as stack:
+            for _ in range(3):
+                stack.enter_context(connect(console))
+            greedy = stack.enter_context(connect(console))
+            answer = await anyio.to_thread.run_sync(greedy.recv, 65_536)
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            other = stack.enter_context(connect(console, "127.0.0.2"))
+            other.sendall(b"GET /api/health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            answer = await anyio.to_thread.run_sync(other.recv, 65_536)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert console.app.web.counts["connections_refused"] == 1
+        await eventually(lambda: not console.connections)
+        async with httpx.AsyncClient() as client:
+            answer = await client.get(f"{console.url}api/health")
+            assert answer.status_code == 200
+
+
+async def test_connections_that_never_speak_tls_are_bounded(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """A handshake may take a minute: connections count from their very beginning."""
+    authority = trustme.CA()
+    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
+    issued = authority.issue_cert("127.0.0.1")
+    issued.cert_chain_pems[0].write_to_path(str(chain))
+    issued.private_key_pem.write_to_path(str(key))
+    config = WebConfig(
+        redis=redis_url, port=0, certificate=chain, private_key=key,
+        limits=Limits(address_connections=2),
+    )  # fmt: skip
+    with served(config) as console, connect(console), connect(console):
+        with connect(console) as greedy:
+            assert await anyio.to_thread.run_sync(greedy.recv, 100) == b""
+        assert console.app.web.counts["connections_refused"] == 1
+
+
+async def test_a_proxy_bounds_its_clients_itself(redis_url: str) -> None:
+    """All of them come from its address."""
+    config = WebConfig(
+        redis=redis_url, port=0, users=USERS, behind_proxy=True,
+        limits=Limits(address_connections=1),
+    )  # fmt: skip
+    with served(config) as console, connect(console), connect(console):
+        async with httpx.AsyncClient() as client:
+            answer = await client.get(f"{console.url}api/health")
+            assert answer.status_code == 200
+
+
+async def test_who_asks_too_much_holds_no_connection(redis_url: str) -> None:
+    """After a 429 the connection is closed."""
+    limits = Limits(request_burst=1, requests=0.01)
+    with served(WebConfig(redis=redis_url, port=0, limits=limits)) as console:
+        ask = b"GET /api/openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        with connect(console) as channel:
+            channel.sendall(ask * 2)
+            answer = b""
+            while more := await anyio.to_thread.run_sync(channel.recv, 65_536):
+                answer += more
+        assert b"HTTP/1.1 429 " in answer
+        assert b"connection: close" in answer
 
 
 async def test_who_lags_behind_holds_one_event(

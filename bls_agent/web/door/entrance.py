@@ -26,6 +26,7 @@ __all__ = ["Entrance"]
 OPEN_TO_ALL = frozenset({"/login", "/api/health"})
 MISDIRECTED = 421
 CLOSE = {"connection": "close"}
+_SINGLE = ("origin", "sec-fetch-site", "sec-fetch-mode", "content-type")
 _FORWARDED = ("x-forwarded-for", "x-forwarded-host", "x-real-ip", "forwarded", "via")
 
 
@@ -91,7 +92,11 @@ class Entrance:
         if not length.isascii() or not length.isdigit():
             raise HTTPException(400, "Content-Length is no length")
         bodiless = request.method in SAFE_METHODS
-        if bodiless and (int(length[:15]) or "transfer-encoding" in request.headers):
+        chunked = "transfer-encoding" in request.headers
+        if chunked and "content-length" in request.headers:
+            # A proxy may have taken the other one for the end (request smuggling).
+            raise HTTPException(400, "the length of the body is told twice", CLOSE)
+        if bodiless and (int(length[:15]) or chunked):
             raise HTTPException(400, "such a request has no body", CLOSE)
         if len(length) > 15 or int(length) > limits.body:  # noqa: PLR2004 - digits
             raise HTTPException(413, f"a body has at most {limits.body} bytes")
@@ -110,6 +115,9 @@ class Entrance:
 
     def _check_origin(self, request: Request) -> None:
         headers = request.headers
+        for name in _SINGLE:
+            if len(headers.getlist(name)) > 1:
+                raise HTTPException(400, f"{name} is told more than once", CLOSE)
         told = Provenance(
             method=request.method,
             own=f"{request.scope['scheme']}://{headers['host']}",

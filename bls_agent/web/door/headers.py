@@ -29,9 +29,14 @@ HEADERS: Final = {
     ),
 }
 
+_LAST: Final = frozenset({408, 429})
+
 
 def with_headers(send: Send) -> Send:
-    """Add the headers to an answer; one without a word on caching is not kept."""
+    """Add the headers to an answer; one without a word on caching is not kept.
+
+    After a 408 or 429 the connection is closed: waiting clients hold none.
+    """
 
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -39,6 +44,8 @@ def with_headers(send: Send) -> Send:
             for name, value in HEADERS.items():
                 headers[name] = value
             headers.setdefault("cache-control", "no-store")
+            if message["status"] in _LAST:
+                headers["connection"] = "close"
         await send(message)
 
     return send_with_headers

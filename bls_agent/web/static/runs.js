@@ -53,4 +53,4 @@ search.addEventListener("keydown", (event) => {
 });
 for (const element of list.children) deck.adopt(new RunCard(element));
 total = deck.cards.size;
-follow(`${root}/events/runs`, { runs: (data) => take(JSON.parse(data)) });
+follow(`${root}/events/runs`, { runs: (data) => take(JSON.parse(data)) }, { glances: true });

@@ -6,7 +6,8 @@ const SILENCE = 30_000; // ms without a beat after which the line counts as cut
 const LONGEST = 10_000; // ms between two tries
 const PATIENCE = 2; // tries without success after which it is said aloud
 const REFUSED = new Set([400, 403, 404, 409]); // statuses that stay until somebody changes something
-const HIDDEN = 300_000; // ms after which a hidden page lets its stream go
+const HIDDEN = 1_000; // ms after which a hidden page lets its stream go: a browser has six connections for all its tabs
+const GLANCE = 30_000; // ms after which a hidden page that glances looks again
 
 export function showLink(state) {
   const link = byId("link");
@@ -17,19 +18,20 @@ export function showLink(state) {
 
 // Follow a stream.
 // path: where, or a function that gives it; handlers: event name → function of its data (text); ask: what to fetch to learn why a
-// stream was refused; refused(reason): it is refused for good, for now.
-export function follow(path, handlers, { ask = `${root}/fragments/card`, refused = () => {} } = {}) {
+// stream was refused; refused(reason): it is refused for good, for now; glances: also a hidden page is kept up to date, every half minute.
+export function follow(path, handlers, { ask = `${root}/fragments/card`, refused = () => {}, glances = false } = {}) {
   let source = null;
   let timer = 0;
   let failures = 0;
   let heard = 0;
   let beats = false;
   let stopped = false;
+  let resting = false;
 
   function open() {
     clearTimeout(timer);
     close();
-    stopped = false;
+    stopped = resting = false;
     const own = (source = new EventSource(typeof path === "function" ? path() : path));
     source.onopen = () => {
       failures = 0;
@@ -64,6 +66,7 @@ export function follow(path, handlers, { ask = `${root}/fragments/card`, refused
     } catch {
       // nobody there: the next try will tell
     }
+    if (resting || stopped) return;
     if (answer?.type === "opaqueredirect" || answer?.status === 401) {
       location.assign(`${root}/login?next=${encodeURIComponent(location.pathname + location.search)}`);
     } else if (REFUSED.has(answer?.status)) {
@@ -86,15 +89,36 @@ export function follow(path, handlers, { ask = `${root}/fragments/card`, refused
     if (source && beats && Date.now() - heard > SILENCE) source.onerror();
   }, 5_000);
 
-  let letGo = 0;
-  document.addEventListener("visibilitychange", () => {
-    clearTimeout(letGo);
-    if (document.hidden) letGo = setTimeout(() => { clearTimeout(timer); close(); }, HIDDEN);
-    else if (!source && !stopped) open();
+  let turn = 0;
+
+  function rest() {
+    resting = true;
+    clearTimeout(timer);
+    close();
+    if (glances) turn = setTimeout(glance, GLANCE);
+  }
+
+  function glance() {
+    open();
+    turn = setTimeout(rest, HIDDEN);
+  }
+
+  function see() {
+    clearTimeout(turn);
+    if (stopped) return;
+    if (!document.hidden) source || open();
+    else if (source || resting) turn = setTimeout(rest, HIDDEN);
+    else if (glances) glance();
+    else rest();
+  }
+
+  document.addEventListener("visibilitychange", see);
+  addEventListener("pagehide", () => {
+    rest();
+    clearTimeout(turn);
   });
-  addEventListener("pagehide", close);
-  addEventListener("pageshow", (event) => event.persisted && !stopped && open());
-  open();
+  addEventListener("pageshow", (event) => event.persisted && see());
+  see();
   return {
     reopen: open,
     stop: () => {

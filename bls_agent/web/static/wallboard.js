@@ -143,4 +143,4 @@ search.addEventListener("input", () => {
 for (const chip of chips) chip.addEventListener("click", () => choose(chip.dataset.chip));
 for (const element of list.children) adopt(new Card(element));
 setInterval(() => seen.forEach((card) => card.tick()), 1000);
-follow(`${root}/events/fleet`, { fleet: (data) => take(JSON.parse(data)) });
+follow(`${root}/events/fleet`, { fleet: (data) => take(JSON.parse(data)) }, { glances: true });

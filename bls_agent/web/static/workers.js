@@ -121,4 +121,4 @@ function take(change) {
 }
 
 for (const element of document.querySelectorAll(".group .card")) deck.adopt(new WorkerCard(element));
-follow(`${root}/events/workers`, { workers: (data) => take(JSON.parse(data)) });
+follow(`${root}/events/workers`, { workers: (data) => take(JSON.parse(data)) }, { glances: true });
