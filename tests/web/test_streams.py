@@ -404,8 +404,8 @@ async def test_connections_of_one_address_are_bounded(redis_url: str) -> None:
             assert console.app.web.counts["connections_refused"] == 1
         await eventually(lambda: not console.connections)
         async with httpx.AsyncClient() as client:
-            answer = await client.get(f"{console.url}api/health")
-            assert answer.status_code == 200
+            told = await client.get(f"{console.url}api/health")
+            assert told.status_code == 200
 
 
 async def test_connections_that_never_speak_tls_are_bounded(
