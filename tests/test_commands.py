@@ -26,6 +26,7 @@ from bls_agent import (
 )
 from bls_agent.errors import ConfigurationError, DuplicateHandlerError
 from bls_agent.project.commands.router import CallNext
+from bls_agent.redaction.marks import REDACTED
 from bls_agent.settings import Mode
 from tests.harness import eventually, records
 
@@ -413,7 +414,7 @@ async def test_builtins(
     agent = ProjectAgent(project, redis=redis_url, log_level="info")
 
     @agent.command
-    async def 重新加载(force: bool = False) -> None:
+    async def 重新加载(force: bool = False, api_token: str = "tk-1") -> None:
         """Load the rules again."""
 
     async with agent:
@@ -421,7 +422,10 @@ async def test_builtins(
         listed = (await console.call(project, "help")).result
         mine = next(item for item in listed if item["name"] == "重新加载")
         assert mine["description"] == "Load the rules again."
-        assert mine["parameters"]["properties"] == {"force": {"type": "boolean"}}
+        assert mine["parameters"]["properties"] == {
+            "force": {"type": "boolean", "default": False},
+            "api_token": {"type": "string", "default": REDACTED},
+        }
         assert (await console.call(project, "stats")).result["project"] == project
         agent.log.debug("not shipped")
         changed = await console.call(

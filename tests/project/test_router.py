@@ -6,6 +6,7 @@ import contextlib
 import functools
 import typing
 from collections.abc import AsyncIterator, Callable, Iterator
+from http import HTTPMethod
 from typing import Annotated, Any, Literal, TypeAlias
 
 import pytest
@@ -412,19 +413,47 @@ def test_a_handler_describes_itself() -> None:
             "type": "object",
             "properties": {
                 "force": {"type": "boolean"},
-                "ratio": {"type": "number"},
-                "mode": {"enum": ["fast", "safe"]},
+                "ratio": {"type": "number", "default": 1.0},
+                "mode": {"enum": ["fast", "safe"], "default": "fast"},
                 "items": {
                     "anyOf": [
                         {"type": "array", "items": {"type": "integer"}},
                         {"type": "null"},
-                    ]
+                    ],
+                    "default": None,
                 },
             },
             "required": ["force"],
             "additionalProperties": False,
         },
     }
+
+
+@pytest.mark.parametrize(
+    ("default", "told"),
+    [
+        (HTTPMethod.GET, {"default": "GET"}),
+        ((1, "二"), {"default": [1, "二"]}),
+        (object(), {}),
+        (float("nan"), {}),
+        (b"bytes", {}),
+        ({1, 2}, {}),
+        ("x" * 2_000, {}),
+    ],
+    ids=["enum", "tuple", "object", "nan", "bytes", "set", "long"],
+)
+def test_a_default_is_told_if_json_can_hold_it(
+    default: object, told: dict[str, Any]
+) -> None:
+    """An odd or a long default is left out, and the parameter stays optional."""
+
+    async def handle(given: Any = default) -> None: ...
+
+    handler = router_with(handle).find("handle")
+    assert handler is not None
+    parameters: Any = handler.describe()["parameters"]
+    assert parameters["properties"] == {"given": told}
+    assert parameters["required"] == []
 
 
 def test_the_context_is_no_parameter() -> None:

@@ -280,7 +280,7 @@ def ask(looked: Watched) -> None:
     """Ask the agent what it can do, if that is not known yet."""
     looked.page.locator("form.command").wait_for()
     if not looked.page.locator("select[name=chosen]").count():
-        looked.page.click("#command button.quiet")
+        looked.page.click("#command button.main")
     looked.page.locator("select[name=chosen]").wait_for()
 
 

@@ -132,7 +132,11 @@ def test_a_command_shows_its_outcome(  # noqa: PLR0915 - one story
 
     @agent.command("导入订单")
     def load(
-        path: str, limit: int = 100, mode: Literal["fast", "safe"] = "fast"
+        path: str,
+        limit: int = 100,
+        mode: Literal["fast", "safe"] = "fast",
+        numbers: list[int] | None = None,
+        note: str = "无",
     ) -> Any:
         """从文件导入订单。"""
         if path == "bad":
@@ -148,20 +152,39 @@ def test_a_command_shows_its_outcome(  # noqa: PLR0915 - one story
         looked.open_project(project)
         page.locator("form.command").wait_for()
         assert not redis.exists(f"{project}_控制")
-        page.click("#command button.quiet")
+        assert not page.locator("[name=command]").is_visible()
+        page.locator("#command button.main").focus()
+        page.keyboard.press("Enter")
+        looked.wait("document.activeElement.id === 'chosen'")
         page.select_option("select[name=chosen]", label="导入订单")
         assert "从文件导入订单" in page.locator("p.about").text_content()
-        page.fill("[name='arg.path']", "orders.csv")
+        assert page.get_attribute("[name='arg.limit']", "placeholder") == "默认值：100"
         page.fill("[name='arg.limit']", "12x")
+        page.fill("[name='arg.numbers']", '[1, "2"]')
+        page.locator("[name='arg.note']").focus()
+        page.keyboard.type("急")
         page.keyboard.press("Enter")
-        page.locator(".complaint").wait_for()
-        assert page.locator(".complaint").text_content() == "请填写整数"
-        assert page.locator("[name='arg.path']").input_value() == "orders.csv"
+        looked.wait("document.activeElement.name === 'arg.path'")
+        assert looked.texts(".complaint") == [
+            "必填",
+            "请填写整数",
+            "条目 2：请填写整数",
+        ]
+        top = page.evaluate(
+            "document.querySelector('.complaint').getBoundingClientRect().top"
+        )
+        assert 0 < top < 800
+        assert page.locator("[name='arg.note']").input_value() == "急"
+        page.keyboard.type("orders.csv")
+        assert looked.texts(".complaint") == ["请填写整数", "条目 2：请填写整数"]
         page.fill("[name='arg.limit']", "\uff11\uff12")
+        page.fill("[name='arg.numbers']", "[1, 2]")
+        assert page.locator(".complaint, [aria-invalid]").count() == 0
         page.select_option("[name='arg.mode']", label="safe")
-        page.click("#command button.main")
+        page.locator("[name='arg.numbers']").press("Control+Enter")
         shown = orjson.loads(page.locator(".review .code").text_content())
-        args = {"path": "orders.csv", "limit": 12, "mode": "safe"}
+        args = {"path": "orders.csv", "limit": 12, "mode": "safe", "numbers": [1, 2]}
+        args["note"] = "急"
         assert shown == {"command": "导入订单", "args": args}
         assert project in page.locator(".review p").first.text_content()
         looked.wait("document.activeElement.closest('.review') !== null")
@@ -172,8 +195,9 @@ def test_a_command_shows_its_outcome(  # noqa: PLR0915 - one story
             page.locator(".sent .answer").text_content()
             == '{"imported":12,"mode":"safe"}'
         )
+        looked.wait("document.activeElement.className === 'told'")
         page.fill("[name='arg.path']", "bad")
-        page.click("#command button.main")
+        page.keyboard.press("Enter")
         page.click(".review button.main")
         page.locator(".sent [data-bad]").wait_for()
         assert "文件损坏" in page.locator(".sent .answer").first.text_content()
@@ -196,9 +220,10 @@ def test_a_command_to_a_foreign_agent(
         kind_is(looked, foreign.name, "online")
         assert "no expiry" in looked.texts(".fresh")[0]
         looked.open_project(foreign.name)
+        page.click("summary")
         page.fill("[name=command]", "reload")
         page.fill("[name=args]", "{force}")
-        page.click("#command button.main")
+        page.click("#command button.check")
         page.locator(".complaint").wait_for()
         assert page.locator("[name=command]").input_value() == "reload"
         told = '{"force": true, "n": 9007199254740993, "password": "geheim"}'
@@ -384,8 +409,9 @@ def test_keys_of_another_type(browser: Any, base: str, redis: Redis) -> None:
         )
         assert looked.page.locator("#link").text_content() == "日志无法读取"
         assert not looked.page.locator("#cut").is_visible()
+        looked.page.click("summary")
         looked.page.fill("[name=command]", "reload")
-        looked.page.click("#command button.main")
+        looked.page.click("#command button.check")
         looked.page.click(".review button.main")
         looked.page.locator(".told .bad").wait_for()
 

@@ -166,10 +166,12 @@ def test_the_corpus_on_a_project_page(
         page.select_option(
             "[name='arg.choice']", label=visible(HOSTILE_TEXTS["script"])
         )
+        image = HOSTILE_TEXTS["image"]
+        page.fill(f"[name='arg.p{TEXTS.index(image)}']", image)
         page.click("#command button.main")
         page.locator(".review .code").wait_for()
         told = page.locator(".review .code").text_content()
-        assert visible(orjson.dumps(HOSTILE_TEXTS["image"]).decode()) in told
+        assert visible(orjson.dumps(image).decode()) in told
         assert own_elements(looked) == []
 
 

@@ -14,13 +14,21 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, Union, cast
 
-from bls_agent.codec import JSONObject, JSONValue
+from bls_agent.codec import JSONObject, JSONValue, decode, encode_strictly
 from bls_agent.errors import ConfigurationError, MissingExtraError
 
-__all__ = ["ANYTHING", "NOTHING", "Check", "Convert", "Misfit", "compile_check"]
+__all__ = [
+    "ANYTHING",
+    "NOTHING",
+    "Check",
+    "Convert",
+    "Misfit",
+    "compile_check",
+    "with_default",
+]
 
 
 class Misfit(Exception):  # noqa: N818 - a signal inside this room
@@ -38,6 +46,7 @@ class Misfit(Exception):  # noqa: N818 - a signal inside this room
 
 _NOT_KNOWN: Final = "is not known"
 _TOO_LARGE: Final = "must be a number that a float can hold"
+LARGEST_DEFAULT: Final = 1_000  # bytes of a default that the schema tells
 Convert: TypeAlias = Callable[[JSONValue], Any]
 
 
@@ -78,6 +87,20 @@ def compile_check(annotation: Any, where: str, *, pydantic: bool = False) -> Che
         "and unions of them, or a pydantic model",
         "Or pass validate='pydantic' to the agent.",
     )
+
+
+def with_default(check: Check, default: object) -> Check:
+    """Tell in the schema what is used if the argument is left out.
+
+    A default that JSON cannot hold, or a long one, is not told.
+    """
+    try:
+        payload = encode_strictly("default", default)
+    except ConfigurationError:
+        return check
+    if len(payload) > LARGEST_DEFAULT:
+        return check
+    return replace(check, schema=check.schema | {"default": decode(payload)})
 
 
 def _plain_or_class(annotation: Any, where: str) -> Check | None:

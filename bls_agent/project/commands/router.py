@@ -23,7 +23,13 @@ from bls_agent.errors import (
     UnknownCommandError,
 )
 from bls_agent.names import check_name
-from bls_agent.project.commands.arguments import NOTHING, Check, Misfit, compile_check
+from bls_agent.project.commands.arguments import (
+    NOTHING,
+    Check,
+    Misfit,
+    compile_check,
+    with_default,
+)
 from bls_agent.project.commands.context import CommandContext
 from bls_agent.settings import check_seconds
 
@@ -124,7 +130,7 @@ class Handler:
         return self.extra
 
     def describe(self) -> JSONObject:
-        """Tell what the handler is for and what it accepts, as JSON Schema."""
+        """Tell what it is for, and as JSON Schema what it accepts, with the defaults."""
         properties: JSONObject = {
             parameter.name: parameter.check.schema
             for parameter in self.parameters.values()
@@ -278,13 +284,17 @@ def _handler_of(
                 raise ConfigurationError(where, parameter.name, "one context is enough")
             context_name = parameter.name
         else:
-            parameters[parameter.name] = Parameter(
-                parameter.name,
-                compile_check(annotation, where, pydantic=pydantic),
-                required=parameter.default is parameter.empty,
-            )
+            check = compile_check(annotation, where, pydantic=pydantic)
+            parameters[parameter.name] = _parameter_of(parameter, check)
     doc = (inspect.getdoc(function) or "").split("\n\n", 1)[0]
     return Handler(name, call, parameters, context_name, extra, timeout, doc)
+
+
+def _parameter_of(parameter: inspect.Parameter, check: Check) -> Parameter:
+    if parameter.default is parameter.empty:
+        return Parameter(parameter.name, check, required=True)
+    told = with_default(check, parameter.default)
+    return Parameter(parameter.name, told, required=False)
 
 
 def _hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -20,6 +20,7 @@ from bls_agent.errors import (
     BlsError,
     CommandError,
     ConfigurationError,
+    ContractError,
     RedisUnavailableError,
 )
 from bls_agent.project.messages import Command, Status
@@ -28,7 +29,7 @@ from bls_agent.terminal import visible
 from bls_agent.texts import Texts
 from bls_agent.web.interface.inputs import read_form
 from bls_agent.web.names_in_urls import FIELD, project_in_query, quote_name
-from bls_agent.web.pages.fields import Absent, Field, FieldKind, show_value
+from bls_agent.web.pages.fields import Absent, Field, FieldKind
 from bls_agent.web.pages.forms import MisfitError, read_submission
 from bls_agent.web.pages.manual import (
     HELP,
@@ -48,8 +49,11 @@ __all__ = ["command_routes"]
 LOOKED_AT: Final = 300  # records in which an answer to help may stand
 HELP_TIMEOUT: Final = 3.0
 LONGEST_COMMAND: Final = 1_000
+LONGEST_DEFAULT: Final = 60  # characters in a placeholder
+LONGEST_VALUE: Final = 200  # characters of what an error names
 LONGEST_SHOWN: Final = 20_000  # characters of what is about to be sent
 OTHER: Final = "other"
+_NOT_ASKED: Final = Manual(entries=(), told_at=0.0, asked=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +66,7 @@ class _Filled:
         typed: Name of an input → text.
         errors: Name of an input → what is wrong.
         note: A sentence below.
+        focus: Name of the input that gets the focus; ``""`` leaves it where it is.
     """
 
     chosen: int = -1
@@ -69,6 +74,7 @@ class _Filled:
     typed: Mapping[str, str] = field(default_factory=dict[str, str])
     errors: Mapping[str, str] = field(default_factory=dict[str, str])
     note: str = ""
+    focus: str = ""
 
 
 class _Typed(dict[str, str]):
@@ -82,27 +88,35 @@ async def _show_commands(request: Request) -> Response:
     """Give the form of the chosen command, or the commands to choose from."""
     project = project_in_query(request.scope)
     texts = texts_of(request)
-    manual = web_state(request).manuals.get(project, time.monotonic())
-    if manual is None:
-        manual = await _look_up(request, project)
+    note = ""
+    try:
+        manual = await _find_manual(request, project)
+    except RedisUnavailableError:
+        manual, note = _NOT_ASKED, texts["not_known"]
     chosen = request.query_params.get("chosen", "")
     return _form(
-        request, project, manual, _chosen(manual, chosen, _note(manual, texts))
+        request, project, manual, _chosen(manual, chosen, note or _note(manual, texts))
     )
 
 
-async def _look_up(request: Request, project: str) -> Manual:
-    """Find the commands in the log, where an answer to ``help`` may still stand.
+async def _find_manual(request: Request, project: str) -> Manual:
+    """Give what is remembered, or stands in the log as an answer to ``help``.
 
     Nobody is asked unasked: ``help`` is a command, and a page may be opened by a link.
+
+    Raises:
+        RedisUnavailableError: Redis does not answer.
     """
+    state = web_state(request)
+    if manual := state.manuals.get(project, time.monotonic()):
+        return manual
     try:
-        log = await web_state(request).console.logs(project, LOOKED_AT)
-    except BlsError:
+        log = await state.console.logs(project, LOOKED_AT)
+    except ContractError:
         log = []
     if entries := find_manual(log):
-        return web_state(request).manuals.put(project, entries, time.monotonic())
-    return Manual(entries=(), told_at=time.monotonic())
+        return state.manuals.put(project, entries, time.monotonic())
+    return _NOT_ASKED
 
 
 def _note(manual: Manual, texts: Texts) -> str:
@@ -138,9 +152,9 @@ async def _ask_help(request: Request) -> Response:
     except BlsError as error:
         note = texts["not_sent"].format(reason=visible(str(error)))
     manual = web_state(request).manuals.put(project, entries, time.monotonic())
-    return _form(
-        request, project, manual, _chosen(manual, "", note or _note(manual, texts))
-    )
+    filled = _chosen(manual, "", note or _note(manual, texts))
+    focus = "chosen" if entries else "command"
+    return _form(request, project, manual, replace(filled, focus=focus))
 
 
 async def _review(request: Request) -> Response:
@@ -148,26 +162,31 @@ async def _review(request: Request) -> Response:
     project = project_in_query(request.scope)
     texts = texts_of(request)
     typed = await read_form(request)
-    manual = web_state(request).manuals.get(project, time.monotonic())
-    manual = manual or Manual(entries=(), told_at=time.monotonic())
+    manual = await _find_manual(request, project)
     filled = _chosen(manual, typed.get("chosen", OTHER))
     entry = manual.entries[filled.chosen] if filled.chosen >= 0 else None
     command = entry.name if entry else typed.get("command", "")
     told = read_submission(entry.form if entry else None, typed)
-    errors = {name: _say(error, texts) for name, error in told.errors.items()}
+    errors: dict[str, str] = {}  # in the order of the form
     if not command.strip() or len(command) > LONGEST_COMMAND:
         errors["command"] = texts["field_command"]
+    errors |= {name: _say(error, texts) for name, error in told.errors.items()}
     if errors:
-        wrong = _Filled(
-            chosen=filled.chosen, by_hand=filled.by_hand, typed=typed, errors=errors
-        )
+        focus = next(iter(errors))
+        wrong = replace(filled, typed=typed, errors=errors, focus=focus)
         return _form(request, project, manual, wrong, retarget=True)
     return _ask_before(request, project, command, told.arguments)
 
 
 def _say(error: MisfitError, texts: Texts) -> str:
-    values = {name: visible(value) for name, value in error.values.items()}
-    return texts[f"field_{error.code}"].format(**values)
+    values = {
+        name: visible(text[:LONGEST_VALUE]) for name, text in error.values.items()
+    }
+    fault = texts[f"field_{error.code}"].format(**values)
+    if not error.place:
+        return fault
+    place = visible(".".join(error.place)[:LONGEST_VALUE])
+    return texts["field_item"].format(place=place, fault=fault)
 
 
 def _ask_before(
@@ -233,11 +252,6 @@ def _form(
 ) -> Response:
     entry = manual.entries[filled.chosen] if filled.chosen >= 0 else None
     typed = _Typed(filled.typed)
-    form = entry.form if entry else None
-    if form and not filled.typed:
-        typed |= {
-            f"arg.{one.name}": show_value(one, one.default) for one in form.fields
-        }
     headers = {"hx-retarget": "#command"} if retarget else None
     return render(
         request,
@@ -249,20 +263,27 @@ def _form(
         chosen=filled.chosen,
         by_hand=filled.by_hand,
         entry=entry,
-        form=form,
+        form=entry.form if entry else None,
+        folded=not manual.asked and not filled.errors,
         typed=typed,
         errors=filled.errors,
+        focus=filled.focus,
         command=typed["command"],
         note=filled.note,
         show_default=_show_default,
         options=_options,
         limits=_limits,
-        placeholders={"array": "[]", "object": "{}", "": "null"},
+        shapes={"array": "[]", "object": "{}", "": "null"},
     )
 
 
 def _show_default(one: Field) -> str:
-    return "" if isinstance(one.default, Absent) else encode(one.default).decode()
+    """Write what the agent takes if the field is left out; ``""`` if it tells none."""
+    if isinstance(one.default, Absent):
+        return ""
+    plain = isinstance(one.default, str) and one.default
+    text = plain or encode(one.default).decode()
+    return visible(text[:LONGEST_DEFAULT]) + "…" * (len(text) > LONGEST_DEFAULT)
 
 
 def _options(one: Field) -> list[tuple[str, str]]:

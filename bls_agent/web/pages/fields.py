@@ -12,14 +12,23 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeAlias, cast
 
-from bls_agent.codec import JSONValue, encode
+from bls_agent.codec import JSONValue
 
-__all__ = ["ABSENT", "Absent", "Field", "FieldKind", "Form", "read_form", "show_value"]
+__all__ = [
+    "ABSENT",
+    "Absent",
+    "Field",
+    "FieldKind",
+    "Form",
+    "is_same",
+    "read_form",
+]
 
 MOST_FIELDS: Final = 50
 MOST_CHOICES: Final = 200
 LONGEST_TEXT: Final = 500  # characters of a description or title
 LONGEST_NAME: Final = 200
+DEEPEST: Final = 5  # lists in lists that are checked
 
 _Schema: TypeAlias = Mapping[str, Any]
 
@@ -63,6 +72,8 @@ class Field:
         most: Largest number, or most characters.
         beyond: Whether a number has to lie beyond ``least`` and below ``most``: the
             limits themselves are excluded (``exclusiveMinimum``, ``exclusiveMaximum``).
+        inner: What each item of a JSON array or each value of a JSON object is; ``None``
+            for anything.
     """
 
     name: str
@@ -77,6 +88,7 @@ class Field:
     least: float | None = None
     most: float | None = None
     beyond: tuple[bool, bool] = (False, False)
+    inner: Field | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +145,9 @@ def _is_usable_name(name: object) -> bool:
     )
 
 
-def _read_field(name: str, schema: object, *, required: bool) -> Field:
+def _read_field(
+    name: str, schema: object, *, required: bool = False, depth: int = 0
+) -> Field:
     told, nullable = _without_null(
         cast("_Schema", schema) if isinstance(schema, Mapping) else {}
     )
@@ -152,7 +166,16 @@ def _read_field(name: str, schema: object, *, required: bool) -> Field:
         least=least,
         most=most,
         beyond=beyond,
+        inner=_inner_of(told, depth) if kind is FieldKind.JSON else None,
     )
+
+
+def _inner_of(schema: _Schema, depth: int) -> Field | None:
+    word = {"array": "items", "object": "additionalProperties"}.get(_shape_of(schema))
+    inner = schema.get(word) if word and "properties" not in schema else None
+    if not isinstance(inner, Mapping) or depth >= DEEPEST:
+        return None
+    return _read_field("", cast("_Schema", inner), depth=depth + 1)
 
 
 def _without_null(schema: _Schema) -> tuple[_Schema, bool]:
@@ -245,24 +268,6 @@ def _text(value: object) -> str:
     return value[:LONGEST_TEXT] if isinstance(value, str) else ""
 
 
-def show_value(field: Field, value: JSONValue | Absent) -> str:
-    """Write a value as it is typed into a field: the way back from reading it."""
-    if isinstance(value, Absent):
-        return ""
-    if field.kind is FieldKind.CHOICE:
-        return next(
-            (
-                str(place)
-                for place, choice in enumerate(field.choices)
-                if _is_same(choice, value)
-            ),
-            "",
-        )
-    if field.kind is FieldKind.TEXT and isinstance(value, str):
-        return value
-    return encode(value).decode()
-
-
-def _is_same(one: JSONValue, other: JSONValue) -> bool:
+def is_same(one: JSONValue, other: JSONValue) -> bool:
     """Compare as JSON does: ``true`` is not ``1``, ``1`` is not ``1.0``."""
     return type(one) is type(other) and one == other

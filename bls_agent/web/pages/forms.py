@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field as part
 from typing import Final, cast
 
-from bls_agent.codec import JSONObject, JSONValue, decode
+from bls_agent.codec import JSONObject, JSONValue, decode, encode
 from bls_agent.errors import DecodeError
-from bls_agent.web.pages.fields import ABSENT, Absent, Field, FieldKind, Form
+from bls_agent.web.pages.fields import ABSENT, Absent, Field, FieldKind, Form, is_same
 
 __all__ = ["ALL", "MORE", "MisfitError", "Submission", "read_submission", "read_value"]
 
@@ -35,12 +35,14 @@ class MisfitError(Exception):
     Attributes:
         code: Name of the text in the catalogue, after ``field_``.
         values: What the text names.
+        place: Where inside of a list or object: numbers from 1, or names, from outside.
     """
 
     def __init__(self, code: str, **values: object) -> None:
         """Name the text and what stands in it."""
         self.code = code
         self.values = {name: str(value) for name, value in values.items()}
+        self.place: tuple[str, ...] = ()
         super().__init__(code)
 
 
@@ -120,11 +122,15 @@ def _read_text(field: Field, text: str) -> JSONValue | Absent:
         if field.required:
             raise MisfitError("required")
         return ABSENT
+    _check_length(field, text)
+    return text
+
+
+def _check_length(field: Field, text: str) -> None:
     if field.least is not None and len(text) < field.least:
         raise MisfitError("too_short", least=_plain(field.least))
     if field.most is not None and len(text) > field.most:
         raise MisfitError("too_long", most=_plain(field.most))
-    return text
 
 
 def _read_boolean(_: Field, text: str) -> JSONValue:
@@ -187,7 +193,9 @@ def _plain(limit: float) -> str:
 
 
 def _read_json_field(field: Field, text: str) -> JSONValue:
-    return _read_json(text, field.shape)
+    value = _read_json(text, field.shape)
+    _check_inside(field, value)
+    return value
 
 
 def _read_json(text: str, shape: str) -> JSONValue:
@@ -197,10 +205,58 @@ def _read_json(text: str, shape: str) -> JSONValue:
         raise MisfitError(
             "too_deep" if error.reason == "too_deep" else "json"
         ) from None
+    _check_shape(value, shape)
+    return value
+
+
+def _check_shape(value: JSONValue, shape: str) -> None:
     wanted = {"array": list, "object": dict}.get(shape)
     if wanted is not None and not isinstance(value, wanted):
         raise MisfitError(shape)
-    return value
+
+
+def _check_inside(field: Field, value: JSONValue) -> None:
+    """Hold the items of a list, or the values of an object, against their schema."""
+    if field.inner is None or not isinstance(value, list | dict):
+        return
+    items = enumerate(value, 1) if isinstance(value, list) else value.items()
+    for place, item in items:
+        try:
+            _check_value(field.inner, item)
+        except MisfitError as error:
+            error.place = (str(place), *error.place)
+            raise
+
+
+def _check_value(field: Field, value: JSONValue) -> None:
+    if value is None and field.nullable:
+        return
+    if field.kind is FieldKind.CHOICE:
+        if not any(is_same(choice, value) for choice in field.choices):
+            choices = encode(list(field.choices)).decode()[1:-1]
+            raise MisfitError("one_of", choices=choices)
+    elif field.kind is FieldKind.JSON:
+        _check_shape(value, field.shape)
+        _check_inside(field, value)
+    else:
+        _check_plain(field, value)
+
+
+def _check_plain(field: Field, value: JSONValue) -> None:
+    if type(value) not in _TYPES[field.kind]:
+        raise MisfitError(field.kind.value)
+    if isinstance(value, str):
+        _check_length(field, value)
+    elif isinstance(value, int | float):
+        _within(field, value)
+
+
+_TYPES: Final[Mapping[FieldKind, tuple[type, ...]]] = {
+    FieldKind.BOOLEAN: (bool,),
+    FieldKind.INTEGER: (int,),
+    FieldKind.NUMBER: (int, float),
+    FieldKind.TEXT: (str,),
+}
 
 
 _READERS: Final[Mapping[FieldKind, Callable[[Field, str], JSONValue]]] = {

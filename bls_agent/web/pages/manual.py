@@ -53,10 +53,12 @@ class Manual:
     Attributes:
         entries: Its commands; none if it did not answer.
         told_at: When, by a clock that never jumps.
+        asked: Whether it was asked, as far as is known.
     """
 
     entries: tuple[Entry, ...]
     told_at: float
+    asked: bool = True
 
 
 def read_manual(result: JSONValue) -> tuple[Entry, ...]:

@@ -63,13 +63,29 @@ document.addEventListener("keydown", (event) => {
 
 function closeReview() {
   byId("review").replaceChildren();
-  byId("command").querySelector("button.main")?.focus();
+  byId("command").querySelector("button.check")?.focus();
 }
 
 byId("review").addEventListener("click", (event) => {
   if (event.target.closest("[data-cancel]")) closeReview();
 });
-byId("command").addEventListener("input", () => byId("review").replaceChildren());
+
+// What is typed makes what was checked obsolete, and what was said to be wrong.
+byId("command").addEventListener("input", ({ target }) => {
+  byId("review").replaceChildren();
+  const field = target.closest(".field");
+  field?.querySelector(".complaint")?.remove();
+  for (const name of ["aria-invalid", "aria-describedby"]) field?.querySelector(`[${name}]`)?.removeAttribute(name);
+});
+
+// Enter checks; a new line is Shift+Enter in a field for text, and Enter in one for JSON, where Ctrl+Enter checks.
+byId("command").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.isComposing || !event.target.matches("textarea")) return;
+  const checks = event.target.matches(".line") ? !event.shiftKey : event.ctrlKey || event.metaKey;
+  if (!checks) return;
+  event.preventDefault();
+  event.target.form.requestSubmit();
+});
 
 // htmx puts what the server says into the page; what was sent waits for its outcome.
 document.addEventListener("htmx:after:swap", () => {
