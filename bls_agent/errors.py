@@ -10,7 +10,9 @@
     ├─ LeaseHeldError            what only one may write has a living owner already
     ├─ ContractError             a key or a value breaks its contract
     │  ├─ WrongTypeError         a key holds another Redis type
-    │  └─ DecodeError            a value is not what the contract says; keeps its bytes
+    │  ├─ DecodeError            a value is not what the contract says; keeps its bytes
+    │  └─ ManifestError          a manifest of an asset breaks its rules; lists every fault
+    ├─ SourceError               a source of assets cannot be read now
     └─ CommandError
        ├─ UnknownCommandError    nobody registered this command
        ├─ ArgumentError          the arguments do not fit the handler's signature
@@ -26,6 +28,7 @@ and a caller can read ``error.key`` instead of parsing prose.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from bls_agent.redaction import redact
 
@@ -38,11 +41,14 @@ __all__ = [
     "DecodeError",
     "DuplicateHandlerError",
     "LeaseHeldError",
+    "ManifestError",
+    "ManifestFault",
     "MissingExtraError",
     "NoOutcomeError",
     "RedisRefusedError",
     "RedisUnavailableError",
     "Reject",
+    "SourceError",
     "UnknownCommandError",
     "WrongTypeError",
     "preview",
@@ -235,6 +241,66 @@ class DecodeError(ContractError):
         super().__init__(
             f"{reason}{said}: {self.size} bytes beginning '{preview(self.payload)}'"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFault:
+    """One fault of one manifest, or of the file that holds it.
+
+    Attributes:
+        path: The file, relative to the root of its repository.
+        reason: The rule that it breaks.
+        remedy: What to do, or ``""``.
+        field: The field, as in ``config_schema[0].type``; ``""`` for the whole file.
+        line: Its line, from 1; 0 for the whole file.
+        id: The asset, as far as it is known, else ``""``.
+    """
+
+    path: str
+    reason: str
+    remedy: str = ""
+    field: str = ""
+    line: int = 0
+    id: str = ""
+
+    def __str__(self) -> str:
+        """Write ``tools/a.yaml:3: version: it is missing. Add …`` on one line."""
+        place = f"{self.path}:{self.line}" if self.line else self.path
+        parts = [place, self.field, f"{self.reason}. {self.remedy}".rstrip(". ")]
+        return redact(": ".join(part for part in parts if part))
+
+
+class ManifestError(ContractError):
+    """A manifest of an asset breaks its rules; nothing was written.
+
+    Attributes:
+        faults: All that is wrong with the file, in the order of its lines.
+    """
+
+    def __init__(self, faults: Sequence[ManifestFault]) -> None:
+        """List every fault, one a line."""
+        self.faults = tuple(faults)
+        super().__init__("\n".join(map(str, self.faults)))
+
+
+class SourceError(BlsError):
+    """A source of assets cannot be read now, or gave something incomplete.
+
+    Attributes:
+        source: Which one, without credentials.
+        reason: What happened.
+        retry_after: Seconds after which to try again, if the source said so.
+    """
+
+    def __init__(
+        self, source: str, reason: str, *, retry_after: float | None = None
+    ) -> None:
+        """Name the source and what happened."""
+        self.source = source
+        self.reason = redact(reason)
+        self.retry_after = retry_after
+        wait = "" if retry_after is None else f"; try again in {retry_after:.0f} s"
+        super().__init__(redact(f"{source}: {reason}{wait}"))
 
 
 class CommandError(BlsError):

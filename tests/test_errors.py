@@ -15,11 +15,14 @@ from bls_agent.errors import (
     ConfigurationError,
     DecodeError,
     DuplicateHandlerError,
+    ManifestError,
+    ManifestFault,
     MissingExtraError,
     NoOutcomeError,
     RedisRefusedError,
     RedisUnavailableError,
     Reject,
+    SourceError,
     UnknownCommandError,
     WrongTypeError,
     preview,
@@ -28,7 +31,7 @@ from bls_agent.errors import (
 CLASSES = {
     name: kind
     for name in errors.__all__
-    if isinstance(kind := getattr(errors, name), type)
+    if isinstance(kind := getattr(errors, name), type) and issubclass(kind, Exception)
 }
 
 MESSAGES = {
@@ -69,6 +72,19 @@ MESSAGES = {
     "decode, no text": (
         DecodeError("not_utf8", b"\xff\n"),
         r"not_utf8: 2 bytes beginning '\xff\n'",
+    ),
+    "manifest": (
+        ManifestError(
+            [
+                ManifestFault("a.yaml", "it is missing", "Add it.", "id", 1),
+                ManifestFault("a.yaml", "the file is empty"),
+            ]
+        ),
+        "a.yaml:1: id: it is missing. Add it\na.yaml: the file is empty",
+    ),
+    "source": (
+        SourceError("github:o/r", "403 for https://u:p@h/", retry_after=59.6),
+        "github:o/r: 403 for https://***@h/; try again in 60 s",
     ),
     "unknown command": (
         UnknownCommandError("relaod"),

@@ -36,6 +36,7 @@ def trees() -> Trees:
 
 # A folder whose face lists what its modules define, so that users import from one place.
 FACES = {
+    "bls_agent.assets",
     "bls_agent.testing.chaos",
     "bls_agent.fleet",
     "bls_agent.workers",

@@ -199,3 +199,16 @@ def test_importing_is_within_its_budget(
         )
     assert others > 0
     assert 0 < own <= limit
+
+
+def test_a_missing_extra_is_named(bytecode: Path) -> None:
+    """Reading assets needs no extra; what needs one says which."""
+    code = (
+        "import sys; sys.modules['ruamel.yaml'] = sys.modules['pydantic'] = None\n"
+        "from bls_agent.assets import DirectorySource\n"
+        "from bls_agent import MissingExtraError\n"
+        "try: from bls_agent.assets import parse_manifest\n"
+        "except MissingExtraError as error: print(error)"
+    )
+    said = run_python("-c", code, cache=bytecode).stdout
+    assert said.rstrip().endswith("pip install 'bls-agent[assets]'")

@@ -1,1 +1,57 @@
-"""Contract 000: the asset library. So far: what a doctor holds against its keys."""
+"""The asset library: tools, prompts and skills from a repository of YAML files.
+
+The names below are loaded when they are first used. Reading needs nothing but the
+package; manifests and sources need the extra ``assets``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bls_agent.assets.manifest import (
+        AgentSpecs,
+        AssetManifest,
+        ConfigItem,
+        Runtime,
+        SelectOption,
+        manifest_schema,
+        parse_manifest,
+    )
+    from bls_agent.assets.sources import DirectorySource, Head, Source, SourceFile
+
+__all__ = [
+    "AgentSpecs",
+    "AssetManifest",
+    "ConfigItem",
+    "DirectorySource",
+    "Head",
+    "Runtime",
+    "SelectOption",
+    "Source",
+    "SourceFile",
+    "manifest_schema",
+    "parse_manifest",
+]
+
+_HOMES = {
+    "DirectorySource": "sources",
+    "Head": "sources",
+    "Source": "sources",
+    "SourceFile": "sources",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its module; manifests are those without another home."""
+    if name not in __all__:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    module = import_module(f"{__name__}.{_HOMES.get(name, 'manifest')}")
+    value = globals()[name] = getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

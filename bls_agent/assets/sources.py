@@ -1,0 +1,247 @@
+"""Where manifests come from: what every source gives, and a folder as a source."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import anyio
+import anyio.to_thread
+
+from bls_agent.errors import ConfigurationError, SourceError
+
+__all__ = [
+    "DirectorySource",
+    "Head",
+    "Source",
+    "SourceFile",
+    "blob_sha",
+    "is_manifest_path",
+]
+
+SHA1: Final = 40  # digits
+MOST_BYTES: Final = 2**20  # of a file that is read; a manifest has less
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a source holds at one moment.
+
+    Attributes:
+        commit: SHA of the commit at the branch's head; recorded as ``last_commit_sha``.
+        content: What identifies the files where the commit does not, else ``""``.
+    """
+
+    commit: str
+    content: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file of a commit.
+
+    Attributes:
+        path: Relative to the repository's root, with ``/``.
+        sha: Of its content, as Git computes it for a blob.
+        size: Bytes.
+        is_link: Whether it is a symlink, which is reported and never followed.
+    """
+
+    path: str
+    sha: str
+    size: int
+    is_link: bool = False
+
+
+class Source(Protocol):
+    """What a synchronisation needs of a source.
+
+    A source is used by one task at a time. Every method raises ``SourceError`` when the
+    source does not answer, answers incompletely, or refuses.
+
+    Attributes:
+        name: For people, without credentials.
+        base_path: The folder that is looked at, relative to the root; ``""`` for all.
+    """
+
+    @property
+    def name(self) -> str:
+        """Say where it is, without credentials."""
+        ...
+
+    @property
+    def base_path(self) -> str:
+        """Give the only folder that is looked at."""
+        ...
+
+    async def head(self) -> Head:
+        """Tell what there is now, as cheaply as possible: one request."""
+        ...
+
+    async def tree(self, head: Head) -> Sequence[SourceFile]:
+        """List all files of this very commit below :attr:`base_path`, or raise."""
+        ...
+
+    def fetch(
+        self, head: Head, files: Sequence[SourceFile]
+    ) -> AsyncGenerator[tuple[SourceFile, bytes | SourceError]]:
+        """Give the contents of some files of this very commit, in any order.
+
+        A file that cannot be had comes with its error; the others go on. Whoever asks
+        compares each content with :attr:`SourceFile.sha`.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close connections; the next call opens them again."""
+        ...
+
+
+def blob_sha(content: bytes, *, like: str = "") -> str:
+    """Give the SHA of a file as Git computes it.
+
+    Args:
+        content: The file.
+        like: A SHA of the same repository: one of 64 digits is SHA-256.
+    """
+    kind = hashlib.sha256 if len(like) > SHA1 else hashlib.sha1
+    digest = kind(b"blob %d\0" % len(content), usedforsecurity=False)
+    digest.update(content)
+    return digest.hexdigest()
+
+
+class DirectorySource:
+    """A folder: a checkout of a Git repository, or any other.
+
+    The commit is the checkout's HEAD, or a digest of all files where there is no
+    repository. Edits that are not committed are synchronised as they are. Hidden files
+    and folders are left out, symlinks are not followed.
+
+    Args:
+        path: The root of the repository, to which all paths are relative.
+        base_path: The folder below it that is looked at.
+
+    Raises:
+        ConfigurationError: There is no such folder.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, base_path: str = "") -> None:
+        """Remember the folder; nothing is read yet."""
+        self._root = Path(path).absolute()
+        self.base_path = base_path.strip("/")
+        folder = (self._root / self.base_path).resolve()
+        if not folder.is_dir() or not folder.is_relative_to(self._root.resolve()):
+            rule = "the path of a folder, and base_path that of one inside of it"
+            raise ConfigurationError("path", str(self._root / self.base_path), rule)
+        self._seen = Head(""), list[SourceFile]()
+
+    @property
+    def name(self) -> str:
+        """The folder."""
+        return str(self._root)
+
+    async def head(self) -> Head:
+        """Read all manifests and remember their SHAs.
+
+        Raises:
+            SourceError: The folder cannot be read.
+        """
+        self._seen = await anyio.to_thread.run_sync(self._look)
+        return self._seen[0]
+
+    async def tree(self, head: Head) -> Sequence[SourceFile]:
+        """Give the files of the last look.
+
+        Raises:
+            SourceError: There was another look since.
+        """
+        if head != self._seen[0]:
+            raise SourceError(self.name, "the folder was read again since")
+        return self._seen[1]
+
+    async def fetch(
+        self, head: Head, files: Sequence[SourceFile]
+    ) -> AsyncGenerator[tuple[SourceFile, bytes | SourceError]]:
+        """Read files; the SHA shows which have changed since the last look."""
+        del head  # a folder has no past
+        for file in files:
+            try:
+                content = await anyio.to_thread.run_sync(self._read, file.path)
+            except OSError as error:
+                yield file, SourceError(self.name, f"{file.path}: {error.strerror}")
+            else:
+                yield file, content
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+    def _look(self) -> tuple[Head, list[SourceFile]]:
+        try:
+            files = sorted(self._walk(self.base_path), key=lambda file: file.path)
+            commit = _read_head(self._root)
+        except OSError as error:
+            raise SourceError(
+                self.name, f"{error.filename}: {error.strerror}"
+            ) from None
+        lines = (f"{file.sha} {file.size} {file.path}\n" for file in files)
+        content = blob_sha("".join(lines).encode("utf-8", "surrogateescape"))
+        return (Head(commit, content) if commit else Head(content)), files
+
+    def _walk(self, folder: str) -> Iterator[SourceFile]:
+        with os.scandir(self._root / folder) as entries:
+            for entry in entries:
+                path = f"{folder}/{entry.name}".lstrip("/")
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    yield from self._walk(path)
+                elif is_manifest_path(path):
+                    yield self._stat(path, entry)
+
+    def _stat(self, path: str, entry: os.DirEntry[str]) -> SourceFile:
+        if entry.is_symlink():
+            target = os.fsencode(Path(entry.path).readlink())
+            return SourceFile(path, blob_sha(target), len(target), is_link=True)
+        size = entry.stat(follow_symlinks=False).st_size
+        return SourceFile(path, blob_sha(self._read(path)), size)
+
+    def _read(self, path: str) -> bytes:
+        """Read a file, but no link, no pipe, and not more than could be a manifest."""
+        flags = (
+            os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        )
+        with open(os.open(self._root / path, flags), "rb") as file:  # noqa: PTH123 - a descriptor
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "it is no file", path)
+            return file.read(MOST_BYTES)
+
+
+def is_manifest_path(path: str) -> bool:
+    """Tell whether a file may be a manifest: YAML, and neither hidden nor in such a folder."""
+    hidden = path.startswith(".") or "/." in path
+    return path.lower().endswith((".yaml", ".yml")) and not hidden
+
+
+def _read_head(root: Path) -> str:
+    """Give the commit of a checkout, ``""`` if there is none."""
+    place = root / ".git"
+    if place.is_file():  # a worktree, or a submodule
+        place = root / place.read_text("utf-8").partition("gitdir: ")[2].strip()
+    if not (place / "HEAD").is_file():
+        return ""
+    head = (place / "HEAD").read_text("utf-8").strip()
+    if not head.startswith("ref: "):
+        return head
+    name, shared = head.removeprefix("ref: "), place / "commondir"
+    common = place / shared.read_text("utf-8").strip() if shared.is_file() else place
+    if (common / name).is_file():
+        return (common / name).read_text("utf-8").strip()
+    packed = common / "packed-refs"
+    lines = packed.read_text("utf-8").splitlines() if packed.is_file() else []
+    return next((line.split()[0] for line in lines if line.endswith(f" {name}")), "")
