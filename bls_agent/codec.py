@@ -264,14 +264,18 @@ def _describe(value: object) -> str:
 
 
 # Each step keeps less: characters of a text, items of a list, levels.
-_STEPS: Final = ((16_384, 512, 8), (4_096, 128, 6), (512, 32, 4), (64, 16, 3))
+_STEPS: Final = (
+    *((49_152, 8_192, 8), (32_768, 2_048, 8), (16_384, 512, 8)),
+    *((4_096, 128, 6), (512, 32, 4), (64, 16, 3), (64, 4, 2)),
+)
 
 
 def encode_within(value: JSONObject, limit: int) -> tuple[bytes, bool]:
     """Write an object in at most ``limit`` bytes, shortened until it fits.
 
-    The result is always valid JSON: long texts end in ``…``, long lists and deep
-    levels are cut; when nothing helps, the object comes back as a preview of itself.
+    The result is always valid JSON: long texts end in ``…``, long lists, large objects
+    and deep levels are cut and say how much is missing, small values of the object
+    itself stay; when nothing helps, it comes back as a preview of itself.
 
     Args:
         value: What to write.
@@ -283,25 +287,19 @@ def encode_within(value: JSONObject, limit: int) -> tuple[bytes, bool]:
     payload = encode(value)
     if len(payload) <= limit:
         return payload, False
-    plain = decode(payload)
+    plain = decode_object(payload)
+    small = {
+        name: value
+        for name, value in list(plain.items())[:16]
+        if not isinstance(value, list | dict)
+        and len(encode({name: value})) < limit // 48
+    }
     for text, items, levels in _STEPS:
-        shorter = encode(_shorten(plain, text, items, levels))
+        shorter = encode({**_shorten_object(plain, text, items, levels), **small})
         if len(shorter) <= limit:
             return shorter, True
-    return _preview(plain, payload, limit), True
-
-
-def _preview(plain: JSONValue, payload: bytes, limit: int) -> bytes:
-    """Give what is left when cutting did not help: the small values and a start."""
-    small: JSONObject = {}
-    for name, value in list(plain.items())[:16] if isinstance(plain, dict) else ():
-        if (
-            not isinstance(value, list | dict)
-            and len(encode({name: value})) < limit // 64
-        ):
-            small[name] = value
     start = payload[: limit // 8].decode("utf-8", "ignore")
-    return encode(small | {"preview": cut_text(start, limit // 8)})
+    return encode(small | {"preview": cut_text(start, limit // 8)}), True
 
 
 def _shorten(value: JSONValue, text: int, items: int, levels: int) -> JSONValue:
@@ -313,12 +311,20 @@ def _shorten(value: JSONValue, text: int, items: int, levels: int) -> JSONValue:
         kept = [_shorten(item, text, items, levels - 1) for item in value[:items]]
         return [*kept, f"… {len(value) - items} more"] if len(value) > items else kept
     if isinstance(value, dict):
-        names = list(value)[: items * 2]
-        return {
-            cut_text(name, 256): _shorten(value[name], text, items, levels - 1)
-            for name in names
-        }
+        return _shorten_object(value, text, items, levels)
     return value
+
+
+def _shorten_object(
+    value: JSONObject, text: int, items: int, levels: int
+) -> JSONObject:
+    names = list(value)[: items * 2]
+    kept = {
+        cut_text(name, 256): _shorten(value[name], text, items, levels - 1)
+        for name in names
+    }
+    more = len(value) - len(names)
+    return kept | {"…": f"{more} more"} if more else kept
 
 
 def cut_text(text: str, size: int) -> str:

@@ -10,9 +10,10 @@ from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from enum import Enum
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import anyio
+import orjson
 import pytest
 from pydantic import BaseModel
 from redis.asyncio import Redis
@@ -20,6 +21,7 @@ from redis.asyncio import Redis
 from bls_agent import (
     CommandContext,
     Console,
+    LogEntry,
     OutcomeKind,
     ProjectAgent,
     Reject,
@@ -232,6 +234,57 @@ async def test_context_fallback_and_middleware(
     }
     assert other.result == {"outer": {"args": {"x": 1}}}
     assert seen == ["outer who", "inner who", "outer anything", "inner anything"]
+
+
+LARGE: dict[str, object] = {
+    "an object": {str(number): number for number in range(20_000)},
+    "a list": [*range(20_000)],
+    "a text": "x" * 200_000,
+    "a wide tree": [{"x" * 60 + str(n): ["y" * 60] * 30 for n in range(40)}] * 40,
+    "64 KB": "x" * 65_536,
+}
+
+
+@pytest.mark.parametrize("name", [*LARGE, "just short enough", "its error"])
+async def test_a_result_that_was_cut_says_so(
+    redis_url: str, redis: Redis, project: str, name: str
+) -> None:
+    """What fits into a record arrives whole; else the outcome tells how long it was."""
+    agent = ProjectAgent(project, redis=redis_url, instance="订单-1")
+    result = LARGE.get(name, "x" * 64_980)
+
+    @agent.command("长" * 170)
+    async def answer() -> object:
+        if name == "its error":
+            raise Reject("no", {"all": LARGE["a list"]})
+        return result
+
+    @agent.command
+    async def short() -> object:
+        return result
+
+    command = "short" if name == "just short enough" else "长" * 170
+    sent = {"id": "a" * 300, "command": command}
+    await redis.rpush(f"{project}_控制", orjson.dumps(sent))
+    async with agent:
+        await eventually(lambda: sum(agent.stats().outcomes.values()) == 1)
+    [payload] = await redis.lrange(f"{project}_项目控制台", 0, -1)
+    assert len(payload) <= 65_535
+    outcome = LogEntry.decode(cast("bytes", payload)).outcome
+    assert outcome is not None
+    assert (outcome.command, outcome.command_id) == (command, sent["id"])
+    if name == "just short enough":
+        assert len(payload) > 65_440
+        assert (outcome.truncated, outcome.result) == (0, result)
+        assert "truncated" not in outcome.metadata
+        return
+    told = outcome.error["details"]["all"] if name == "its error" else outcome.result
+    before = len(orjson.dumps(LARGE["a list"] if name == "its error" else result))
+    assert before < outcome.truncated < before + 3_000
+    assert outcome.truncated == outcome.metadata["truncated"]
+    kept = orjson.dumps(told, option=orjson.OPT_INDENT_2)
+    assert len(kept) > 20_000
+    assert b"more" in kept or b"items>" in kept or kept.endswith('…"'.encode())
 
 
 USER: ContextVar[str] = ContextVar("user", default="nobody")

@@ -75,9 +75,10 @@ def told_metadata(entry: LogEntry) -> list[tuple[str, Any]]:
     outcome = entry.outcome
     if outcome is None:
         return [item for item in entry.metadata.items() if item[0] not in UNTOLD]
+    told = [("truncated", outcome.truncated)] if outcome.truncated else []
     if outcome.succeeded:
-        return [] if outcome.result is None else [("result", outcome.result)]
-    return [item for item in outcome.error.items() if item[0] != "message"]
+        return told if outcome.result is None else [*told, ("result", outcome.result)]
+    return told + [item for item in outcome.error.items() if item[0] != "message"]
 
 
 def _plain(value: Any) -> str:

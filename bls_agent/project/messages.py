@@ -147,6 +147,8 @@ class Outcome:
         duration_ms: Milliseconds from taking the command to its end.
         result: What the handler returned, if it succeeded.
         error: ``{"type", "message", …}`` if it did not.
+        truncated: Bytes of the record before result or error were shortened to fit
+            into 65,535; 0 if they are whole.
     """
 
     kind: OutcomeKind
@@ -155,6 +157,7 @@ class Outcome:
     duration_ms: float = 0.0
     result: Any = None
     error: JSONObject = field(default_factory=dict[str, Any])
+    truncated: int = 0
 
     @property
     def succeeded(self) -> bool:
@@ -171,9 +174,11 @@ class Outcome:
         reason = self.error.get("message") or self.error.get("reason") or ""
         return cut_text(f"command{name} {said}: {reason}".rstrip(": "), 2_000)
 
-    def metadata(self) -> dict[str, object]:
+    @property
+    def metadata(self) -> JSONObject:
         """The metadata of the record (``agent`` is added on the way out)."""
-        told: dict[str, object] = {
+        told: JSONObject = {"truncated": self.truncated} if self.truncated else {}
+        told |= {
             "commandId": self.command_id,
             "command": cut_text(self.command, 1_000),
             "outcome": self.kind.value,
@@ -249,6 +254,7 @@ class LogEntry:
             return None
         duration = self.metadata.get("durationMs")
         error: JSONValue = self.metadata.get("error")
+        truncated = self.metadata.get("truncated")
         return Outcome(
             kind=OutcomeKind(kind),
             command=_text(self.metadata.get("command")),
@@ -256,6 +262,7 @@ class LogEntry:
             duration_ms=float(duration) if isinstance(duration, int | float) else 0.0,
             result=self.metadata.get("result"),
             error=error if isinstance(error, dict) else {},
+            truncated=truncated if type(truncated) is int else 0,
         )
 
     @property

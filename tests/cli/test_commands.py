@@ -32,6 +32,10 @@ def make_agent(project: str, url: str, **options: object) -> ProjectAgent:
     async def fail() -> None:
         raise ValueError("坏了")
 
+    @agent.command("list")
+    async def list_all() -> list[int]:
+        return [*range(20_000)]
+
     return agent
 
 
@@ -270,6 +274,14 @@ async def test_call(bls: Bls, redis_url: str, redis: Redis, project: str) -> Non
         assert orjson.loads(result) == {"force": True, "n": 3, "说": "好"}
         told = orjson.loads((await bls("call", project, "fail", "--json")).out)
         assert (told["outcome"], told["error"]["message"]) == ("failed", "坏了")
+        ran = await bls("call", project, "list")
+        assert (ran.code, ran.text.split("\t")[0]) == (0, "succeeded")
+        assert "its record had 109," in ran.said
+        ran = await bls("call", project, "list", "--json")
+        assert orjson.loads(ran.out)["truncated"] > 108_000
+        assert "its record had 109," in ran.said
+        ran = await bls("logs", project, "-n", "1")
+        assert '"truncated":109' in ran.text
         for words, kind in (
             (["fail"], "failed"),
             (["nosuch"], "unknown"),
@@ -280,7 +292,7 @@ async def test_call(bls: Bls, redis_url: str, redis: Redis, project: str) -> Non
         await agent.flush(5)
     assert (
         sum("sentBy" in r.get("metadata", {}) for r in await records(redis, project))
-        == 5
+        == 7
     )
 
 

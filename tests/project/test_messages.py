@@ -156,7 +156,7 @@ def test_an_outcome_is_a_record(
         "durationMs": 1.235,
         **last,
     }
-    assert list(ended.metadata().items()) == list(expected.items())
+    assert list(ended.metadata.items()) == list(expected.items())
 
 
 def test_a_message_that_was_no_command_has_an_outcome_too() -> None:
@@ -179,7 +179,7 @@ def test_a_long_name_does_not_fill_the_record() -> None:
         error={"message": "y" * MIB},
     )
     assert len(huge.message) <= 2_000
-    assert len(str(huge.metadata()["command"])) <= 1_000
+    assert len(str(huge.metadata["command"])) <= 1_000
 
 
 # --- records of the console list, as read
@@ -280,7 +280,7 @@ def test_an_outcome_is_read_back(
     ended: Outcome, message: str, last: dict[str, object]
 ) -> None:
     """The console's side gets the outcome that the agent reported."""
-    record = {"message": message, "metadata": ended.metadata()}
+    record = {"message": message, "metadata": ended.metadata}
     read = LogEntry.decode(json.dumps(record).encode()).outcome
     assert read is not None
     assert (read.kind, read.command, read.command_id) == (

@@ -108,6 +108,14 @@ async def test_a_command_may_wait_for_its_outcome(
             return a + b
 
         @agent.command
+        async def list_all() -> list[int]:
+            return [*range(20_000)]
+
+        @agent.command
+        async def full() -> str:
+            return "x" * 65_200
+
+        @agent.command
         async def sleep() -> None:
             await over.wait()
 
@@ -119,6 +127,22 @@ async def test_a_command_may_wait_for_its_outcome(
         assert answer.status_code == 200
         outcome = answer.json()["outcome"]
         assert (outcome["kind"], outcome["result"]) == ("succeeded", 5)
+        assert "truncated" not in outcome
+        answer = await client.post(
+            "/api/commands", json={**body, "command": "list_all"}
+        )
+        assert answer.json()["outcome"]["truncated"] > 108_000
+        answer = await client.post("/api/commands", json={**body, "command": "full"})
+        assert answer.json()["outcome"]["result"] == "x" * 65_200
+        answer = await client.get(f"/api/logs?projectName={quote(project)}")
+        *_, cut, whole = [
+            r for r in answer.json()["logs"] if "outcome" in r["metadata"]
+        ]
+        assert cut["metadata"]["truncated"] > 108_000
+        assert "cut" not in whole
+        answer = await client.post(
+            "/api/commands", json={**body, "args": {"a": 2, "b": 3}, "id": "x-1"}
+        )
         assert answer.json()["id"] == "x-1"
         answer = await client.post("/api/commands", json={**body, "args": {"a": "x"}})
         assert answer.status_code == 200

@@ -239,9 +239,20 @@ def test_a_command_to_a_foreign_agent(
         looked.wait("document.querySelectorAll('.sent li').length === 1")
         outcome = {"commandId": sent["id"], "command": "reload", "durationMs": 1500}
         foreign.log(
-            record("done", outcome="rejected", error={"message": "no"}, **outcome)
+            record(
+                "done",
+                outcome="rejected",
+                error={"message": "no"},
+                truncated=257_890,
+                **outcome,
+            )
         )
         page.locator(".sent [data-bad]").wait_for()
+        assert (
+            "shortened from 257,890 bytes"
+            in page.locator(".sent .answer").text_content()
+        )
+        assert "shortened from 257,890 bytes" in looked.texts("#records .notes")[-1]
         assert "1.5 s" in page.locator(".sent .end").text_content()
 
 

@@ -320,7 +320,7 @@ def test_manual_in_the_log() -> None:
         command_id="c",
         result=[{"name": "ping"}],
     )
-    entry = record("said", Level.INFO, **outcome.metadata())
+    entry = record("said", Level.INFO, **outcome.metadata)
     assert [one.name for one in find_manual([entry, record("x")])] == ["ping"]
     assert find_manual([record("x")]) == ()
 

@@ -113,7 +113,7 @@ async def _call_all(
 def _show(invocation: Invocation, outcome: Outcome, instance: str) -> None:
     """Write one outcome: kind, time and what came of it."""
     told: dict[str, Any] = {"instance": instance} if instance else {}
-    told |= outcome.metadata()
+    told |= outcome.metadata
     what = outcome.result if outcome.succeeded else outcome.error
     shown = "" if what is None else json_text(what)
     if invocation.json:
@@ -127,3 +127,5 @@ def _show(invocation: Invocation, outcome: Outcome, instance: str) -> None:
         word = invocation.texts[f"outcome_{outcome.kind.value}"]
         took = invocation.say("took", ms=f"{outcome.duration_ms:g}")
         invocation.out.line(head, (word, style), f" {took}  ", shown)
+    if outcome.truncated:
+        invocation.warn("result_cut", bytes=f"{outcome.truncated:,}")

@@ -47,6 +47,7 @@ class LogStream:
         delivery: Buffer and background writing.
         failures: Records that could not even be encoded, by reason.
         redactor: Takes secrets out of every record; new names count for waiting ones, too.
+        id_room: Bytes of a record that its id may take.
         on_error: Called after each error record, in the thread that made it.
     """
 
@@ -65,6 +66,7 @@ class LogStream:
         self.delivery = Delivery(buffer)
         self.failures: Counter[str] = Counter()
         self.redactor: Redactor = DEFAULT
+        self.id_room = LogRecord.ID_ROOM
         self.on_error: Callable[[], None] | None = None
         self._clock = clock
         self._nesting = threading.local()
@@ -139,7 +141,13 @@ class LogStream:
             text = message if type(message) is str else _as_text(message)
             now = self._clock() if at is None else at
             record = LogRecord(
-                level, text, metadata, now=now, rank=rank, redactor=self.redactor
+                level,
+                text,
+                metadata,
+                now=now,
+                rank=rank,
+                redactor=self.redactor,
+                id_room=self.id_room,
             )
             self.delivery.put(record)
             grave = level is Level.ERROR and not is_alarm
@@ -155,7 +163,7 @@ class LogStream:
         self.emit(
             outcome.kind.level,
             outcome.message,
-            outcome.metadata(),
+            outcome.metadata,
             LogRecord.OUTCOME_RANK,
         )
 
@@ -287,6 +295,7 @@ class LogSink:
         self._stream = stream
         self._key = key
         self._id_prefix = id_prefix(identity)
+        stream.id_room = len(self._id_prefix) + LogRecord.NUMBER_ROOM
         self._list_limit = list_limit
         self._numbers = numbers
         self._last = b""

@@ -32,11 +32,13 @@ class LogRecord:
     """
 
     __slots__ = (
-        "_body", "_has_agent", "_payload", "_place", "_redactor", "rank", "size"
+        "_body", "_has_agent", "_id_room", "_payload", "_place", "_redactor", "rank",
+        "size"
     )  # fmt: skip
 
     OUTCOME_RANK: Final = 4
     MARK: Final = 150  # bytes that an id adds, at most for usual names
+    NUMBER_ROOM: Final = 20  # bytes of an id after its prefix
     ID_ROOM: Final = 1_100  # bytes for the id: a name of 512 bytes, escaped
 
     def __init__(
@@ -48,6 +50,7 @@ class LogRecord:
         now: float,
         rank: int | None = None,
         redactor: Redactor = DEFAULT,
+        id_room: int = ID_ROOM,
     ) -> None:
         """Encode a record; never raises, whatever the metadata holds.
 
@@ -58,6 +61,7 @@ class LogRecord:
             now: Unix seconds.
             rank: Other than the level's.
             redactor: Takes the secrets out, before anything is cut.
+            id_room: Bytes that the id may take; by default those of the longest name.
         """
         text = redactor.text(message)
         head = encode(
@@ -73,6 +77,7 @@ class LogRecord:
             if not redactor.finds_nothing_in(metadata):
                 tail = _redact(tail, redactor)
         self._redactor = redactor
+        self._id_room = id_room
         self._has_agent = "agent" in metadata
         self._payload: bytes | None = None
         self._keep(head, tail, max(0, len(message) - len(text)))
@@ -80,8 +85,9 @@ class LogRecord:
         self.size = len(self._body) + self.MARK
 
     def _keep(self, head: bytes, tail: bytes, lost: int = 0) -> None:
-        if len(head) + len(tail) > RECORD_LIMIT - self.ID_ROOM:
-            head, tail = _shorten(head, tail, len(head) + len(tail) + lost)
+        room = RECORD_LIMIT - self._id_room - len(_OPENS)
+        if len(head) + len(tail) > room:
+            head, tail = _shorten(head, tail, len(head) + len(tail) + lost, room)
         # One copy of exact size: what orjson returns holds more memory than it shows.
         # It has room for the id where "metadata" opens; the comma is for what follows.
         rest = b"}}" if tail == b"{}" else b",%b}" % tail[1:]
@@ -140,13 +146,13 @@ def _redact(payload: bytes, redactor: Redactor) -> bytes:
     return encode(redactor.tree(decode(payload)))
 
 
-def _shorten(head: bytes, tail: bytes, size: int) -> tuple[bytes, bytes]:
+def _shorten(head: bytes, tail: bytes, size: int, room: int) -> tuple[bytes, bytes]:
     """Cut message and metadata until both fit, and say so in the metadata."""
     fields = decode_object(head + b"}")
     fields["message"] = _cut_encoded(fields["message"], MESSAGE_LIMIT)
     head = encode(fields)[:-1]
-    room = RECORD_LIMIT - LogRecord.ID_ROOM - len(head)
-    return head, encode_within({"truncated": size, **decode_object(tail)}, room)[0]
+    fitting = {"truncated": size, **decode_object(tail)}
+    return head, encode_within(fitting, room - len(head))[0]
 
 
 def _cut_encoded(text: str, limit: int) -> str:

@@ -103,6 +103,8 @@ def _describe_outcome(outcome: Outcome) -> JSONObject:
         "kind": outcome.kind.value,
         "durationMs": outcome.duration_ms,
     }
+    if outcome.truncated:
+        told["truncated"] = outcome.truncated
     if outcome.succeeded:
         return {**told, "result": outcome.result}
     return {**told, "error": outcome.error}

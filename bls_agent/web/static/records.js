@@ -57,7 +57,8 @@ export class Entry {
     writeText(text, record, needle);
     const notes = part("span", "notes");
     if (record.valid === false) notes.append(part("span", "from", say("not_contract")));
-    if (record.cut) notes.append(part("span", "from", say("cut_record")));
+    if (Number.isInteger(metadata.truncated)) notes.append(part("span", "from", say("cut_from", { n: metadata.truncated.toLocaleString(document.documentElement.lang) })));
+    else if (record.cut) notes.append(part("span", "from", say("cut_record")));
     if (hasDetails(record)) notes.append(unfolder(row, () => details(this.exactly())));
     row.append(time, part("span", "level", record.level), text, notes);
     return (this.element = row);

@@ -67,15 +67,19 @@ export function noteOutcome(metadata) {
   end.toggleAttribute("data-bad", !good);
   setText(end, `${good ? "✓" : "✗"} ${sayOr(`outcome_${metadata.outcome}`, metadata.outcome)} · ${sayDuration(metadata.durationMs)}`);
   const answer = good ? metadata.result : metadata.error;
-  setText(row.querySelector(".answer"), answer === null || answer === undefined ? "" : visibleLines(sayAnswer(answer, good)));
+  const told = answer === null || answer === undefined ? "" : clip(sayAnswer(answer, good));
+  const cut = metadata.truncated ? `\n(${say("cut_from", { n: metadata.truncated.toLocaleString(document.documentElement.lang) })})` : "";
+  setText(row.querySelector(".answer"), visibleLines(told + cut));
 }
+
+const clip = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST)}…` : text);
 
 function sayAnswer(answer, good) {
   if (!good && typeof answer === "object" && !Array.isArray(answer)) {
     const said = [answer.type, answer.message ?? answer.reason].filter((text) => typeof text === "string").join(": ");
     if (said) return said;
   }
-  if (typeof answer === "string") return answer.slice(0, LONGEST);
+  if (typeof answer === "string") return answer;
   const short = JSON.stringify(answer);
-  return (short.length < SHORT ? short : JSON.stringify(answer, null, 1)).slice(0, LONGEST);
+  return short.length < SHORT ? short : JSON.stringify(answer, null, 1);
 }
