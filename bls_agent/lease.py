@@ -2,7 +2,9 @@
 
 The owner's token stands beside the key, never in it, and its TTL is counted by the
 server. So nobody has to compare two machines' clocks, and an owner that dies, freezes
-or loses its link is out of office after at most one TTL.
+or loses its link is out of office after at most one TTL. A server whose clock is set back
+would keep a dead owner in office for as long; so the token tells the length of its lease,
+and a lease with more time left is cut to that length by the first process that wants it.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ from bls_agent.names import place_beside
 from bls_agent.scripts import END_LEASE, RENEW_LEASE
 from bls_agent.wire import Wire
 
-__all__ = ["Lease", "boot_seconds", "valid_until"]
+__all__ = ["Lease", "boot_seconds", "length_of", "valid_until"]
 
 MARGIN: Final = 0.1  # of the TTL: we step down before the server says so
 LONGEST_MARGIN: Final = 1.0  # seconds
+_DIGITS: Final = 16
 
 
 def boot_seconds() -> float:
@@ -32,6 +35,12 @@ def boot_seconds() -> float:
 def valid_until(sent_at: float, ttl: float) -> float:
     """Say until when a lease is surely ours that was asked for at some time."""
     return sent_at + ttl - min(LONGEST_MARGIN, ttl * MARGIN)
+
+
+def length_of(token: bytes | None) -> float | None:
+    """Give the seconds that the token of an owner tells; ``None`` if it does not."""
+    told = (token or b"").partition(b"@")[0].partition(b".")[2]
+    return int(told) / 1000 if told.isdigit() and len(told) < _DIGITS else None
 
 
 class Lease:
@@ -76,7 +85,7 @@ class Lease:
         Raises:
             RedisUnavailableError: Nobody knows; ask again.
         """
-        self.token = self.token or secrets.token_hex(16)
+        self.token = self.token or f"{secrets.token_hex(16)}.{self._ttl_ms}"
         sent_at = boot_seconds()
         request = ("SET", self.owner_key, self.token, "NX", "PX", self._ttl_ms)
         if await self._wire.call(*request) is not None:

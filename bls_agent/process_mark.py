@@ -105,9 +105,15 @@ def _name_machine() -> str:
 _MARKS: Final = Marks()
 
 
-def make_token() -> str:
-    """Make the token of an owner, by which its machine can tell whether it lives."""
-    return f"{secrets.token_hex(16)}@{_MARKS.own}".removesuffix("@")
+def make_token(ttl: float) -> str:
+    """Make the token of an owner, by which its machine can tell whether it lives.
+
+    Args:
+        ttl: Seconds of its lease. The token tells them, too, so that others can see that
+            a lease has become longer than it was made.
+    """
+    milliseconds = max(1, int(ttl * 1000))
+    return f"{secrets.token_hex(16)}.{milliseconds}@{_MARKS.own}".removesuffix("@")
 
 
 def belongs_to_dead(token: str) -> bool:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 
+import anyio
 import pytest
 from redis.asyncio import Redis
 
@@ -99,6 +100,25 @@ async def test_only_a_dead_owner_is_deposed(wire: Wire, bare: Redis, key: str) -
     assert (await ask(wire, second.ask(b"2", dead="another"))).what == "held"
     assert (await ask(wire, second.ask(b"2", dead=first.token))).what == "written"
     assert await bare.get(key) == b"2"
+
+
+async def test_a_clock_set_back(wire: Wire, bare: Redis, key: str) -> None:
+    """A lease with more time left than it was made for is cut, and its value with it."""
+    first, second = Claim(key, 0.4), Claim(key, 30)
+    await beat(wire, first, b"1")
+    for name in (key, first.owner_key):
+        assert await bare.pexpire(name, 3_600_000)
+    answer = await ask(wire, second.ask(b"2"))
+    assert answer.what == "held"
+    assert answer.remaining is not None
+    assert answer.remaining <= 0.4
+    with anyio.fail_after(5):
+        while (await ask(wire, second.ask(b"2"))).what != "written":
+            await anyio.sleep(0.02)
+    await bare.delete(key)
+    await bare.set(second.owner_key, "")  # nobody's, and without an end
+    assert (await ask(wire, first.ask(b"1"))).what == "held"
+    assert 0 < await bare.pttl(second.owner_key) <= 400
 
 
 async def test_a_stranger_is_judged_by_its_ttl(

@@ -82,6 +82,23 @@ async def test_our_clock_runs_out_first(wire: Wire, admin: Redis) -> None:
     assert await admin.get(OWNER) == lease.token.encode()
 
 
+@pytest.mark.parametrize("told", ["", "ab12.300@m.1", "poison"])
+async def test_a_clock_set_back(wire: Wire, admin: Redis, told: str) -> None:
+    """What is left of a lease is never more than its length, whoever had it."""
+    first, second = Lease(wire, KEY, 60), Lease(wire, KEY, 0.3)
+    await first.acquire()
+    assert not await second.acquire()
+    assert await admin.pttl(OWNER) > 50_000  # it is as long as its owner says
+    await admin.pexpire(OWNER, 3_600_000)
+    assert not await second.acquire()
+    assert 50_000 < await admin.pttl(OWNER) <= 60_000
+    assert await first.renew()
+    await admin.set(OWNER, told)  # without any end
+    with anyio.fail_after(5):
+        while not await second.acquire():
+            await anyio.sleep(0.01)
+
+
 async def test_in_doubt(wire: Wire, own_server: DevServer) -> None:
     """An answer that got lost: asked again, the lease turns out to be ours."""
     lease = Lease(wire, KEY, 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import signal
@@ -245,6 +246,45 @@ async def test_restart_under_the_same_name(own_server: DevServer, admin: Redis) 
 
 async def _owns(redis: Redis, instance: str) -> bool:
     return bool(await redis.exists(owner(instance)))
+
+
+@pytest.mark.parametrize("after", ["clock", "poison"])
+async def test_a_dead_lease_is_no_longer_than_it_was_made(
+    own_server: DevServer, admin: Redis, after: str
+) -> None:
+    """A clock set back, or a hand in Redis: what a dead process held comes back all the same."""
+    await admin.rpush(CONTROL, command_bytes(1))
+    await die_holding(own_server, admin, "b", 1)
+    lease = "ab12.300" if after == "clock" else ""
+    await admin.set(owner("b"), lease, px=3_600_000 if after == "clock" else None)
+    history = History()
+    agent = make_agent(own_server)
+    history.attach(agent)
+    async with agent:
+        await eventually(lambda: history.handled == [1])
+    assert await drained(admin)
+
+
+async def test_counts_that_are_none(
+    own_server: DevServer, admin: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever wrote them: such a delivery is the first, and it is said once."""
+    payloads = [command_bytes(number) for number in range(3)]
+    for payload, count in zip(payloads, ("nan", "-7", "9" * 400), strict=True):
+        await admin.hset(DELIVERIES, hashlib.sha1(payload).hexdigest(), count)
+    await admin.rpush(CONTROL, *payloads)
+    agent = make_agent(own_server)
+    seen: list[tuple[int, int]] = []
+
+    @agent.command
+    async def mark(number: int, context: CommandContext) -> None:
+        seen.append((number, context.delivery))
+
+    async with agent:
+        await eventually(lambda: len(seen) == 3)
+    assert seen == [(0, 1), (1, 1), (2, 1)]
+    said = [r for r in caplog.records if DELIVERIES in r.getMessage()]
+    assert len(said) == 1
 
 
 async def test_its_own_back_at_once_when_the_lease_is_over(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Final, cast
 
-from bls_agent.endpoint import Argument
+from bls_agent.endpoint import Argument, Reply
 from bls_agent.errors import ConfigurationError
 from bls_agent.runs.new_events import NewEvent, Prepared, encode_new
+from bls_agent.runs.reading import RunKeys
 
-__all__ = ["add_arguments", "as_new", "encode_all", "portions"]
+__all__ = ["add_arguments", "as_new", "encode_all", "note_mended", "portions"]
+
+logger = logging.getLogger(__name__)
 
 TOGETHER: Final = 500  # events that one script adds
 TOGETHER_BYTES: Final = 512 * 1024
@@ -99,3 +103,15 @@ def add_arguments(
         int(lease * 1000), int(ends),
     )  # fmt: skip
     return [*head, *chain.from_iterable(events)]
+
+
+def note_mended(reply: Reply, keys: RunKeys) -> Reply:
+    """Give what ``add_events.lua`` says, without the word that the books were mended.
+
+    The host's log is told: it happens once, because the script has written them anew.
+    """
+    if reply[-1] != b"mended":
+        return reply
+    text = "%r held what no writer of events writes: counting goes on from the events"
+    logger.warning(text, keys.books)
+    return reply[:-1]

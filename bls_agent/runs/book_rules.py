@@ -14,7 +14,7 @@ from bls_agent.runs.summaries import run_id_of
 __all__ = ["BOOK_RULES"]
 
 ROW: Final = "run_books"
-DIGITS: Final = 16  # the books count with doubles: up to 2^53
+DIGITS: Final = 15  # sequences are at most 10^15 - 1
 
 
 def _keys(sample: Sample) -> RunKeys | None:

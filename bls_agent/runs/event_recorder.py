@@ -11,7 +11,7 @@ from bls_agent.access import Store
 from bls_agent.endpoint import Argument, Reply
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.lease import boot_seconds
-from bls_agent.runs.adding import add_arguments, encode_all, portions
+from bls_agent.runs.adding import add_arguments, encode_all, note_mended, portions
 from bls_agent.runs.event_ids import check_run_id
 from bls_agent.runs.floors import Floors
 from bls_agent.runs.limits import DAY, check_count
@@ -131,7 +131,8 @@ class EventRecorder(Store):
         )
         try:
             async with self._access.wires.to(keys.events) as wire:
-                return await ADD_EVENTS.run(wire, keys.all, arguments)
+                reply = await ADD_EVENTS.run(wire, keys.all, arguments)
+                return note_mended(reply, keys)
         except RedisUnavailableError as error:
             if error.kind == "wrong_type":
                 raise await find_wrong_type(self._access.wires, keys) from error

@@ -7,6 +7,7 @@ passed already.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from typing import Final
@@ -53,11 +54,13 @@ class Floors:
             run_id: The run.
             sequence: Of the last event.
             event_id: Its id.
-            until: When the run expires if nothing more is written.
+            until: When the run expires if nothing more is written; it may do so later
+                if somebody has told it to.
         """
         with self._lock:  # event loops in several threads may share a store
-            known_sequence, known_id, _ = self._floors.pop(run_id, _UNKNOWN)
+            known_sequence, known_id, known = self._floors.pop(run_id, _UNKNOWN)
             highest = max(known_id, event_id, key=order)
+            until = max(until, known) if known < math.inf else until
             self._floors[run_id] = max(known_sequence, sequence), highest, until
             if len(self._floors) > MOST:
                 self._floors.popitem(last=False)

@@ -114,7 +114,11 @@ class _Search:
         """
         counted: dict[int, str] = {}
         async for run_id, told in self._ask(runs, TOGETHER, _ask_books):
-            last = find_id(told[0].decode()) if isinstance(told[0], bytes) else None
+            last = (
+                find_id(told[0].decode("ascii", "replace"))
+                if isinstance(told[0], bytes)
+                else None
+            )
             if last is not None:
                 counted[run_id] = last
         found: dict[int, tuple[int, int]] = {}

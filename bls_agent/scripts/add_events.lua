@@ -2,7 +2,7 @@
 -- KEYS[2]  bls_agent:{…}:books, a hash: what counts them (below)
 -- KEYS[3]  …:owner, a string: the token of the run's writer, as long as it lives
 -- ARGV[1]  about how many events are kept
--- ARGV[2]  seconds that the run lives from now on
+-- ARGV[2]  seconds that the run lives from now on at least; one without a TTL gets none
 -- ARGV[3]  a sequence that ours come after, 0 for none
 -- ARGV[4]  milliseconds of an id that ours come after, 0 for none
 -- ARGV[5]  the number of that id
@@ -16,7 +16,8 @@
 --
 -- Adds events and counts them over all writers. Gives the last sequence and the ids of
 -- the events; "ours" behind them if the lease of the writer began anew with the batch:
--- who writes all the time keeps its run though its renewals come late.
+-- a writer that writes all the time keeps its run though its renewals come late; and
+-- "mended" behind that if the books held what no script writes: it does not count then.
 --
 -- One step, because a sequence that is counted before its event is written could be
 -- written behind a later one, and because a batch whose reply was lost must be
@@ -34,39 +35,80 @@
 --   "lost:<id>"       how many events the server had forgotten before that one
 --
 -- Whatever may be refused because a key has another type comes before the first write.
-local stream, token = KEYS[1], ARGV[6]
+local stream, token, LARGEST = KEYS[1], ARGV[6], 999999999999999
 local batch = 'batch:' .. token
 local books = redis.call('HMGET', KEYS[2], 'sequence', 'id', 'owner', batch)
 local holder = redis.call('GET', KEYS[3])
-if token ~= '' and books[4] then
-  local number, sequence, id, count = string.match(books[4], '^(%d+) (%d+) (%S+) (%d+)')
-  if tonumber(number) >= tonumber(ARGV[7]) then
-    if holder == token and ARGV[8] ~= '0' and ARGV[9] ~= '1' then
-      redis.call('PEXPIRE', KEYS[3], ARGV[8])
-      redis.call('EXPIRE', stream, ARGV[2])
-      redis.call('EXPIRE', KEYS[2], ARGV[2])
-      return {tonumber(sequence), id, 'again', tonumber(count), 'ours'}
-    end
-    return {tonumber(sequence), id, 'again', tonumber(count)}
+local lives = redis.call('PTTL', stream)
+
+local function count_of(told)
+  return told and #told < 16 and string.match(told, '^%d+$') and tonumber(told) or nil
+end
+local function live_on()
+  if lives ~= -1 and lives < ARGV[2] * 1000 then
+    redis.call('EXPIRE', stream, ARGV[2])
+  end
+  if redis.call('PTTL', KEYS[2]) < ARGV[2] * 1000 then
+    redis.call('EXPIRE', KEYS[2], ARGV[2])
   end
 end
 
--- What others have added behind ours, or while nobody counted, is counted, too.
-local sequence = tonumber(books[1]) or 0
-local strange = true
-if books[2] then
-  local milliseconds, number = string.match(books[2], '^(%d+)-(%d+)$')
-  local behind = milliseconds .. '-' .. string.format('%.0f', number + 1)
-  strange = #redis.call('XRANGE', stream, behind, '+', 'COUNT', 1) > 0
+local mended = false
+if token ~= '' and books[4] then
+  local number, sequence, id, count =
+    string.match(books[4], '^(%d+) (%d+) (%d+%-%d+) (%d+)$')
+  number, sequence, count = count_of(number), count_of(sequence), count_of(count)
+  mended = not (number and sequence and count)
+  if not mended and number >= tonumber(ARGV[7]) then
+    if holder == token and ARGV[8] ~= '0' and ARGV[9] ~= '1' then
+      redis.call('PEXPIRE', KEYS[3], ARGV[8])
+      live_on()
+      return {sequence, id, 'again', count, 'ours'}
+    end
+    return {sequence, id, 'again', count}
+  end
 end
+
+-- What others have added behind ours, or while nobody counted, is counted, too. An entry
+-- without a sequence that can be read does not hide those before it: a thousand are
+-- looked through, and where none tells, as many are taken for counted as stand there.
+local sequence, from, strange = count_of(books[1]), '-', true
+local known = books[2] and string.match(books[2], '^%d+%-%d+$')
+if known then
+  local milliseconds, number = string.match(known, '^(%d+)-(%d+)$')
+  local behind = milliseconds .. '-' .. string.format('%.0f', number + 1)
+  local found = redis.pcall('XRANGE', stream, behind, '+', 'COUNT', 1)
+  if found.err then
+    known = nil
+  elseif sequence then
+    from, strange = known, #found > 0
+  end
+end
+mended = mended or (books[1] and not sequence) or (books[2] and not known)
+sequence = sequence or 0
 if strange then
-  local last = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
-  for at = 1, last and #last[2] or 0, 2 do
-    local told = last[2][at + 1]
-    if last[2][at] == 'sequence' and string.match(told, '^%d+$') and #told < 16 then
-      sequence = math.max(sequence, tonumber(told))
+  local entries = redis.call('XREVRANGE', stream, '+', from, 'COUNT', 1)
+  local looked, told, till = 0, nil, nil
+  while #entries > 0 and not told do
+    for _, entry in ipairs(entries) do
+      till, looked = entry[1], looked + 1
+      for at = 1, #entry[2], 2 do
+        if entry[2][at] == 'sequence' then
+          told = count_of(entry[2][at + 1])
+        end
+      end
+      if told then
+        break
+      end
+    end
+    if looked < 1000 and not told then
+      entries = redis.call('XREVRANGE', stream, till, from, 'COUNT', 50)
+      table.remove(entries, 1)
+    else
+      entries = {}
     end
   end
+  sequence = math.max(sequence, told or redis.call('XLEN', stream))
 end
 -- What this server has forgotten is noted beside the first event behind it, so that
 -- readers can tell how many events they have missed.
@@ -91,13 +133,13 @@ if ARGV[4] ~= '0' and last > 9 then
   end
 end
 
-local told, id, count = {0}, books[2] or '0-0', 1
+local told, id, count = {0}, known or '0-0', 1
 local add, format, kept = redis.pcall, string.format, ARGV[1]
 local closed, begins
 for at = 10, last, 9 do
   local counted, action = ARGV[at], ARGV[at + 7]
   if counted == '' then
-    sequence = sequence + 1
+    sequence = math.min(sequence + 1, LARGEST)
     counted = format('%.0f', sequence)
   elseif #counted < 16 then
     sequence = math.max(sequence, tonumber(counted))
@@ -151,11 +193,14 @@ if holds then
   else
     redis.call('SET', KEYS[3], token, 'PX', ARGV[8])
   end
-  told[count + 1] = 'ours'
+  count = count + 1
+  told[count] = 'ours'
 elseif ends and ours then
   redis.call('HDEL', KEYS[2], 'owner')
   redis.call('DEL', KEYS[3])
 end
-redis.call('EXPIRE', stream, ARGV[2])
-redis.call('EXPIRE', KEYS[2], ARGV[2])
+live_on()
+if mended then
+  told[count + 1] = 'mended'
+end
 return told

@@ -6,7 +6,8 @@
 -- ARGV[2]  our token
 -- ARGV[…]  in pairs: the bytes of a command in the in-flight list, its id or nothing
 --
--- Gives for each command which delivery this is, and whether its id has been seen, or
+-- Gives for each command which delivery this is (0 where no count stands, which is then
+-- the first), and whether its id has been seen, or
 -- -1 if the list is not ours any more; the
 -- delivery is noted for the list, as it is when commands are taken by a script. One
 -- step, so that what is noted is what was said.
@@ -32,8 +33,8 @@ for i = 3, #ARGV, 2 do
     local digest = redis.sha1hex(ARGV[i])
     local noted = redis.call('HGET', KEYS[2], digest)
     if noted then
-      delivery = tonumber(noted) or 1
-      redis.call('HSET', KEYS[2], KEYS[1] .. '/' .. digest, noted)
+      delivery = #noted < 10 and string.match(noted, '^%d+$') and tonumber(noted) or 0
+      redis.call('HSET', KEYS[2], KEYS[1] .. '/' .. digest, math.max(delivery, 1))
     end
   end
   admitted[#admitted + 1] = {delivery, seen}

@@ -23,6 +23,9 @@
 --   wrong_type  one of the keys holds another type
 -- The number is what keeps a request that a lost connection delivers late from putting
 -- an old value over a new one, or a key in place that its owner has given back.
+-- A lease that ends later than it says (the server's clock was set back, or somebody has
+-- written here) is cut to that length, and with it the value of its owner: one that lives
+-- writes long before.
 for _, key in ipairs(KEYS) do
   local kind = redis.call('TYPE', key)['ok']
   if kind ~= 'string' and kind ~= 'none' then
@@ -36,6 +39,15 @@ local lease = redis.call('GET', KEYS[2])
 if lease then
   whose, number, digest = string.match(lease, '^(%S+) ?(%S*) ?(%S*)')
   whose = whose or ''
+  local told = string.match(lease, ' (%d+)$')
+  local length = math.min(tonumber(told or ARGV[4]), 2 ^ 40)
+  local left = redis.call('PTTL', KEYS[2])
+  if whose ~= ARGV[1] and number ~= 'ended' and (left < 0 or left > length) then
+    redis.call('PEXPIRE', KEYS[2], length)
+    if found and redis.sha1hex(found) == digest then
+      redis.call('PEXPIRE', KEYS[1], length)
+    end
+  end
   if whose == ARGV[1] then
     if number == 'ended' or (tonumber(number) or 0) > tonumber(ARGV[2]) then
       return {'late', 0, ''}

@@ -27,6 +27,9 @@ redis.call('LLEN', KEYS[1])
 redis.call('HLEN', KEYS[4])
 redis.call('LLEN', KEYS[5])
 redis.call('SCARD', KEYS[6])
+local function count_of(told)
+  return told and #told < 10 and string.match(told, '^%d+$') and tonumber(told) or 1
+end
 local stay, started, dead = {}, {}, {}
 for i = 7, #ARGV do
   local some = i <= 6 + ARGV[6] and stay or started
@@ -41,12 +44,12 @@ for i = #payloads, 1, -1 do
     redis.call('LREM', KEYS[2], -1, payload)
     local digest = redis.sha1hex(payload)
     local here = KEYS[2] .. '/' .. digest
-    local delivery = tonumber(redis.call('HGET', KEYS[4], here)) or 1
+    local delivery = count_of(redis.call('HGET', KEYS[4], here))
     redis.call('HDEL', KEYS[4], here)
     if (started[payload] or 0) > 0 then
       started[payload] = started[payload] - 1
       delivery = delivery + 1
-      local before = tonumber(redis.call('HGET', KEYS[4], digest)) or 1
+      local before = count_of(redis.call('HGET', KEYS[4], digest))
       redis.call('HSET', KEYS[4], digest, math.max(before, delivery))
     end
     if delivery > tonumber(ARGV[2]) then

@@ -9,6 +9,7 @@
 -- ARGV[3]  how many dead letters are kept
 -- ARGV[4]  seconds for which deliveries are remembered
 -- ARGV[5]  1 if an empty list is to be struck off, else 0
+-- ARGV[6]  milliseconds of a lease whose token does not tell them
 --
 -- If the process is dead, its commands go back to the head of the control list, in their
 -- order, each with one more delivery noted; one that was handed out too often goes to
@@ -16,14 +17,24 @@
 -- are dead. One step, because the owner may come back at any moment, and because a
 -- command must never stand in no list. Whatever may be refused because a key has
 -- another type comes before the first write; RPOP is the first one, because it is
--- allowed when memory is out, and the rest is then allowed behind it.
-if redis.call('EXISTS', KEYS[3]) == 1 then
+-- allowed when memory is out, and the rest is then allowed behind it. A lease that ends
+-- later than its token says is cut, as in renew_lease.lua.
+local holder = redis.call('GET', KEYS[3])
+if holder then
+  local told = string.match(holder, '^%x+%.(%d+)')
+  local left, length = redis.call('PTTL', KEYS[3]), math.min(tonumber(told or ARGV[6]), 2 ^ 40)
+  if left < 0 or left > length then
+    redis.call('PEXPIRE', KEYS[3], length)
+  end
   return {1, 0, {}}
 end
 redis.call('LLEN', KEYS[1])
 redis.call('HLEN', KEYS[4])
 redis.call('LLEN', KEYS[5])
 redis.call('SCARD', KEYS[6])
+local function count_of(told)
+  return told and #told < 10 and string.match(told, '^%d+$') and tonumber(told) or 1
+end
 local moved, dead, noted = 0, {}, {}
 while moved < tonumber(ARGV[1]) do
   local payload = redis.call('RPOP', KEYS[2])
@@ -34,14 +45,14 @@ while moved < tonumber(ARGV[1]) do
   local digest = redis.sha1hex(payload)
   local here = KEYS[2] .. '/' .. digest
   noted[here] = noted[here] or redis.call('HGET', KEYS[4], here) or '1'
-  local delivery = tonumber(noted[here]) + 1
+  local delivery = count_of(noted[here]) + 1
   if delivery > tonumber(ARGV[2]) then
     redis.call('RPUSH', KEYS[5], payload)
     redis.call('HDEL', KEYS[4], digest)
     dead[#dead + 1] = payload
   else
     redis.call('LPUSH', KEYS[1], payload)
-    local before = tonumber(redis.call('HGET', KEYS[4], digest)) or 1
+    local before = count_of(redis.call('HGET', KEYS[4], digest))
     redis.call('HSET', KEYS[4], digest, math.max(before, delivery))
   end
 end

@@ -1,6 +1,7 @@
 -- KEYS[1]  {project}_项目状态, a string: the status of all replicas together
--- KEYS[2]  bls_agent:{…}:instances, a hash: instance -> "<token> <expiry> <status>",
---          the expiry in milliseconds of this server's clock
+-- KEYS[2]  bls_agent:{…}:instances, a hash: instance -> "<token> <expiry> <lasts>
+--          <status>", the expiry in milliseconds of this server's clock, for how many
+--          it was said
 -- ARGV[1]  the instance that speaks
 -- ARGV[2]  its token, which tells it from another process of the same name
 -- ARGV[3]  its status, or its last word
@@ -10,7 +11,10 @@
 -- Notes what one replica says, drops the dead, and writes the worst word of the living;
 -- the last one out writes its last word, which stays. One step, because two replicas
 -- that each look and then write would overwrite each other with what was true before.
--- Gives 1 if another process speaks under the same name, else 0.
+-- A word that counts longer than it was said for, because the clock was set back, is
+-- cut to that; what is no word is dropped: its instance, if it lives, speaks again.
+-- Gives {twin, dropped}: 1 if another process speaks under the same name, else 0; and
+-- how many entries were none.
 local kind = redis.call('TYPE', KEYS[1])['ok']
 if kind ~= 'string' and kind ~= 'none' then
   return redis.error_reply('WRONGTYPE the status key holds a ' .. kind)
@@ -32,13 +36,22 @@ local function hear(word, expiry)
   till = math.max(till, expiry)
 end
 
-local gone, twin = {}, 0
+local gone, cut, twin, odd = {}, {}, 0, 0
 local entries = redis.call('HGETALL', KEYS[2])
 for at = 1, #entries, 2 do
   local who = entries[at]
-  local whose, expiry, word = string.match(entries[at + 1], '^(%S+) (%d+) (.+)$')
-  expiry = tonumber(expiry or 0)
-  if expiry <= now or rank[word] == nil then
+  local whose, expiry, length, word =
+    string.match(entries[at + 1], '^(%S+) (%d+) (%d+) (.+)$')
+  if rank[word or ''] == nil or #length > 12 then
+    expiry, odd = 0, odd + 1
+  else
+    expiry = tonumber(expiry)
+    if expiry > now + length then
+      expiry = now + length
+      cut[who] = table.concat({whose, string.format('%.0f', expiry), length, word}, ' ')
+    end
+  end
+  if expiry <= now then
     gone[#gone + 1] = who
   elseif who ~= instance then
     hear(word, expiry)
@@ -64,12 +77,16 @@ end
 if type(written) == 'table' and written.err then
   return written
 end
+for who, entry in pairs(cut) do
+  redis.call('HSET', KEYS[2], who, entry)
+end
 for _, who in ipairs(gone) do
   redis.call('HDEL', KEYS[2], who)
 end
 if lasts > 0 then
-  local entry = token .. ' ' .. string.format('%.0f', now + lasts) .. ' ' .. status
+  local entry =
+    table.concat({token, string.format('%.0f', now + lasts), ARGV[4], status}, ' ')
   redis.call('HSET', KEYS[2], instance, entry)
   redis.call('PEXPIREAT', KEYS[2], string.format('%.0f', till))
 end
-return twin
+return {twin, odd}

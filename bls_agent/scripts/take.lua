@@ -8,7 +8,7 @@
 -- ARGV[3]  our token
 --
 -- Moves commands from the head of the control list into the in-flight list, and gives
--- for each: its bytes, which delivery this is, the id that it seems to have, whether
+-- for each: its bytes, which delivery this is (0 where no count stands, which is then the first), the id that it seems to have, whether
 -- that id has been seen; -1 if the list is not ours any more. The id is a guess by form, not by parsing: the caller parses,
 -- and asks again where the guess was wrong. One step, because a command must not stand
 -- in the list of a process that does not know it. Whatever may be refused because a key
@@ -31,8 +31,11 @@ local taken, deliveries = {}, {}
 for i, payload in ipairs(payloads) do
   local delivery, seen = 1, 0
   if counted then
-    deliveries[i] = redis.call('HGET', KEYS[3], redis.sha1hex(payload))
-    delivery = tonumber(deliveries[i]) or 1
+    local noted = redis.call('HGET', KEYS[3], redis.sha1hex(payload))
+    if noted then
+      delivery = #noted < 10 and string.match(noted, '^%d+$') and tonumber(noted) or 0
+      deliveries[i] = math.max(delivery, 1)
+    end
   end
   local id = string.match(string.sub(payload, 1, 512), '"id"%s*:%s*"([^"\\]*)"')
   if id and #id <= 200 and since then

@@ -192,7 +192,7 @@ def good(row: str) -> list[Words]:
         "crawl_processing_data": lambda: crawl("processing"),
         "crawl_failed_retries": lambda: [("SET", key, "2")],
         "instances": lambda: [
-            ("HSET", key, "a1", "t 1700000000000 在线"), ("EXPIRE", key, 60)
+            ("HSET", key, "a1", "t 1700000000000 60000 在线"), ("EXPIRE", key, 60)
         ],
     }  # fmt: skip
     if row in special:
@@ -381,7 +381,7 @@ def own_plants() -> Iterator[Plant]:
     roster = f"bls_agent:{{{STATUS}}}:instances"
     yield Plant(
         "roster-endless", "instances", roster,
-        lambda: [("HSET", roster, "a1", "t 1700000000000 在线")],
+        lambda: [("HSET", roster, "a1", "t 1700000000000 60000 在线")],
     )  # fmt: skip
 
 

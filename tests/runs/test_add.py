@@ -361,3 +361,130 @@ async def test_ten_processes_write_one_run(redis_url: str, run_id: int) -> None:
             theirs = [one.data["n"] for one in events if one.data["of"] == number]
             assert theirs == list(range(100))
         await store.delete(run_id)
+
+
+@pytest.mark.parametrize("by", ["add", "run"])
+async def test_a_longer_life_is_left_to_a_run(
+    store: EventStore, bare: Redis, run_id: int, by: str
+) -> None:
+    """No TTL is shortened, and a run of somebody else's without one gets none."""
+    keys = RunKeys(run_id)
+
+    async def write() -> None:
+        if by == "add":
+            await store.add(run_id, "a", "b")
+            return
+        async with store.run(run_id) as run:
+            run.emit("a", "b")
+            assert await run.flush(5)
+            during = await bare.ttl(keys.events)
+        assert during == -1 or during > 80_000
+
+    await write()
+    assert 86_000 < await bare.ttl(keys.events) <= 86_400
+    assert await store.set_expire(run_id, 604_800)
+    await write()
+    for key in (keys.events, keys.books):
+        assert 604_000 < await bare.ttl(key) <= 604_800
+    assert await store.set_expire(run_id, 60)
+    await write()
+    assert await bare.ttl(keys.events) > 86_000
+    await bare.delete(*keys.all)
+    await bare.xadd(keys.events, {"sequence": "1"})
+    await write()
+    assert await bare.ttl(keys.events) == -1
+    assert 86_000 < await bare.ttl(keys.books) <= 86_400
+
+
+BROKEN: dict[str, dict[Any, Any]] = {
+    "none": {"data": "{}"},
+    "text": {"sequence": "seven"},
+    "empty": {"sequence": ""},
+    "negative": {"sequence": "-1"},
+    "huge": {"sequence": "9" * 16},
+    "hex": {"sequence": "0x10"},
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("count", [1, 120])
+async def test_a_broken_entry_hides_no_sequence(
+    store: EventStore, bare: Redis, run_id: int, name: str, count: int
+) -> None:
+    """A peer's last entries cannot be read: the ones before them still count."""
+    keys = RunKeys(run_id)
+    for number in range(1, 6):
+        await bare.xadd(keys.events, {"sequence": str(number)})
+    for _ in range(count):
+        await bare.xadd(keys.events, BROKEN[name])
+    await store.add(run_id, "a", "b")
+    await bare.xadd(keys.events, {"sequence": "9"})
+    await bare.xadd(keys.events, BROKEN[name])
+    await store.add(run_id, "a", "b")
+    ours = [one.sequence for one in await store.get_events(run_id) if one.category]
+    assert ours == [6, 10]
+    await bare.delete(*keys.all)
+    store._floors.forget(run_id)
+    for _ in range(3):
+        await bare.xadd(keys.events, BROKEN[name])
+    await store.add(run_id, "a", "b")
+    assert (await store.get_events(run_id))[-1].sequence == 4
+
+
+POISON: dict[str, dict[str, str]] = {
+    "id-garbage": {"id": "garbage"},
+    "id-empty": {"id": ""},
+    "id-plus": {"id": "+"},
+    "id-huge": {"id": f"{2**70}-0"},
+    "id-bytes": {"id": "\udcff\udcfe"},
+    "sequence-nan": {"sequence": "nan"},
+    "sequence-inf": {"sequence": "inf"},
+    "sequence-negative": {"sequence": "-5"},
+    "sequence-huge": {"sequence": "9" * 400},
+    "both": {"id": "x", "sequence": "x"},
+}
+
+
+@pytest.mark.parametrize("name", POISON)
+async def test_poisoned_books_are_begun_anew(
+    redis_url: str, store: EventStore, bare: Redis, run_id: int, name: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Said once by the name of the key; counting goes on from the events that stand."""
+    keys = RunKeys(run_id)
+    poison: dict[Any, Any] = {
+        k: v.encode("utf-8", "surrogateescape") for k, v in POISON[name].items()
+    }
+    async with EventStore(redis_url) as other:  # knows nothing of the run
+        await store.add_many(run_id, [("a", "b")] * 3)
+        await bare.hset(keys.books, mapping=poison)
+        assert run_id in [one.run_id for one in await other.runs(limit=10_000)]
+        await other.add(run_id, "a", "b")
+        await other.add(run_id, "a", "b")
+    assert await sequences(store, run_id) == [1, 2, 3, 4, 5]
+    said = [r.getMessage() for r in caplog.records if keys.books in r.getMessage()]
+    assert len(said) == 1
+    async with store.run(run_id) as run:
+        assert await run.flush(5)
+        hold: Any = run._hold
+        batch = f"batch:{hold.token}"
+        for number in ("nan", "9" * 400, "", "1 2 x-y 3"):
+            wrong = f"{number} 1 1-1 1" if " " not in number else number
+            await bare.hset(keys.books, mapping={batch: wrong, **poison})
+            run.emit("a", "b")
+            assert await run.flush(5)
+    events = await store.get_events(run_id)
+    assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+    assert [event.name for event in events[6:10]] == ["a.b"] * 4
+
+
+async def test_sequences_stay_within_their_bounds(
+    store: EventStore, bare: Redis, run_id: int
+) -> None:
+    """Counting ends at 10^15 - 1: it is said of every further event."""
+    await bare.xadd(RunKeys(run_id).events, {"sequence": str(10**15 - 2)})
+    await store.add_many(run_id, [("a", "b")] * 3)
+    await store.add(run_id, "a", "b")
+    assert set(await sequences(store, run_id)) == {10**15 - 2, 10**15 - 1}
+    [known] = await bare.hmget(RunKeys(run_id).books, "sequence")
+    assert known == str(10**15 - 1).encode()

@@ -425,3 +425,18 @@ def test_nothing_is_missing_before_the_first_event_that_is_given() -> None:
     cursor.go_back("0-0", 1.0)
     assert not cursor.misses_nothing(event(7))
     assert not Cursor("0-0").misses_nothing(event(7))
+
+
+def test_a_lease_that_a_clock_set_back_made_longer() -> None:
+    """It counts for its length from the first look, until its owner renews it."""
+    presence = Presence(0.0, existed=True)
+    hour = Seen(exists=True, owner=b"a", left=3_600.0, length=15.0)
+    assert not presence.hear(hour, 0.0)
+    assert not presence.hear(hour, 14.0)
+    assert presence.look_at <= 15.1
+    assert not presence.hear(hour, 15.05)
+    assert presence.hear(hour, 15.5)
+    assert presence.lost == b"a"
+    renewed = Seen(exists=True, owner=b"a", left=14.9, length=15.0)
+    presence.hear(renewed, 16.0)
+    assert presence.lost is None

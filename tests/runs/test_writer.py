@@ -197,6 +197,26 @@ async def test_one_writer_at_a_time(
     ] * 2  # fmt: skip
 
 
+async def test_a_dead_lease_after_a_clock_set_back(
+    store: EventStore, bare: Redis, run_id: int
+) -> None:
+    """No more is left of it than it was made for, whoever made it."""
+    for holder in ("ab12.400@nobody", ""):
+        await bare.set(RunKeys(run_id).owner, holder, px=3_600_000 if holder else None)
+        with pytest.raises(LeaseHeldError) as caught:
+            await store.run(run_id, lease=0.4).__aenter__()
+        assert 0 < (caught.value.remaining or 0) <= 0.4
+        await eventually(lambda: _can_be_opened(store, run_id))
+
+
+async def _can_be_opened(store: EventStore, run_id: int) -> bool:
+    try:
+        async with store.run(run_id, lease=0.4):
+            return True
+    except LeaseHeldError:
+        return False
+
+
 async def test_contributors(store: EventStore, bare: Redis, run_id: int) -> None:
     """They begin and end nothing, and need no lease."""
     async with store.run(run_id, lifecycle=False, source={"team_name": "b"}) as early:
@@ -269,6 +289,7 @@ async def test_a_batch_renews_the_lease(
             number=1,
             lease=90,
         )
+        assert await bare.expire(keys.events, 100)
         async with store._access.wires.to(keys.events) as wire:
             reply = await ADD_EVENTS.run(wire, keys.all, again)
         assert reply[2:] == [b"again", 1, b"ours"]

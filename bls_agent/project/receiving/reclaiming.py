@@ -29,6 +29,7 @@ DEAD_LETTER_LIMIT: Final = 1_000
 DELIVERIES_TTL: Final = 7 * 86_400  # seconds
 LISTS_AT_ONCE: Final = 100  # of a fleet's; the next look finds others
 COMMANDS_AT_ONCE: Final = 100  # so that a script is short
+NO_LEASE: Final = -2  # what PTTL says of a key that is not there
 QUIET: Final = 4.0  # seconds: longer than the block of a read of a dead process
 
 
@@ -51,6 +52,7 @@ class Reclaimer:
         """
         self._places = places
         self._quiet = max(QUIET, 2 * ttl)
+        self._lease_ms = max(1, int(ttl * 1000))
         self._report_dead = report_dead
         self._empty_since: dict[str, float] = {}
         self._said: set[str] = set()
@@ -78,13 +80,17 @@ class Reclaimer:
         names = [n for n in names if n != but and self._places.is_inflight(n)]
         names += [also] if also and also not in names else []
         self._empty_since = {n: t for n, t in self._empty_since.items() if n in names}
-        requests = [("EXISTS", self._places.owner(name)) for name in names]
-        alive = await wire.call_many(requests) if requests else []
-        for name, answer in zip(names, alive, strict=True):
-            if answer == 0:
+        requests = [("PTTL", self._places.owner(name)) for name in names]
+        left = await wire.call_many(requests) if requests else []
+        for name, answer in zip(names, left, strict=True):
+            if answer == NO_LEASE:
                 await self._empty(wire, name)
-            else:
-                self._empty_since.pop(name, None)
+                continue
+            if isinstance(answer, int) and not 0 <= answer <= self._lease_ms:
+                await self._empty(
+                    wire, name
+                )  # it lives; a lease that is too long is cut
+            self._empty_since.pop(name, None)
 
     async def _empty(self, wire: Wire, name: str) -> None:
         """Empty one list; strike it off when it has stayed empty for a while.
@@ -99,7 +105,7 @@ class Reclaimer:
                 moved = await self._reclaim(wire, name, strike_off=quiet)
             except RedisUnavailableError as error:
                 wrong = await find_wrong_type(wire, error, self._places.types(name))
-                if wrong is None or wrong.key != name:
+                if wrong is None or wrong.key not in (name, self._places.owner(name)):
                     raise wrong or error from error
                 self._say_once(str(wrong))
                 return
@@ -165,6 +171,7 @@ class Reclaimer:
                 DEAD_LETTER_LIMIT,
                 DELIVERIES_TTL,
                 int(strike_off),
+                self._lease_ms,
             ],
         )
         _, moved, dead = cast("tuple[int, int, list[bytes]]", reply)

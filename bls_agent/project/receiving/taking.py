@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple, cast
@@ -19,6 +20,8 @@ from bls_agent.project.receiving.places import Places
 from bls_agent.scripts import ADMIT, TAKE, Script
 
 __all__ = ["LONGEST_ID", "NOT_OURS", "Taken", "Taker", "name_of_id"]
+
+logger = logging.getLogger(__name__)
 
 NOT_OURS: Final = -1  # what a script says of a list that has another owner, or none
 LONGEST_ID: Final = 200  # bytes that are kept of an id; take.lua knows it, too
@@ -82,6 +85,7 @@ class Taker:
         self.arrived: list[bytes] = []
         self.asking = False
         self.stopping = False
+        self._said_odd = False
         self.telling = anyio.Lock(fast_acquire=True)
 
     @property
@@ -199,7 +203,8 @@ class Taker:
             self.arrived.extend(payload for payload, *_ in found)
             return
         for own, (payload, delivery, _, seen) in pairs:
-            self.taken.append(Taken(payload, own, delivery, bool(own and seen)))
+            count = self._check_delivery(delivery)
+            self.taken.append(Taken(payload, own, count, bool(own and seen)))
 
     def _hear_moved(self, reply: Reply) -> None:
         if reply is not None:
@@ -212,7 +217,16 @@ class Taker:
         payloads, self.arrived = self.arrived, []
         for payload, (delivery, seen) in zip(payloads, reply, strict=True):
             own = self._id_of(payload)
-            self.taken.append(Taken(payload, own, delivery, bool(seen)))
+            count = self._check_delivery(delivery)
+            self.taken.append(Taken(payload, own, count, bool(seen)))
+
+    def _check_delivery(self, delivery: int) -> int:
+        """Say once that something else than a count stood there; it is the first then."""
+        if not delivery and not self._said_odd:
+            self._said_odd = True
+            text = "%r does not hold counts alone: such a delivery counts as the first"
+            logger.warning(text, self._places.deliveries)
+        return max(delivery, 1)
 
     def _id_of(self, payload: bytes) -> str:
         if not self._window_ms:

@@ -35,6 +35,7 @@ _WORST_FIRST: Final = tuple(
     status.value for status in sorted(Status, key=lambda s: s.severity, reverse=True)
 )
 PAUSE: Final = 0.02  # seconds between two looks for outcomes
+_DIGITS: Final = 16  # of an expiry, and more
 FIRST: Final = 2  # after one sighting: that may be this one's own former life
 MANY: Final = 8  # after another: words without a twin until the name is its own again
 
@@ -56,7 +57,7 @@ class Roster:
         self._token = secrets.token_hex(4)
         self._say = say
         self._twins = 0
-        self._told = False
+        self._told = self._told_odd = False
 
     async def speak(self, wire: Wire, status: Status, ttl: int) -> bool:
         """Say how this instance is; the status key gets the worst of all.
@@ -77,7 +78,7 @@ class Roster:
         words = (self._instance, token, status.value, ttl * 1000)
         keys = [self._status_key, self._key]
         try:
-            twin = await SPEAK.run(wire, keys, [*words, *_WORST_FIRST])
+            twin, dropped = await SPEAK.run(wire, keys, [*words, *_WORST_FIRST])
         except RedisUnavailableError as error:
             if error.kind not in _REFUSED:
                 raise
@@ -88,6 +89,10 @@ class Roster:
             )
             return False
         self._note_twin(found=bool(twin))
+        if dropped and not self._told_odd:
+            self._told_odd = True
+            text = f"the list of replicas {self._key!r} held {dropped} entries that no replica writes: they were removed"
+            self._say(text, {"key": self._key})
         return True
 
     def _note_twin(self, *, found: bool) -> None:
@@ -144,14 +149,19 @@ def list_living(entries: Sequence[bytes], now: int) -> dict[str, Status]:
     """
     living: dict[str, Status] = {}
     for name, entry in zip(entries[::2], entries[1::2], strict=True):
-        parts = entry.split(b" ", 2)
-        if len(parts) == 3 and parts[1].isdigit() and int(parts[1]) > now:  # noqa: PLR2004 - token, expiry, status
+        parts = entry.split(b" ", 3)
+        # token, expiry, for how long it was said, status
+        if len(parts) == 4 and _is_later(parts[1], now):  # noqa: PLR2004
             try:
-                status = Status.decode(parts[2])
+                status = Status.decode(parts[3])
             except DecodeError:
                 continue
             living[name.decode("utf-8", "replace")] = status
     return dict(sorted(living.items()))
+
+
+def _is_later(expiry: bytes, now: int) -> bool:
+    return expiry.isdigit() and len(expiry) < _DIGITS and int(expiry) > now
 
 
 @dataclass

@@ -10,6 +10,7 @@ import anyio
 from bls_agent.endpoint import Reply, Request
 from bls_agent.errors import BlsError, RedisRefusedError, WrongTypeError
 from bls_agent.keyed_wires import KeyedWires
+from bls_agent.lease import length_of
 from bls_agent.runs.event_ids import BEGINNING, EventId, find_id, order
 from bls_agent.runs.events import StreamEvent
 from bls_agent.runs.following.channel import Channel
@@ -21,6 +22,7 @@ from bls_agent.runs.summaries import NO_KEY
 
 __all__ = ["find_refused", "gather_evidence", "gather_start", "look_at", "read_last"]
 
+DIGITS: Final = 16  # a sequence has fewer
 ASKED: Final = 4  # requests of a look at one run
 
 
@@ -127,7 +129,14 @@ async def look_at(
         exists, length, owner, left = map(_told, replies[at * ASKED : (at + 1) * ASKED])
         channel.note_length(length or 0)
         seen.append(
-            Seen(exists != 0, owner, _seconds(left), elapsed=elapsed, existed=before)
+            Seen(
+                exists != 0,
+                owner,
+                _seconds(left),
+                elapsed=elapsed,
+                existed=before,
+                length=length_of(owner),
+            )
         )
     told = zip(doubted, places, replies[len(channels) * ASKED :], strict=True)
     checked = [await _check(wires, *one) for one in told]
@@ -212,7 +221,9 @@ def _told(reply: Reply, *, otherwise: Any = None) -> Any:
 
 
 def _number(text: bytes | None) -> int:
-    return int(text) if text is not None and text.isdigit() else 0
+    if text is None or not text.isdigit() or len(text) >= DIGITS:
+        return 0
+    return int(text)
 
 
 def _seconds(left: int | None) -> float | None:

@@ -5,7 +5,7 @@ Decisions only; the clock is an argument.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 __all__ = ["LOOK", "Presence", "Seen"]
@@ -33,6 +33,8 @@ class Seen:
         elapsed: Seconds that the look took.
         existed: Whether the run was known to be there before the look: one that begins
             meanwhile has not disappeared.
+        length: Seconds for which each renewal of that lease counts; ``None`` if its
+            owner's token does not tell.
     """
 
     exists: bool
@@ -40,6 +42,7 @@ class Seen:
     left: float | None
     elapsed: float = 0.0
     existed: bool = True
+    length: float | None = None
 
 
 class Presence:
@@ -69,6 +72,7 @@ class Presence:
         self._lives_until = float("-inf")  # the end of the lease that was seen last
         self._patient_until = self._comes_back_until = now
         self._missed: tuple[bytes, float] | None = None  # whose lease, since when
+        self._too_long_since: float | None = None  # when more was left than its length
 
     def notice_events(self) -> bool:
         """Hear that events have come: somebody writes them, perhaps with a lease.
@@ -104,6 +108,7 @@ class Presence:
         """
         self._looked_at = now
         self.look_at = now + LOOK
+        seen = replace(seen, left=self._believe(seen, now))
         if seen.left is not None:
             self._lease = max(self._lease, seen.left)
             self._lives_until = now + seen.left
@@ -115,6 +120,19 @@ class Presence:
             self._wait_for_writer(now, USUAL * seen.elapsed)
         told = self._hear_of_writer(seen, now)
         return self._hear_of_run(seen, now) or told
+
+    def _believe(self, seen: Seen, now: float) -> float | None:
+        """Give what is left of a lease, by our clock where the server's was set back.
+
+        More than its length is left then, until its owner renews it.
+        """
+        if seen.left is None or seen.length is None or seen.left <= seen.length:
+            self._too_long_since = None
+            return seen.left
+        if self._too_long_since is None:
+            self._too_long_since = now
+        left = self._too_long_since + seen.length - now
+        return left if left > 0 else None
 
     def _is_slow(self, elapsed: float) -> bool:
         """Tell whether nobody could speak to Redis; a far server is no outage.

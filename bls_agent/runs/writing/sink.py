@@ -16,7 +16,7 @@ from bls_agent.complaints import Complaints
 from bls_agent.endpoint import Argument, Reply
 from bls_agent.errors import BlsError, RedisUnavailableError
 from bls_agent.lease import boot_seconds
-from bls_agent.runs.adding import add_arguments
+from bls_agent.runs.adding import add_arguments, note_mended
 from bls_agent.runs.floors import Floors
 from bls_agent.runs.new_events import NO_SOURCE, Source
 from bls_agent.runs.reading import RunKeys
@@ -232,6 +232,7 @@ class RunSink:
         until = math.inf if lives else boot_seconds() + self._bounds.ttl
         sent_at = boot_seconds()
         reply = await self._way.add_events(self._keys, arguments, meanwhile)
+        reply = note_mended(reply, self._keys)
         if reply[-1] == b"ours":
             reply = reply[:-1]
             if self._hold is not None:

@@ -256,7 +256,7 @@ class RunWriter(PlainFace):
             raise ConfigurationError("run", self.run_id, rule, remedy)
         until = anyio.current_time() + self._timeout
         pool = self._pools.enter()
-        token = make_token()
+        token = make_token(self._options.lease)
         try:
             if self._options.lifecycle:
                 self._hold = await self._take(pool, token)

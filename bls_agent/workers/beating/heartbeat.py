@@ -289,7 +289,7 @@ class Heartbeat:
         self._refuse_twice()
         endpoint = self._access.endpoint
         check_slot(self._said.now, endpoint)
-        claim = Claim(self._key, self._ttl, make_token())
+        claim = Claim(self._key, self._ttl, make_token(self._ttl))
         said = self._said
         life = Life(
             lambda: said.now,
