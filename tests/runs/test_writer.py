@@ -201,8 +201,8 @@ async def test_a_dead_lease_after_a_clock_set_back(
     store: EventStore, bare: Redis, run_id: int
 ) -> None:
     """No more is left of it than it was made for, whoever made it."""
-    for holder in ("ab12.400@nobody", ""):
-        await bare.set(RunKeys(run_id).owner, holder, px=3_600_000 if holder else None)
+    for holder, ends in (("ab12.400@nobody", 3_600_000), ("poison", None)):
+        await bare.set(RunKeys(run_id).owner, holder, px=ends)
         with pytest.raises(LeaseHeldError) as caught:
             await store.run(run_id, lease=0.4).__aenter__()
         assert 0 < (caught.value.remaining or 0) <= 0.4
