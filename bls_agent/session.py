@@ -90,8 +90,7 @@ class Session:
         self.status = make_reporter(self.connections, parts, settings, writer)
         self.watch = make_watch(endpoint, parts, settings, writer, self.status.changed)
         self.health = make_health(parts, self.status.look)
-        # What a server forgot while it was away comes back with the first connection.
-        self.connections.gate.on_connected = self.status.changed
+        self.connections.gate.on_connected = self._note_connection
         self.receiver = make_receiver(
             self.connections, parts, settings, self._say, self._report_unstarted
         )
@@ -107,6 +106,11 @@ class Session:
 
     def _backoff(self) -> Backoff:
         return Backoff(base=0.25, cap=self._settings.reconnect_max)
+
+    def _note_connection(self) -> None:
+        """Have the status written again after a loss: the server may have forgotten it."""
+        if any(wire.generation > wire.connected for wire in self.connections.all):
+            self.status.changed()
 
     def _report_unstarted(self, message: Message) -> None:
         self.dispatcher.report_unstarted(message)

@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 
 from bls_agent import ConfigurationError, Console, ProjectAgent, Settings, Status
 from bls_agent.devserver import DevServer
+from bls_agent.settings import Mode
 from tests.harness import (
     cut_connections,
     eventually,
@@ -61,7 +62,7 @@ async def _is(redis: Redis, project: str, status: Status) -> bool:
 
 
 async def _settled(agent: ProjectAgent) -> None:
-    """Wait until the wires that it needs are there: each has the status written again."""
+    """Wait until the wires that it needs are there."""
     await eventually(
         lambda: (
             agent.stats().connections["blocking"]
@@ -70,6 +71,21 @@ async def _settled(agent: ProjectAgent) -> None:
     )
     for status in (Status.ERROR, Status.ONLINE):
         await _write(agent, status)
+
+
+@pytest.mark.parametrize("replicas", [False, True])
+@pytest.mark.parametrize("mode", ["blocking", "compat", "reliable"])
+async def test_opening_writes_the_status_once(
+    redis_url: str, console: Console, project: str, mode: Mode, replicas: bool
+) -> None:
+    """However many connections are made, until one is lost."""
+    agent = ProjectAgent(project, redis=redis_url, mode=mode, replicas=replicas)
+    agent.health_check("database")(lambda: True)
+    async with agent:
+        await agent.ready(5)
+        for _ in range(3):
+            assert (await console.call(project, "ping")).succeeded
+        assert agent.stats().status_writes == 1
 
 
 async def _write(agent: ProjectAgent, status: Status) -> None:
