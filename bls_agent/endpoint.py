@@ -162,7 +162,12 @@ def _endpoint_of_url(url: str) -> Endpoint:
     if scheme not in ("redis", "rediss", "unix"):
         raise ConfigurationError("redis", shown, _SCHEMES)
     options = _parse(url, shown)
-    path = urlsplit(url).path.strip("/")
+    parts = urlsplit(url)
+    path = parts.path.strip("/")
+    if scheme == "unix" and parts.netloc and ("@" in path or "@" not in parts.netloc):
+        rule = "a URL like unix://user:password@/run/redis.sock"
+        remedy = "A / in the password is written %2F, an @ in the path %40."
+        raise ConfigurationError("redis", shown, rule, remedy)
     if scheme != "unix" and path and not path.isdecimal():
         raise ConfigurationError("redis", shown, "the database is a number, as in /0")
     if scheme == "unix" and not options.get("path"):

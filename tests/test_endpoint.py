@@ -50,6 +50,9 @@ def test_a_url_is_shown_without_its_credentials(url: str, shown: str) -> None:
 BROKEN = {
     "unquoted slash": f"redis://:{SECRET}/x@h/0",
     "unquoted slash in front": f"redis://:x/{SECRET}@h/0",
+    "unquoted slash, socket": f"unix://u:{SECRET}/x@/run/redis.sock",
+    "unquoted slash in front, socket": f"unix://:x/{SECRET}@/run/redis.sock?db=1",
+    "at sign and slash, socket": f"unix://u:1@/{SECRET}@/run/redis.sock",
     "unquoted hash": f"redis://:{SECRET}#x@h/0",
     "unquoted question mark": f"redis://:{SECRET}?x@h/0",
     "open bracket": f"redis://u:{SECRET}@[::1",

@@ -40,6 +40,11 @@ def words(text: str) -> list[str]:
     return text.split()
 
 
+def wide(text: str) -> str:
+    """Write a text in fullwidth characters."""
+    return "".join(chr(ord(c) + 0xFEE0) if " " < c < "\x7f" else c for c in text)
+
+
 # --- names
 
 SECRET_NAMES = words(
@@ -256,6 +261,53 @@ TEXTS: dict[str, tuple[str, str]] = {
         f"arguments of 'login': 'password' Value error, {SECRET}; 'x' is missing",
         f"arguments of 'login': 'password' {GONE}; 'x' is missing",
     ),
+    "pair": (f"('password', '{SECRET}') x", f"('password', '{GONE}') x"),
+    "pairs in bytes": (
+        f"[(b'host', b'h'), (b'cookie', b'{SECRET}')]",
+        f"[(b'host', b'h'), (b'cookie', b'{GONE}')]",
+    ),
+    "pair of a number": ("('pin', 123456)", f"('pin', {GONE})"),
+    "pair in JSON": (f'[["token", "{SECRET}"]]', f'[["token", "{GONE}"]]'),
+    "name and value": (
+        f"{{'name': 'password', 'value': '{SECRET}', 'x': 1}}",
+        f"{{'name': 'password', 'value': '{GONE}', 'x': 1}}",
+    ),
+    "name and value, JSON in JSON": (
+        rf'{{\"key\":\"DB_PASSWORD\",\"value\":\"{SECRET}\"}}',
+        rf'{{\"key\":\"DB_PASSWORD\",\"value\":\"{GONE}\"}}',
+    ),
+    "attributes": (
+        f'<input name="password" value="{SECRET}">',
+        f'<input name="password" value="{GONE}">',
+    ),
+    "attributes of a kind": (
+        f"<input type='password' value='{SECRET}'/>",
+        f"<input type='password' value='{GONE}'/>",
+    ),
+    "YAML block": (
+        f"  password: |\n        {SECRET}\n        x\n",
+        f"  password: |\n        {GONE}\n",
+    ),
+    "YAML, next line": (
+        f"a: 1\npassword:\n        {SECRET}\n",
+        f"a: 1\npassword:\n        {GONE}\n",
+    ),
+    "YAML, list": (
+        f"- tokens:\n        - {SECRET}\n\n        - b\n",
+        f"- tokens:\n        {GONE}\n",
+    ),
+    "CDATA": (
+        f"<pin><![CDATA[<{SECRET}>]]></pin>",
+        f"<pin><![CDATA[{GONE}]]></pin>",
+    ),
+    "joined": (f'x = "password=" + "{SECRET}" + y', f'x = "password=" + "{GONE}" + y'),
+    "joined often": (
+        f"password = 'a' + '{SECRET}' + '{SECRET}', b",
+        f"password = '{GONE}', b",
+    ),
+    "fullwidth": (wide("password=") + SECRET, wide("password=") + GONE),
+    "fullwidth word": (wide("PIN:") + f"{SECRET}，x", wide("PIN:") + f"{GONE}，x"),
+    "percent-encoded": (f"/go?to=%2Fa%3Ftoken%3D{SECRET}", f"/go?to=%2Fa%3Ftoken%3D{GONE}"),
     "PEM": (
         f"key -----BEGIN RSA PRIVATE KEY-----\n{SECRET}\n-----END RSA PRIVATE KEY----- x",
         f"key {GONE} x",
@@ -293,6 +345,14 @@ URLS: dict[str, tuple[str, str]] = {
     "two": (
         f"redis://u:{SECRET}@a redis://u:{SECRET}@b",
         "redis://***@a redis://***@b",
+    ),
+    "percent-encoded": (
+        f"http://h/go?to=redis%3A%2F%2Fu%3A{SECRET}%40h%2F0&x=1",
+        "http://h/go?to=redis%3A%2F%2F***%40h%2F0&x=1",
+    ),
+    "percent-encoded, small": (
+        f"/go?to=amqp%3a%2f%2fu%3aa%2f{SECRET}%40h",
+        "/go?to=amqp%3a%2f%2f***%40h",
     ),
     "inside": (
         f"http://h/go?to=redis://u:{SECRET}@a",
@@ -370,6 +430,11 @@ HARMLESS_TEXTS = {
     "key": "primary key: 5, sort key: name",
     "argument": "arguments of 'reset_token': 'user' is missing",
     "own words": "arguments of 'login': 'password' must be a string, not an integer",
+    "list of words": "missing: 'name', 'password', 'email'",
+    "sum": "total = 'a' + 'b', value='x', name: order value: 5",
+    "encoded place": "/go?to=http%3A%2F%2Fh%3A80%2Fa&b=1 or http%3A%2F%2Fh%3A80",
+    "next line": "Error while reading session:\n    Traceback (most recent call last):",
+    "fullwidth words": wide("order:17,name=某"),
     "no token": "task-1234567890123456 risk-assessment-for-2026",
 }
 
@@ -447,6 +512,8 @@ METADATA: dict[str, tuple[dict[str, object], dict[str, object]]] = {
         {"headers": [(b"Cookie", SECRET.encode()), (b"Host", b"h")]},
         {"headers": [["Cookie", GONE], ["Host", "h"]]},
     ),
+    "pair": ({"a": ("password", SECRET)}, {"a": ["password", GONE]}),
+    "fullwidth": ({wide("password"): SECRET}, {wide("password"): GONE}),
     "labels": (
         {"env": [{"name": "DB_PASSWORD", "value": SECRET}, {"name": "HOME", "value": "/"}]},
         {"env": [{"name": "DB_PASSWORD", "value": GONE}, {"name": "HOME", "value": "/"}]},
@@ -578,7 +645,8 @@ fragments = st.sampled_from(
      "://", "http://", "redis://", "pin", "auth", '\\"', "\\n", "\\u5bc6", "\\xe5", "sk-",
      "ghp_", "eyJ", "AKIA", "-----BEGIN PRIVATE KEY-----", "</", "input_value=", "null",
      ", input_type=", "Value error, ", "cookie", "Authorization", "Bearer ", "api key",
-     "***", GONE, '"""', 'b"', " --", "none", ":8080", "\ud800"]
+     "('", "',", "name", "value", "type", "<![CDATA[", "]]>", "|\n", "\n  ", "' + '", "%3A%2F%2F",
+     "%40", "%3D", "%3a", wide("pin"), "***", GONE, '"""', 'b"', " --", "none", ":8080", "\ud800"]
 )  # fmt: skip
 texts = st.text() | st.lists(fragments, max_size=14).map("".join)
 
@@ -643,6 +711,8 @@ ADVERSARIES = [
     *("token=a,", "token=a)", "token=(", "sk-", "ghp_", "AKIA", "api key:", "--pin "),
     *("-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "<a>", "<a ", "</", "input_value="),
     *("\n  input_value=a...", "Value error, ", "'pin' Value error, ", "cookie:", "密码："),
+    *("('pin',", "('", "name=pin value=", "<pin><![CDATA[", "]]>", "pin:\n ", "pin: |\n  ", "\n  x"),
+    *("'+'", "pin='a'+'", "%3A%2F%2F", "%3A%2F%2Fa%3Ab", "%40", "pin%3D", wide("pin=")),
     *("Bearer ", "Basic a", "@password:{", "://a@pin:{", "\\x41=", "\\u5bc6", '"pin":', "\\n"),
 ]  # fmt: skip
 LENGTH = 65_536

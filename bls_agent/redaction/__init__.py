@@ -142,7 +142,8 @@ class Redactor:
         if depth >= DEEPEST:
             return "<too deep>"
         if isinstance(value, list):
-            return self._list(cast("list[object]", value), depth + 1)
+            items = cast("list[object]", value)
+            return self._pair(items) or self._list(items, depth + 1)
         return self._object(cast("_Object", value), depth + 1)
 
     def _object(self, fields: _Object, depth: int) -> _Object:
@@ -186,23 +187,20 @@ class Redactor:
         return kept
 
     def _list(self, items: list[object], depth: int) -> list[object]:
-        """Look at the items, at ``["--password", …]`` and ``[["cookie", …], …]`` too."""
+        """Look at the items, at ``["--password", …]`` too."""
         kept: list[object] = []
         after_flag = False
         for item in items:
             if after_flag and isinstance(item, str) and not item.startswith("-"):
                 kept.append(REDACTED)
             else:
-                kept.append(self._pair(item) or self._tree(item, depth))
+                kept.append(self._tree(item, depth))
             flag = re.fullmatch(_FLAG, item) if isinstance(item, str) else None
             after_flag = flag is not None and self.is_secret(flag[1])
         return kept
 
-    def _pair(self, item: object) -> list[object] | None:
+    def _pair(self, pair: list[object]) -> list[object] | None:
         """Give what is left of a name and its value in a list of two."""
-        if not isinstance(item, list):
-            return None
-        pair = cast("list[object]", item)
         if len(pair) != 2 or not isinstance(pair[0], str):  # noqa: PLR2004 - a pair
             return None
         verdict = self._names.judge(pair[0])

@@ -33,6 +33,7 @@ SHAPE_MARKS: Final[_Marks] = (
 MARKS: Final[_Marks] = (
     *SHAPE_MARKS,
     ("\\", ("\\x", "\\u", "\\/")),  # a name or a URL may be written with escapes
+    ("%", ("%3A%2F%2F", "%3a%2f%2f", "%3D", "%3d")),  # of a URL within a URL
     ("_", ("input_value=",)),
     (",", ("Value error,", "Assertion failed,")),
 )
@@ -70,6 +71,8 @@ def may_name(text: str) -> bool:
         ":" in text
         or "=" in text
         or "<" in text
+        or "'," in text  # ('password', …)
+        or '",' in text
         or not (text.isascii() or _FAR_SIGN.search(text) is None)
         or ("-" in text and _DASH.search(text) is not None)
     )

@@ -52,6 +52,9 @@ _REMEMBERED_LENGTH: Final = 100
 
 # For bytes: to lower case, without what is neither a letter nor a digit.
 _LOWER: Final = bytes(range(256)).lower()
+_WIDE: Final = re.compile(
+    "\xef(?:\xbc[\xa1-\xba]|\xbd[\x81-\x9a])"
+)  # U+FF21-3A, FF41-5A
 _PUNCTUATION: Final = bytes(c for c in range(128) if not chr(c).isalnum())
 
 
@@ -61,6 +64,13 @@ class Verdict(IntEnum):
     HARMLESS = 0
     SECRET = 1
     COUNTED = 2  # secret, but a number under it counts something
+
+
+def _plain(text: str) -> str:
+    """Write fullwidth letters (U+FF21 …) and their like as those of ASCII."""
+    from unicodedata import normalize  # noqa: PLC0415 - for texts that hold such letters
+
+    return normalize("NFKC", text)
 
 
 def squeeze(name: str) -> str:
@@ -121,6 +131,8 @@ class SecretNames:
         return verdict
 
     def _judge(self, name: str) -> Verdict:
+        if not name.isascii():
+            name = _plain(name)
         squeezed = squeeze(name)
         if not squeezed or squeezed in self._exempt:
             return Verdict.HARMLESS
@@ -149,6 +161,9 @@ class SecretNames:
         # Searched as text, a character for each byte: that is five times as fast.
         squeezed = data.translate(_LOWER, _PUNCTUATION).decode("latin-1")
         if not squeezed.isascii():
+            if _WIDE.search(squeezed):
+                data = _plain(data.decode("utf-8", "replace")).encode()
+                squeezed = data.translate(_LOWER, _PUNCTUATION).decode("latin-1")
             if search.has_capitals:  # the table above knows those of A to Z alone
                 squeezed = _as_bytes(squeeze(data.decode("utf-8", "replace")))
             if _holds_one(search.far_stems, squeezed):

@@ -13,6 +13,7 @@ from bls_agent.redaction.marks import REDACTED, SHAPE_MARKS, holds_mark
 __all__ = [
     "END_MARKS",
     "match_end",
+    "redact_encoded_urls",
     "redact_key_blocks",
     "redact_shapes",
     "redact_urls",
@@ -74,6 +75,8 @@ _HOSTS: Final = re.compile(rf"{_HOST}(?:,{_HOST})*+[.,;:!)\]}}>`\uff1a]*")
 _LATER_AT: Final = re.compile(r"[^\n@]{0,256}@(?=[\w.\[\-])")
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*\Z")
 _SCHEME_LENGTH: Final = 20
+_ENCODED_URL: Final = re.compile(rf"(%3A%2F%2F|%3a%2f%2f)([^\s\"'<{END_MARKS}]*+)")
+_ENCODED_PASSWORD: Final = re.compile(r"%3[aA](?![0-9]{1,5}(?:%2[fF]|&|\Z)|%|\Z)")
 # Their paths may hold an @ that has nothing to do with credentials.
 _WEB: Final = frozenset({"http", "https", "ws", "wss", "file", "data"})
 
@@ -107,6 +110,20 @@ def redact_urls(text: str) -> str:
             done = end
         position = max(position, end)
     return "".join((*kept, text[done:])) if kept else text
+
+
+def redact_encoded_urls(text: str) -> str:
+    """Do the same for URLs that stand percent-encoded within another one."""
+    shown = _ENCODED_URL.sub(_redact_encoded, text) if "%" in text else text
+    return text if shown == text else shown
+
+
+def _redact_encoded(found: re.Match[str]) -> str:
+    rest = found[2]
+    end = rest.rfind("%40")
+    if end < 0 and _ENCODED_PASSWORD.search(rest):
+        end = len(rest)  # cut off
+    return found[0] if end <= 0 else f"{found[1]}***{rest[end:]}"
 
 
 def match_end(pattern: re.Pattern[str], text: str, start: int) -> int:

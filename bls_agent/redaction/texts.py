@@ -17,6 +17,7 @@ from bls_agent.redaction.names import Verdict
 from bls_agent.redaction.shapes import (
     END_MARKS,
     match_end,
+    redact_encoded_urls,
     redact_key_blocks,
     redact_shapes,
     redact_urls,
@@ -51,12 +52,13 @@ def redact_text(text: str, judge: _Judge) -> str:
         text: Any text.
         judge: Tells what a name says of its value.
     """
-    text = redact_urls(redact_key_blocks(text))
+    text = redact_encoded_urls(redact_urls(redact_key_blocks(text)))
     if "\n  " in text:
         text = _SAID_OF_PLACE.sub(lambda found: _redact_input(found, judge), text)
     text = _redact_values(text, judge)
     if "<" in text:
         text = _TAG.sub(lambda found: _redact_tag(found, judge), text)
+        text = _redact_cdata(text, judge) if "<![CDATA[" in text else text
     return redact_shapes(text)
 
 
@@ -67,7 +69,8 @@ _ENTRY_HERE: Final = re.compile(
     (?: (?P<flag>--?[A-Za-z][\w.\-]*+) (?:\\*+["'],[ \t]*+(?=\\*+["'])|[ \t]++(?=[^\s\-]))
       | (?P<name>[\w.\-\\]++)
         (?: (?P<close>["'`]?+)\]?+[ \t]*+
-            (?P<sign>!?={1,3}+>?+|:=?+(?!:|//|\\/)|[\uff1a\uff1d])[ \t]*+
+            (?P<sign>!?={1,3}+>?+|:=?+(?!:|//|\\/)|[\uff1a\uff1d]|%3[Dd])[ \t]*+
+          | (?P<pair>["'],)[ \t]*+(?=[^\s])
           | ["'][ ](?=Value\ error,|Assertion\ failed,)
         )
     )
@@ -83,9 +86,17 @@ _SOURCE_FILES: Final = (
 )  # fmt: skip
 _OF_A_COMMAND: Final = "arguments of '"  # what an ArgumentError says in front
 _ARGUMENT: Final = re.compile(r"'[^'\n]{1,60}' [A-Za-z]")
+_PAIR: Final = re.compile(r"[(\[][bBuU]?[\"']\Z")
 _PORT: Final = re.compile(r"[0-9]{1,5}(?![\w@])")
 _HOST_NAME: Final = re.compile(r"[a-z0-9]+(?:[.\-][a-z0-9]+)+")
 _LAST_WORD: Final = re.compile(r".*[.\-]")
+# {'name': 'password', 'value': …}, <input name="password" value=…>: whose value it is.
+_LABELLED: Final = frozenset({"val", "value", "values"})
+_LABEL_LENGTH: Final = 120
+_LABEL: Final = re.compile(
+    r"""(?<![\w.\-])(?i:name|key|field|header|type)[\\"']{0,4}[ ]?[:=][ ]?[bu]?[\\"']{0,4}"""
+    r"""([\w.\-]{1,60}+)[\\"']{0,4}[,;]?[ ]{0,4}[bu]?[\\"']{0,4}\Z"""
+)
 # "api key: …": a name of two words that ends like this.
 _SECOND_WORDS: Final = frozenset(
     {"key", "keys", "phrase", "word", "code", "id", "value", "hash", "string"}
@@ -101,7 +112,7 @@ def _redact_values(text: str, judge: _Judge) -> str:
     while entry is not None:
         verdict = judge(_name_in(text, entry))
         value = None
-        if verdict and not _is_place(text, entry, judge):
+        if verdict and not _is_place(text, entry, judge) and _may_be_pair(text, entry):
             value = _find_value(text, entry)
         if value is None:
             entry = _ENTRY.search(text, entry.end())
@@ -120,6 +131,11 @@ def _name_in(text: str, entry: re.Match[str]) -> str:
         flag = entry["flag"].lstrip("-")
         return "" if flag.startswith("no-") else flag
     name = entry["name"]
+    if name.strip("\\").lower() in _LABELLED:
+        label = _LABEL.search(
+            text, max(0, entry.start() - _LABEL_LENGTH), entry.start()
+        )
+        name = label[1] if label else name
     if "\\" in name:
         name = _ESCAPED.sub(_unescape, _ESCAPED_BYTES.sub(_unescape_bytes, name))
         name = name.rpartition(" ")[2]  # behind an escaped line break
@@ -158,6 +174,14 @@ def _is_place(text: str, entry: re.Match[str], judge: _Judge) -> bool:
     )
 
 
+def _may_be_pair(text: str, entry: re.Match[str]) -> bool:
+    """Tell ``('password', …)`` and ``[(b'cookie', …)]`` from two words in a list."""
+    return (
+        not entry["pair"]
+        or _PAIR.search(text, max(0, entry.start() - 3), entry.start()) is not None
+    )
+
+
 class _Value(NamedTuple):
     """Where a value stands: from ``start`` to ``stop``, with its quotes up to ``end``."""
 
@@ -180,6 +204,13 @@ def _stand_in(entry: re.Match[str], value: _Value) -> str:
 
 _OPENING: Final = re.compile(r"""[bBrRuUfF]{0,2}(\\*+)(\"{3}|'{3}|["'])""")
 _QUOTES: Final = {mark: re.compile(rf"(?<!\\)(\\*+){mark}") for mark in ('"', "'")}
+# A value on the lines below its name, as YAML has it.
+_BLOCK: Final = re.compile(r"(?P<mark>[|>][+\-0-9]{0,2}+[ \t]*+)?\n")
+_BARE_NAME: Final = re.compile(r"(?:^|\n)[ \t\-\"']*+\Z")
+_INDENT: Final = re.compile(r"[ \t]*+")
+# "password=" + "…", and "…" + "…".
+_JOIN: Final = re.compile(r"""["'][ \t]*+\+[ \t]*+(?=[bBfF]?["'])""")
+_JOIN_OUTSIDE: Final = re.compile(r"""[ \t]*+\+[ \t]*+(?=[bBfF]?["'])""")
 _BRACKET: Final = re.compile(r"""(?<!\\)(\\*+)(["'])|[\[{(]|[\]})]|\n""")
 _ANGLE: Final = re.compile(r"<[^<>\n]*+>")
 _SENTENCE: Final = re.compile(
@@ -204,18 +235,50 @@ _WHOLE_LINE_AFTER_COLON: Final = re.compile(r"(?i:authori[sz]ation\Z)")
 
 
 def _find_value(text: str, entry: re.Match[str]) -> _Value | None:
-    start = entry.end()
+    start = match_end(_JOIN, text, entry.end())
     if start >= len(text):
         return None
+    block = _BLOCK.match(text, start) if entry["sign"] == ":" else None
+    if block and (
+        block["mark"]
+        or _BARE_NAME.search(text, max(0, entry.start() - _LABEL_LENGTH), entry.start())
+    ):
+        value = _indented(text, entry, block)
+        if value is not None:
+            return value
     opening = _OPENING.match(text, start)
     if opening:
-        return _quoted(text, opening)
+        value = _quoted(text, opening)
+        while value.end < len(text) and (more := _JOIN_OUTSIDE.match(text, value.end)):
+            opening = _OPENING.match(text, more.end())
+            assert opening is not None  # noqa: S101 - the pattern looked ahead
+            further = _quoted(text, opening)
+            value = _Value(value.start, further.stop, further.end, quoted=True)
+        return value
     if text[start] in "[{(":
         end = _closing(text, start)
         return _Value(start, end, end)
     found = _SENTENCE.match(text, start) or _ANGLE.match(text, start)
     end = found.end() if found else _end_of_words(text, entry)
     return _Value(start, end, end) if end > start else None
+
+
+def _indented(text: str, entry: re.Match[str], block: re.Match[str]) -> _Value | None:
+    """Find the lines of YAML below a name that stand further right than it does."""
+    line = text.rfind("\n", 0, entry.start()) + 1
+    depth = match_end(_INDENT, text, line) - line
+    start = stop = end = block.end()
+    while end < len(text):
+        first = match_end(_INDENT, text, end)
+        line_end = text.find("\n", first)
+        line_end = len(text) if line_end < 0 else line_end
+        if first < line_end:
+            if first - end <= depth:
+                break
+            start = start if stop > start else first
+            stop = line_end
+        end = line_end + 1
+    return _Value(start, stop, stop) if stop > start else None
 
 
 def _quoted(text: str, opening: re.Match[str]) -> _Value:
@@ -291,6 +354,24 @@ def _redact_tag(found: re.Match[str], judge: _Judge) -> str:
     if not verdict or is_kept(found[2].strip(), verdict):
         return found[0]
     return found[0][: found.start(2) - found.start()] + REDACTED
+
+
+_CDATA: Final = re.compile(r"<([A-Za-z_][\w:.\-]*+)(?:\s[^<>]*+)?>\s*+<!\[CDATA\[")
+
+
+def _redact_cdata(text: str, judge: _Judge) -> str:
+    kept: list[str] = []
+    done = 0
+    for found in _CDATA.finditer(text):
+        verdict = judge(found[1])
+        if found.start() < done or not verdict:
+            continue
+        stop = text.find("]]>", found.end())
+        stop = len(text) if stop < 0 else stop
+        if not is_kept(text[found.end() : stop].strip(), verdict):
+            kept += (text[done : found.end()], REDACTED)
+            done = stop
+    return "".join((*kept, text[done:])) if kept else text
 
 
 # What pydantic says: a place, and in the next line what is wrong there with which input.
