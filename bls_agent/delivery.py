@@ -23,7 +23,9 @@ from bls_agent.wakeup import Wakeup
 __all__ = ["PACE", "Delivery", "Flushed", "Sink"]
 
 BATCH_ITEMS: Final = 500
-BATCH_BYTES: Final = 512 * 1024
+BATCH_BYTES: Final = 128 * 1024
+LEAST_BYTES: Final = 8 * 1024  # of a batch over the narrowest link
+SLOW: Final = 2.0  # seconds that a write may take until the next batch is smaller
 PACE: Final = 0.005  # seconds from one write to the next, unless a batch is full
 FAULTS: Final = 3  # of ours until a batch is given up: others wait behind it
 
@@ -123,7 +125,7 @@ class Delivery(Generic[T]):
             batch_bytes: About how long a batch becomes at most.
         """
         self.buffer = buffer
-        self._batch_bytes = batch_bytes
+        self._batch_bytes = self._most = batch_bytes
         self._pace = pace
         self.resent = 0
         self.maybe_repeated = 0
@@ -211,7 +213,7 @@ class Delivery(Generic[T]):
                 await self._hurried.wait()
 
     def _take(self) -> _Batch[T] | None:
-        items = self.buffer.take(BATCH_ITEMS, self._batch_bytes)
+        items = self.buffer.take(BATCH_ITEMS, self._most)
         return _Batch(items) if items else None
 
     async def _settle(self, sink: Sink[T], backoff: Backoff, batch: _Batch[T]) -> None:
@@ -253,6 +255,7 @@ class Delivery(Generic[T]):
                     return
                 # Until the answer is there, a cancelled write may have been executed.
                 self._ambiguous = True
+                began = anyio.current_time()
                 await sink.write(batch, look_ahead)
             except RedisUnavailableError as error:
                 self._ambiguous = error.ambiguous
@@ -262,7 +265,13 @@ class Delivery(Generic[T]):
                     await self._pause(delay, refused=permanent)
             else:
                 backoff.succeeded()
+                self._fit(anyio.current_time() - began)
                 return
+
+    def _fit(self, took: float) -> None:
+        """Make the next batch smaller after a slow write: others wait for it, too."""
+        change = self._most // 2 if took > SLOW else self._most * 2
+        self._most = min(max(change, LEAST_BYTES), self._batch_bytes)
 
     async def _pause(self, delay: float, *, refused: bool) -> None:
         self.refused = refused

@@ -46,6 +46,8 @@ __all__ = ["Link", "Lost", "client_name"]
 logger = logging.getLogger(__name__)
 
 UNSHARED_TRIES: Final = 3  # of connecting, in a process that forks and forks
+FAST: Final = 64_000.0  # bytes/s that a long request must pass with
+SLOWEST: Final = 1_600.0  # the same after some that did not; documents promise 2,000
 
 
 class Lost(NamedTuple):
@@ -99,7 +101,8 @@ class Link:
         Args:
             where: One server, or the way to the one that serves a key.
             name: Shown by CLIENT LIST.
-            timeout: Deadline of one request in seconds.
+            timeout: Deadline of one request in seconds. A long request has more time,
+                and still more when it did not pass; a reply as long as some of it comes.
             patience: Deadline of connecting in seconds.
             gate: Paces the tries to connect; without one a failure is raised at once.
         """
@@ -113,6 +116,7 @@ class Link:
         self.name = client_name(name)
         self._timeout = timeout
         self._patience = patience
+        self._rate = FAST
         self._gate = gate
         self._lock = anyio.Lock(fast_acquire=True)
         self._raw: RawConnection | None = None
@@ -305,11 +309,7 @@ class Link:
     ) -> list[Reply]:
         self.waiting_since = anyio.current_time()
         try:
-            with anyio.fail_after(self._timeout):
-                await raw.send_packed_command(pack(requests), check_health=False)
-                if meanwhile is not None:
-                    meanwhile()
-                replies = [await self._one_reply(raw) for _ in requests]
+            replies = await self._send_and_read(raw, requests, meanwhile)
         except BaseException as error:
             await self.drop()
             if isinstance(error, Exception):
@@ -323,6 +323,53 @@ class Link:
             self.route.look_anew(final)
             await self._close()  # nothing is under way any more
         return replies
+
+    async def _send_and_read(
+        self,
+        raw: RawConnection,
+        requests: Sequence[Request],
+        meanwhile: Callable[[], None] | None,
+    ) -> list[Reply]:
+        """Exchange them; a narrow link is no dead one: what is on its way has time.
+
+        Raises:
+            TimeoutError: Nothing more has come in time.
+        """
+        packed, replies = pack(requests), list[Reply]()
+        received, began = bytes_received(raw), anyio.current_time()
+        with anyio.move_on_after(self._time_for(packed)):
+            await raw.send_packed_command(packed, check_health=False)
+            if meanwhile is not None:
+                meanwhile()
+            while len(replies) < len(requests):
+                replies.append(await self._one_reply(raw))
+        while len(replies) < len(requests):
+            before, received = received, bytes_received(raw)
+            if received is None or received == before:
+                self._learn_rate(packed, None)
+                raise TimeoutError
+            with anyio.move_on_after(self._timeout):
+                while len(replies) < len(requests):
+                    replies.append(await self._one_reply(raw))
+        self._learn_rate(packed, anyio.current_time() - began)
+        return replies
+
+    def _time_for(self, packed: Sequence[bytes]) -> float:
+        """Seconds until something that was sent counts as lost."""
+        return max(self._timeout, sum(map(len, packed)) / self._rate)
+
+    def _learn_rate(self, packed: Sequence[bytes], took: float | None) -> None:
+        """Give long requests more time when one did not pass, and less when one did.
+
+        So a dead link is noticed soon, and no link is too narrow for a long request.
+        """
+        size = sum(map(len, packed))
+        if size <= SLOWEST * self._timeout:
+            return
+        if took is None:
+            self._rate = max(SLOWEST, self._rate / 4)
+        elif self._rate < FAST:
+            self._rate = min(FAST, max(self._rate, size / took))
 
     async def _one_reply(self, raw: RawConnection) -> Reply:
         try:

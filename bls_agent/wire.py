@@ -2,7 +2,8 @@
 
 Its rules:
 
-* every request runs under a deadline of ours, and nothing is repeated by itself;
+* every request runs under a deadline of ours, which grows with its bytes, and nothing is
+  repeated by itself;
 * a reply that was not waited for stays *owed* (:attr:`Wire.owed`): cancelling a read
   loses nothing, the next read gets it;
 * whatever redis-py raises becomes one of our errors here, once (see ``faults.py``);
@@ -149,7 +150,8 @@ class Wire(Link):
             if leaves_at_once(raw, self._packed[1]):
                 await raw.send_packed_command(self._packed[1], check_health=False)
             else:
-                with anyio.CancelScope(shield=True), anyio.fail_after(self._timeout):
+                limit = self._time_for(self._packed[1])
+                with anyio.CancelScope(shield=True), anyio.fail_after(limit):
                     await raw.send_packed_command(self._packed[1], check_health=False)
         except Exception as error:
             await self.drop()

@@ -13,7 +13,7 @@ import pytest
 
 from bls_agent.backoff import Backoff
 from bls_agent.buffer import BoundedBuffer
-from bls_agent.delivery import BATCH_ITEMS, FAULTS, Delivery
+from bls_agent.delivery import BATCH_ITEMS, FAULTS, LEAST_BYTES, Delivery
 from tests.harness import eventually
 
 
@@ -99,6 +99,26 @@ async def test_a_full_batch_does_not_wait() -> None:
         ]
         assert await delivery.flush(5.0)
         assert notebook.numbers() == list(range(3 * BATCH_ITEMS + 1))
+
+
+async def test_a_slow_write_makes_the_next_batch_smaller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Over a narrow link others wait behind a batch; behind a quick write it grows again."""
+    monkeypatch.setattr("bls_agent.delivery.SLOW", -1.0)  # seconds: each is slow
+    async with delivering() as (delivery, notebook):
+        for number in range(400):
+            delivery.put(Item(number, size=1_000))
+        assert await delivery.flush(5.0)
+        lengths = [len(batch) for batch in notebook.batches]
+        assert lengths[0] > 100
+        assert lengths[-2] == LEAST_BYTES // 1_000
+        monkeypatch.setattr("bls_agent.delivery.SLOW", 60.0)
+        for number in range(400, 800):
+            delivery.put(Item(number, size=1_000))
+        assert await delivery.flush(5.0)
+        assert max(map(len, notebook.batches[len(lengths) :])) > 100
+        assert notebook.numbers() == list(range(800))
 
 
 async def test_the_next_full_batch_is_made_while_the_answer_is_awaited() -> None:

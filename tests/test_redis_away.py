@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 
 from bls_agent import ProjectAgent, RedisUnavailableError, Status
 from bls_agent.devserver import DevServer
+from bls_agent.testing.chaos import FaultProxy, Rate
 from tests.harness import (
     History,
     cut_connections,
@@ -138,6 +139,32 @@ async def test_frozen_beyond_every_deadline(
 async def _closed(server: DevServer, project: str, status: str) -> None:
     async with client_of(server) as redis:
         assert await status_of(redis, project) == status
+
+
+@pytest.mark.parametrize("rate", [40_000, 100_000])
+async def test_the_log_over_a_narrow_link(
+    own_server: DevServer, project: str, rate: int
+) -> None:
+    """A batch has the time that its bytes need, also after a cut: nothing twice."""
+    async with FaultProxy(own_server.url, seed=1) as proxy:
+        agent = ProjectAgent(
+            project, redis=proxy.url, redis_timeout=0.1, reconnect_max=0.2
+        )
+        async with agent:
+            await agent.ready(5)
+            agent.log.info("before", n=-1)
+            assert await agent.flush(5)
+            async with proxy.during(Rate(rate)):
+                for n in range(100):
+                    agent.log.info("x" * 100, n=n)
+                await eventually(lambda: bool(agent.stats().logs_queued))
+                proxy.break_all()
+                flushed = await agent.flush(20)
+            stats = agent.stats()
+    assert flushed
+    assert stats.logs_maybe_repeated == 0
+    async with client_of(own_server) as redis:
+        assert await numbers(redis, project) == list(range(-1, 100))
 
 
 async def test_absent_at_the_start(project: str) -> None:

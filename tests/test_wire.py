@@ -24,6 +24,7 @@ from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
 from bls_agent.endpoint import Endpoint
 from bls_agent.link import Lost
+from bls_agent.testing.chaos import FaultProxy, Hold, Rate
 from bls_agent.wire import Wire
 from tests.harness import (
     PASSWORD,
@@ -152,6 +153,27 @@ async def test_a_frozen_server_meets_the_deadline(
     own_server.thaw()
     assert 0.9 < time.perf_counter() - began < 4
     assert (caught.value.kind, caught.value.ambiguous) == ("timeout", True)
+
+
+async def test_long_requests_and_replies_have_time(own_server: DevServer) -> None:
+    """No link is too narrow for them, and a dead one is noticed at the deadline."""
+    long = b"x" * 20_000
+    async with FaultProxy(own_server.url, seed=1) as proxy:
+        wire = Wire(Endpoint.of(proxy.url), "test", timeout=0.2)
+        await wire.call("PING")
+        async with proxy.during(Rate(40_000)):
+            with pytest.raises(RedisUnavailableError, match="timeout"):
+                await wire.call("SET", "键", long)
+            assert await wire.call("SET", "键", long) == b"OK"
+            assert await wire.call("GET", "键") == long  # as long as some of it comes
+            assert wire.generation == 2
+        assert await wire.call("SET", "键", long) == b"OK"  # this one was quick
+        async with proxy.during(Hold()):
+            began = time.perf_counter()
+            with pytest.raises(RedisUnavailableError, match="timeout"):
+                await wire.call("SET", "键", long)
+            assert time.perf_counter() - began < 1.2
+        await wire.aclose()
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,7 @@
 --   "closed"          the id of the last system.close, until a lifecycle.started stands
 --                     behind it
 --   "batch:<token>"   of each writer's last batch the number, the sequence and the id
---                     that it ended with, and how many events it had: a batch may be
---                     sent again in parts, the first of them under the number of all
+--                     that it ended with, and how many events it had
 --   "lost:<id>"       how many events the server had forgotten before that one
 --
 -- Whatever may be refused because a key has another type comes before the first write.

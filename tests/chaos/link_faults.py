@@ -14,8 +14,10 @@ from bls_agent.testing.chaos import (
     Late,
     Lose,
     Rate,
+    Recovery,
     Refuse,
     Slices,
+    Step,
     Swallow,
 )
 from tests.chaos.stage import Stage
@@ -170,14 +172,48 @@ async def delayed(stage: Stage) -> None:
         stage.complain(f"{stage.proxy.accepted} connections were made")
 
 
-@fault("F6-rate", "narrow: 20 KB/s")
-async def narrow(stage: Stage) -> None:
-    stage.damage.recovery = stage.pick(20, NOTICED)
-    async with stage.load():
-        async with stage.proxy.during(Rate(20_000)):
-            await anyio.sleep(stage.pick(0.5, 10))
+# Bytes per second → records that are put at once, and their length beyond 150 bytes.
+NARROW = {5_000: (400, 100), 20_000: (1_000, 100), 50_000: (2_000, 950)}
+
+
+async def narrow(stage: Stage, rate: int) -> None:
+    """A log that one batch, sent again and again, would never get through in time."""
+    stage.damage.recovery = stage.pick(20, 120)
+    count, length = NARROW[rate]
+    count = stage.pick(count // 20, count)
+    async with stage.load(redis_timeout=stage.pick(0.2, 5.0)) as agent:
+        await stage.busy()
+        stage.resting = True
+        await agent.flush(10)
+        async with stage.proxy.during(Rate(rate)):
+            began = time.monotonic()
+            for _ in range(count):
+                stage.history.log(agent, "x" * length)
+            flushed = await agent.flush(stage.damage.recovery)
+            took = time.monotonic() - began if flushed else None
+        recovery = Recovery(f"{count} records at {rate} B/s", took)
+        stage.history.evidence.recoveries.append(recovery)
+        stage.resting = False
         stage.healed_at = time.monotonic()
         await stage.recovered("a narrow link")
+    events = stage.history.events
+    logged = [event.id for event in events(Step.LOGGED)]
+    if [event.id for event in events(Step.FOUND)] != logged:
+        stage.complain("the list does not hold every record once, in order")
+
+
+def add_narrow_links() -> None:
+    """One row for each rate; the time in the ledger is what the records took."""
+    for rate in NARROW:
+
+        async def play(stage: Stage, rate: int = rate) -> None:
+            await narrow(stage, rate)
+
+        name = f"narrow: {rate // 1_000} kB/s, {NARROW[rate][0]:,} records at once"
+        fault(f"F6-rate-{rate // 1_000}", name, in_short=rate == 20_000)(play)
+
+
+add_narrow_links()
 
 
 @fault("F6-slices", "one byte at a time")

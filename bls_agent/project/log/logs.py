@@ -37,6 +37,7 @@ __all__ = ["CURRENT_COMMAND", "NESTED", "Log", "LogSink", "LogStream", "describe
 # The command whose handler runs here; every log record made inside carries its id.
 CURRENT_COMMAND: Final[ContextVar[str]] = ContextVar("bls_agent_command", default="")
 NESTED: Final = 2  # log calls inside a log call (a __repr__ that logs) that are served
+NEWEST: Final = 10  # records of the tail that are searched first
 SEARCH_MARGIN: Final = 200  # records of other writers behind our batch, about
 
 
@@ -360,16 +361,22 @@ class LogSink:
         killed = await self._connections.forget_lost(self._connections.data, kill=True)
         if not self._id_prefix:
             return None  # equal records may be different ones
-        window = len(batch) + SEARCH_MARGIN
-        try:
-            tail = await self._connections.data.call("LRANGE", self._key, -window, -1)
-        except RedisRefusedError:
-            return None
         known = [record.payload for record in batch if record.has_id]
         if not known:
             return None
-        if known[-1] in tail:
-            return True
+        window = len(batch) + SEARCH_MARGIN
+        tail: list[bytes] = []
+        for count in (NEWEST, window):  # the link may be narrow
+            try:
+                tail = await self._connections.data.call(
+                    "LRANGE", self._key, -count, -1
+                )
+            except RedisRefusedError:
+                return None
+            if known[-1] in tail:
+                return True
+            if self._last in tail:
+                break
         # Surely absent if the window reaches back before the batch: to the record
         # written before it, or to the beginning of a list that was never capped.
         reaches_back = self._last in tail or len(tail) < min(window, self._list_limit)

@@ -78,7 +78,7 @@ class Hold:
         self._rng = rng
         self._is_dead = is_dead
         self._dead = ""
-        self._valid_until = self._answered = -NEVER
+        self._valid_until = -NEVER
         self._told_lost = self._over = False
         self._backoff = Backoff(cap=CAP)
 
@@ -86,14 +86,6 @@ class Hold:
     def is_valid(self) -> bool:
         """Whether the run is surely ours."""
         return boot_seconds() < self._valid_until
-
-    def is_answered_since(self, moment: float) -> bool:
-        """Tell whether what was asked since then is answered, or nothing is asked any more.
-
-        Args:
-            moment: By :func:`~bls_agent.lease.boot_seconds`.
-        """
-        return self._answered > moment or self.due == NEVER
 
     def ask(self) -> Run:
         """Ask for the lease, or to renew it."""
@@ -113,7 +105,6 @@ class Hold:
         if self._over:
             return NEVER
         self._backoff.succeeded()
-        self._answered = sent_at
         what, remaining, whose = reply
         former, self._dead = self._dead, ""
         if what == b"ours":

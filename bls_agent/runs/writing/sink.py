@@ -9,27 +9,23 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-import anyio
-
 from bls_agent.codec import format_timestamp
 from bls_agent.complaints import Complaints
 from bls_agent.endpoint import Argument, Reply
-from bls_agent.errors import BlsError, RedisUnavailableError
+from bls_agent.errors import BlsError
 from bls_agent.lease import boot_seconds
 from bls_agent.runs.adding import add_arguments, note_mended
 from bls_agent.runs.floors import Floors
 from bls_agent.runs.new_events import NO_SOURCE, Source
 from bls_agent.runs.reading import RunKeys
-from bls_agent.runs.writing.batches import Batch, Passage, Row
 from bls_agent.runs.writing.coalescing import merge
 from bls_agent.runs.writing.emitted import Emitted, take
 from bls_agent.runs.writing.hold import Hold
 
-__all__ = ["Bounds", "RunSink", "Way"]
+__all__ = ["Batch", "Bounds", "RunSink", "Way"]
 
 logger = logging.getLogger(__name__)
 
-LEAST: Final = 1024  # bytes of an event's data that pass any link
 TOLD: Final = ("buffer_full", "fault")  # reasons of drops that readers are told
 
 
@@ -54,14 +50,31 @@ class Bounds(Protocol):
     event_size_limit: int
 
 
+class Batch(list[Emitted]):
+    """Events that are written in one step.
+
+    Attributes:
+        rows: What is written: nine arguments for each event.
+        pieces: How many were merged into the event of another one.
+        ends: Whether the run ends with it.
+        number: By which the server knows it when it is sent again; 0 before that.
+    """
+
+    def __init__(self, events: Sequence[Emitted]) -> None:
+        """Take the events; what is written of them follows."""
+        super().__init__(events)
+        self.rows: list[Sequence[Argument]] = []
+        self.pieces = 0
+        self.ends = False
+        self.number = 0
+
+
 class RunSink:
     """Writes batches of events into one run.
 
-    What is written in one step has a number, which it keeps for good. The script tells by
-    it whether something was written before under it, and how many events: so what has got
-    no answer is sent again, and one of the two does nothing, in whatever order they
-    arrive. That is a whole batch; or, where the link does not let one through in time,
-    the part of it that may pass.
+    A batch has a number, which it keeps for good. The script tells by it whether the batch
+    stands already: so what has got no answer is sent again, and one of the two does
+    nothing, in whatever order they arrive.
 
     Attributes:
         late: Events that came behind the end of the run; they are not written.
@@ -106,7 +119,6 @@ class RunSink:
         self._now = now
         self._told: Counter[str] = Counter()
         self._numbers = itertools.count(1)
-        self._passage = Passage()
         self._complaints = Complaints()
         self._ended = False
         self.late = self.merged = self.cut = 0
@@ -179,56 +191,27 @@ class RunSink:
     async def write(
         self, batch: Sequence[Emitted], meanwhile: Callable[[], None]
     ) -> None:
-        """Write the whole batch, in one step if the link lets it through in time.
+        """Write the whole batch in one step.
 
         Raises:
-            RedisUnavailableError: Not all was written, or (``ambiguous``) perhaps.
+            RedisUnavailableError: It was not written, or (``ambiguous``) perhaps.
         """
         assert isinstance(batch, Batch)  # noqa: S101 - what prepare() gave
-        while batch.done < len(batch):
-            part, began = batch.part(self._passage.most), anyio.current_time()
-            try:
-                await self._write_part(batch, part, meanwhile)
-            except RedisUnavailableError as error:
-                if error.kind == "timeout" and error.ambiguous:
-                    self._narrow(batch, part, anyio.current_time() - began)
-                raise
-            self._passage.widen(anyio.current_time() - began)
-        self.merged += batch.pieces
-
-    def _narrow(self, batch: Batch, part: Sequence[Row], took: float) -> None:
-        """Try less the next time; one event that never passes loses most of its data."""
-        self._passage.shrink(part, took)
-        if len(part) > 1:
+        if not batch:
             return
-        # A server that takes no writes for a while is no narrow link: there the renewals
-        # of the lease, which are short, get no answer either.
-        batch.stuck_at = min(batch.stuck_at, boot_seconds())
-        hold = self._hold
-        is_narrow = hold is None or hold.is_answered_since(batch.stuck_at)
-        size = batch.cut(LEAST, is_narrow=is_narrow)
-        if size:
-            self.cut += 1
-            text = "run %d: %d bytes of an event do not pass the link in time: they are cut"
-            logger.warning(text, self._keys.run_id, size)
-
-    async def _write_part(
-        self, batch: Batch, part: Sequence[Row], meanwhile: Callable[[], None]
-    ) -> None:
         batch.number = batch.number or next(self._numbers)
-        ends = batch.ends and batch.done + len(part) == len(batch)
         arguments = add_arguments(
-            part,
+            batch.rows,
             maxlen=self._bounds.maxlen,
             ttl=self._bounds.ttl,
             floor=self._floors.of(self._keys.run_id, boot_seconds()),
             token=self._token,
             number=batch.number,
             lease=self._hold.lease if self._hold is not None else 0.0,
-            ends=ends,
+            ends=batch.ends,
         )
         # As long as its writer lives a run does not expire, however long it is silent.
-        lives = self._hold is not None and not ends
+        lives = self._hold is not None and not batch.ends
         until = math.inf if lives else boot_seconds() + self._bounds.ttl
         sent_at = boot_seconds()
         reply = await self._way.add_events(self._keys, arguments, meanwhile)
@@ -237,22 +220,20 @@ class RunSink:
             reply = reply[:-1]
             if self._hold is not None:
                 self._hold.hear_renewed(sent_at=sent_at)
-        self._hear(batch, len(part), reply, until)
+        self._hear(batch, reply, until)
+        self.merged += batch.pieces
 
-    def _hear(self, batch: Batch, count: int, reply: Reply, until: float) -> None:
+    def _hear(self, batch: Batch, reply: Reply, until: float) -> None:
         """Note what was written, and when the run expires."""
-        again = reply[2:3] == [b"again"]
-        if again:  # perhaps another part than now, under the same number
-            count = reply.pop()
-            reply.pop()
         sequence, *ids = reply
+        again = ids[1:2] == [b"again"]
+        if again:
+            del ids[1:]
         if ids:
             last = ids[-1].decode()
             self._floors.raise_to(self._keys.run_id, sequence, last, until)
-        at_the_end = batch.done + count >= len(batch)
-        batch.settle(count)
-        if batch.ends and at_the_end and self._hold is not None:
-            if not again and len(ids) < count:
+        if batch.ends and self._hold is not None:
+            if not again and len(ids) < len(batch):
                 self._hold.tell_lost()
             self._hold.finish()
 
