@@ -18,6 +18,7 @@ AT_ONCE := --numprocesses=5
 
 help:
 	@echo 'make demo    see an agent and a console at work, on a server of its own'
+	@echo 'make demo ARGS=--console   a small fleet, and the console in the browser'
 	@echo 'make test    run the tests, five at once (ARGS="-k heartbeat" goes to pytest)'
 	@echo 'make lint    ruff, mypy and pyright'
 	@echo 'make bench   figures beside a bare loop and others (ARGS="--quick" for a look)'
@@ -28,7 +29,8 @@ help:
 	@echo
 	@echo 'PYTHON=/path/to/python3 chooses the interpreter of a new .venv (3.11 or newer).'
 
-demo: $(VENV)/.demo
+# The console in the browser needs more than the demo alone.
+demo: $(if $(findstring --console,$(ARGS)),$(VENV)/.demo-console,$(VENV)/.demo)
 	@$(BIN)/python -m bls_agent.demo $(ARGS)
 
 test: $(VENV)/.test
@@ -66,6 +68,11 @@ clean:
 $(VENV)/.demo: $(VENV)/.created pyproject.toml
 	@echo 'installing what the demo needs ...'
 	@$(PIP) --editable '.[server]'
+	@touch $@
+
+$(VENV)/.demo-console: $(VENV)/.created pyproject.toml
+	@echo 'installing what the demo and the console in the browser need ...'
+	@$(PIP) --editable '.[cli,server,web]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.created pyproject.toml

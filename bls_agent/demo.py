@@ -148,11 +148,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     texts = load_texts("demo", find_language(given, os.environ))
     parser = make_parser(PROGRAM, texts["demo_help"], texts)
-    parser.add_argument("--serve", action="store_true", help=texts["opt_serve"])
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--serve", action="store_true", help=texts["opt_serve"])
+    what.add_argument("--console", action="store_true", help=texts["opt_console"])
     options = parser.parse_args(given)
     screen = Screen.on_stdout(os.environ, texts)
-    screen.heading(texts["title"])
     try:
+        if options.console:
+            from bls_agent.demo_fleet import serve_fleet  # noqa: PLC0415 - the extra web
+
+            return serve_fleet(screen, os.environ.get("BLS_REDIS_URL", ""))
+        screen.heading(texts["title"])
         with find_place(os.environ, texts) as place:
             whose = texts["our_server" if place.server else "your_server"]
             screen.text(whose.format(url=mask_url(place.url), project=place.project))

@@ -36,7 +36,7 @@ from bls_agent.errors import (
 )
 from bls_agent.texts import Texts, find_language, load_texts, make_parser
 
-__all__ = ["DevServer", "find_server_binary", "serve_or_use"]
+__all__ = ["DevServer", "find_server_binary", "serve_or_use", "start_for_user"]
 
 LOOPBACK = "127.0.0.1"
 PROGRAM = "python -m bls_agent.devserver"
@@ -382,6 +382,35 @@ def serve_or_use(environ: Mapping[str, str]) -> Generator[str]:
         yield server.url
 
 
+def start_for_user(port: int | None, folder: Path | None, texts: Texts) -> DevServer:
+    """Start a server that people connect to: on Redis' own port, unless they choose one.
+
+    Where that one is taken, a free one is used and named on standard error.
+
+    Args:
+        port: The port that the user chose, or ``None``.
+        folder: Where the data is kept, or ``None``.
+        texts: The catalogue ``demo``.
+
+    Raises:
+        ConfigurationError: The port is no port, or the folder cannot be used.
+        RedisUnavailableError: The server did not come up.
+    """
+    server = DevServer(port=DEFAULT_PORT if port is None else port, folder=folder)
+    try:
+        server.start()
+    except RedisUnavailableError as error:
+        if port is not None or error.kind != "port_taken":
+            raise
+        server = DevServer(folder=folder)
+        server.start()
+        told = texts["port_taken"].format(
+            wanted=DEFAULT_PORT, port=server.port, url=server.url
+        )
+        print(told, file=sys.stderr, flush=True)
+    return server
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
@@ -446,7 +475,7 @@ def _main(arguments: Sequence[str] | None = None) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, finish)
     try:
-        server = _start(options.port, options.dir, texts)
+        server = start_for_user(options.port, options.dir, texts)
     except BlsError as error:
         sys.exit(str(error))
     with ExitStack() as stack:
@@ -462,23 +491,6 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Texts]:
     parser.add_argument("--port", type=int, metavar="PORT", help=told)
     parser.add_argument("--dir", type=Path, metavar="DIR", help=texts["opt_dir"])
     return parser.parse_args(arguments), texts
-
-
-def _start(port: int | None, folder: Path | None, texts: Texts) -> DevServer:
-    """Start the server; where nobody chose a port, on another one if ours is taken."""
-    server = DevServer(port=DEFAULT_PORT if port is None else port, folder=folder)
-    try:
-        server.start()
-    except RedisUnavailableError as error:
-        if port is not None or error.kind != "port_taken":
-            raise
-        server = DevServer(folder=folder)
-        server.start()
-        told = texts["port_taken"].format(
-            wanted=DEFAULT_PORT, port=server.port, url=server.url
-        )
-        print(told, file=sys.stderr, flush=True)
-    return server
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import anyio
 import anyio.abc
+import httpx2
 import pytest
 from anyio.streams.text import TextReceiveStream
 from redis import Redis
@@ -409,3 +410,36 @@ async def test_examples_for_redis_cli() -> None:
         await demo.until("command 'help' succeeded")
         assert "command 'reload' succeeded" in demo.shown
         assert await demo.end(signal.SIGINT) == 0
+
+
+async def test_console_in_the_browser() -> None:
+    """With --console a fleet lives beside a console that shows all of it."""
+    async with _started("--console") as demo:
+        await demo.until("Ctrl-C ends")
+        page = re.search(r"http://127\.0\.0\.1:\d+/", demo.shown)
+        assert page
+        texts = load_texts("demo", "en")
+        async with (
+            httpx2.AsyncClient(base_url=page[0]) as browser,
+            Console(demo.url) as console,
+        ):
+            for room, count in (("projects", 3), ("workers", 4), ("runs", 1)):
+                with anyio.fail_after(PATIENCE):
+                    while len(found := await _items(browser, room)) < count:
+                        await anyio.sleep(0.05)
+                assert len(found) == count, room
+            outcome = await console.call(
+                texts["fleet_risk"], "check_limits", {"account": "A"}
+            )
+            assert outcome.succeeded
+        assert await demo.end(signal.SIGINT) == 0
+        errors = (await demo.errors()).decode()
+        assert not errors or errors.startswith("Port 6379"), errors
+        await _assert_gone(demo.url)
+        assert texts["fleet_ended"] in demo.shown
+
+
+async def _items(browser: httpx2.AsyncClient, room: str) -> list[object]:
+    answer = (await browser.get(f"/api/{room}")).json()
+    items: list[object] = answer[room]
+    return items

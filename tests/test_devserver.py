@@ -538,7 +538,7 @@ def test_program_has_a_port_of_its_own(
     with ExitStack() as stack:
         ports = list[int]()
         for _ in range(2):
-            server = devserver._start(None, None, texts)
+            server = devserver.start_for_user(None, None, texts)
             stack.callback(server.stop)
             ports.append(server.port)
             assert _ask(server.port, "PING") == "+PONG"

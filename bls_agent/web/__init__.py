@@ -5,3 +5,20 @@
 """
 
 from __future__ import annotations
+
+import importlib.util
+
+from bls_agent.errors import MissingExtraError
+
+__all__ = ["need_web"]
+
+
+def need_web() -> None:
+    """See to it that the extra ``web`` is installed.
+
+    Raises:
+        MissingExtraError: It is not.
+    """
+    for library in ("starlette", "uvicorn", "sse_starlette", "jinja2", "argon2"):
+        if importlib.util.find_spec(library) is None:
+            raise MissingExtraError("web", "the console in the browser")

@@ -16,6 +16,7 @@ from bls_agent.cli.exits import Exit, Failure
 from bls_agent.cli.invocation import Invocation
 from bls_agent.terminal import visible
 from bls_agent.texts import LANGUAGES, find_value
+from bls_agent.web import need_web
 
 if TYPE_CHECKING:
     from bls_agent.web.configuration import WebConfig
@@ -66,7 +67,7 @@ def console(
     ] = None,
 ) -> Exit:
     """Serve the console until SIGINT or SIGTERM."""
-    _need_web()
+    need_web()
     from bls_agent.web.configuration import WebConfig
     from bls_agent.web.door.users import read_users
     from bls_agent.web.server import serve
@@ -95,7 +96,7 @@ def password(
     name: Annotated[str, typer.Argument(metavar="NAME", help="arg_console_name")],
 ) -> Exit:
     """Make the line of a user for the file of ``--users``."""
-    _need_web()
+    need_web()
     from bls_agent.web.door.users import user_line
 
     line = user_line(name, _ask_password(invocation))
@@ -129,21 +130,6 @@ class _NotAgain(logging.Filter):
             self._passed.clear()
         self._passed[kind] = record.created
         return True
-
-
-def _need_web() -> None:
-    """See to it that the extra is there.
-
-    Raises:
-        MissingExtraError: It is not.
-    """
-    from importlib.util import find_spec
-
-    from bls_agent.errors import MissingExtraError
-
-    for library in ("starlette", "uvicorn", "sse_starlette", "jinja2", "argon2"):
-        if find_spec(library) is None:
-            raise MissingExtraError("web", "the console in the browser")
 
 
 def _wanted_language() -> str:

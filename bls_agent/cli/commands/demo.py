@@ -19,6 +19,9 @@ app = new_app()
 def demo(
     invocation: Invocation,
     serve: Annotated[bool, typer.Option("--serve", help="opt_serve")] = False,
+    console: Annotated[
+        bool, typer.Option("--console", help="opt_demo_console")
+    ] = False,
 ) -> Exit:
     """Tell the story of ``python -m bls_agent.demo``."""
     from bls_agent.demo import main
@@ -26,4 +29,5 @@ def demo(
     if invocation.json:
         raise Failure("no_json", Exit.USAGE, command="demo")
     invocation.export_redis()
-    return Exit(main(["--lang", invocation.language, *["--serve"] * serve]))
+    wanted = [*["--serve"] * serve, *["--console"] * console]
+    return Exit(main(["--lang", invocation.language, *wanted]))
