@@ -145,22 +145,18 @@ class ProjectAgent(Registration):
         """The status that is shown: the worst of all sources."""
         return self._parts.board.status(time.monotonic())
 
-    def set_status(self, status: Status) -> None:
+    def set_status(self, status: Status | str) -> None:
         """Say how this service is; written at once, then refreshed.
 
-        From any thread; never waits, never raises. What is no status is refused: said
-        in the host's log, counted in ``stats().status_refused``.
+        From any thread; never waits.
+
+        Args:
+            status: ``Status.FAULT``, or its word: ``"故障"``, ``"fault"``.
+
+        Raises:
+            ConfigurationError: It is none of the four; the status stays as it is.
         """
-        try:
-            checked = Status(status)
-        except ValueError:
-            self._parts.board.refused += 1
-            known = ", ".join(Status)
-            logger.warning(
-                "%s", ConfigurationError("status", status, f"one of: {known}")
-            )
-            return
-        self._parts.board.put(StatusBoard.HOST, checked)
+        self._parts.board.put(StatusBoard.HOST, Status.of(status))
         session = self._living()
         if session is not None:
             session.status.look()

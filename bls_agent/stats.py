@@ -53,7 +53,6 @@ class AgentStats:
         logs_not_encoded: Reason → log calls that could not even be encoded.
         status_writes: Times the status was written.
         status_failures: Times it could not be written.
-        status_refused: Values given to ``set_status`` that were no status.
         loop_stalls: Times the event loop stood still longer than ``stall_after``.
         loop_stalled_seconds: How long it did, the longest of those that are over.
         faults: Failures of the agent itself; each is in the host's log.
@@ -84,7 +83,6 @@ class AgentStats:
     logs_not_encoded: dict[str, int]
     status_writes: int
     status_failures: int
-    status_refused: int
     loop_stalls: int
     loop_stalled_seconds: float
     faults: int = 0
@@ -137,7 +135,6 @@ def _collect_kept(parts: Parts) -> AgentStats:
         logs_not_encoded=dict(parts.stream.failures),
         status_writes=parts.status_counts.writes,
         status_failures=parts.status_counts.failures,
-        status_refused=parts.board.refused,
         loop_stalls=parts.stall_counts.stalls,
         loop_stalled_seconds=parts.stall_counts.longest,
     )

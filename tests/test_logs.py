@@ -43,6 +43,63 @@ async def test_bytes_of_the_contract(
     assert datetime.fromisoformat(orjson.loads(items[0])["timestamp"]).tzinfo
 
 
+class Talkative:
+    """Its text is told in the agent's own log, too."""
+
+    def __init__(self, agent: ProjectAgent) -> None:
+        self.agent = agent
+
+    def __str__(self) -> str:
+        self.agent.log.info("%s", self)
+        return "talkative"
+
+
+FILLED: dict[str, tuple[str, tuple[object, ...], str, dict[str, object]]] = {
+    "values": ("%s 还有 %d 件", ("茶", 3), "茶 还有 3 件", {}),
+    "names": ("%(n)d left", ({"n": 3},), "3 left", {}),
+    "a lone dictionary": ("got %s", ({},), "got {}", {}),
+    "no values": ("100 %", (), "100 %", {}),
+    "too many": ("paid", (1, 2), "paid", {"arguments": [1, 2]}),
+    "too few": ("%d of %d", (1,), "%d of %d", {"arguments": [1]}),
+    "of another type": ("%d", ("x",), "%d", {"arguments": ["x"]}),
+    "a secret": ("password=%s", ("hunter2",), "password=[redacted]", {}),
+}
+
+
+@pytest.mark.parametrize("name", FILLED)
+async def test_values_are_put_into_the_text(
+    redis_url: str, redis: Redis, project: str, name: str
+) -> None:
+    """As in logging; values that do not fit stand beside it, and nothing raises."""
+    given, values, text, beside = FILLED[name]
+    async with ProjectAgent(project, redis=redis_url, record_ids=False) as agent:
+        log = agent.log
+        for write in (log.debug, log.info, log.warn, log.warning, log.error):
+            write(given, *values, order=7)
+        log.exception(given, *values, order=7)  # noqa: LOG004 - none is handled
+        log.critical(given, *values, order=7)
+        log.bind(self=1).info("bound to a word of ours")
+        assert await agent.flush()
+    *found, critical, _ = await records(redis, project)
+    levels = [record["level"] for record in found]
+    assert levels == ["debug", "info", "warn", "warn", "error", "error"]
+    for record in found:
+        assert (record["message"], record["metadata"]) == (text, {**beside, "order": 7})
+    assert (critical["level"], critical["metadata"]["severity"]) == (
+        "error",
+        "CRITICAL",
+    )
+
+
+async def test_a_value_that_logs(redis_url: str, redis: Redis, project: str) -> None:
+    """A value whose text logs itself is served a few times, and does not recurse."""
+    async with ProjectAgent(project, redis=redis_url) as agent:
+        agent.log.info("%s", Talkative(agent))
+        assert await agent.flush()
+        assert agent.stats().logs_not_encoded == {"recursion": 1}
+    assert [r["message"] for r in await records(redis, project)] == ["talkative"] * 3
+
+
 async def test_without_ids(redis_url: str, redis: Redis, project: str) -> None:
     """record_ids=False leaves metadata to the host alone."""
     async with ProjectAgent(project, redis=redis_url, record_ids=False) as agent:

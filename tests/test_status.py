@@ -209,15 +209,35 @@ async def test_the_console_reads_it(
     assert await console.status(project) is None
 
 
-def test_what_is_no_status_is_said_and_counted(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """set_status never raises: a wrong value is said in the host's log and counted."""
+@pytest.mark.parametrize(
+    "word", ["故障", "fault", " Fault ", Status.FAULT, "FAULT"], ids=repr
+)
+def test_a_status_may_be_a_word(word: str) -> None:
+    """The word of the protocol, or the English one, in any case."""
     agent = ProjectAgent("订单系统")
-    agent.set_status("运行中")  # type: ignore[arg-type]
-    assert agent.status is Status.ONLINE
-    assert agent.stats().status_refused == 1
-    assert "运行中" in caplog.text
+    agent.set_status(word)
+    assert agent.status is Status.FAULT
+
+
+class Nasty:
+    """Its repr raises."""
+
+    def __repr__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["运行中", "onlin", "", None, 1, [], Nasty()],
+    ids=["foreign", "typo", "empty", "none", "number", "list", "nasty"],
+)
+def test_what_is_no_status_is_refused(value: Any) -> None:
+    """The error names the four, and the status stays."""
+    agent = ProjectAgent("订单系统")
+    agent.set_status(Status.ERROR)
+    with pytest.raises(ConfigurationError, match=r"在线 \(online\), 离线 \(offline\)"):
+        agent.set_status(value)
+    assert agent.status is Status.ERROR
 
 
 def test_wrong_intervals_are_refused() -> None:
@@ -239,19 +259,6 @@ async def test_a_server_that_forgot_is_told_again_soon(project: str) -> None:
             server.restart()
             async with Redis.from_url(server.url, protocol=2) as redis:
                 await eventually(lambda: _is(redis, project, Status.ONLINE), 3.5)
-
-
-def test_set_status_never_raises() -> None:
-    """Not even for a value whose repr raises."""
-
-    class Nasty:
-        def __repr__(self) -> str:
-            raise ValueError
-
-    agent = ProjectAgent("订单系统")
-    agent.set_status(Nasty())  # type: ignore[arg-type]
-    agent.log.bind(self=1).info("bound to a word of ours")
-    assert agent.stats().status_refused == 1
 
 
 def _say_foreign(caplog: pytest.LogCaptureFixture) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
@@ -22,7 +23,7 @@ from bls_agent.codec import (
     encode_strictly,
     format_timestamp,
 )
-from bls_agent.errors import DecodeError
+from bls_agent.errors import ConfigurationError, DecodeError
 
 __all__ = [
     "CONSOLE_SOURCE",
@@ -56,6 +57,21 @@ class Status(StrEnum):
     def worst(cls, *states: Status) -> Status:
         """The worst of several states."""
         return max(states, key=lambda status: status.severity)
+
+    @classmethod
+    def of(cls, value: object) -> Status:
+        """Give the status that a word says: ``在线`` or ``online``, in any case.
+
+        Raises:
+            ConfigurationError: It is none of the four.
+        """
+        word = value.strip() if isinstance(value, str) else ""
+        with suppress(ValueError):
+            return cls(word)
+        with suppress(KeyError):
+            return cls[word.upper()]
+        known = ", ".join(f"{status} ({status.name.lower()})" for status in cls)
+        raise ConfigurationError("status", value, f"one of: {known}")
 
     @classmethod
     def decode(cls, payload: bytes) -> Status:

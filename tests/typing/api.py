@@ -225,7 +225,8 @@ async def embedded() -> None:
         assert_type(opened.stats().outcomes, dict[str, int])
         assert_type(opened.stats().status_source, str)
         assert_type(opened.stats().status_sources, dict[str, str])
-        opened.set_status("在线")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        opened.set_status("在线")
+        opened.set_status(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await opened.aclose()
 
 
@@ -274,10 +275,13 @@ def logged(error: Exception) -> None:
     for write in (
         agent.log.debug,
         agent.log.warn,
+        agent.log.warning,
+        agent.log.critical,
         agent.log.error,
         agent.log.exception,
     ):
         write(error, level="a field of the user", message="another one")
+    assert_type(agent.log.info("%d left of %s", 3, "tea", order=42), None)
     agent.log.info()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     agent.log.write(Level.INFO, "from elsewhere", {"order": 42}, at=1768221296.789)
 

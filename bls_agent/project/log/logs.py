@@ -121,6 +121,7 @@ class LogStream:
         rank: int | None = None,
         at: float | None = None,
         *,
+        values: tuple[object, ...] = (),
         is_alarm: bool = False,
     ) -> None:
         """Put one record; never waits, never raises.
@@ -131,6 +132,7 @@ class LogStream:
             metadata: Additional fields.
             rank: What a full buffer goes by; the level's if not given.
             at: When it was made, in Unix seconds; now if not given.
+            values: What stands for the ``%`` of the text, as in ``logging``.
             is_alarm: The status tells already what it says: no case for ``on_error``.
         """
         depth = getattr(self._nesting, "depth", 0)
@@ -140,6 +142,8 @@ class LogStream:
         self._nesting.depth = depth + 1
         try:
             text = message if type(message) is str else _as_text(message)
+            if values:
+                text, metadata = _fill_in(text, values, metadata)
             now = self._clock() if at is None else at
             record = LogRecord(
                 level,
@@ -175,6 +179,9 @@ class Log:
     Every method is synchronous, may be called from any thread, never waits and never
     raises, whatever the metadata holds. Records below the agent's ``log_level`` are
     dropped here; inside a handler each record carries the command's ``commandId``.
+
+    A message may have values for its ``%``, as in ``logging``: ``log.info("%d left", 3)``.
+    Values that do not fit stand in the metadata as ``arguments``.
     """
 
     def __init__(
@@ -184,23 +191,30 @@ class Log:
         self._stream = stream
         self._bound = dict(bound or {})
 
-    def debug(self, message: object, /, **metadata: Any) -> None:
+    def debug(self, message: object, /, *values: object, **metadata: Any) -> None:
         """Write a debug record."""
-        self.write(Level.DEBUG, message, metadata)
+        self._write(Level.DEBUG, message, metadata, values)
 
-    def info(self, message: object, /, **metadata: Any) -> None:
+    def info(self, message: object, /, *values: object, **metadata: Any) -> None:
         """Write an info record."""
-        self.write(Level.INFO, message, metadata)
+        self._write(Level.INFO, message, metadata, values)
 
-    def warn(self, message: object, /, **metadata: Any) -> None:
+    def warn(self, message: object, /, *values: object, **metadata: Any) -> None:
         """Write a warn record."""
-        self.write(Level.WARN, message, metadata)
+        self._write(Level.WARN, message, metadata, values)
 
-    def error(self, message: object, /, **metadata: Any) -> None:
+    warning = warn
+
+    def error(self, message: object, /, *values: object, **metadata: Any) -> None:
         """Write an error record."""
-        self.write(Level.ERROR, message, metadata)
+        self._write(Level.ERROR, message, metadata, values)
 
-    def exception(self, message: object, /, **metadata: Any) -> None:
+    def critical(self, message: object, /, *values: object, **metadata: Any) -> None:
+        """Write an error record with ``severity`` ``CRITICAL``: the protocol has no worse."""
+        metadata = {"severity": "CRITICAL", **metadata}
+        self._write(Level.ERROR, message, metadata, values)
+
+    def exception(self, message: object, /, *values: object, **metadata: Any) -> None:
         """Write an error record with the exception that is being handled.
 
         Outside of an ``except`` block give it: ``exception=error``.
@@ -208,7 +222,7 @@ class Log:
         error = metadata.get("exception", sys.exc_info()[1])
         if isinstance(error, BaseException):
             metadata = {**metadata, "exception": describe_error(error)}
-        self.write(Level.ERROR, message, metadata)
+        self._write(Level.ERROR, message, metadata, values)
 
     def bind(self, /, **metadata: Any) -> Log:
         """Give a log whose records all carry this metadata."""
@@ -240,13 +254,34 @@ class Log:
         """
         if not isinstance(level, Level):
             level = Level.parse(level)
+        self._write(level, message, metadata, at=at)
+
+    def _write(
+        self,
+        level: Level,
+        message: object,
+        metadata: Mapping[str, Any],
+        values: tuple[object, ...] = (),
+        at: float | None = None,
+    ) -> None:
         if level.rank < self._stream.level.rank:
             return
         command_id = CURRENT_COMMAND.get()
         if self._bound or command_id:
             running = {"commandId": command_id} if command_id else {}
             metadata = {**running, **self._bound, **metadata}
-        self._stream.emit(level, message, metadata, at=at)
+        self._stream.emit(level, message, metadata, at=at, values=values)
+
+
+def _fill_in(
+    text: str, values: tuple[object, ...], metadata: Mapping[str, Any]
+) -> tuple[str, Mapping[str, Any]]:
+    """Put values into a text as ``logging`` does; those that do not fit stand beside it."""
+    named = values[0] if len(values) == 1 and isinstance(values[0], Mapping) else None
+    try:
+        return text % (named or values), metadata
+    except (Exception, SystemExit):  # noqa: BLE001 - they do not fit, or a foreign __str__
+        return text, {"arguments": values, **metadata}
 
 
 def _as_text(message: object) -> str:

@@ -38,16 +38,12 @@ class StatusBoard:
     any line here in the same thread: a lock that this thread holds already would never
     come free. So a word is one assignment of a key, which is atomic and loses nobody
     else's, and who reads copies the whole first.
-
-    Attributes:
-        refused: Values that were no status.
     """
 
     HOST: Final = "host"
 
     def __init__(self) -> None:
         """Begin as 在线."""
-        self.refused = 0
         self._said: dict[str, tuple[Status, float]] = {
             self.HOST: (Status.ONLINE, math.inf)
         }
