@@ -22,6 +22,8 @@ from bls_agent.errors import ConfigurationError
 from bls_agent.names import check_name, escape_glob
 
 __all__ = [
+    "ASSET_FEED",
+    "ASSET_REPORT",
     "BROADCAST",
     "CONTROL",
     "DEAD_LETTERS",
@@ -238,6 +240,8 @@ BROADCAST: Final = KeyTemplate("bls_agent:{place}:broadcast:{instance}", _T.LIST
 INSTANCES: Final = KeyTemplate("bls_agent:{place}:instances", _T.HASH, None, _C.OWN)
 OWNER: Final = KeyTemplate("bls_agent:{place}:owner", _T.STRING, None, _C.OWN)
 RUN_BOOKS: Final = KeyTemplate("bls_agent:{place}:books", _T.HASH, _DAY, _C.OWN)
+ASSET_FEED: Final = KeyTemplate("bls_agent:{place}:feed", _T.STREAM, None, _C.OWN)
+ASSET_REPORT: Final = KeyTemplate("bls_agent:{place}:report", _T.STRING, None, _C.OWN)
 
 KEYS: Final[Mapping[str, KeyTemplate]] = {
     "project_status": PROJECT_STATUS,
@@ -272,12 +276,14 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "backtest_task_progress": KeyTemplate("backtest:task:{task_id}:progress", _T.STRING, 7_200, _C.WORKERS),
     "sync_progress": KeyTemplate("{type}_update_{code}", _T.SET, 30 * _DAY, _C.WORKERS, ambiguous=True),
     "func_cache": KeyTemplate("ginkgo_func_cache_{func}_{key}", _T.STRING, 3_600, _C.WORKERS, ambiguous=True),
-    # contract 000: the asset library; the last five are reserved by its section 6
+    # contract 000: the asset library; the last four are reserved by its section 6
     "asset_metadata": KeyTemplate("asset:metadata:{id}", _T.HASH, None, _C.ASSETS),
     "asset_category": KeyTemplate("asset:category:{category}", _T.SET, None, _C.ASSETS),
     "asset_index": KeyTemplate("asset:index", _T.HASH, None, _C.ASSETS),
     "asset_sync_state": KeyTemplate("asset:sync:state", _T.HASH, None, _C.ASSETS),
     "asset_sync_changed": KeyTemplate("asset:sync:changed", _T.LIST, None, _C.ASSETS),
+    "asset_feed": ASSET_FEED,
+    "asset_report": ASSET_REPORT,
     "asset_search_index": KeyTemplate("asset:search:index", None, None, _C.ASSETS),
     "project_config": KeyTemplate("project:config:{project_id}", _T.HASH, None, _C.ASSETS),
     "pending_tasks": KeyTemplate("task:queue:pending", _T.LIST, None, _C.ASSETS),

@@ -43,6 +43,8 @@ EXAMPLES: dict[str, tuple[dict[str, str | int], str, str | None, int | None]] = 
     "instances": ({"place": "{订单系统_项目状态}"}, "bls_agent:{订单系统_项目状态}:instances", "hash", None),
     "owner": ({"place": "{订单系统_控制}"}, "bls_agent:{订单系统_控制}:owner", "string", None),
     "run_events": ({"run_id": 123}, "run:123:events", "stream", DAY),
+    "asset_feed": ({"place": "{asset:sync:changed}"}, "bls_agent:{asset:sync:changed}:feed", "stream", None),
+    "asset_report": ({"place": "{asset:sync:state}"}, "bls_agent:{asset:sync:state}:report", "string", None),
     "run_books": ({"place": "{run:123:events}"}, "bls_agent:{run:123:events}:books", "hash", DAY),
     "data_worker_heartbeat": ({"node_id": "node_1"}, "heartbeat:data_worker:node_1", "string", 30),
     "backtest_worker_heartbeat": ({"worker_id": "worker_1"}, "backtest:worker:worker_1", "string", 30),

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bls_agent.assets.library import AssetLibrary
     from bls_agent.assets.manifest import (
         AgentSpecs,
         AssetManifest,
@@ -19,11 +20,15 @@ if TYPE_CHECKING:
         manifest_schema,
         parse_manifest,
     )
+    from bls_agent.assets.records import Asset, AssetSummary, SyncReport, SyncState
     from bls_agent.assets.sources import DirectorySource, Head, Source, SourceFile
 
 __all__ = [
     "AgentSpecs",
+    "Asset",
+    "AssetLibrary",
     "AssetManifest",
+    "AssetSummary",
     "ConfigItem",
     "DirectorySource",
     "Head",
@@ -31,15 +36,22 @@ __all__ = [
     "SelectOption",
     "Source",
     "SourceFile",
+    "SyncReport",
+    "SyncState",
     "manifest_schema",
     "parse_manifest",
 ]
 
 _HOMES = {
+    "Asset": "records",
+    "AssetLibrary": "library",
+    "AssetSummary": "records",
     "DirectorySource": "sources",
     "Head": "sources",
     "Source": "sources",
     "SourceFile": "sources",
+    "SyncReport": "records",
+    "SyncState": "records",
 }
 
 

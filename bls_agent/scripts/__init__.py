@@ -36,6 +36,7 @@ __all__ = [
     "SWAP_TEXT",
     "TAKE",
     "TRIM_HEAD",
+    "WRITE_ASSET",
     "Script",
 ]
 
@@ -151,3 +152,4 @@ SPEAK: Final = Script("speak")
 SWAP_TEXT: Final = Script("swap_text")
 TAKE: Final = Script("take")
 TRIM_HEAD: Final = Script("trim_head")
+WRITE_ASSET: Final = Script("write_asset")

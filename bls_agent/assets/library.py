@@ -1,0 +1,464 @@
+"""The asset library in Redis: read, searched, watched and written.
+
+Reading needs no extra. One script writes an asset: its metadata, its place in the
+category sets, its summary in the index and the record of the change are one step. On a
+Redis Cluster these keys lie in different slots. There the metadata is written first and
+deleted last, so that a reader who finds an id in the index finds the asset; a writer that
+dies in between leaves a state that the next synchronisation repairs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+
+import anyio
+
+from bls_agent.access import Store
+from bls_agent.assets.records import (
+    CATEGORIES,
+    KEPT,
+    Asset,
+    AssetSummary,
+    AssetWrite,
+    SyncReport,
+    SyncState,
+    pair,
+    read_text,
+    read_whole,
+)
+from bls_agent.backoff import Backoff
+from bls_agent.complaints import Complaints
+from bls_agent.endpoint import Argument, Reply, Request
+from bls_agent.errors import (
+    ConfigurationError,
+    DecodeError,
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
+from bls_agent.keyed_wires import KeyedWires
+from bls_agent.keys import ASSET_FEED, ASSET_REPORT, KEYS, OWNER
+from bls_agent.names import place_beside
+from bls_agent.scripts import WRITE_ASSET
+from bls_agent.wire import Wire
+
+if TYPE_CHECKING:
+    from bls_agent.assets.manifest import AssetManifest
+
+__all__ = [
+    "INDEX",
+    "REPORT",
+    "STATE",
+    "AssetLibrary",
+    "category_key",
+    "metadata_key",
+    "portions",
+]
+
+_Summaries: TypeAlias = list[AssetSummary]  # a method is called list, too
+_Results: TypeAlias = list[str | RedisUnavailableError]
+_Ids: TypeAlias = list[str]
+
+INDEX: Final = KEYS["asset_index"].build()
+STATE: Final = KEYS["asset_sync_state"].build()
+CHANGED: Final = KEYS["asset_sync_changed"].build()
+FEED: Final = ASSET_FEED.locate(place=place_beside(CHANGED))
+REPORT: Final = ASSET_REPORT.locate(place=place_beside(STATE))
+SYNC_OWNER: Final = OWNER.locate(place=place_beside(STATE))
+
+CHANGES: Final = {"created", "updated", "deleted"}  # what a write says
+CACHED: Final = 1_000  # assets
+PORTION: Final = 200  # assets in one write
+PORTION_BYTES: Final = 2**19
+WAIT: Final = 2.0  # seconds of one blocking read, below the deadline of a request
+LOOK: Final = 5.0  # seconds until a change by a program that knows no feed is seen
+
+
+def metadata_key(asset_id: str) -> str:
+    """Give the key of an asset's hash."""
+    return KEYS["asset_metadata"].locate(id=asset_id)
+
+
+def category_key(category: str) -> str:
+    """Give the key of a category's set."""
+    return KEYS["asset_category"].locate(category=category)
+
+
+class AssetLibrary(Store):
+    """The tools, prompts and skills that agents may use.
+
+    Works with and without ``async with``, in any event loop; close it with
+    :meth:`aclose` when it was used without. An entry that cannot be read is left out
+    and named in the log, at most once a minute; it never hides the others.
+
+    Args:
+        redis: A URL, a client of redis-py or a ``ProjectAgent``. Default:
+            ``BLS_REDIS_URL``, read at the first request.
+        timeout: Deadline of one request in seconds.
+        cache: Whether :meth:`get` keeps the last 1,000 assets in this process and asks
+            Redis only whether their ``github_sha`` is still the same.
+
+    Raises:
+        ConfigurationError: The URL, the client or the time cannot be used.
+    """
+
+    client_name: ClassVar[str] = "bls-assets"
+
+    def __init__(
+        self, redis: object = None, *, timeout: float = 5.0, cache: bool = False
+    ) -> None:
+        """Remember where Redis is; nothing is opened yet."""
+        super().__init__(redis, timeout=timeout)
+        self._cache: dict[str, dict[bytes, bytes]] | None = {} if cache else None
+        self._complaints = Complaints()
+
+    @property
+    def wires(self) -> KeyedWires:
+        """The connections of the running event loop."""
+        return self._access.wires
+
+    async def get(self, asset_id: str) -> Asset | None:
+        """Give one asset; ``None`` if there is none, or none that can be read.
+
+        Raises:
+            ConfigurationError: No asset can have this id.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        key = KEYS["asset_metadata"].build(id=asset_id)
+        try:
+            pairs = await self._pairs(asset_id, key)
+            return Asset.read(pairs) if pairs else None
+        except (DecodeError, WrongTypeError) as error:
+            self._complaints.say(f"the asset {asset_id!r} is left out", error)
+            return None
+
+    async def _pairs(self, asset_id: str, key: str) -> dict[bytes, bytes]:
+        """Read a hash, or take it from the cache if its SHA is the same."""
+        kept = None if self._cache is None else self._cache.get(asset_id)
+        if kept:
+            sha = await self._read(key, "HGET", "github_sha")
+            if sha and sha == kept.get(b"github_sha"):
+                return kept
+        pairs = pair(await self._read(key, "HGETALL"))
+        if self._cache is not None:
+            self._cache.pop(asset_id, None)
+            if pairs:
+                self._cache[asset_id] = pairs
+            if len(self._cache) > CACHED:
+                del self._cache[next(iter(self._cache))]
+        return pairs
+
+    async def _read(self, key: str, name: str, *rest: Argument) -> Reply:
+        try:
+            return await self.wires.read(key, name, *rest)
+        except RedisUnavailableError as error:
+            if error.kind == "wrong_type":
+                row = next(row for row in KEYS.values() if row.match(key) and row.type)
+                raise WrongTypeError(key, str(row.type)) from error
+            raise
+
+    async def list(self, category: str | None = None) -> _Summaries:
+        """Give the summaries of all assets, or of one category, sorted by id.
+
+        One request, whatever the number of assets.
+
+        Raises:
+            ConfigurationError: There is no such category.
+            WrongTypeError: ``asset:index`` holds another type than a hash.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        if category is not None and category not in CATEGORIES:
+            rule = f"one of {', '.join(CATEGORIES)}"
+            raise ConfigurationError("category", category, rule)
+        found = list(self._summaries(pair(await self._read(INDEX, "HGETALL"))))
+        wanted = [one for one in found if category in (None, one.category)]
+        return sorted(wanted, key=lambda summary: summary.id)
+
+    def _summaries(self, pairs: Mapping[bytes, bytes]) -> Iterator[AssetSummary]:
+        for asset_id, payload in pairs.items():
+            try:
+                yield AssetSummary.read(asset_id, payload)
+            except DecodeError as error:
+                what = f"{read_text(asset_id)!r} in {INDEX} is left out"
+                self._complaints.say(what, error)
+
+    async def search(self, text: str) -> _Summaries:
+        """Find the assets whose index entry holds every word of a text.
+
+        Upper and lower case are the same; words are parts of the id, the name, the
+        category or the first 100 characters of the description.
+
+        Returns:
+            First those that hold all words in id or name, then the others, by id.
+
+        Raises:
+            WrongTypeError: As :meth:`list`, as the next one.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        words = text.casefold().split()
+        found = await self.list()
+        titled = {one.id for one in found if _holds(f"{one.id}\n{one.name}", words)}
+        wanted = [one for one in found if _holds("\n".join(astuple(one)), words)]
+        return sorted(wanted, key=lambda one: one.id not in titled)
+
+    async def save(self, manifest: AssetManifest, *, path: str, sha: str) -> str:
+        """Write one asset. A synchronisation deletes it again if no file describes it.
+
+        Args:
+            manifest: What it is.
+            path: Its file in the repository, such as ``tools/search/google.yaml``.
+            sha: SHA of that file.
+
+        Returns:
+            ``created``, ``updated``, or ``same`` if nothing had to be written.
+
+        Raises:
+            ConfigurationError: The path leads elsewhere, or the SHA is empty.
+            RedisUnavailableError: Redis cannot answer. It may be saved again safely.
+        """
+        from bls_agent.assets.manifest import path_fault  # noqa: PLC0415 - an extra
+
+        if rule := path_fault(path):
+            raise ConfigurationError("path", path, rule)
+        if not sha:
+            raise ConfigurationError("sha", sha, "the SHA of the manifest's file")
+        return await self._write_one(AssetWrite.of(manifest, path=path, sha=sha))
+
+    async def delete(self, asset_id: str) -> bool:
+        """Delete one asset, also what is left of one; say whether there was anything.
+
+        Raises:
+            ConfigurationError: No asset can have this id.
+            RedisUnavailableError: Redis cannot answer. It may be deleted again safely.
+        """
+        KEYS["asset_metadata"].build(id=asset_id)
+        return await self._write_one(AssetWrite(asset_id)) != "same"
+
+    async def _write_one(self, write: AssetWrite) -> str:
+        (said,) = await self.write([write])
+        if isinstance(said, RedisUnavailableError):
+            raise said
+        return said
+
+    async def write(self, writes: Sequence[AssetWrite], *, token: str = "") -> _Results:
+        """Write many assets, each in one step; for synchronisations.
+
+        Args:
+            writes: At most as many as :func:`portions` gives at once.
+            token: Of the lease under which it is written; checked in the same step.
+
+        Returns:
+            ``created``, ``updated``, ``deleted``, ``same``, or ``lost`` for each; the
+            error of one that was refused stands in the list.
+
+        Raises:
+            RedisUnavailableError: The connection failed; to write again is safe.
+        """
+        if self.wires.is_cluster:
+            return await self._write_to_cluster(writes)
+        runs = [(_keys_of(write), write.arguments(token)) for write in writes]
+        return [_said(reply) for reply in await WRITE_ASSET.run_many(self.wires, runs)]
+
+    async def _write_to_cluster(self, writes: Sequence[AssetWrite]) -> _Results:
+        """Write the keys of each asset one by one, so that readers never miss metadata."""
+        saved = [one for one in writes if one.summary]
+        gone = [one for one in writes if not one.summary]
+        said = await self._run_on_metadata(saved)
+        done = [
+            one for one in saved if not isinstance(said[one.id], RedisUnavailableError)
+        ]
+        await self._send([("HSET", INDEX, one.id, one.summary) for one in done])
+        await self._send([("SADD", category_key(one.category), one.id) for one in done])
+        await self._send([("HDEL", INDEX, one.id) for one in gone])
+        await self._send(
+            [
+                ("SREM", category_key(name), one.id)
+                for one in (*done, *gone)
+                for name in CATEGORIES
+                if name != one.category
+            ]
+        )
+        said |= await self._run_on_metadata(gone)
+        notes: list[Request] = [("LTRIM", CHANGED, -KEPT, -1)]
+        changed = [one.id for one in writes if said[one.id] in CHANGES]
+        notes += (("XADD", FEED, "MAXLEN", KEPT, "*", "id", one) for one in changed)
+        if changed:
+            notes.insert(0, ("RPUSH", CHANGED, *changed))
+        await self._send(notes)
+        return [said[one.id] for one in writes]
+
+    async def _run_on_metadata(
+        self, writes: Sequence[AssetWrite]
+    ) -> dict[str, str | RedisUnavailableError]:
+        runs = [([metadata_key(one.id)], one.arguments("")) for one in writes]
+        replies = await WRITE_ASSET.run_many(self.wires, runs)
+        return {
+            one.id: _said(reply) for one, reply in zip(writes, replies, strict=True)
+        }
+
+    async def _send(self, requests: Sequence[Request]) -> None:
+        for reply in await self.wires.call_many(requests):
+            if isinstance(reply, RedisUnavailableError):
+                raise reply
+
+    async def sync_state(self) -> SyncState:
+        """Tell how the synchronisation is, and what the last one did.
+
+        Raises:
+            WrongTypeError: ``asset:sync:state`` holds another type than a hash.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        requests: list[Request] = [
+            ("HGETALL", STATE),
+            ("EXISTS", SYNC_OWNER),
+            ("GET", REPORT),
+        ]
+        state, owned, report = await self.wires.read_many(requests)
+        pairs = pair(_taken(state, STATE, "hash"))
+        status = read_text(pairs.get(b"sync_status", b""))
+        return SyncState(
+            last_sync_time=read_whole(pairs.get(b"last_sync_time")),
+            last_commit_sha=read_text(pairs.get(b"last_commit_sha", b"")),
+            synced_count=read_whole(pairs.get(b"synced_count")),
+            sync_status=status,
+            is_interrupted=status == "syncing" and owned == 0,
+            report=self._report(_taken(report, REPORT, "string")),
+        )
+
+    def _report(self, payload: bytes | None) -> SyncReport | None:
+        try:
+            return SyncReport.read(payload) if payload else None
+        except DecodeError as error:
+            self._complaints.say(f"{REPORT} is left out", error)
+            return None
+
+    async def changes(self, n: int = 10) -> _Ids:
+        """Give the ids of the last changes, newest last; an id may be there repeatedly.
+
+        Raises:
+            ConfigurationError: ``n`` is not between 1 and 1,000.
+            WrongTypeError: ``asset:sync:changed`` holds another type than a list.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        if not 1 <= n <= KEPT:
+            raise ConfigurationError("n", n, f"between 1 and {KEPT:,}")
+        return [read_text(one) for one in await self._read(CHANGED, "LRANGE", -n, -1)]
+
+    async def watch(self) -> AsyncGenerator[str]:
+        """Give the ids of assets as they are created, updated or deleted.
+
+        Begins with the first change after the iteration has begun, and goes on behind
+        an outage where it stood. A change is told at least once: at once if it was made
+        through this class, within five seconds if by another program that keeps to the
+        protocol. Whoever falls back by more than 1,000 changes misses the oldest.
+
+        Raises:
+            RedisRefusedError: Redis refuses for good; waiting does not repair that.
+        """
+        backoff, watching = Backoff(), _Watching(self.wires)
+        wire = self.wires.waiting(FEED)
+        try:
+            while True:
+                try:
+                    found = await watching.next(wire)
+                except RedisRefusedError:
+                    raise
+                except RedisUnavailableError as error:
+                    self._complaints.say("no changes of assets are seen", error)
+                    await anyio.sleep(backoff.failed())
+                    continue
+                backoff.succeeded()
+                for one in found:
+                    yield read_text(one)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await wire.aclose()
+
+
+class _Watching:
+    """Where one reader of changes stands, in the feed and in the documented list."""
+
+    def __init__(self, wires: KeyedWires) -> None:
+        self._wires = wires
+        self._last: Argument = b""
+        self._tail: list[bytes] = []
+        self._told: Counter[bytes] = Counter()
+        self._look_at = 0.0
+
+    async def next(self, wire: Wire) -> list[bytes]:
+        """Wait up to two seconds for changes and give their ids."""
+        if not self._last:
+            tail, newest = await self._look()
+            self._last = newest[0][0] if newest else "0-0"
+            self._tail = tail
+        wait = int(WAIT * 1000)
+        request = ("XREAD", "COUNT", KEPT, "BLOCK", wait, "STREAMS", FEED, self._last)
+        found: list[bytes] = []
+        for _, entries in await wire.call(*request) or ():
+            for self._last, fields in entries:
+                found.append(pair(fields).get(b"id", b""))
+        self._told.update(found)
+        if anyio.current_time() > self._look_at:
+            found += await self._unannounced()
+        return found
+
+    async def _unannounced(self) -> list[bytes]:
+        """Give what the list has got since the last look and the feed has not told."""
+        before, (self._tail, _) = self._tail, await self._look()
+        kept = min(len(before), len(self._tail))
+        while kept and before[len(before) - kept :] != self._tail[:kept]:
+            kept -= 1  # the list is cut at its front while it grows
+        added = Counter(self._tail[kept:]) - self._told
+        self._told.clear()
+        return list(added)
+
+    async def _look(self) -> tuple[list[bytes], list[Any]]:
+        requests: list[Request] = [
+            ("LRANGE", CHANGED, -KEPT, -1),
+            ("XREVRANGE", FEED, "+", "-", "COUNT", 1),
+        ]
+        tail, newest = await self._wires.read_many(requests)
+        self._look_at = anyio.current_time() + LOOK
+        return _taken(tail, CHANGED, "list"), _taken(newest, FEED, "stream")
+
+
+def portions(writes: Sequence[AssetWrite]) -> Iterator[list[AssetWrite]]:
+    """Divide writes so that each part travels and is executed in a moment."""
+    part: list[AssetWrite] = []
+    size = 0
+    for write in writes:
+        if part and (len(part) == PORTION or size + write.size > PORTION_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(write)
+        size += write.size
+    if part:
+        yield part
+
+
+def _holds(text: str, words: Sequence[str]) -> bool:
+    folded = text.casefold()
+    return all(word in folded for word in words)
+
+
+def _keys_of(write: AssetWrite) -> list[str]:
+    first = write.category or CATEGORIES[0]
+    categories = [first, *(name for name in CATEGORIES if name != first)]
+    keys = [metadata_key(write.id), INDEX, CHANGED, FEED, SYNC_OWNER]
+    return [*keys, *map(category_key, categories)]
+
+
+def _said(reply: Reply) -> str | RedisUnavailableError:
+    return reply if isinstance(reply, RedisUnavailableError) else read_text(reply)
+
+
+def _taken(reply: Reply, key: str, expected: str) -> Any:
+    """Give a reply of many that stands for itself, or raise what stands there."""
+    if isinstance(reply, RedisUnavailableError):
+        if reply.kind == "wrong_type":
+            raise WrongTypeError(key, expected) from reply
+        raise reply
+    return reply

@@ -1,0 +1,104 @@
+-- KEYS[1]  asset:metadata:{id}, a hash: one asset
+-- KEYS[2]  asset:index, a hash: id to summary; on a cluster this key and all behind it
+--          are left out, because they lie in other slots
+-- KEYS[3]  asset:sync:changed, a list of ids
+-- KEYS[4]  …:feed, a stream: the same ids, for readers that wait
+-- KEYS[5]  …:owner, a string: the token of the synchronisation that is under way
+-- KEYS[6]  asset:category:{category}, a set: the category of the asset
+-- KEYS[…]  the sets of all other categories
+-- ARGV[1]  token of the synchronisation that writes; nothing for a write of its own
+-- ARGV[2]  id
+-- ARGV[3]  summary for the index; nothing to delete the asset
+-- ARGV[4]  how many changes are kept
+-- ARGV[…]  field and value in turn; no value to remove the field
+--
+-- Writes or deletes an asset. Says created, updated or deleted; same if everything
+-- already was so, and then nothing is written: a request that is sent again because its
+-- reply was lost changes nothing. Says lost if another synchronisation has taken over.
+--
+-- One step, because a reader must never find an asset half old and half new, or in the
+-- index without its metadata. Whatever may be refused because a key has another type
+-- comes before the first write, and the first write is one that is refused when memory
+-- is out: behind it no other one is.
+local id, summary = ARGV[2], ARGV[3]
+local everything = #KEYS > 1
+local names, values, removed = {}, {}, {}
+for at = 5, #ARGV, 2 do
+  names[#names + 1] = ARGV[at]
+  values[#values + 1] = ARGV[at + 1]
+end
+
+local existed = redis.call('HLEN', KEYS[1]) > 0
+local touched = 0
+if everything then
+  if ARGV[1] ~= '' and redis.call('GET', KEYS[5]) ~= ARGV[1] then
+    return 'lost'
+  end
+  redis.call('HLEN', KEYS[2])
+  redis.call('LLEN', KEYS[3])
+  redis.call('XLEN', KEYS[4])
+  for at = 6, #KEYS do
+    redis.call('SCARD', KEYS[at])
+  end
+end
+
+local said
+if summary == '' then
+  touched = redis.call('DEL', KEYS[1])
+  if everything then
+    touched = touched + redis.call('HDEL', KEYS[2], id)
+    for at = 6, #KEYS do
+      touched = touched + redis.call('SREM', KEYS[at], id)
+    end
+  end
+  said = 'deleted'
+else
+  local before = redis.call('HMGET', KEYS[1], 'created_at', unpack(names))
+  local fields = {}
+  for at = 1, #names do
+    local value = values[at]
+    if value == '' then
+      if before[at + 1] then
+        removed[#removed + 1] = names[at]
+      end
+    elseif before[at + 1] ~= value then
+      fields[#fields + 1] = names[at]
+      fields[#fields + 1] = value
+    end
+  end
+  local created = before[1] and string.match(before[1], '^%d+$')
+  if #fields + #removed > 0 or not created then
+    local now = redis.call('TIME')[1]
+    fields[#fields + 1] = 'updated_at'
+    fields[#fields + 1] = now
+    if not created then
+      fields[#fields + 1] = 'created_at'
+      fields[#fields + 1] = now
+    end
+    redis.call('HSET', KEYS[1], unpack(fields))
+    if #removed > 0 then
+      redis.call('HDEL', KEYS[1], unpack(removed))
+    end
+    touched = 1
+  end
+  if everything then
+    if redis.call('HGET', KEYS[2], id) ~= summary then
+      redis.call('HSET', KEYS[2], id, summary)
+      touched = touched + 1
+    end
+    touched = touched + redis.call('SADD', KEYS[6], id)
+    for at = 7, #KEYS do
+      touched = touched + redis.call('SREM', KEYS[at], id)
+    end
+  end
+  said = existed and 'updated' or 'created'
+end
+if touched == 0 then
+  return 'same'
+end
+if everything then
+  redis.call('RPUSH', KEYS[3], id)
+  redis.call('LTRIM', KEYS[3], -ARGV[4], -1)
+  redis.call('XADD', KEYS[4], 'MAXLEN', ARGV[4], '*', 'id', id)
+end
+return said

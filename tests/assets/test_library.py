@@ -1,0 +1,400 @@
+"""The library in Redis: bytes of the document, one step for each write, tolerant reading."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import orjson
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent import ConfigurationError, RedisUnavailableError, WrongTypeError
+from bls_agent.assets import AssetLibrary, AssetManifest, SyncState, parse_manifest
+from bls_agent.assets.library import FEED
+from bls_agent.devserver import DevServer
+from tests.engines import ClusterTopology
+from tests.harness import are_blocked
+
+TOOL = """\
+id: google_search
+version: "1.2.0"
+category: tool
+name: Google 搜索
+description: 在 Google 上搜索内容
+author: 数据组
+config_schema: [{name: query, label: 搜索词, type: string, required: true}]
+agent_specs: {function_name: google_search, description: …, parameters: {type: object}}
+runtime: {language: python, entry: main.py, handler: run, dependencies: [requests]}
+"""
+PATH, SHA = "tools/search/google.yaml", "abc123def456"
+Keys = dict[Any, Any]
+
+
+@pytest.fixture
+async def library(own_server: DevServer) -> AsyncIterator[AssetLibrary]:
+    async with AssetLibrary(own_server.url) as opened:
+        yield opened
+
+
+def tool(**changes: object) -> AssetManifest:
+    """The document's example, changed."""
+    fields = parse_manifest(TOOL.encode(), PATH).model_dump(exclude_unset=True)
+    kept = {
+        name: value for name, value in (fields | changes).items() if value is not ...
+    }
+    return AssetManifest.model_validate(kept)
+
+
+def prompt(asset_id: str, **fields: str) -> AssetManifest:
+    given = {"id": asset_id, "version": "1.0.0", "category": "prompt", "name": asset_id}
+    return AssetManifest.model_validate(given | fields)
+
+
+async def everything(admin: Any) -> Keys:
+    """Every key but the feed, as a reader of the document sees it."""
+    found: Keys = {}
+    for key in sorted(await admin.keys("asset:*")):
+        match await admin.type(key):
+            case b"hash":
+                found[key.decode()] = await admin.hgetall(key)
+            case b"set":
+                found[key.decode()] = await admin.smembers(key)
+            case _:
+                found[key.decode()] = await admin.lrange(key, 0, -1)
+        assert await admin.ttl(key) == -1
+    return found
+
+
+async def test_the_keys_are_those_of_the_document(
+    library: AssetLibrary, admin: Redis
+) -> None:
+    """To the byte: hash, category set, index, changes; and what is read is what was saved."""
+    assert await library.save(tool(), path=PATH, sha=SHA) == "created"
+    now, _ = await admin.time()
+    found = await everything(admin)
+    metadata = found["asset:metadata:google_search"]
+    assert abs(now - int(metadata.pop(b"created_at"))) <= 1
+    assert abs(now - int(metadata.pop(b"updated_at"))) <= 1
+    assert found == {
+        "asset:category:tool": {b"google_search"},
+        "asset:index": {
+            b"google_search": (
+                '{"id":"google_search","name":"Google 搜索","category":"tool",'
+                '"version":"1.2.0","description":"在 Google 上搜索内容"}'
+            ).encode()
+        },
+        "asset:metadata:google_search": {
+            b"id": b"google_search",
+            b"version": b"1.2.0",
+            b"category": b"tool",
+            b"name": "Google 搜索".encode(),
+            b"description": "在 Google 上搜索内容".encode(),
+            b"author": "数据组".encode(),
+            b"config_schema": (
+                '[{"name":"query","label":"搜索词","type":"string","required":true}]'
+            ).encode(),
+            b"agent_specs": (
+                '{"function_name":"google_search","description":"…",'
+                '"parameters":{"type":"object"}}'
+            ).encode(),
+            b"runtime": (
+                b'{"language":"python","entry":"main.py","handler":"run",'
+                b'"dependencies":["requests"]}'
+            ),
+            b"github_path": PATH.encode(),
+            b"github_sha": SHA.encode(),
+        },
+        "asset:sync:changed": [b"google_search"],
+    }
+    asset = await library.get("google_search")
+    assert asset is not None
+    assert asset.name == "Google 搜索"
+    assert asset.config_schema == orjson.loads(metadata[b"config_schema"])
+    assert asset.agent_specs == orjson.loads(metadata[b"agent_specs"])
+    assert asset.runtime == orjson.loads(metadata[b"runtime"])
+    assert (asset.github_path, asset.github_sha) == (PATH, SHA)
+    assert asset.created_at == asset.updated_at
+    assert await library.get("nothing") is None
+
+
+async def test_what_a_change_changes(library: AssetLibrary, admin: Redis) -> None:
+    """created_at stays, removed fields go, the category moves; others' fields stay."""
+    await library.save(tool(), path=PATH, sha="1")
+    key = "asset:metadata:google_search"
+    await admin.hset(
+        key, mapping={"created_at": "1704067200", "updated_at": "1", "stars": "5"}
+    )
+    changed = tool(category="skill", author=..., runtime=..., config_schema=[])
+    assert await library.save(changed, path=PATH, sha="2") == "updated"
+    fields = await admin.hgetall(key)
+    assert fields[b"created_at"] == b"1704067200"
+    assert int(fields[b"updated_at"]) > 1704067200
+    assert fields[b"stars"] == b"5"
+    assert not {b"author", b"runtime", b"config_schema"} & set(fields)
+    assert await admin.smembers("asset:category:skill") == {b"google_search"}
+    assert await admin.exists("asset:category:tool") == 0
+    assert [one.category for one in await library.list()] == ["skill"]
+    assert await library.changes() == ["google_search"] * 2
+
+
+async def test_saving_again_changes_nothing(
+    library: AssetLibrary, admin: Redis
+) -> None:
+    """So a save may be repeated; but what somebody broke meanwhile is mended."""
+    await library.save(tool(), path=PATH, sha=SHA)
+    before = await everything(admin)
+    assert await library.save(tool(), path=PATH, sha=SHA) == "same"
+    assert await everything(admin) == before
+    await admin.hdel("asset:index", "google_search")
+    await admin.srem("asset:category:tool", "google_search")
+    await admin.sadd("asset:category:prompt", "google_search")
+    await admin.hset("asset:metadata:google_search", "created_at", "yesterday")
+    assert await library.save(tool(), path=PATH, sha=SHA) == "updated"
+    found = await everything(admin)
+    assert found["asset:index"] == before["asset:index"]
+    assert found["asset:category:tool"] == {b"google_search"}
+    assert "asset:category:prompt" not in found
+    assert found["asset:metadata:google_search"][b"created_at"].isdigit()
+
+
+async def test_deleting(library: AssetLibrary, admin: Redis) -> None:
+    """All of it goes, also what is left of one; the change is told."""
+    await library.save(tool(), path=PATH, sha=SHA)
+    assert await library.delete("google_search")
+    assert not await library.delete("google_search")
+    assert await everything(admin) == {"asset:sync:changed": [b"google_search"] * 2}
+    await admin.sadd("asset:category:skill", "half")
+    assert await library.delete("half")
+    assert await admin.exists("asset:category:skill") == 0
+
+
+async def test_a_thousand_changes_are_kept(library: AssetLibrary, admin: Redis) -> None:
+    """The newest last, in the list and in the feed of those who wait."""
+    await admin.rpush("asset:sync:changed", *(f"x{n}" for n in range(1_200)))
+    await library.save(prompt("p"), path="p.yaml", sha="1")
+    assert await admin.llen("asset:sync:changed") == 1_000
+    assert await library.changes(3) == ["x1198", "x1199", "p"]
+    for n in (0, 1_001):
+        with pytest.raises(ConfigurationError):
+            await library.changes(n)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["asset:metadata:p", "asset:index", "asset:category:skill", "asset:sync:changed"],
+)
+async def test_a_key_of_another_type_stops_the_whole_write(
+    library: AssetLibrary, admin: Redis, key: str
+) -> None:
+    """Nothing is written then, and nothing is written over."""
+    await admin.set(key, "somebody's")
+    with pytest.raises(RedisUnavailableError) as caught:
+        await library.save(prompt("p"), path="p.yaml", sha="1")
+    assert caught.value.kind == "wrong_type"
+    assert await admin.keys("*") == [key.encode()]
+
+
+async def test_out_of_memory_stops_the_whole_write(
+    library: AssetLibrary, admin: Redis
+) -> None:
+    """An asset is old or new, also then; it can still be deleted."""
+    await library.save(tool(), path=PATH, sha="1")
+    before = await everything(admin)
+    await admin.config_set("maxmemory", 1)
+    for changed in (tool(version="2.0.0"), tool(category="skill"), prompt("p")):
+        with pytest.raises(RedisUnavailableError) as caught:
+            await library.save(changed, path=PATH, sha="2")
+        assert caught.value.kind == "out_of_memory"
+    assert await everything(admin) == before
+    assert await library.delete("google_search")
+    assert await library.list() == []
+
+
+async def test_listing_and_searching(library: AssetLibrary) -> None:
+    """By category, and by words in id, name, category and description."""
+    await library.save(tool(), path=PATH, sha="1")
+    for name, text in (("b", "Search the WEB"), ("a", "总结文本"), ("web", "")):
+        await library.save(prompt(name, description=text), path=f"{name}.yaml", sha="1")
+    assert [one.id for one in await library.list()] == [
+        "a",
+        "b",
+        "google_search",
+        "web",
+    ]
+    assert [one.id for one in await library.list("tool")] == ["google_search"]
+    assert [one.id for one in await library.search("web")] == ["web", "b"]
+    assert [one.id for one in await library.search("搜索 GOOGLE")] == ["google_search"]
+    assert [one.id for one in await library.search("prompt 总结")] == ["a"]
+    assert await library.search("zebra") == []
+    with pytest.raises(ConfigurationError):
+        await library.list("tools")
+
+
+async def test_what_cannot_be_read_hides_nothing_else(
+    library: AssetLibrary, admin: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is left out, and named in the log, once."""
+    await library.save(prompt("good"), path="g.yaml", sha="1")
+    broken = {
+        "no_json": b"{", "list": b"[]", "other": b'{"id":"x","name":"x","category":"tool","version":"1"}',
+        "short": b'{"id":"short"}', "typed": b'{"id":"typed","name":1,"category":"a","version":"1"}',
+        "\udcff": b"\xff",
+    }  # fmt: skip
+    await admin.hset("asset:index", mapping={name.encode("utf-8", "surrogateescape"): value for name, value in broken.items()})  # fmt: skip
+    await admin.set("asset:metadata:wrong", "x")
+    fields: Keys = {"id": "odd", "version": "1.0.0", "category": "tool", "name": "odd"}
+    await admin.hset("asset:metadata:odd", mapping={**fields, "config_schema": "{}"})
+    await admin.hset("asset:metadata:half", mapping={"id": "half"})
+    with caplog.at_level(logging.WARNING, "bls_agent"):
+        for _ in range(2):
+            assert [one.id for one in await library.list()] == ["good"]
+            for name in ("wrong", "odd", "half"):
+                assert await library.get(name) is None
+    assert len(caplog.records) == len(broken) + 3
+    await admin.hset(
+        "asset:metadata:odd", mapping={"config_schema": "[]", "created_at": "x"}
+    )
+    found = await library.get("odd")
+    assert found is not None
+    assert found.created_at is None
+
+
+async def test_the_state(library: AssetLibrary, admin: Redis) -> None:
+    """What the document says of it, read tolerantly; a dead synchronisation shows."""
+    assert await library.sync_state() == SyncState()
+    state: Keys = {
+        "last_sync_time": "1704153600",
+        "last_commit_sha": "abc",
+        "synced_count": "42",
+    }
+    await admin.hset("asset:sync:state", mapping={**state, "sync_status": "idle"})
+    expected = {
+        "last_sync_time": 1704153600, "last_commit_sha": "abc", "synced_count": 42,
+    }  # fmt: skip
+    assert await library.sync_state() == SyncState(**expected, sync_status="idle")  # type: ignore[arg-type]
+    await admin.hset(
+        "asset:sync:state", mapping={"sync_status": "syncing", "synced_count": "many"}
+    )
+    found = await library.sync_state()
+    assert found.is_interrupted
+    assert found.synced_count is None
+    await admin.set("bls_agent:{asset:sync:state}:owner", "a", ex=5)
+    await admin.set("bls_agent:{asset:sync:state}:report", "{}")
+    found = await library.sync_state()
+    assert not found.is_interrupted
+    assert found.report is None
+    await admin.delete("asset:sync:state")
+    await admin.set("asset:sync:state", "x")
+    with pytest.raises(WrongTypeError):
+        await library.sync_state()
+
+
+async def test_watching(
+    library: AssetLibrary,
+    own_server: DevServer,
+    admin: Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Changes arrive at once, also behind a cut; those of other programs a little later."""
+    monkeypatch.setattr("bls_agent.assets.library.LOOK", 0.0)
+    monkeypatch.setattr("bls_agent.assets.library.WAIT", 0.1)
+    await library.save(prompt("before"), path="p.yaml", sha="0")
+    changes = library.watch()
+    told: list[str] = []
+
+    async def follow() -> None:
+        async for one in changes:
+            told.append(one)  # noqa: PERF401 - seen while it grows
+
+    async def wait_for(count: int) -> None:
+        while len(told) < count:
+            await anyio.sleep(0.002)
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(follow)
+            while not await are_blocked(admin, 1):
+                await anyio.sleep(0.002)
+            await library.save(prompt("a"), path="p.yaml", sha="1")
+            await wait_for(1)
+            await library.save(prompt("a"), path="p.yaml", sha="2")
+            await library.delete("a")
+            await wait_for(3)
+            assert told == ["a", "a", "a"]
+            for client in await admin.client_list():
+                if client["name"] == "bls-assets:blocking":
+                    await admin.client_kill_filter(_id=client["id"])
+            await library.save(prompt("b"), path="p.yaml", sha="1")
+            await wait_for(4)
+            await admin.rpush("asset:sync:changed", "foreign")
+            await wait_for(5)
+            assert told[3:] == ["b", "foreign"]
+            tasks.cancel_scope.cancel()
+    assert not await are_blocked(admin, 1)
+
+
+async def test_the_cache_is_right_by_the_sha(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """An asset is read once; a change and a deletion are seen at once; none is shared."""
+    async with AssetLibrary(own_server.url, cache=True) as library:
+        await library.save(tool(), path=PATH, sha="1")
+        first = await library.get("google_search")
+        await admin.config_resetstat()
+        second = await library.get("google_search")
+        assert second == first
+        assert second is not None
+        assert second.runtime is not first.runtime  # type: ignore[union-attr]
+        assert "cmdstat_hgetall" not in await admin.info("commandstats")
+        await library.save(tool(version="2.0.0"), path=PATH, sha="2")
+        third = await library.get("google_search")
+        assert third is not None
+        assert third.version == "2.0.0"
+        await library.delete("google_search")
+        assert await library.get("google_search") is None
+        for n in range(1_010):
+            library._cache[str(n)] = {b"x": b"x"}  # type: ignore[index]
+        assert await library.get("nothing") is None
+        assert len(library._cache or {}) <= 1_010
+
+
+@pytest.mark.parametrize(
+    ("path", "sha"), [("../p.yaml", "1"), ("/p.yaml", "1"), ("p.yaml", "")]
+)
+async def test_what_cannot_be_saved(library: AssetLibrary, path: str, sha: str) -> None:
+    """A path that leads elsewhere, no SHA, an id that is none."""
+    with pytest.raises(ConfigurationError):
+        await library.save(prompt("p"), path=path, sha=sha)
+    with pytest.raises(ConfigurationError):
+        await library.get("")
+    with pytest.raises(ConfigurationError):
+        await library.delete("a\n")
+
+
+async def test_on_a_cluster() -> None:
+    """Each key in its slot: the same contents, and repeated writes change nothing."""
+    async with ClusterTopology() as topology, AssetLibrary(topology.url) as library:
+        assert await library.save(tool(), path=PATH, sha="1") == "created"
+        assert await library.save(tool(), path=PATH, sha="1") == "same"
+        changed = tool(category="skill", author=...)
+        assert await library.save(changed, path=PATH, sha="2") == "updated"
+        asset = await library.get("google_search")
+        assert asset is not None
+        assert (asset.category, asset.author) == ("skill", "")
+        assert [one.category for one in await library.list()] == ["skill"]
+        members = (
+            ("SMEMBERS", "asset:category:tool"),
+            ("SMEMBERS", "asset:category:skill"),
+        )
+        assert await library.wires.read_many(members) == [[], [b"google_search"]]
+        assert await library.sync_state() == SyncState()
+        assert await library.delete("google_search")
+        assert not await library.delete("google_search")
+        assert await library.get("google_search") is None
+        assert await library.list() == []
+        assert await library.wires.read_many(members) == [[], []]
+        assert await library.changes() == ["google_search"] * 3
+        assert await library.wires.read(FEED, "XLEN") == 3
