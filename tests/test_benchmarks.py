@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -232,3 +235,39 @@ def test_the_document_shows_every_figure() -> None:
         assert f"### {figure.title}" in document
         for goal in figure.goals:
             assert f"| {goal.text} |" in document
+
+
+def imported(folder: Path) -> set[str]:
+    """Every library that the files of a folder import."""
+    nodes = [
+        node
+        for file in folder.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+    ]
+    names = {
+        alias.name
+        for one in nodes
+        if isinstance(one, ast.Import)
+        for alias in one.names
+    }
+    names |= {one.module or "" for one in nodes if isinstance(one, ast.ImportFrom)}
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names
+
+
+def test_make_bench_installs_what_the_figures_import() -> None:
+    """In a fresh clone nothing else is there: no figure stops for a missing library."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    installs = re.search(
+        r"'\.\[(.+)\]' --group bench\n", (ROOT / "Makefile").read_text()
+    )
+    assert installs is not None
+    extras = project["project"]["optional-dependencies"]
+    wanted = [
+        *project["project"]["dependencies"],
+        *project["dependency-groups"]["bench"],
+    ]
+    wanted += [one for extra in installs[1].split(",") for one in extras[extra]]
+    present = {re.split(r"[\[>=; ]", one)[0].replace("-", "_") for one in wanted}
+    folders = [ROOT / "benchmarks" / name for name in (".", "figures", "subjects")]
+    found = set[str]().union(*map(imported, folders))
+    assert found - {"benchmarks", "bls_agent", "tests"} - present == set()
