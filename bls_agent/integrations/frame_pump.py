@@ -13,7 +13,7 @@ from bls_agent.errors import BlsError
 from bls_agent.runs.events import Followed
 from bls_agent.runs.following.ends import FollowEnd
 from bls_agent.runs.following.follower import Follower
-from bls_agent.runs.frames import write_comment, write_retry
+from bls_agent.runs.frames import write_comment, write_retry, write_unnamed
 from bls_agent.runs.sse import PATIENCE, RETRY, encode_close, write_chunks
 
 __all__ = ["FramePump", "Put"]
@@ -33,15 +33,19 @@ class FramePump:
     one who looks at the clock beside it: :meth:`mind`.
     """
 
-    def __init__(self, follower: Follower, heartbeat: float) -> None:
+    def __init__(
+        self, follower: Follower, heartbeat: float, *, unnamed: bool = False
+    ) -> None:
         """Remember what to follow; nothing is read yet.
 
         Args:
             follower: Nobody else iterates over it.
             heartbeat: Seconds without an event until a comment is sent.
+            unnamed: Send everything as ``message``.
         """
         self._follower = follower
         self._heartbeat = heartbeat
+        self._unnamed = unnamed
         self._scope: anyio.CancelScope | None = None
         self._is_ending = False
         self._is_waiting = False  # else something is being sent
@@ -80,11 +84,12 @@ class FramePump:
     async def _send(self, found: deque[Followed], put: Put) -> None:
         for chunk in write_chunks(found):
             self._note_sending()
-            await put(chunk)
+            await put(write_unnamed(chunk) if self._unnamed else chunk)
         end = self._follower.end
         if end is not None and end is not FollowEnd.LEFT:  # else it is to come back
             self._note_sending()
-            await put(encode_close(end))
+            last = encode_close(end)
+            await put(write_unnamed(last) if self._unnamed else last)
 
     async def mind(self, put: Put) -> None:
         """Send a comment after each time without an event; beside :meth:`run`.

@@ -78,7 +78,8 @@ async def allow_all(request: Request, run_id: int) -> bool:  # noqa: ARG001 - an
 class RunEventsResponse(Response):
     """The stream of a run, as the answer of a route of one's own.
 
-    Reads ``Last-Event-ID`` and ``?last_event_id=`` of the request by itself. Whether the
+    Reads ``Last-Event-ID`` and ``?last_event_id=`` of the request by itself. With
+    ``?unnamed=1`` no event has a name: all arrive at ``EventSource.onmessage``. Whether the
     run is there is asked when the answer is sent; see
     :func:`~bls_agent.runs.sse.stream_status` for what it becomes then. It ends with the
     run, with the client, and within a second when uvicorn stops; the client comes back.
@@ -150,12 +151,13 @@ class RunEventsResponse(Response):
         if status == 204:  # noqa: PLR2004 - a status
             return Response(status_code=status, headers=STREAM_HEADERS)
         if status == 200 or (status == 404 and self._wait):  # noqa: PLR2004 - statuses
-            return self._open(last or BEGINNING)
+            unnamed = request.query_params.get("unnamed", "") in ("1", "true")
+            return self._open(last or BEGINNING, unnamed=unnamed)
         return answer_error(status)
 
-    def _open(self, last_id: str) -> Response:
+    def _open(self, last_id: str, *, unnamed: bool) -> Response:
         follower = self._store.follow(self._run_id, last_id)
-        self._pump = FramePump(follower, self._heartbeat)
+        self._pump = FramePump(follower, self._heartbeat, unnamed=unnamed)
         if self._is_ending:
             self._pump.end()
         return FrameStream(self._pump, {**STREAM_HEADERS, **(self._more or {})})

@@ -9,12 +9,16 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["write_comment", "write_frame", "write_retry"]
+__all__ = ["write_comment", "write_frame", "write_retry", "write_unnamed"]
 
 # What ends a line for the standard (CR, LF), what makes browsers ignore an id (NUL),
 # what ends a line for readers that know Unicode (as Python's splitlines), and what has
 # no UTF-8.
 _UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# The name of an event; of one that is no event of the run, up to where its data begins.
+_NAME: Final = re.compile(
+    rb"^event: (?:(gap|writer_lost|close)\ndata: \{|.*\n)", re.MULTILINE
+)
 # The same within JSON, where JSON itself does not escape it.
 _LINE_ENDS: Final = (
     (b"\xe2\x80\xa8", b"\\u2028"),
@@ -43,6 +47,16 @@ def write_frame(event: str, data: bytes, event_id: str = "") -> bytes:
     if not event_id:
         return b"event: %s\ndata: %s\n\n" % (name, data)
     return b"id: %s\nevent: %s\ndata: %s\n\n" % (_on_one_line(event_id), name, data)
+
+
+def write_unnamed(frames: bytes) -> bytes:
+    """Take the names out of frames, for clients that only know ``onmessage``.
+
+    Data of a gap, a lost writer and the end say what they are in ``type``.
+    """
+    return _NAME.sub(
+        lambda name: b'data: {"type":"%b",' % name[1] if name[1] else b"", frames
+    )
 
 
 def write_comment(text: str = "") -> bytes:

@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import httpx2 as httpx
+import orjson
 import pytest
 from fastapi import FastAPI, HTTPException, Request
 from redis.asyncio import Redis
@@ -24,6 +25,7 @@ from bls_agent.integrations.run_events import (
     RunEventsResponse,
     allow_all,
 )
+from bls_agent.runs.frames import write_unnamed
 from tests.event_source import EventSourceParser, Message
 from tests.harness import PASSWORD, eventually, execute
 from tests.integrations.serving import WebProcess, serving
@@ -87,6 +89,39 @@ async def following(
     ):
         assert answer.status_code == 200, await answer.aread()
         yield Followed(answer)
+
+
+UNNAMED = [
+    (b'id: 1-0\nevent: llm.stream\ndata: {"x":1}\n\n', b'id: 1-0\ndata: {"x":1}\n\n'),
+    (b'event: gap\ndata: {"a":1}\n\n', b'data: {"type":"gap","a":1}\n\n'),
+    (b'event: a.b\ndata: "event: gap"\n\n' * 2, b'data: "event: gap"\n\n' * 2),
+    (b"retry: 2000\n\n", b"retry: 2000\n\n"),
+    (b": \n\n", b": \n\n"),
+]
+
+
+@pytest.mark.parametrize(("frames", "plain"), UNNAMED, ids=range(len(UNNAMED)))
+def test_names_are_taken_out_of_frames(frames: bytes, plain: bytes) -> None:
+    """Nothing else changes."""
+    assert write_unnamed(frames) == plain
+
+
+async def test_a_plain_onmessage_gets_everything(
+    served: Served, store: EventStore, run_id: int
+) -> None:
+    """With ?unnamed=1 each event, a gap and the end are messages, each with its id."""
+    url, _ = served
+    ids = await write(store, run_id, 3)
+    last = await store.add(run_id, "system", "close")
+    path = f"{url}/runs/{run_id}/events/stream"
+    async with httpx.AsyncClient(timeout=30) as client:
+        for query in ("?unnamed=1", "?unnamed=true&last_event_id=0-0"):
+            async with client.stream("GET", path + query) as answer:
+                messages = await Followed(answer).rest()
+            assert {message.type for message in messages} == {"message"}
+            told = [orjson.loads(message.data) for message in messages]
+            assert [event["id"] for event in told[:-1]] == [*ids, last]
+            assert told[-1] == {"type": "close", "reason": "closed"}
 
 
 @pytest.fixture
