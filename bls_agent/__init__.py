@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         ArgumentError,
         BlsError,
         CommandError,
+        CommandTooLargeError,
         ConfigurationError,
         ContractError,
         DecodeError,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         Reject,
         SourceError,
         UnknownCommandError,
+        UnknownProjectError,
         WrongTypeError,
     )
     from bls_agent.project.commands.context import CommandContext
@@ -60,6 +62,7 @@ __all__ = [
     "Command",
     "CommandContext",
     "CommandError",
+    "CommandTooLargeError",
     "ConfigurationError",
     "Console",
     "ContractError",
@@ -84,6 +87,7 @@ __all__ = [
     "Status",
     "SyncConsole",
     "UnknownCommandError",
+    "UnknownProjectError",
     "WrongTypeError",
 ]
 

@@ -10,21 +10,23 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import anyio
 
 from bls_agent.access import Store
 from bls_agent.backoff import Backoff
-from bls_agent.codec import encode_strictly
 from bls_agent.console_log import WINDOW, LogReader, as_wrong_type, pause_after
-from bls_agent.endpoint import Reply
+from bls_agent.console_queue import encode_key, forget_project, has_keys, waiting
+from bls_agent.endpoint import Argument, Reply
 from bls_agent.errors import (
     BlsError,
+    CommandTooLargeError,
     ConfigurationError,
     NoOutcomeError,
     RedisRefusedError,
     RedisUnavailableError,
+    UnknownProjectError,
 )
 from bls_agent.keys import (
     CONTROL,
@@ -32,8 +34,16 @@ from bls_agent.keys import (
     PROJECT_STATUS,
     KeyTemplate,
 )
-from bls_agent.project.commands.sent import SendNote
-from bls_agent.project.messages import Command, LogEntry, Outcome, Status
+from bls_agent.names import check_name
+from bls_agent.project.commands.sent import SendNote, local_user, make_command
+from bls_agent.project.messages import (
+    COMMAND_LIMIT,
+    CONSOLE_SOURCE,
+    Command,
+    LogEntry,
+    Outcome,
+    Status,
+)
 from bls_agent.redaction import Redactor
 from bls_agent.settings import Settings, check_seconds
 
@@ -41,7 +51,11 @@ if TYPE_CHECKING:
     from bls_agent.keyed_wires import KeyedWires
     from bls_agent.project.log.paging import LogPage
 
-__all__ = ["Console", "check_command"]
+__all__ = ["Console"]
+
+NAMES_KEPT: Final = 1_000  # of projects that were seen
+STARTING: Final = 0.5  # seconds that an agent may need for its first key
+LOOK_TIME: Final = 1.0  # seconds for finding out what became of a command
 
 
 class Console(Store):
@@ -66,14 +80,15 @@ class Console(Store):
         """Remember where Redis is; nothing is opened yet."""
         super().__init__(redis, timeout=timeout)
         self._clock: Callable[[], float] = time.time  # noqa: TID251 - the outermost place
+        self._seen: set[str] = set()  # projects that have, or had, a key
 
     @property
     def _wires(self) -> KeyedWires:
         return self._access.wires
 
     @cached_property
-    def _redactor(self) -> Redactor:
-        return Redactor(Settings.from_env(os.environ).redact_keys)
+    def _settings(self) -> Settings:
+        return Settings.from_env(os.environ)
 
     async def send(
         self,
@@ -83,66 +98,127 @@ class Console(Store):
         *,
         id: str | None = None,  # noqa: A002 - the contract's name
         broadcast: bool = False,
+        create: bool = False,
+        size_limit: int = COMMAND_LIMIT,
+        record: bool = False,
         sent_by: str = "",
+        source: str = CONSOLE_SOURCE,
+        timestamp: str = "",
     ) -> Command:
         """Put a command into a project's control list (contract 002, section 3.1).
 
         Args:
-            project: Its name.
+            project: Its name. One without a status, a log and a queue is refused: its
+                name is probably misspelt, and the command would wait for ever.
             command: The command's name.
             args: Its arguments.
             id: Its id; made up if absent.
             broadcast: Every replica is to run it (agents with ``replicas=True``).
-            sent_by: Who sends it. A record in the project's console list says so, with
-                the arguments without their secrets, before anything is sent; and
-                another one if the command then could not be sent, if that can be
-                written. ``""`` for no record.
+            create: Send it to a project of which there is no key yet, too.
+            size_limit: Longest command in bytes; more than 64 KB where every agent of
+                the project reads longer ones.
+            record: Also write a record into the project's console list that says who
+                sends what, with the arguments without their secrets; and another one if
+                the command then could not be sent. Where a record cannot be written the
+                command is sent without. Beyond ``BLS_LOG_LIST_LIMIT`` records (10,000)
+                the oldest one makes room for it.
+            sent_by: Who sends it, for that record. Default: user and host.
+            source: The command's ``source``.
+            timestamp: The command's ``timestamp``, ISO-8601 with a zone. Default: now.
 
         Returns:
             The command as it was sent.
 
         Raises:
-            ConfigurationError: A name or an argument cannot be sent.
+            ConfigurationError: A name or an argument cannot be sent; as
+                :class:`~bls_agent.CommandTooLargeError`, it is too long.
+            UnknownProjectError: There is no such project.
             RedisUnavailableError: Not sent; or perhaps, if ``error.ambiguous``.
-            WrongTypeError: The project's control key is no list; or, with ``sent_by``,
-                its console key.
+            WrongTypeError: The project's control key is no list.
         """
-        key = CONTROL.build(project=project)
-        check_command(command, args)
-        message = Command.create(
-            command, args, now=self._clock(), id=id, broadcast=broadcast
+        message = make_command(
+            command,
+            args,
+            now=self._clock(),
+            id=id,
+            source=source,
+            timestamp=timestamp,
+            broadcast=broadcast,
         )
-        encode_strictly("command", command)
-        encode_strictly("args", message.args)
         payload = message.encode()
-        if not sent_by:
-            await self._call(CONTROL, "RPUSH", key, payload)
-            return message
-        note = SendNote(message, sent_by, self._redactor)
-        await self._note_before(project, note)
-        try:
-            await self._call(CONTROL, "RPUSH", key, payload)
-        except BlsError as error:
-            await self._note_after(project, note, error)
-            raise
+        if len(payload) > size_limit:
+            raise CommandTooLargeError(len(payload), size_limit)
+        note = self._make_note(message, sent_by, record=record)
+        await self._find(project, create=create)
+        key = CONTROL.locate(project=project)
+        if note is None:
+            await self._call(CONTROL, key, "RPUSH", payload)
+        else:
+            await self._send_recorded(project, key, payload, note)
         return message
 
-    async def _note_before(self, project: str, note: SendNote) -> None:
-        """Write the record that goes first; whatever fails, no command was sent."""
-        console = PROJECT_CONSOLE.build(project=project)
-        payload = note.before(self._clock())
-        try:
-            await self._call(PROJECT_CONSOLE, "RPUSH", console, payload)
-        except RedisUnavailableError as error:
-            error.ambiguous = False
-            raise
+    async def _find(self, project: str, *, create: bool) -> None:
+        """Refuse a project that has no key; whether it has is asked once per name.
 
-    async def _note_after(self, project: str, note: SendNote, error: BlsError) -> None:
+        An agent that has just been opened may need a moment for its first one.
+        """
+        if project in self._seen:
+            return
+        until = anyio.current_time() + STARTING
+        while create or not await has_keys(self._wires, project):
+            check_name("project", project)
+            if create:
+                break
+            if anyio.current_time() > until:
+                raise UnknownProjectError(project)
+            await anyio.sleep(STARTING / 10)
+        self._note_seen(project)
+
+    def _note_seen(self, project: str) -> None:
+        if len(self._seen) >= NAMES_KEPT:
+            self._seen.clear()
+        self._seen.add(project)
+
+    def _make_note(
+        self, message: Command, sent_by: str, *, record: bool
+    ) -> SendNote | None:
+        if not record:
+            if sent_by:
+                rule = "it stands in the record of a command, which is off by default"
+                raise ConfigurationError("sent_by", sent_by, rule, "Pass record=True.")
+            return None
+        redactor = Redactor(self._settings.redact_keys)
+        return SendNote(message, sent_by or local_user(), redactor)
+
+    async def _send_recorded(
+        self, project: str, key: str, payload: bytes, note: SendNote
+    ) -> None:
+        """Send the record and the command in one write; only the command counts."""
+        console = PROJECT_CONSOLE.locate(project=project)
+        before = note.before(self._clock())
+        pushes = [("RPUSH", encode_key(console), before)]
+        pushes.append(("RPUSH", encode_key(key), payload))
+        try:
+            length, reply = await self._wires.call_many(pushes)
+            if isinstance(reply, BlsError):
+                raise reply
+        except RedisUnavailableError as error:
+            told = as_wrong_type(error, CONTROL, key)
+            await self._note_failure(console, note, told)
+            raise told from error
+        if isinstance(length, int) and length > self._settings.log_list_limit:
+            with suppress(BlsError):  # one for one: the list may be longer on purpose
+                await self._call(PROJECT_CONSOLE, console, "LTRIM", 1, -1)
+
+    async def _note_failure(
+        self, console: str, note: SendNote, error: BlsError
+    ) -> None:
         """Say that the command was not sent, or perhaps not, if that can be said."""
-        console = PROJECT_CONSOLE.build(project=project)
-        with suppress(BlsError):
+        if isinstance(error, RedisUnavailableError) and error.connecting:
+            return
+        with suppress(BlsError), anyio.move_on_after(LOOK_TIME):
             payload = note.after(error, self._clock())
-            await self._call(PROJECT_CONSOLE, "RPUSH", console, payload)
+            await self._call(PROJECT_CONSOLE, console, "RPUSH", payload)
 
     async def call(
         self,
@@ -152,21 +228,35 @@ class Console(Store):
         *,
         timeout: float = 10.0,
         broadcast: bool = False,
+        create: bool = False,
+        size_limit: int = COMMAND_LIMIT,
+        record: bool = False,
         sent_by: str = "",
     ) -> Outcome:
         """Send a command and wait for the record that says how it ended.
 
-        Of a broadcast, the first one. ``sent_by``: as for :meth:`send`.
+        Of a broadcast, the first one. The other arguments: as for :meth:`send`.
 
         Raises:
             ConfigurationError: As :meth:`send`, or ``timeout`` is no time; not sent.
-            NoOutcomeError: No such record within ``timeout`` seconds; the command may
-                still be waiting, running, or done.
+            UnknownProjectError: As :meth:`send`.
+            NoOutcomeError: No such record within ``timeout`` seconds. It says what is
+                known: whether the command waits, and whether the project is offline.
             RedisUnavailableError: As :meth:`send`; once it is sent, an outage is
                 waited out.
         """
-        how = {"broadcast": broadcast, "sent_by": sent_by}
-        outcomes = await self._collect(project, command, args, (), timeout, **how)
+        outcomes = await self._collect(
+            project,
+            command,
+            args,
+            (),
+            timeout,
+            broadcast=broadcast,
+            create=create,
+            size_limit=size_limit,
+            record=record,
+            sent_by=sent_by,
+        )
         return next(iter(outcomes.values()))
 
     async def call_all(
@@ -176,22 +266,33 @@ class Console(Store):
         args: Mapping[str, Any] | None = None,
         *,
         timeout: float = 10.0,
+        create: bool = False,
+        size_limit: int = COMMAND_LIMIT,
+        record: bool = False,
         sent_by: str = "",
     ) -> dict[str, Outcome]:
         """Send a broadcast and wait until every living instance has said how it ended.
 
-        ``sent_by``: as for :meth:`send`.
+        The other arguments: as for :meth:`send`.
 
         Returns:
             Instance → its outcome. Who is missing has not answered in time.
 
         Raises:
-            NoOutcomeError, RedisUnavailableError: As :meth:`call`.
+            ConfigurationError, UnknownProjectError, NoOutcomeError,
+            RedisUnavailableError: As :meth:`call`.
         """
-        everybody = await self.instances(project)
-        how = {"broadcast": True, "sent_by": sent_by}
         outcomes = await self._collect(
-            project, command, args, everybody, timeout, **how
+            project,
+            command,
+            args,
+            await self.instances(project),
+            timeout,
+            broadcast=True,
+            create=create,
+            size_limit=size_limit,
+            record=record,
+            sent_by=sent_by,
         )
         return dict(sorted(outcomes.items()))
 
@@ -216,8 +317,110 @@ class Console(Store):
         roll.command_id = message.id
         await roll.collect(lambda: self._log(project).look(follower), timeout)
         if not roll.outcomes:
-            raise NoOutcomeError(command, message.id, timeout)
+            state, since = await self._find_out(project, message.id)
+            raise NoOutcomeError(command, message.id, timeout, state=state, since=since)
         return roll.outcomes
+
+    async def _find_out(self, project: str, command_id: str) -> tuple[str, str]:
+        """Say where a command is that nobody has answered, and since when.
+
+        Returns:
+            ``NoOutcomeError.state`` and ``.since``, both empty where it cannot be told.
+        """
+        with suppress(BlsError), anyio.move_on_after(LOOK_TIME):
+            key = CONTROL.locate(project=project)
+            async for _, command in waiting(self._wires, key):
+                if command.id != command_id:
+                    continue
+                if await self.status(project) not in (None, Status.OFFLINE):
+                    return "waiting", ""
+                newest = await self.logs(project, 1)
+                return "offline", newest[0].timestamp if newest else ""
+            return "taken", ""
+        return "", ""
+
+    async def queue(self, project: str, limit: int = 200) -> list[Command]:
+        """Read the commands that wait in a project's control list, the next one first.
+
+        What a running agent has taken is not among them; in mode ``compat`` the first
+        one may be running.
+
+        Args:
+            project: Its name.
+            limit: Commands at most.
+
+        Returns:
+            The commands. An element that is none stands as one whose ``command`` is
+            ``""``; what else is missing is empty, too.
+
+        Raises:
+            WrongTypeError: The control key is no list.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        if limit < 1:
+            raise ConfigurationError("limit", limit, "at least 1")
+        key = CONTROL.locate(project=project)
+        window = await self._read(CONTROL, "LRANGE", key, 0, limit - 1)
+        return [Command.peek(item) for item in window]
+
+    async def withdraw(self, project: str, id: str) -> Command | None:  # noqa: A002 - the contract's name
+        """Take a command out of a project's control list, before an agent takes it.
+
+        In one step, by its exact bytes: either the command is withdrawn or an agent gets
+        it, never both. In mode ``compat`` an agent leaves the command that it runs in
+        the list, so that the first one may have been withdrawn while it was running.
+
+        Args:
+            project: Its name.
+            id: The command's id; of several with this id all are withdrawn.
+
+        Returns:
+            The command; ``None`` if it does not wait there: it was taken, or never sent.
+
+        Raises:
+            ConfigurationError: ``id`` is no id.
+            WrongTypeError: The control key is no list.
+            RedisUnavailableError: Not withdrawn; or perhaps, if ``error.ambiguous``.
+        """
+        if not id or type(id) is not str:
+            raise ConfigurationError("id", id, "a text that is not empty")
+        key = CONTROL.locate(project=project)
+        try:
+            found = [
+                payload
+                async for payload, command in waiting(self._wires, key)
+                if command.id == id
+            ]
+        except RedisUnavailableError as error:
+            raise as_wrong_type(error, CONTROL, key) from error
+        withdrawn = None
+        for payload in dict.fromkeys(found):
+            if await self._call(CONTROL, key, "LREM", 0, payload):
+                withdrawn = Command.peek(payload)
+        return withdrawn
+
+    async def forget(self, project: str, *, force: bool = False) -> list[str]:
+        """Delete every key of a project: its status, its log, its waiting commands.
+
+        Also our own keys beside them: of mode ``reliable``, of replicas and broadcasts.
+        It is no step that excludes others: what a project writes meanwhile may be
+        deleted or stay, and an agent that is online writes its status again.
+
+        Args:
+            project: Its name.
+            force: Also while the project is online. What an agent in mode ``reliable``
+                has taken and not ended is left alone even so.
+
+        Returns:
+            The keys that were deleted.
+
+        Raises:
+            LeaseHeldError: The project is online; nothing was deleted.
+            RedisUnavailableError: Some keys may be left; call it again.
+        """
+        deleted = await forget_project(self._wires, project, force=force)
+        self._seen.discard(project)
+        return deleted
 
     async def instances(self, project: str) -> dict[str, Status]:
         """Read which replicas of a project live, and what each says of itself.
@@ -250,6 +453,16 @@ class Console(Store):
             PROJECT_STATUS, "GET", PROJECT_STATUS.locate(project=project)
         )
         return None if value is None else Status.decode(value)
+
+    async def exists(self, project: str) -> bool:
+        """Tell whether a project has a status, a log or waiting commands.
+
+        A key that may not be looked at, or holds another type, counts as one.
+
+        Raises:
+            RedisUnavailableError: Redis cannot answer.
+        """
+        return await has_keys(self._wires, project)
 
     async def projects(self) -> dict[str, Status | None]:
         """Find every project that has a status, a log or waiting commands.
@@ -356,21 +569,9 @@ class Console(Store):
             raise as_wrong_type(error, template, key) from error
 
     async def _call(
-        self, template: KeyTemplate, name: str, key: str, value: bytes
+        self, template: KeyTemplate, key: str, name: str, *rest: Argument
     ) -> Reply:
         try:
-            return await self._wires.call(key, name, value)
+            return await self._wires.call(key, name, *rest)
         except RedisUnavailableError as error:
             raise as_wrong_type(error, template, key) from error
-
-
-def check_command(command: object, args: object = None) -> None:
-    """Refuse what is no command before anything is asked of Redis.
-
-    Raises:
-        ConfigurationError: Naming what is wrong.
-    """
-    if not isinstance(command, str) or not command.strip():
-        raise ConfigurationError("command", command, "a text that is not blank")
-    if not isinstance(args, Mapping | None):
-        raise ConfigurationError("args", args, "a mapping of names to values")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from bls_agent.errors import RedisUnavailableError, WrongTypeError
+from bls_agent.errors import BlsError, RedisUnavailableError, WrongTypeError
 from bls_agent.keys import PROJECT_CONSOLE, KeyTemplate
 from bls_agent.project.messages import LogEntry
 
@@ -136,7 +136,7 @@ def _fit(held: int, records: int) -> int:
 
 def as_wrong_type(
     error: RedisUnavailableError, template: KeyTemplate, key: str
-) -> Exception:
+) -> BlsError:
     """Turn the refusal of a key that holds another type into an error that says so."""
     if error.kind != "wrong_type":
         return error

@@ -4,7 +4,8 @@
 
     BlsError
     ├─ ConfigurationError        a wrong argument, URL, name or variable; also ValueError
-    │  └─ MissingExtraError      an optional dependency is not installed
+    │  ├─ MissingExtraError      an optional dependency is not installed
+    │  └─ CommandTooLargeError   a command is longer than its project may read
     ├─ RedisUnavailableError     Redis did not answer, or cannot serve now
     │  └─ RedisRefusedError      Redis answered "no": password, right, unknown command
     ├─ LeaseHeldError            what only one may write has a living owner already
@@ -17,6 +18,7 @@
        ├─ UnknownCommandError    nobody registered this command
        ├─ ArgumentError          the arguments do not fit the handler's signature
        ├─ DuplicateHandlerError  the name is taken; also ValueError
+       ├─ UnknownProjectError    a project without any key; nothing was sent
        └─ NoOutcomeError         no outcome record in time; also TimeoutError
 
     Reject                       not an error: a handler raises it to turn a command down
@@ -36,6 +38,7 @@ __all__ = [
     "ArgumentError",
     "BlsError",
     "CommandError",
+    "CommandTooLargeError",
     "ConfigurationError",
     "ContractError",
     "DecodeError",
@@ -50,6 +53,7 @@ __all__ = [
     "Reject",
     "SourceError",
     "UnknownCommandError",
+    "UnknownProjectError",
     "WrongTypeError",
     "preview",
 ]
@@ -127,6 +131,26 @@ class MissingExtraError(ConfigurationError):
         remedy = f"In the checkout of bls-agent: pip install '.[{extra}]'"
         super().__init__("extra", extra, rule, remedy)
         self.args = (f"{rule}. {remedy}",)
+
+
+class CommandTooLargeError(ConfigurationError):
+    """A command is longer than the contract advises (002, section 4); it was not sent.
+
+    Attributes:
+        size: Its bytes, as they would have been sent.
+        limit: How many may be sent.
+    """
+
+    def __init__(self, size: int, limit: int) -> None:
+        """Name both sizes."""
+        self.size, self.limit = size, limit
+        super().__init__(
+            "command",
+            f"{size:,} bytes",
+            f"it may have {limit:,} bytes, with its arguments",
+            "Send a reference to the data; or pass size_limit=, where every agent of "
+            "the project reads longer commands.",
+        )
 
 
 class RedisUnavailableError(BlsError):
@@ -345,20 +369,64 @@ class DuplicateHandlerError(CommandError, ValueError):
         super().__init__(f"{command!r} already has a handler; choose another name")
 
 
+class UnknownProjectError(CommandError):
+    """A project without any key: no status, no log, no queue. Nothing was sent.
+
+    Attributes:
+        project: Its name.
+    """
+
+    def __init__(self, project: str) -> None:
+        """Name the project."""
+        self.project = project
+        super().__init__(
+            f"there is no project {project[:100]!r}: no status, no log, no queue. "
+            "Is the name right? Pass create=True to begin its queue all the same."
+        )
+
+
 class NoOutcomeError(CommandError, TimeoutError):
     """No outcome record of a command appeared in time.
 
     The command stays where it is: it may still be waiting, running, or done.
+
+    Attributes:
+        command: The command's name.
+        command_id: Its id.
+        state: What was found out afterwards: ``offline`` (it waits in the queue of a
+            project that is not running), ``waiting`` (it waits in the queue of a
+            running project), ``taken`` (it has left the queue), or ``""``.
+        since: ISO-8601 time of the project's newest record, where ``state`` is
+            ``offline`` and there is one.
     """
 
-    def __init__(self, command: str, command_id: str, timeout: float) -> None:
-        """Name the command and how long was waited."""
+    def __init__(
+        self,
+        command: str,
+        command_id: str,
+        timeout: float,
+        *,
+        state: str = "",
+        since: str = "",
+    ) -> None:
+        """Name the command, how long was waited, and what is known of it."""
         self.command = command
         self.command_id = command_id
+        self.state = state
+        self.since = since
+        known = _STATES[state].format(since=f" since {since}" if since else "")
         super().__init__(
-            f"no outcome of {command!r} ({command_id}) within {timeout:g} s; "
-            "it may still be waiting, running, or done"
+            f"no outcome of {command!r} ({command_id}) within {timeout:g} s; {known}"
         )
+
+
+_STATES: Mapping[str, str] = {
+    "": "it may still be waiting, running, or done",
+    "offline": "the project is offline{since}: the command waits in its queue and will "
+    "run at the next start, if nobody withdraws it",
+    "waiting": "it still stands in the queue of the project, which is running",
+    "taken": "it was taken from the queue, and may be running, or done",
+}
 
 
 class Reject(Exception):  # noqa: N818 - a signal, not an error

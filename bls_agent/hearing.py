@@ -68,6 +68,7 @@ def make_runner(parts: Parts, settings: Settings) -> CommandRunner:
         parts.router,
         parts.stream,
         timeout=settings.command_timeout,
+        max_age=settings.command_max_age,
         size_limit=settings.command_size_limit,
         clock=parts.clock,
     )

@@ -184,7 +184,13 @@ _CONSOLE: Final = (
     (CONTROL, "llen"),
     (INSTANCES, "hgetall"),
 )
-_SENDING: Final = ((PROJECT_CONSOLE, "rpush"), (CONTROL, "rpush"))
+_SENDING: Final = (
+    (PROJECT_CONSOLE, "rpush ltrim", "%W~"),
+    (CONTROL, "rpush", "%W~"),
+    (CONTROL, "lrange lrem", "%RW~"),
+)
+_OF_PROJECTS: Final = (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL)
+_BESIDE: Final = (*_BOOKS.members[1:], BROADCAST, INSTANCES)
 
 
 def find_right(request: Sequence[object], *, by_key: bool = True) -> Right | None:
@@ -277,7 +283,11 @@ def acl_rules(
 
 
 def console_acl_rules(
-    project: str | None = None, *, send: bool = True, selectors: bool = True
+    project: str | None = None,
+    *,
+    send: bool = True,
+    forget: bool = False,
+    selectors: bool = True,
 ) -> list[str]:
     """Give the rights of a console, of one project or of all, as words of their own.
 
@@ -287,7 +297,9 @@ def console_acl_rules(
 
     Args:
         project: The only project that it may see; ``None`` for all.
-        send: Whether it may send commands, and leave records of who sends them.
+        send: Whether it may send commands, see those that wait and withdraw them, and
+            leave records of who sends them.
+        forget: Whether it may delete all that belongs to a project.
         selectors: As for :func:`acl_line`.
 
     Raises:
@@ -298,7 +310,10 @@ def console_acl_rules(
             "project", project, "an ACL pattern holds no blanks", "Use '_' instead."
         )
     rows = [(key, commands, "%R~") for key, commands in _CONSOLE]
-    rows += [(key, commands, "%W~") for key, commands in _SENDING if send]
+    rows += _SENDING if send else ()
+    if forget:
+        rows += [(key, "del", "%W~") for key in (*_OF_PROJECTS, *_BESIDE)]
+        rows += [(OWNER, "pttl", "%R~")]
     rules, keys = ["-@all"], dict[str, None]()
     for key, commands, access in rows:
         words = [f"+{command}" for command in commands.split()]
@@ -331,9 +346,14 @@ def _with_others(
 def _console_pattern(key: KeyTemplate, project: str | None) -> str:
     if project is None:
         return key.pattern()
-    if key is not INSTANCES:
+    if key in _OF_PROJECTS:
         return key.pattern(project=project)
-    return key.pattern(place=place_beside(PROJECT_STATUS.locate(project=project)))
+    if key is INSTANCES:
+        return key.pattern(place=place_beside(PROJECT_STATUS.locate(project=project)))
+    place = place_beside(CONTROL.locate(project=project))
+    if key is OWNER:
+        return OWNER.locate(place=INFLIGHT.pattern(place=place))
+    return key.pattern(place=place)
 
 
 def _patterns(key: KeyTemplate | KeyGroup, project: str) -> list[str]:

@@ -165,6 +165,7 @@ class Options(TypedDict, total=False):
     concurrency: int
     prefetch: int
     command_timeout: float | None
+    command_max_age: float | None
     command_size_limit: int
     status_interval: float
     status_ttl: int
@@ -202,6 +203,7 @@ class Settings:
     concurrency: int = _setting(1, "commands that run at the same time; 1 keeps their order", int, unit="commands", minimum=1, maximum=10_000)
     prefetch: int = _setting(1, "commands taken at once when a handler is free", int, unit="commands", minimum=1, maximum=1_000)
     command_timeout: float | None = _setting(30.0, "longest run of a handler; none for no limit", minimum=0.001, optional=True, **_SECONDS)
+    command_max_age: float | None = _setting(None, "oldest command that is run, by its timestamp and the clock here; none for any", minimum=0.1, maximum=31_536_000.0, unit="seconds", optional=True)
     command_size_limit: int = _setting(MIB, "longest command that is read", int, unit="bytes", minimum=256, maximum=512 * MIB)
     status_interval: float = _setting(10.0, "time between two refreshes of the status", minimum=0.05, **_SECONDS)
     status_ttl: int = _setting(60, "time after which a silent status vanishes", int, unit="seconds", minimum=1, maximum=86_400)

@@ -17,7 +17,14 @@ from bls_agent.loop_thread import (
     wait_for,
 )
 from bls_agent.project.log.paging import LogPage
-from bls_agent.project.messages import Command, LogEntry, Outcome, Status
+from bls_agent.project.messages import (
+    COMMAND_LIMIT,
+    CONSOLE_SOURCE,
+    Command,
+    LogEntry,
+    Outcome,
+    Status,
+)
 
 __all__ = ["SyncConsole"]
 
@@ -132,24 +139,41 @@ class SyncConsole:
         *,
         id: str | None = None,  # noqa: A002 - the contract's name
         broadcast: bool = False,
+        create: bool = False,
+        size_limit: int = COMMAND_LIMIT,
+        record: bool = False,
         sent_by: str = "",
+        source: str = CONSOLE_SOURCE,
+        timestamp: str = "",
     ) -> Command:
         """Put a command into a project's control list (contract 002, section 3.1).
 
         Args:
-            project: Its name.
+            project: Its name. One without a status, a log and a queue is refused: its
+                name is probably misspelt, and the command would wait for ever.
             command: The command's name.
             args: Its arguments.
             id: Its id; made up if absent.
             broadcast: Every replica is to run it (agents with ``replicas=True``).
-            sent_by: Who sends it; a record in the project's console list says so
-                before anything is sent. ``""`` for no record.
+            create: Send it to a project of which there is no key yet, too.
+            size_limit: Longest command in bytes; more than 64 KB where every agent of
+                the project reads longer ones.
+            record: Also write a record into the project's console list that says who
+                sends what, with the arguments without their secrets; and another one if
+                the command then could not be sent. Where a record cannot be written the
+                command is sent without. Beyond ``BLS_LOG_LIST_LIMIT`` records (10,000)
+                the oldest one makes room for it.
+            sent_by: Who sends it, for that record. Default: user and host.
+            source: The command's ``source``.
+            timestamp: The command's ``timestamp``, ISO-8601 with a zone. Default: now.
 
         Returns:
             The command as it was sent.
 
         Raises:
-            ConfigurationError: A name or an argument cannot be sent.
+            ConfigurationError: A name or an argument cannot be sent; as
+                :class:`~bls_agent.CommandTooLargeError`, it is too long.
+            UnknownProjectError: There is no such project.
             RedisUnavailableError: Not sent; or perhaps, if ``error.ambiguous``.
             WrongTypeError: The project's control key is no list.
         """
@@ -160,7 +184,12 @@ class SyncConsole:
             args,
             id=id,
             broadcast=broadcast,
+            create=create,
+            size_limit=size_limit,
+            record=record,
             sent_by=sent_by,
+            source=source,
+            timestamp=timestamp,
         )
 
     def call(
@@ -171,15 +200,20 @@ class SyncConsole:
         *,
         timeout: float = 10.0,
         broadcast: bool = False,
+        create: bool = False,
+        size_limit: int = COMMAND_LIMIT,
+        record: bool = False,
         sent_by: str = "",
     ) -> Outcome:
         """Send a command and wait for the record that says how it ended.
 
-        Of a broadcast, the first one. ``sent_by``: as for :meth:`send`.
+        Of a broadcast, the first one. The other arguments: as for :meth:`send`.
 
         Raises:
-            NoOutcomeError: No such record within ``timeout`` seconds; the command may
-                still be waiting, running, or done.
+            ConfigurationError: As :meth:`send`, or ``timeout`` is no time; not sent.
+            UnknownProjectError: As :meth:`send`.
+            NoOutcomeError: No such record within ``timeout`` seconds. It says what is
+                known: whether the command waits, and whether the project is offline.
             RedisUnavailableError: As :meth:`send`; once it is sent, an outage is
                 waited out.
         """
@@ -190,6 +224,9 @@ class SyncConsole:
             args,
             timeout=timeout,
             broadcast=broadcast,
+            create=create,
+            size_limit=size_limit,
+            record=record,
             sent_by=sent_by,
         )
 
@@ -200,20 +237,32 @@ class SyncConsole:
         args: Mapping[str, Any] | None = None,
         *,
         timeout: float = 10.0,
+        create: bool = False,
+        size_limit: int = COMMAND_LIMIT,
+        record: bool = False,
         sent_by: str = "",
     ) -> dict[str, Outcome]:
         """Send a broadcast and wait until every living instance has said how it ended.
 
-        ``sent_by``: as for :meth:`send`.
+        The other arguments: as for :meth:`send`.
 
         Returns:
             Instance → its outcome. Who is missing has not answered in time.
 
         Raises:
-            NoOutcomeError, RedisUnavailableError: As :meth:`call`.
+            ConfigurationError, UnknownProjectError, NoOutcomeError,
+            RedisUnavailableError: As :meth:`call`.
         """
         return self._call(
-            Console.call_all, project, command, args, timeout=timeout, sent_by=sent_by
+            Console.call_all,
+            project,
+            command,
+            args,
+            timeout=timeout,
+            create=create,
+            size_limit=size_limit,
+            record=record,
+            sent_by=sent_by,
         )
 
     def instances(self, project: str) -> dict[str, Status]:
@@ -241,6 +290,16 @@ class SyncConsole:
         """
         return self._call(Console.status, project)
 
+    def exists(self, project: str) -> bool:
+        """Tell whether a project has a status, a log or waiting commands.
+
+        A key that may not be looked at, or holds another type, counts as one.
+
+        Raises:
+            RedisUnavailableError: Redis cannot answer.
+        """
+        return self._call(Console.exists, project)
+
     def projects(self) -> dict[str, Status | None]:
         """Find every project that has a status, a log or waiting commands.
 
@@ -263,6 +322,80 @@ class SyncConsole:
             RedisUnavailableError: Redis cannot answer.
         """
         return self._call(Console.logs, project, limit)
+
+    def queue(self, project: str, limit: int = 200) -> list[Command]:
+        """Read the commands that wait in a project's control list, the next one first.
+
+        What a running agent has taken is not among them; in mode ``compat`` the first
+        one may be running.
+
+        Args:
+            project: Its name.
+            limit: Commands at most.
+
+        Returns:
+            The commands. An element that is none stands as one whose ``command`` is
+            ``""``; what else is missing is empty, too.
+
+        Raises:
+            WrongTypeError: The control key is no list.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        return self._call(
+            Console.queue,
+            project,
+            limit,
+        )
+
+    def withdraw(self, project: str, id: str) -> Command | None:  # noqa: A002 - the contract's name
+        """Take a command out of a project's control list, before an agent takes it.
+
+        In one step, by its exact bytes: either the command is withdrawn or an agent gets
+        it, never both. In mode ``compat`` an agent leaves the command that it runs in
+        the list, so that the first one may have been withdrawn while it was running.
+
+        Args:
+            project: Its name.
+            id: The command's id; of several with this id all are withdrawn.
+
+        Returns:
+            The command; ``None`` if it does not wait there: it was taken, or never sent.
+
+        Raises:
+            ConfigurationError: ``id`` is no id.
+            WrongTypeError: The control key is no list.
+            RedisUnavailableError: Not withdrawn; or perhaps, if ``error.ambiguous``.
+        """
+        return self._call(
+            Console.withdraw,
+            project,
+            id,
+        )
+
+    def forget(self, project: str, *, force: bool = False) -> list[str]:
+        """Delete every key of a project: its status, its log, its waiting commands.
+
+        Also our own keys beside them: of mode ``reliable``, of replicas and broadcasts.
+        It is no step that excludes others: what a project writes meanwhile may be
+        deleted or stay, and an agent that is online writes its status again.
+
+        Args:
+            project: Its name.
+            force: Also while the project is online. What an agent in mode ``reliable``
+                has taken and not ended is left alone even so.
+
+        Returns:
+            The keys that were deleted.
+
+        Raises:
+            LeaseHeldError: The project is online; nothing was deleted.
+            RedisUnavailableError: Some keys may be left; call it again.
+        """
+        return self._call(
+            Console.forget,
+            project,
+            force=force,
+        )
 
     def log_page(self, project: str, *, before: str = "", limit: int = 200) -> LogPage:
         """Read records page by page, backwards from the newest.

@@ -28,7 +28,8 @@ async def main() -> None:
         print("status", await console.status(PROJECT))
 
         try:
-            outcome = await console.call(PROJECT, "ping", timeout=3.0)
+            # create=True: also to a project that has never been there
+            outcome = await console.call(PROJECT, "ping", timeout=3.0, create=True)
             print("ping", outcome.kind, outcome.result, f"{outcome.duration_ms:.1f} ms")
         except NoOutcomeError as error:
             print("ping", error)

@@ -114,7 +114,9 @@ class Load:
         while not self.stopped:
             try:
                 at = time.monotonic()
-                await self.console.send(subject.project, "mark", {"number": number})
+                await self.console.send(
+                    subject.project, "mark", {"number": number}, create=True
+                )
                 subject.sent[number] = at
             except RedisUnavailableError as error:
                 if error.ambiguous:

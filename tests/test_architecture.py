@@ -77,6 +77,7 @@ COMPOSITION = [
     "agent",
     "console_log",
     "console_projects",
+    "console_queue",
     "console",
     "sync_console",
     "fleet",

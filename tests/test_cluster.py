@@ -183,7 +183,7 @@ async def test_an_agent_and_a_console_on_three_nodes(
         names = [f"{project}-{number}-{n}" for n in range(12)]
         async with Console(where) as console:
             for name in names:
-                await console.send(name, "nothing")
+                await console.send(name, "nothing", create=True)
             found = await console.projects()
             assert {name: found[name] for name in names} == dict.fromkeys(names)
             agent = ProjectAgent(names[0], redis=where)
@@ -445,13 +445,13 @@ async def test_a_waiting_read_follows_its_slot(
         await eventually(lambda: agent.stats().connections["blocking"])
         for number, target in enumerate((guest, home)):
             await to_thread.run_sync(topology.migrate, slot, target)
-            await console.send(project, "mark", {"number": number})
+            await console.send(project, "mark", {"number": number}, create=True)
             await eventually(lambda n=number: n in done, OUTAGE)  # type: ignore[misc]
-        await console.send(project, "hold", {"number": 2})
+        await console.send(project, "hold", {"number": 2}, create=True)
         await eventually(lambda: agent.stats().commands_running == 1)
         await to_thread.run_sync(topology.migrate, slot, guest)
         moved.set()
-        await console.send(project, "mark", {"number": 3})
+        await console.send(project, "mark", {"number": 3}, create=True)
         await eventually(lambda: len(done) == 4, OUTAGE)
         assert done == [0, 1, 2, 3]
         assert agent.stats().lease_losses == 0
@@ -474,7 +474,9 @@ async def test_replicas_and_broadcasts(topology: ClusterTopology, project: str) 
             await stack.enter_async_context(agent)
             await agent.ready(10)
         for number in range(3):
-            await console.send(project, "mark", {"number": number}, broadcast=True)
+            await console.send(
+                project, "mark", {"number": number}, broadcast=True, create=True
+            )
             await eventually(
                 lambda n=number: all(n in h.handled for h in histories.values()),  # type: ignore[misc]
                 OUTAGE,

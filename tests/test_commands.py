@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from functools import partial
 from typing import Any, Literal, cast
@@ -19,6 +20,7 @@ from pydantic import BaseModel
 from redis.asyncio import Redis
 
 from bls_agent import (
+    Command,
     CommandContext,
     Console,
     LogEntry,
@@ -458,6 +460,71 @@ async def test_a_hung_thread_keeps_its_slot(
         await eventually(lambda: agent.stats().outcomes.get("succeeded") == 1)
         assert agent.stats().commands_stuck == 0
         assert waiting.command == "ping"
+
+
+async def test_what_is_too_old_is_rejected(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """By the command's timestamp; without one, or one of tomorrow, it is run."""
+    now = datetime.now(UTC)
+    times = {
+        "old": (now - timedelta(days=3)).isoformat(),
+        "fresh": now.isoformat(),
+        "ahead": (now + timedelta(days=3)).isoformat(),
+        "none": "",
+        "odd": "soon",
+    }
+    for name, timestamp in times.items():
+        command = Command.create("ping", now=0, id=name, timestamp=timestamp or "-")
+        payload = command.encode().replace(b'"timestamp":"-",', b"")
+        await redis.rpush(f"{project}_控制", payload)
+    async with ProjectAgent(project, redis=redis_url, command_max_age=3600) as agent:
+        ends = agent.stats
+        await eventually(lambda: ends().outcomes.get("succeeded", 0) == len(times) - 1)
+    ended = {r["metadata"]["commandId"]: r for r in await outcomes(redis, project)}
+    assert ended["old"]["metadata"]["outcome"] == "rejected"
+    assert ended["old"]["metadata"]["error"] == {
+        "type": "TooOld",
+        "message": "it was sent 259200 s ago; command_max_age is 3600 s",
+    }
+    assert ended["old"]["level"] == "warn"
+    rest = {ended[name]["metadata"]["outcome"] for name in times if name != "old"}
+    assert rest == {"succeeded"}
+
+
+@pytest.mark.parametrize(
+    ("payload", "number"),
+    [
+        (
+            b'{"id":"cmd-1","command":"x","args":{"a":"%s"}}' % (b"x" * 2_000_000),
+            "cmd-1",
+        ),
+        ('{ "id" : "命令-1", "command"'.encode(), "命令-1"),
+        (b'{"id":17,"command":"x","args":[1]}', "17"),
+        (b'{"command":" ","id":"cmd-2"}', "cmd-2"),
+        (b'{"id":"\xff","command":"x"}', ""),
+        (b'{"command":"x","id":"cmd-3"', ""),
+        (b"[1]", ""),
+    ],
+    ids=["too large", "cut off", "a number", "last", "no UTF-8", "cut, last", "a list"],
+)
+async def test_a_discarded_command_keeps_its_id(
+    redis_url: str,
+    redis: Redis,
+    console: Console,
+    project: str,
+    payload: bytes,
+    number: str,
+) -> None:
+    """Where one can be read, so that whoever waits for it hears of its end."""
+    async with ProjectAgent(project, redis=redis_url) as agent:
+        await redis.rpush(f"{project}_控制", payload)
+        await eventually(lambda: "discarded" in agent.stats().outcomes)
+    (ended,) = await outcomes(redis, project)
+    assert ended["metadata"]["commandId"] == number
+    (entry,) = await console.logs(project)
+    assert entry.outcome is not None
+    assert entry.outcome.command_id == number
 
 
 async def test_builtins(

@@ -10,14 +10,17 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import (
+    CommandTooLargeError,
     ConfigurationError,
     Console,
+    LeaseHeldError,
     LogEntry,
     NoOutcomeError,
     ProjectAgent,
     RedisRefusedError,
     RedisUnavailableError,
     Status,
+    UnknownProjectError,
     WrongTypeError,
 )
 from bls_agent.devserver import DevServer
@@ -32,7 +35,7 @@ from tests.harness import (
 
 async def test_what_send_writes(redis: Redis, console: Console, project: str) -> None:
     """A command has exactly the contract's fields in the contract's order."""
-    sent = await console.send(project, "reload", {"force": True})
+    sent = await console.send(project, "reload", {"force": True}, create=True)
     await console.send(project, "ping", id="cmd-1")
     first, second = await redis.lrange(f"{project}_控制", 0, -1)
     told = orjson.loads(first)
@@ -52,15 +55,73 @@ async def test_what_send_writes(redis: Redis, console: Console, project: str) ->
         ("a\n", "x", None),
         ("订单", " ", None),
         ("订单", "x", {"a": {1}}),
+        ("订单", "x", {"a": "长" * 30_000}),
     ],
-    ids=["empty name", "newline", "blank command", "args JSON cannot hold"],
+    ids=["empty name", "newline", "blank command", "not JSON", "over 64 KB"],
 )
 async def test_what_cannot_be_sent_is_refused(
     console: Console, project: str, command: str, args: dict[str, Any] | None
 ) -> None:
     """A name or an argument that must not be written is a clear error, nothing is sent."""
-    with pytest.raises(ConfigurationError):
-        await console.send(project, command, args)
+    for create in (False, True):
+        with pytest.raises(ConfigurationError):
+            await console.send(project, command, args, create=create)
+
+
+async def test_how_long_a_command_may_be(
+    console: Console, redis: Redis, project: str
+) -> None:
+    """64 KB as the contract asks, to the byte; more where the fleet reads more."""
+    empty = await console.send(project, "x", {"a": ""}, create=True, id="1")
+    room = 65_535 - len(empty.encode())
+    longest = await console.send(project, "x", {"a": "a" * room}, id="1")
+    assert len(longest.encode()) == 65_535
+    with pytest.raises(
+        CommandTooLargeError, match=r"65,536 bytes.*size_limit"
+    ) as caught:
+        await console.send(project, "x", {"a": "a" * (room + 1)}, id="1")
+    assert (caught.value.size, caught.value.limit) == (65_536, 65_535)
+    for call in (console.call, console.call_all):
+        with pytest.raises(CommandTooLargeError):
+            await call(project, "x", {"a": "a" * 70_000})
+    await console.send(project, "x", {"a": "a" * 70_000}, size_limit=100_000)
+    assert await redis.llen(f"{project}_控制") == 3
+
+
+async def test_a_name_that_nobody_has(
+    console: Console, redis: Redis, redis_url: str, project: str
+) -> None:
+    """No key is made by a misspelt name; any of the three keys is a sign of life."""
+    for send in (console.send, console.call, console.call_all):
+        with pytest.raises(UnknownProjectError, match="create=True") as caught:
+            await send(project, "ping")
+        assert caught.value.project == project
+    assert not await redis.exists(f"{project}_控制", f"{project}_项目控制台")
+    for suffix, kind in (
+        ("项目状态", "set"),
+        ("项目控制台", "rpush"),
+        ("控制", "rpush"),
+    ):
+        await getattr(redis, kind)(f"{project}_{suffix}", "{}")
+        async with Console(redis_url) as other:
+            assert await other.exists(project)
+            await other.send(project, "ping")
+        await redis.delete(f"{project}_{suffix}", f"{project}_控制")
+    assert not await console.exists(project)
+
+
+async def test_a_name_in_another_form_that_exists(
+    console: Console, redis: Redis, project: str
+) -> None:
+    """What the console lists it can command, also a name that we would not give."""
+    name = f"{project}e\u0301"
+    await redis.set(f"{name}_项目状态", "在线")
+    await console.send(name, "ping")
+    assert await redis.llen(f"{name}_控制") == 1
+    with pytest.raises(ConfigurationError, match="NFC"):
+        await console.send(f"{name}2", "ping")
+    await console.forget(name, force=True)
+    assert not await redis.exists(f"{name}_项目状态", f"{name}_控制")
 
 
 async def test_projects_with_nasty_names(own_server: DevServer) -> None:
@@ -116,6 +177,31 @@ async def test_projects_with_the_rights_for_one(
             await console.projects()
 
 
+@needs_selectors
+@pytest.mark.parametrize("selectors", [True, False], ids=["selectors", "flat"])
+@pytest.mark.parametrize("alone", [True, False], ids=["one", "all"])
+async def test_forgetting_with_the_rights_for_it(
+    own_server: DevServer, admin: Redis, project: str, selectors: bool, alone: bool
+) -> None:
+    """The rights with forget=True are enough, and those without are not."""
+    place = f"bls_agent:{{{project}_控制}}"
+    for key in (f"{project}_控制", f"{place}:inflight:死", f"{place}:dead"):
+        await admin.rpush(key, "{}")
+    await admin.set(f"bls_agent:{place}:inflight:活:owner", "x", ex=30)
+    named = project if alone else None
+    for forget in (False, True):
+        rules = console_acl_rules(named, forget=forget, selectors=selectors)
+        url = await url_with_rights(admin, own_server, *rules)
+        async with Console(url) as console:
+            if not forget:
+                with pytest.raises(RedisRefusedError):
+                    await console.forget(project, force=True)
+                continue
+            with pytest.raises(LeaseHeldError):
+                await console.forget(project)
+            assert len(await console.forget(project, force=True)) == 3
+
+
 async def test_down_is_not_empty(own_server: DevServer, project: str) -> None:
     """With Redis away every reading method raises; none says "nothing"."""
     console = Console(own_server.url)
@@ -133,14 +219,156 @@ async def test_down_is_not_empty(own_server: DevServer, project: str) -> None:
     await console.aclose()
 
 
+@pytest.mark.parametrize(
+    ("status", "taken", "state", "said"),
+    [
+        (
+            "离线",
+            False,
+            "offline",
+            "offline since 2026-01-12T12:35:00.000Z: .* next start",
+        ),
+        (None, False, "offline", "offline since 2026"),
+        ("在线", False, "waiting", "still stands in the queue"),
+        ("在线", True, "taken", "it was taken"),
+    ],
+)
 async def test_a_call_without_an_answer(
+    console: Console,
+    redis: Redis,
+    project: str,
+    status: str | None,
+    taken: bool,
+    state: str,
+    said: str,
+) -> None:
+    """NoOutcomeError after the timeout says where the command is, and who is not there."""
+    record = '{"timestamp":"2026-01-12T12:35:00.000Z","message":"bye"}'
+    await redis.rpush(f"{project}_项目控制台", record)
+    if status:
+        await redis.set(f"{project}_项目状态", status)
+    await redis.rpush(f"{project}_控制", *[b"no command"] * 150)
+    async with anyio.create_task_group() as tasks:
+        if taken:
+            tasks.start_soon(drain, redis, f"{project}_控制", 151)
+        with pytest.raises(NoOutcomeError, match=said) as caught:
+            await console.call(project, "ping", timeout=0.2)
+    assert isinstance(caught.value, TimeoutError)
+    assert caught.value.state == state
+    assert await redis.llen(f"{project}_控制") == (0 if taken else 151)
+
+
+async def drain(redis: Redis, key: str, count: int) -> None:
+    """Take so many elements, as an agent that answers nothing."""
+    for _ in range(count):
+        await redis.blpop([key], 5)
+
+
+async def test_what_waits_can_be_seen_and_withdrawn(
     console: Console, redis: Redis, project: str
 ) -> None:
-    """Nobody there: NoOutcomeError after the timeout; the command stays in the list."""
-    with pytest.raises(NoOutcomeError) as caught:
-        await console.call(project, "ping", timeout=0.1)
-    assert isinstance(caught.value, TimeoutError)
-    assert await redis.llen(f"{project}_控制") == 1
+    """By its exact bytes, among strangers' elements; of what was taken None tells."""
+    key = f"{project}_控制"
+    await console.send(project, "first", {"n": 1}, id="a", create=True)
+    await redis.rpush(key, b"\xff", b'{"command":5,"id":7}', b'["x"]')
+    await redis.rpush(key, b'{"id":"big","args":{"a":"%s"}}' % (b"x" * 2_000_000))
+    await redis.rpush(key, *[b'{"id": "b" , "command": "twice"}'] * 2)
+    await console.send(project, "last", id="c")
+    waiting = await console.queue(project)
+    assert [one.id for one in waiting] == ["a", "", "7", "", "big", "b", "b", "c"]
+    assert [one.command for one in waiting][::7] == ["first", "last"]
+    assert waiting[0].args == {"n": 1}
+    assert [one.id for one in await console.queue(project, 2)] == ["a", ""]
+    withdrawn = await console.withdraw(project, "b")
+    assert withdrawn is not None
+    assert withdrawn.command == "twice"
+    assert await console.withdraw(project, "b") is None
+    assert await console.withdraw(project, "big")
+    await redis.lpop(key)
+    assert await console.withdraw(project, "a") is None
+    assert await redis.llen(key) == 4
+    with pytest.raises(ConfigurationError, match="id"):
+        await console.withdraw(project, "")
+    await redis.delete(key)
+    await redis.set(key, "no list")
+    for ask in (console.queue(project), console.withdraw(project, "a")):
+        with pytest.raises(WrongTypeError):
+            await ask
+
+
+async def test_who_is_first_an_agent_or_the_one_who_withdraws(
+    console: Console, redis: Redis, project: str
+) -> None:
+    """Each of 300 commands is taken by exactly one of the two."""
+    key = f"{project}_控制"
+    taken: list[str] = []
+    for n in range(300):
+        await console.send(project, "x", id=f"cmd-{n}", create=True)
+
+    async def take() -> None:
+        while isinstance(payload := await redis.lpop(key), bytes):
+            taken.append(orjson.loads(payload)["id"])
+
+    withdrawn: list[str] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(take)
+        for n in reversed(range(300)):
+            found = await console.withdraw(project, f"cmd-{n}")
+            withdrawn += [found.id] if found else []
+    assert sorted(taken + withdrawn) == sorted(f"cmd-{n}" for n in range(300))
+
+
+async def test_forgetting_a_project(
+    console: Console, redis: Redis, redis_url: str, project: str
+) -> None:
+    """Every key that is its own, also those of replicas and reliable mode; no other."""
+    options: dict[str, Any] = {"redis": redis_url, "mode": "reliable", "replicas": True}
+    async with ProjectAgent(project, instance="一", **options) as agent:
+        await agent.ready(5)
+        assert (await console.call(project, "ping")).succeeded
+        await console.call_all(project, "ping")
+        with pytest.raises(LeaseHeldError, match="force=True"):
+            await console.forget(project)
+        assert await console.status(project) is Status.ONLINE
+    place = f"bls_agent:{{{project}_控制}}"
+    await redis.rpush(f"{place}:inflight:死", "{}")
+    await redis.sadd(f"{place}:inflight", f"{place}:inflight:死")
+    await redis.rpush(f"{place}:broadcast:死", "{}")
+    await redis.rpush(f"{place}:dead", "{}")
+    others = [f"{project}x_控制", f"bls_agent:{{{project}x_控制}}:inflight:一"]
+    others += [f"bls_agent:{{x{project}_控制}}:seen", f"{project}_update_控制"]
+    # Beside the list of a project with a nasty name, it looks like one of ours.
+    others.append(f"{place}:inflight:别人_控制:inflight")
+    for key in others:
+        await redis.rpush(key, "x")
+    deleted = await console.forget(project)
+    assert {f"{project}_项目状态", f"{project}_项目控制台"} < set(deleted)
+    assert {f"{place}:inflight:死", f"{place}:broadcast:死", f"{place}:dead"} < {
+        *deleted
+    }
+    left = [key.decode() async for key in redis.scan_iter(f"*{project}*")]
+    assert sorted(left) == sorted(others)
+    assert await console.forget(project) == []
+    await redis.delete(*others)
+
+
+async def test_forgetting_what_somebody_holds(
+    console: Console, redis: Redis, project: str
+) -> None:
+    """The list of an agent in mode reliable that lives is left alone, also by force."""
+    place = f"bls_agent:{{{project}_控制}}"
+    held = f"{place}:inflight:活"
+    await redis.rpush(held, "{}")
+    await redis.sadd(f"{place}:inflight", held)
+    await redis.set(f"bls_agent:{held}:owner", "token", ex=30)
+    await redis.set(f"{project}_项目状态", "离线")
+    with pytest.raises(LeaseHeldError) as caught:
+        await console.forget(project)
+    assert 20 < (caught.value.remaining or 0) <= 30
+    assert await console.forget(project, force=True) == [f"{project}_项目状态"]
+    left = {key.decode() async for key in redis.scan_iter(f"*{project}*")}
+    assert left == {held, f"{place}:inflight", f"bls_agent:{held}:owner"}
+    await redis.delete(*left)
 
 
 class Following:

@@ -265,7 +265,13 @@ async def test_reliable_worker(redis_url: str, project: str, console: Console) -
     """What a killed worker had is run by the other one, and an id only once."""
     name = "reliable_worker.py"
     async with _started(name, redis_url, project, "first") as first:
-        await console.send(project, "ship", {"order": 7, "seconds": 2.0}, id="order-7")
+        await console.send(
+            project,
+            "ship",
+            {"order": 7, "seconds": 2.0},
+            id="order-7",
+            create=True,
+        )
         await _read_until(first, "order 7, delivery 1\n")
         first.kill()
     async with _started(name, redis_url, project, "second") as second:

@@ -392,7 +392,7 @@ def make(hold):
 
 async def begin(console):
     for number in range(3):
-        await console.send(project, "work", {"number": number})
+        await console.send(project, "work", {"number": number}, create=True)
     while not agent.stats().commands_held == 2:
         await asyncio.sleep(0.005)
 
@@ -668,7 +668,7 @@ def test_a_console(redis_url: str, project: str, kind: str) -> None:
 console = Console(url)
 
 async def main():
-    await console.send(project, "nothing")
+    await console.send(project, "nothing", create=True)
     number = console._wires.pick().client_id
 
     async def look():

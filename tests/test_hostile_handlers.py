@@ -229,7 +229,7 @@ async def interrupt():
 
 async def main():
     async with agent, Console(sys.argv[2]) as console:
-        await console.send(sys.argv[1], "interrupt")
+        await console.send(sys.argv[1], "interrupt", create=True)
         await asyncio.sleep(20)
 
 try:

@@ -252,7 +252,10 @@ async def test_gunicorn_with_preload(
 
     async with stage.serve(PRELOAD, console) as service:
         await eventually(all_have_started)
-        sent = [(await console.send(stage.project, "whoami")).id for _ in range(40)]
+        sent = [
+            (await console.send(stage.project, "whoami", create=True)).id
+            for _ in range(40)
+        ]
         pages = [(await service.get(f"/orders/{number}")).text for number in range(8)]
         await eventually(all_have_ended)
         assert await service.stop() == 0

@@ -231,7 +231,7 @@ def test_it_opens_while_the_life_before_ends(
         return "held"
 
     before.__enter__()
-    console.send(project, "hold", id="1")
+    console.send(project, "hold", id="1", create=True)
     assert started.wait(5)
     session = agent._session
     assert session is not None
@@ -297,7 +297,7 @@ def test_a_handler_that_blocks_the_loop(
         release.wait(20)
 
     thread = agent.in_thread().__enter__()
-    console.send(project, "block")
+    console.send(project, "block", create=True)
     assert started.wait(5)
     agent.log.info("waits for the loop")
     assert not thread.flush(0.0)
@@ -424,7 +424,7 @@ def test_a_second_signal_hurries(
         await anyio.sleep_forever()
 
     thread = agent.in_thread().__enter__()
-    console.send(project, "endless")
+    console.send(project, "endless", create=True)
     assert started.wait(5)
     session = agent._session
     assert session is not None
@@ -610,7 +610,7 @@ def test_exit_while_a_handler_runs(
     code = (
         ENTERED
         + f"""
-SyncConsole(url).send(project, {command!r})
+SyncConsole(url).send(project, {command!r}, create=True)
 started.wait(10)
 print("ends", flush=True)
 """

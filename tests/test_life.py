@@ -195,7 +195,7 @@ async def test_a_signal_drains(
     """SIGTERM and SIGINT let the running handler end, write 离线 and return."""
     process = await _service(project, redis_url, "0.3")
     try:
-        await console.send(project, "slow")
+        await console.send(project, "slow", create=True)
         assert await _line(process) == "started\n"
         process.send_signal(number)
         out, err = await anyio.to_thread.run_sync(
@@ -214,7 +214,7 @@ async def test_a_second_signal_hurries(
     """A second SIGTERM cuts the handler's time short; the last word is still written."""
     process = await _service(project, redis_url, "60")
     try:
-        await console.send(project, "slow")
+        await console.send(project, "slow", create=True)
         await _line(process)
         began = time.perf_counter()
         process.send_signal(signal.SIGTERM)
@@ -327,7 +327,7 @@ async def test_a_handler_that_resists_cancellation(
             await release.wait()
 
     async with agent:
-        await console.send(project, "stubborn")
+        await console.send(project, "stubborn", create=True)
         await started.wait()
         began = time.perf_counter()
     assert time.perf_counter() - began < 4
@@ -418,7 +418,7 @@ async def test_a_hung_thread_does_not_deafen_the_next_life(
 
         asyncio.run(main())
 
-    await console.send(project, "hang")
+    await console.send(project, "hang", create=True)
     await anyio.to_thread.run_sync(serve)
     release.set()
     async with agent:

@@ -130,6 +130,6 @@ async def test_what_cannot_be_paged(
 def test_from_plain_code(redis_url: str, project: str) -> None:
     """The synchronous console pages, too."""
     with SyncConsole(redis_url) as console:
-        console.send(project, "x", sent_by="值班员")
+        console.send(project, "x", sent_by="值班员", record=True, create=True)
         page = console.log_page(project, limit=1)
         assert [e.message for e in page.entries] == ["command 'x' sent by 值班员"]

@@ -1,10 +1,12 @@
-"""Who sent a command stands in the project's console list, before the command is sent."""
+"""A record of who sent a command, where it is asked for; never a condition of sending."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import anyio
 import orjson
 import pytest
 from redis.asyncio import Redis
@@ -21,9 +23,10 @@ from bls_agent import (
     WrongTypeError,
 )
 from bls_agent.devserver import DevServer
-from bls_agent.project.commands.sent import SendNote
+from bls_agent.project.commands.sent import SendNote, local_user
 from tests.harness import execute, records
 
+RECORD: Any = {"record": True, "create": True}
 NOW = 1_768_221_300.0  # 2026-01-12T12:35:00Z
 
 PROTOCOL = Path(__file__).parents[1] / "docs" / "protocol.md"
@@ -49,7 +52,9 @@ async def test_the_record_is_as_documented(
     console._clock = lambda: NOW
     args = {"force": True, "password": "geheim"}
     identity = "cmd-1700000000000-abc123"
-    sent = await console.send(project, "reload", args, id=identity, sent_by="值班员")
+    sent = await console.send(
+        project, "reload", args, id=identity, sent_by="值班员", **RECORD
+    )
     record = await only_record(redis, project)
     assert record.decode() == documented()
     (command,) = await redis.lrange(f"{project}_控制", 0, -1)
@@ -66,17 +71,34 @@ async def test_no_record_without_a_name(
     redis: Redis, console: Console, project: str
 ) -> None:
     """Without sent_by the console list is not touched."""
-    await console.send(project, "reload")
+    await console.send(project, "reload", create=True)
+    with pytest.raises(ConfigurationError, match="record=True"):
+        await console.send(project, "reload", sent_by="值班员")
     assert not await redis.exists(f"{project}_项目控制台")
 
 
-async def test_no_other_record_is_cut_off(
+@pytest.mark.parametrize(
+    ("length", "left"), [(9_999, 10_000), (10_000, 10_000), (20_000, 20_000)]
+)
+async def test_the_list_is_capped(
+    redis: Redis, console: Console, project: str, length: int, left: int
+) -> None:
+    """The record makes no list of 10,000 longer; a longer one loses no more than one."""
+    key = f"{project}_项目控制台"
+    await redis.rpush(key, *map(str, range(length)))
+    await console.send(project, "reload", sent_by="值班员", **RECORD)
+    assert await redis.llen(key) == left
+    assert await redis.lindex(key, -2) == str(length - 1).encode()
+
+
+async def test_who_it_is_by_default(
     redis: Redis, console: Console, project: str
 ) -> None:
-    """The list is the project's: it is not trimmed by who sends."""
-    await redis.rpush(f"{project}_项目控制台", *["{}"] * 10_005)
-    await console.send(project, "reload", sent_by="值班员")
-    assert await redis.llen(f"{project}_项目控制台") == 10_006
+    """User and host of the process."""
+    await console.send(project, "reload", **RECORD)
+    (record,) = await records(redis, project)
+    assert record["metadata"]["sentBy"] == local_user()
+    assert "@" in local_user()
 
 
 async def test_a_call_says_it_too(
@@ -86,8 +108,10 @@ async def test_a_call_says_it_too(
     agent = ProjectAgent(project, redis=redis_url, replicas=True, instance="一")
     async with agent:
         await agent.ready(5)
-        assert (await console.call(project, "ping", sent_by="值班员")).succeeded
-        assert await console.call_all(project, "ping", sent_by="审计员")
+        assert (
+            await console.call(project, "ping", sent_by="值班员", **RECORD)
+        ).succeeded
+        assert await console.call_all(project, "ping", sent_by="审计员", **RECORD)
     said = [record["metadata"] for record in await records(redis, project)]
     assert [fields.get("sentBy", fields.get("outcome")) for fields in said] == [
         "值班员",
@@ -104,7 +128,7 @@ async def test_a_name_that_is_none(
 ) -> None:
     """A blank name, or what is no text, is refused before anything is written."""
     with pytest.raises(ConfigurationError, match="sent_by"):
-        await console.send(project, "reload", sent_by=sent_by)
+        await console.send(project, "reload", sent_by=sent_by, **RECORD)
     assert not await redis.exists(f"{project}_控制", f"{project}_项目控制台")
 
 
@@ -113,7 +137,8 @@ async def test_a_record_is_shortened_like_any(
 ) -> None:
     """However long arguments, command and name are: a valid record under 64 KB."""
     args = {"text": "长" * 100_000, "list": ["\u202e\x1b[31m"] * 1_000}
-    await console.send(project, "重" * 50_000, args, sent_by="名\x00" * 50_000)
+    how = {"sent_by": "名\x00" * 50_000, "size_limit": 1_000_000, **RECORD}
+    await console.send(project, "重" * 50_000, args, **how)
     record = await only_record(redis, project)
     assert len(record) < 65_536
     entry = LogEntry.decode(record)
@@ -128,19 +153,19 @@ async def test_secrets_by_the_names_of_the_environment(
 ) -> None:
     """BLS_REDACT_KEYS counts for the record as for an agent's."""
     monkeypatch.setenv("BLS_REDACT_KEYS", "员工号")
-    await console.send(project, "x", {"员工号": "geheim"}, sent_by="值班员")
+    await console.send(project, "x", {"员工号": "geheim"}, sent_by="值班员", **RECORD)
     (record,) = await records(redis, project)
     assert record["metadata"]["args"] == {"员工号": "[redacted]"}
 
 
-async def test_a_record_that_cannot_be_written_stops_the_command(
+async def test_a_record_that_cannot_be_written_stops_nothing(
     redis: Redis, console: Console, project: str
 ) -> None:
-    """Nobody commands unseen: the command is not sent either."""
+    """The command is sent; what stands in the way of the record is left alone."""
     await redis.set(f"{project}_项目控制台", "no list")
-    with pytest.raises(WrongTypeError):
-        await console.send(project, "reload", sent_by="值班员")
-    assert not await redis.exists(f"{project}_控制")
+    await console.send(project, "reload", sent_by="值班员", **RECORD)
+    assert await redis.llen(f"{project}_控制") == 1
+    assert await redis.get(f"{project}_项目控制台") == b"no list"
 
 
 async def test_a_command_that_was_not_sent(
@@ -149,7 +174,9 @@ async def test_a_command_that_was_not_sent(
     """A second record says so, with the same id; the caller gets the error."""
     await redis.set(f"{project}_控制", "no list")
     with pytest.raises(WrongTypeError):
-        await console.send(project, "reload", {"token": "geheim"}, sent_by="值班员")
+        await console.send(
+            project, "reload", {"token": "geheim"}, sent_by="值班员", **RECORD
+        )
     first, second = await console.logs(project)
     assert second.level is Level.WARN
     assert second.message.startswith("command 'reload' was not sent: ")
@@ -159,33 +186,38 @@ async def test_a_command_that_was_not_sent(
     assert "geheim" not in str((first, second))
 
 
-async def test_a_right_to_write_records_is_needed(
-    own_server: DevServer, admin: Redis, project: str
+@pytest.mark.parametrize(
+    ("pattern", "sent", "written"), [("*_控制", 1, 0), ("*_项目控制台", 0, 2)]
+)
+async def test_the_right_to_write_records(
+    own_server: DevServer,
+    admin: Redis,
+    project: str,
+    pattern: str,
+    sent: int,
+    written: int,
 ) -> None:
-    """Refused: the command is not sent. With it, and without the right to command: said."""
+    """Without it the command is sent; without the right to command both is recorded."""
     rules = ["on", ">x", "-@all", "+rpush", "+select", "+client|setname", "+client|id"]
-    for pattern, written in (("*_控制", 0), ("*_项目控制台", 2)):
-        name = f"user{written}"
-        await execute(admin, "ACL", "SETUSER", name, *rules, f"~{pattern}")
-        url = own_server.url.replace("//", f"//{name}:x@")
-        async with Console(url) as console:
-            with pytest.raises(RedisRefusedError):
-                await console.send(project, "reload", sent_by="值班员")
-        assert await admin.llen(f"{project}_控制") == 0
-        assert await admin.llen(f"{project}_项目控制台") == written
+    await execute(admin, "ACL", "SETUSER", "u", *rules, f"~{pattern}")
+    async with Console(own_server.url.replace("//", "//u:x@")) as console:
+        with nullcontext() if sent else pytest.raises(RedisRefusedError):
+            await console.send(project, "reload", sent_by="值班员", **RECORD)
+    assert await admin.llen(f"{project}_控制") == sent
+    assert await admin.llen(f"{project}_项目控制台") == written
 
 
 async def test_redis_is_away(own_server: DevServer, project: str) -> None:
-    """Frozen while the record is on its way: the command was surely not sent."""
+    """Frozen: command and record went in one write; within two deadlines it is said."""
     async with Console(own_server.url, timeout=0.3) as console:
         await console.status(project)
         own_server.freeze()
+        began = anyio.current_time()
         with pytest.raises(RedisUnavailableError) as caught:
-            await console.send(project, "reload", sent_by="值班员")
+            await console.send(project, "reload", sent_by="值班员", **RECORD)
+        assert anyio.current_time() - began < 2
         own_server.thaw()
-        assert not caught.value.ambiguous
-        async with Redis.from_url(own_server.url, protocol=2) as redis:
-            assert not await redis.exists(f"{project}_控制")
+        assert caught.value.ambiguous
 
 
 @pytest.mark.parametrize(

@@ -486,10 +486,12 @@ async def test_a_command_that_is_longer_than_the_server_takes(
     await admin.config_set("proto-max-bulk-len", 1024 * 1024)
     async with Console(own_server.url) as console:
         with pytest.raises(RedisUnavailableError) as caught:
-            await console.send(project, "fill", {"text": PAYLOAD * 100_000})
+            await console.send(
+                project, "fill", {"text": PAYLOAD * 100_000}, create=True
+            )
         assert caught.value.kind in ("protocol", "connection")
         assert PAYLOAD not in str(caught.value)
-        await console.send(project, "fill")
+        await console.send(project, "fill", create=True)
     assert await admin.llen(f"{project}_控制") == 1
 
 

@@ -24,6 +24,7 @@ TABLE: dict[str, tuple[object, str, object]] = {
     "concurrency": (1, "8", 8),
     "prefetch": (1, "4", 4),
     "command_timeout": (30.0, "1.5", 1.5),
+    "command_max_age": (None, "3600", 3600.0),
     "command_size_limit": (1_048_576, "65536", 65_536),
     "status_interval": (10.0, "5", 5.0),
     "status_ttl": (60, "90", 90),

@@ -111,7 +111,7 @@ async def test_running_handler_gets_its_time(
         ended.append("long")
 
     async with agent:
-        await console.send(project, "long")
+        await console.send(project, "long", create=True)
         await started.wait()
     assert ended == ["long"]
     assert (await records(redis, project))[-1]["metadata"]["outcome"] == "succeeded"
@@ -130,7 +130,7 @@ async def test_handler_beyond_its_time_is_cancelled(
         await anyio.sleep_forever()
 
     async with agent:
-        await console.send(project, "endless")
+        await console.send(project, "endless", create=True)
         await started.wait()
         began = time.perf_counter()
     assert 0.2 <= time.perf_counter() - began < 5

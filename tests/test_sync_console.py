@@ -26,13 +26,15 @@ from bls_agent import (
     RedisUnavailableError,
     Status,
     SyncConsole,
+    UnknownProjectError,
     WrongTypeError,
 )
 
 AWAY = "redis://127.0.0.1:1/0"
 REQUESTS = [
     *("send", "call", "call_all", "instances"),
-    *("status", "projects", "logs", "log_page", "follow_logs"),
+    *("status", "projects", "exists", "logs", "log_page", "follow_logs"),
+    *("queue", "withdraw", "forget"),
 ]
 
 
@@ -106,6 +108,14 @@ def test_every_request(redis_url: str, console: SyncConsole, project: str) -> No
         assert console.call(project, "add", {"a": 1, "b": 2}, timeout=5).result == 3
         told = [entry.message for entry in console.logs(project, limit=2)]
         assert told == ["adds", "command 'add' succeeded"]
+        assert console.exists(project)
+    console.send(project, "add", id="cmd-2")
+    assert [one.id for one in console.queue(project)] == ["cmd-2"]
+    withdrawn = console.withdraw(project, "cmd-2")
+    assert withdrawn is not None
+    assert withdrawn.command == "add"
+    assert f"{project}_项目状态" in console.forget(project)
+    assert not console.exists(project)
     assert repr(console) == f"<SyncConsole {redis_url}>"
 
 
@@ -119,8 +129,10 @@ def test_errors_are_the_other_one_s(
         console.send(project, " ")
     with SyncConsole(AWAY) as away, pytest.raises(RedisUnavailableError):
         away.projects()
+    with pytest.raises(UnknownProjectError):
+        console.send(project, "ping")
     with pytest.raises(NoOutcomeError):
-        console.call(project, "ping", timeout=0.05)
+        console.call(project, "ping", timeout=0.05, create=True)
     with Redis.from_url(redis_url) as client:
         client.rpush(f"{project}_项目状态", "a list")
     with pytest.raises(WrongTypeError):
@@ -155,7 +167,7 @@ def test_closing_ends_what_waits(redis_url: str, project: str) -> None:
 
     def call() -> None:
         with pytest.raises(RedisUnavailableError, match="closed") as caught:
-            console.call(project, "ping")
+            console.call(project, "ping", create=True)
         raised.append(caught.value)
 
     console.status(project)
@@ -187,7 +199,7 @@ def test_ctrl_c_gets_through(console: SyncConsole, project: str) -> None:
         signal.pthread_kill(main, signal.SIGINT)
 
     for interrupted in (
-        lambda: console.call(project, "ping", timeout=20),
+        lambda: console.call(project, "ping", timeout=20, create=True),
         lambda: list(console.follow_logs(project)),
     ):
         pressing = threading.Thread(target=press)
@@ -208,7 +220,9 @@ def test_several_threads(redis_url: str, console: SyncConsole, project: str) -> 
     def work(number: int) -> None:
         begin.wait()
         for n in range(20):
-            if console.send(project, "x", id=f"{number}-{n}").id != f"{number}-{n}":
+            if console.send(project, "x", id=f"{number}-{n}", create=True).id != (
+                f"{number}-{n}"
+            ):
                 mixed.append(f"{number}-{n}")
             if console.status(f"{project}-{number}") is not None:
                 mixed.append("status")

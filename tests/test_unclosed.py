@@ -399,7 +399,7 @@ def hang():
 async def main():
     async with agent:
         async with Console(url) as console:
-            await console.send(project, "hang")
+            await console.send(project, "hang", create=True)
         while not agent.stats().commands_running:
             await asyncio.sleep(0.005)
         print("exits", flush=True)

@@ -484,7 +484,7 @@ async def hang():
 async def push():
     from bls_agent import Console
     async with Console(sys.argv[2]) as console:
-        await console.send(sys.argv[1], "hang")
+        await console.send(sys.argv[1], "hang", create=True)
 agent.in_thread().__enter__().ready(10)
 asyncio.run(push())
 until = time.monotonic() + 10

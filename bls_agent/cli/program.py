@@ -41,6 +41,8 @@ COMMANDS: Final = (
     "logs",
     "send",
     "call",
+    "queue",
+    "forget",
     "top",
     "workers",
     "runs",

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
-import os
-import socket
 import sys
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
@@ -23,11 +20,9 @@ __all__ = [
     "CommandArgument",
     "ForceOption",
     "JsonArgsOption",
-    "NoRecordOption",
+    "RecordOption",
     "gather_args",
-    "recording",
-    "refuse_unseen",
-    "sender",
+    "refusing_unseen",
 ]
 
 CommandArgument: TypeAlias = Annotated[
@@ -44,9 +39,7 @@ JsonArgsOption: TypeAlias = Annotated[
 ArgsFileOption: TypeAlias = Annotated[
     str, typer.Option("--args-file", metavar="FILE", help="opt_args_file")
 ]
-NoRecordOption: TypeAlias = Annotated[
-    bool, typer.Option("--no-record", help="opt_no_record")
-]
+RecordOption: TypeAlias = Annotated[bool, typer.Option("--record", help="opt_record")]
 
 ForceOption: TypeAlias = Annotated[bool, typer.Option("--force", help="opt_force")]
 
@@ -117,59 +110,21 @@ def _read_file(name: str) -> bytes:
         raise Failure("no_file", Exit.USAGE, file=name, reason=reason) from None
 
 
-def sender() -> str:
-    """Say who sends, for the record: user and host."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError, ImportError):  # a container's number without a name
-        user = f"uid-{os.getuid()}" if hasattr(os, "getuid") else "?"
-    return f"{user}@{socket.gethostname()}"
-
-
-@contextmanager
-def recording(project: str, *, record: bool) -> Generator[str]:
-    """Give who sends; if the record of it is refused, say how to do without.
-
-    Nothing has been sent then: the record goes first.
-    """
-    from bls_agent.errors import RedisRefusedError, WrongTypeError
-    from bls_agent.keys import PROJECT_CONSOLE
-
-    try:
-        yield sender() if record else ""
-    except RedisRefusedError as error:
-        if not record or error.kind != "no_permission":
-            raise
-        text = error.reason
-        raise Failure("not_recorded", hint="hint_no_record", reason=text) from error
-    except WrongTypeError as error:
-        if not record or error.key != PROJECT_CONSOLE.locate(project=project):
-            raise
-        text = str(error)
-        raise Failure("not_recorded", hint="hint_no_record", reason=text) from error
-
-
-async def refuse_unseen(console: Console, project: str, command: str) -> None:
-    """Refuse a name under which nobody was ever seen: it is probably misspelt.
-
-    What is sent there would wait for ever, or for somebody who comes much later.
+@asynccontextmanager
+async def refusing_unseen(console: Console) -> AsyncGenerator[None]:
+    """Name the projects that somebody may have meant, where there is none of a name.
 
     Raises:
-        Failure: The project has neither a status nor a log.
-        ConfigurationError: Nobody can be called so, or no command.
+        Failure: The project has no key.
     """
     from bls_agent.cli.naming import likely_names
-    from bls_agent.console import check_command
-    from bls_agent.errors import ContractError, RedisRefusedError
-    from bls_agent.names import check_name
+    from bls_agent.errors import UnknownProjectError
 
-    check_name("project", project)
-    check_command(command)
     try:
-        if await console.status(project) or await console.logs(project, 1):
-            return
-    except (ContractError, RedisRefusedError):  # something is there, or nobody can tell
-        return
-    names = ", ".join(await likely_names(console, project))
-    hint = "hint_likely_or_force" if names else "hint_force"
-    raise Failure("unseen", hint=hint, project=project, names=names)
+        yield
+    except UnknownProjectError as error:
+        names = ", ".join(await likely_names(console, error.project))
+        hint = "hint_likely_or_force" if names else "hint_force"
+        raise Failure(
+            "unseen", hint=hint, project=error.project, names=names
+        ) from error

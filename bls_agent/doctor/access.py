@@ -67,8 +67,9 @@ CONSOLE_RIGHTS: Final = tuple(
         ("lrange llen lindex", PROJECT_CONSOLE, "records are not shown", True),
         ("llen", CONTROL, "waiting commands are not counted", True),
         ("hgetall", INSTANCES, _UNSEEN, False),
-        ("rpush", PROJECT_CONSOLE, "who sent a command is not recorded", False),
+        ("rpush ltrim", PROJECT_CONSOLE, "who sent a command is not recorded", False),
         ("rpush", CONTROL, "no command is sent", False),
+        ("lrange lrem", CONTROL, "waiting commands are not shown or withdrawn", False),
     )
 )
 

@@ -18,7 +18,7 @@ from bls_agent.diagnosis import (
     bad_texts,
     show,
 )
-from bls_agent.keys import PROJECT_STATUS
+from bls_agent.keys import PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.project.messages import Status
 from bls_agent.project.record_rules import is_no_object, too_long
 
@@ -67,6 +67,18 @@ def _ask_status(sample: Sample) -> list[Question]:
     return [_status_of(sample)] if _age(sample) > OLD else []
 
 
+def _log_of(sample: Sample) -> Question:
+    return ("EXISTS", PROJECT_CONSOLE.locate(project=sample.fields["project"]))
+
+
+def _ask_for_life(sample: Sample) -> list[Question]:
+    """Ask of a list whose oldest command is old, or does not say how old it is."""
+    first = sample.objects[0] if sample.objects else None
+    if _age(sample) > OLD or _lacks_time(first or {}):
+        return [_status_of(sample), _log_of(sample)]
+    return []
+
+
 def _age(sample: Sample) -> float:
     """Give the seconds for which the oldest command has waited; 0 if it does not say."""
     oldest = sample.objects[0] if sample.objects else None
@@ -92,9 +104,19 @@ def _untaken(sample: Sample) -> Values | None:
 
 
 def _unclaimed(sample: Sample) -> Values | None:
-    if _age(sample) <= OLD or _is_alive(sample):
+    if _age(sample) <= OLD or _is_alive(sample) or _to_nobody(sample):
         return None
     return _waiting(sample)
+
+
+def _to_nobody(sample: Sample) -> Values | None:
+    """Find commands for a project that has neither a status nor a log."""
+    status, log = _status_of(sample), _log_of(sample)
+    if not {status, log} <= sample.answers.keys():
+        return None
+    if sample.answers[status] is not None or sample.answers[log]:
+        return None
+    return {"count": f"{sample.size:,}", "name": show(sample.fields["project"])}
 
 
 def _backlog(sample: Sample) -> Values | None:
@@ -127,4 +149,5 @@ COMMAND_RULES: Final = (
     _rule("command-backlog", _W, _backlog),
     Rule("commands-untaken", ROW, _W, "002 §3.1", _untaken, _ask_status),
     Rule("commands-unclaimed", ROW, _W, "002 §3.1", _unclaimed, _ask_status),
+    Rule("commands-to-nobody", ROW, _W, "002 §3.1", _to_nobody, _ask_for_life),
 )

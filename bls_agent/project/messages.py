@@ -26,6 +26,7 @@ from bls_agent.codec import (
 from bls_agent.errors import ConfigurationError, DecodeError
 
 __all__ = [
+    "COMMAND_LIMIT",
     "CONSOLE_SOURCE",
     "Command",
     "Level",
@@ -38,6 +39,8 @@ __all__ = [
 ]
 
 CONSOLE_SOURCE: Final = "BLS Project Console"
+COMMAND_LIMIT: Final = 65_535  # bytes; the contract asks for less than 64 KB
+PEEKED: Final = 1024 * 1024  # bytes of a message that is parsed to show it
 
 
 class Status(StrEnum):
@@ -329,12 +332,13 @@ class Command:
         now: float,
         id: str | None = None,  # noqa: A002 - the contract's name
         source: str = CONSOLE_SOURCE,
+        timestamp: str = "",
         broadcast: bool = False,
     ) -> Command:
         """Make a command as the console does."""
         return cls(
             id=id or new_command_id(now),
-            timestamp=format_timestamp(now),
+            timestamp=timestamp or format_timestamp(now),
             source=source,
             command=command,
             args=dict(args or {}),
@@ -383,6 +387,34 @@ class Command:
             args=args or {},
             broadcast=fields.get("broadcast") is True,
         )
+
+    @classmethod
+    def peek(cls, payload: bytes) -> Command:
+        """Read what can be read of a message, also of one that is no command.
+
+        What is missing or wrong is empty; of a message that is too long, or no JSON, only
+        an ``id`` in the first place is read. Never raises.
+        """
+        fields: JSONObject = {}
+        leading = _FIRST_ID.match(payload)
+        for text in (payload, leading[1] + b"}" if leading else b""):
+            with suppress(DecodeError):
+                fields = decode_object(text, limit=PEEKED)
+                break
+        args: JSONValue = fields.get("args")
+        return cls(
+            id=_usable_id(fields.get("id")),
+            timestamp=_text_only(fields.get("timestamp")),
+            source=_text_only(fields.get("source")),
+            command=_text_only(fields.get("command")),
+            args=args if isinstance(args, dict) else {},
+            broadcast=fields.get("broadcast") is True,
+        )
+
+
+_FIRST_ID: Final = re.compile(
+    rb'(\s{0,99}\{\s{0,99}"id"\s{0,99}:\s{0,99}(?:"[^"\\]{1,800}"|[0-9]{1,18}))\s{0,99}[,}]'
+)
 
 
 def find_id(payload: bytes, *, limit: int) -> str:

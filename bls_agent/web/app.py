@@ -29,7 +29,6 @@ from bls_agent.web.door.origins import HostRule
 from bls_agent.web.door.refusals import is_data, refused
 from bls_agent.web.door.sessions import Sessions
 from bls_agent.web.door.users import Verifier
-from bls_agent.web.feeds.directory import Directory
 from bls_agent.web.feeds.fleet_feed import FleetFeed
 from bls_agent.web.feeds.health import RedisHealth
 from bls_agent.web.feeds.log_feeds import LogFeeds
@@ -108,7 +107,6 @@ def _make_state(config: WebConfig) -> WebState:
         run_list=RunFeed(runs),
         logs=LogFeeds(console),
         health=RedisHealth(console),
-        directory=Directory(console),
         sessions=Sessions(
             most=limits.sessions,
             idle=limits.session_idle,

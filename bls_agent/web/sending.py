@@ -1,4 +1,4 @@
-"""Commands from people: limited in rate, and recorded before they are sent."""
+"""Commands from people: limited in rate, and recorded."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from bls_agent.project.messages import Command, Outcome
+from bls_agent.project.messages import CONSOLE_SOURCE, Command, Outcome
 from bls_agent.terminal import visible
 from bls_agent.web.state import WebState, requester, web_state
 
-__all__ = ["call_command", "count_command", "send_command"]
+__all__ = [
+    "call_command",
+    "count_command",
+    "forget_project",
+    "send_command",
+    "withdraw_command",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -25,21 +31,42 @@ async def send_command(
     args: Mapping[str, Any] | None = None,
     *,
     id: str | None = None,  # noqa: A002 - the contract's name
-    broadcast: bool = False,
+    create: bool = False,
+    record: bool = True,
+    source: str = "",
+    timestamp: str = "",
 ) -> Command:
-    """Send a command in the name of who asks, after a record of that.
+    """Send a command in the name of who asks, with a record of that.
+
+    Args:
+        request: Who asks; with a login, the command's ``source`` is the user.
+        project: Whose command it is.
+        command: Its name.
+        args: Its arguments.
+        id: Its id.
+        create: Also to a project that has no key.
+        record: Whether the record is written.
+        source: Its ``source``, where there is no login.
+        timestamp: Its ``timestamp``.
 
     Raises:
         HTTPException: 429, the user sends too many.
-        ConfigurationError: A name or an argument cannot be sent.
-        RedisUnavailableError, WrongTypeError: As :meth:`bls_agent.Console.send`; when
-            the record is refused, nothing was sent.
+        ConfigurationError, RedisUnavailableError, UnknownProjectError, WrongTypeError:
+            As :meth:`bls_agent.Console.send`.
     """
     state = web_state(request)
     count_command(state, request)
     sent_by: str = request.state.sent_by
     sent = await state.console.send(
-        project, command, args, id=id, broadcast=broadcast, sent_by=sent_by
+        project,
+        command,
+        args,
+        id=id,
+        create=create,
+        record=record,
+        sent_by=sent_by if record else "",
+        source=request.state.user or source or CONSOLE_SOURCE,
+        timestamp=timestamp,
     )
     # The id is the sender's own text, too: a line end in it would begin a line of its own.
     logger.info("%s sent %r (%s) to %r", sent_by, command, visible(sent.id), project)
@@ -65,8 +92,42 @@ async def call_command(
     count_command(state, request)
     sent_by: str = request.state.sent_by
     return await state.console.call(
-        project, command, args, timeout=timeout, sent_by=sent_by
+        project, command, args, timeout=timeout, record=True, sent_by=sent_by
     )
+
+
+async def withdraw_command(
+    request: Request, project: str, number: str
+) -> Command | None:
+    """Take a command out of a project's queue, as :meth:`bls_agent.Console.withdraw`.
+
+    Raises:
+        HTTPException: 429, the user sends too many.
+    """
+    state = web_state(request)
+    count_command(state, request)
+    withdrawn = await state.console.withdraw(project, number)
+    if withdrawn is not None:
+        sent_by: str = request.state.sent_by
+        logger.info("%s withdrew %r from %r", sent_by, visible(number), project)
+    return withdrawn
+
+
+async def forget_project(
+    request: Request, project: str, *, force: bool = False
+) -> list[str]:
+    """Delete a project's keys, as :meth:`bls_agent.Console.forget`.
+
+    Raises:
+        HTTPException: 429, the user sends too many.
+    """
+    state = web_state(request)
+    count_command(state, request)
+    deleted = await state.console.forget(project, force=force)
+    logger.info(
+        "%s deleted %d keys of %r", request.state.sent_by, len(deleted), project
+    )
+    return deleted
 
 
 def count_command(state: WebState, request: Request) -> None:

@@ -16,7 +16,6 @@ from bls_agent.web.door.limits import Bucket, Buckets, StreamQuota
 from bls_agent.web.door.origins import HostRule
 from bls_agent.web.door.sessions import Sessions
 from bls_agent.web.door.users import Verifier
-from bls_agent.web.feeds.directory import Directory
 from bls_agent.web.feeds.fleet_feed import FleetFeed
 from bls_agent.web.feeds.health import RedisHealth
 from bls_agent.web.feeds.log_feeds import LogFeeds
@@ -40,7 +39,6 @@ class WebState:
         run_list: One watch of all runs for all their pages.
         logs: One reader for each followed list.
         health: Whether Redis answers.
-        directory: Which projects there are.
         sessions: Who is logged in.
         verifier: Checks passwords; ``None`` without users.
         hosts: By which names browsers may call us.
@@ -63,7 +61,6 @@ class WebState:
     run_list: RunFeed
     logs: LogFeeds
     health: RedisHealth
-    directory: Directory
     sessions: Sessions
     verifier: Verifier | None
     hosts: HostRule

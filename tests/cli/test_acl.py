@@ -42,6 +42,8 @@ async def use_everything(
     commands = [
         ["status", project],
         ["send", project, "ping"],
+        ["send", project, "ping", "--record"],
+        ["queue", project, "--json"],
         ["logs", project],
         ["call", project, "ping"],
     ]
@@ -78,7 +80,7 @@ async def test_an_operators_rights(
         ["BLPOP", f"{name}_控制", "1"],
     ):
         assert await allows(admin, *words) is False
-    assert await allows(admin, "LRANGE", f"{name}x_控制", "0", "1") is False
+    assert await allows(admin, "LRANGE", f"{name}x_控制", "0", "1") is not one
     assert await allows(admin, "RPUSH", "别的_控制", "x") is not one
 
 
@@ -97,9 +99,18 @@ async def test_an_operator_who_only_looks_on(
     url = await log_in(admin, own_server, rules)
     await admin.set(f"{project}_项目状态", "在线", ex=60)
     assert (await bls("status", project, url=url)).code == 0
-    ran = await bls("send", project, "x", "--no-record", url=url)
+    ran = await bls("send", project, "x", url=url)
     assert ran.code == 1
     assert "acl --console" in ran.said
+
+
+async def test_rights_to_forget(bls: Bls) -> None:
+    """Only where they are asked for, and only an operator's."""
+    ran = await bls("acl", "--console", "--forget")
+    assert ran.text.strip() == " ".join(console_acl_rules(forget=True))
+    assert "+del" not in (await bls("acl", "--console")).text
+    ran = await bls("acl", "订单系统", "--forget")
+    assert (ran.code, "--console" in ran.said) == (2, True)
 
 
 async def test_flat_rules(

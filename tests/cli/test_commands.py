@@ -177,7 +177,7 @@ async def test_logs_that_are_wanted(bls: Bls, redis: Redis, project: str) -> Non
 
 
 async def test_send(bls: Bls, redis: Redis, project: str) -> None:
-    """The example of the manual, to the byte; a record says who sends it."""
+    """The example of the manual, to the byte; a record says who sends it if it is to."""
     await redis.set(f"{project}_项目状态", "在线")
     ran = await bls(
         "send", project, "reload", "--arg", "force=true", "--arg", "名=李", "--arg", 'n="3"',
@@ -189,16 +189,18 @@ async def test_send(bls: Bls, redis: Redis, project: str) -> None:
     assert sent["command"] == "reload"
     assert sent["args"] == {"force": True, "x": "huge", "名": "李", "n": "3"}
     assert sent["id"] == ran.text.strip()
+    assert await records(redis, project) == []
+    ran = await bls("send", project, "reload", "--record")
     [record] = await records(redis, project)
     assert "@" in record["metadata"]["sentBy"]
-    assert record["metadata"]["commandId"] == sent["id"]
+    assert record["metadata"]["commandId"] == ran.text.strip()
 
 
 async def test_send_with_its_options(bls: Bls, redis: Redis, project: str) -> None:
-    """No record, an id of one's own, a broadcast; JSON output tells what was sent."""
+    """An id of one's own, a broadcast; JSON output tells what was sent."""
     await redis.set(f"{project}_项目状态", "在线")
     ran = await bls(
-        "send", project, "reload", "--json", "--json-args", "{}", "--id", "mine", "--broadcast", "--no-record",
+        "send", project, "reload", "--json", "--json-args", "{}", "--id", "mine", "--broadcast",
     )  # fmt: skip
     told = orjson.loads(ran.out)
     assert told == {
@@ -209,7 +211,6 @@ async def test_send_with_its_options(bls: Bls, redis: Redis, project: str) -> No
     }
     sent = orjson.loads(await first_command(redis, project))
     assert (sent["id"], sent["broadcast"]) == ("mine", True)
-    assert await records(redis, project) == []
 
 
 async def test_send_to_nobody(bls: Bls, redis: Redis, project: str) -> None:
@@ -220,8 +221,37 @@ async def test_send_to_nobody(bls: Bls, redis: Redis, project: str) -> None:
         assert "Nobody has been seen" in ran.said
         assert "--force" in ran.said
     assert not await redis.exists(f"{project}_控制", f"{project}_项目控制台")
-    assert (await bls("send", project, "reload", "--force")).code == 0
+    ran = await bls("send", project, "reload", "--force")
+    assert (ran.code, "offline: the command waits" in ran.said) == (0, True)
     assert await redis.llen(f"{project}_控制") == 1
+
+
+async def test_what_waits(bls: Bls, redis: Redis, project: str) -> None:
+    """Listed without secrets, taken back once, and everything of the project deleted."""
+    await redis.set(f"{project}_项目状态", "在线")
+    for number in ("a", "b"):
+        words = ("--arg", "token=geheim", "--arg", "n=1", "--id", number)
+        await bls("send", project, "reload", *words)
+    ran = await bls("queue", project)
+    lines = [line.split("\t") for line in ran.text.splitlines()]
+    assert [line[1:] for line in lines] == [
+        [n, "reload", '{"token":"[redacted]","n":1}', "BLS Project Console"]
+        for n in ("a", "b")
+    ]
+    ran = await bls("queue", project, "--withdraw", "a", "--json")
+    told = orjson.loads(ran.out)
+    assert (told["projectName"], told["id"]) == (project, "a")
+    assert told["args"]["token"] == "[redacted]"
+    ran = await bls("queue", project, "--withdraw", "a")
+    assert (ran.code, "was taken, or never sent" in ran.said) == (1, True)
+    ran = await bls("forget", project)
+    assert (ran.code, "is online" in ran.said) == (1, True)
+    ran = await bls("forget", project, "--force")
+    assert ran.text.splitlines() == [f"{project}_控制", f"{project}_项目状态"]
+    ran = await bls("forget", project)
+    assert (ran.code, "no project" in ran.said) == (1, True)
+    ran = await bls("queue", project)
+    assert (ran.code, "No command waits" in ran.said) == (0, True)
 
 
 async def test_send_to_a_name_like_another(
@@ -262,7 +292,7 @@ async def test_arguments_that_are_none(
 
 
 async def test_call(bls: Bls, redis_url: str, redis: Redis, project: str) -> None:
-    """The outcome, its result and the exit code; a record of who asked."""
+    """The outcome, its result and the exit code."""
     async with make_agent(project, redis_url) as agent:
         await agent.ready(5)
         ran = await bls(
@@ -290,20 +320,21 @@ async def test_call(bls: Bls, redis_url: str, redis: Redis, project: str) -> Non
             ran = await bls("call", project, *words)
             assert (ran.code, ran.text.split("\t")[0]) == (1, kind)
         await agent.flush(5)
-    assert (
-        sum("sentBy" in r.get("metadata", {}) for r in await records(redis, project))
-        == 7
-    )
+    assert not any("sentBy" in r["metadata"] for r in await records(redis, project))
 
 
 async def test_call_without_an_outcome(bls: Bls, redis: Redis, project: str) -> None:
-    """Exit code 1, and that the command may still run."""
+    """Exit code 1, and where the command is."""
     await redis.set(f"{project}_项目状态", "在线")
     ran = await bls("call", project, "reload", "--timeout", "0.1")
     assert ran.code == 1
-    assert "may still be waiting" in ran.said
-    assert "report no outcomes" in ran.said
+    assert "still stands in the queue" in ran.said
     assert ran.out == b""
+    await redis.set(f"{project}_项目状态", "离线")
+    ran = await bls("call", project, "reload", "--timeout", "0.1", "--record")
+    assert ran.code == 1
+    assert "is offline since 20" in ran.said
+    assert "run at the next start" in ran.said
 
 
 async def test_call_of_all_replicas(bls: Bls, redis_url: str, project: str) -> None:

@@ -114,11 +114,9 @@ async def test_keys_of_another_type(bls: Bls, redis: Redis, project: str) -> Non
     for words in (["logs", project], ["logs", project, "-f"], ["call", project, "x"]):
         ran = await bls(*words)
         assert (ran.code, f"{project}_项目控制台" in ran.said) == (1, True)
-    ran = await bls("send", project, "x")
-    assert ran.code == 1
-    assert "--no-record" in ran.said
-    ran = await bls("send", project, "x", "--no-record")
-    assert (ran.code, f"{project}_控制" in ran.said) == (1, True)
+    for words in (["send", project, "x"], ["send", project, "x", "--record"]):
+        ran = await bls(*words)
+        assert (ran.code, f"{project}_控制" in ran.said) == (1, True)
     ran = await bls("status", project)
     assert ran.code == 3
     assert "WRONGTYPE" in ran.text
@@ -132,7 +130,7 @@ async def test_keys_of_another_type(bls: Bls, redis: Redis, project: str) -> Non
 async def test_a_record_that_is_refused(
     bls: Bls, own_server: DevServer, admin: Redis, project: str
 ) -> None:
-    """Nothing is sent; --no-record sends."""
+    """The command is sent all the same."""
     rules = [
         "-@all",
         "+select",
@@ -145,12 +143,9 @@ async def test_a_record_that_is_refused(
     ]
     url = await url_with_rights(admin, own_server, *rules)
     await admin.set(f"{project}_项目状态", "在线")
-    ran = await bls("send", project, "reload", url=url)
-    assert ran.code == 1
-    assert "--no-record" in ran.said
-    assert await admin.llen(f"{project}_控制") == 0
-    assert (await bls("send", project, "reload", "--no-record", url=url)).code == 0
+    assert (await bls("send", project, "reload", "--record", url=url)).code == 0
     assert await admin.llen(f"{project}_控制") == 1
+    assert not await admin.exists(f"{project}_项目控制台")
 
 
 @pytest.mark.parametrize(

@@ -338,7 +338,13 @@ def project_plants() -> Iterator[Plant]:
         ],
     )  # fmt: skip
     yield Plant(
-        "commands-unclaimed", "control", CONTROL,
+        "commands-unclaimed", "control", CONTROL, lambda: [
+            ("RPUSH", CONSOLE, record()),
+            ("RPUSH", CONTROL, command(timestamp=LONG_AGO)),
+        ],
+    )  # fmt: skip
+    yield Plant(
+        "commands-to-nobody", "control", CONTROL,
         lambda: [("RPUSH", CONTROL, command(timestamp=LONG_AGO))],
     )  # fmt: skip
     yield Plant(

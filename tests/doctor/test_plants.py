@@ -150,6 +150,14 @@ DOUBTS: dict[str, tuple[list[Words], set[tuple[str, str]]]] = {
         [("RPUSH", STATUS, "在线"), ("RPUSH", CONTROL, command(timestamp=LONG_AGO))],
         {("wrong-type", STATUS), ("commands-unclaimed", CONTROL)},
     ),
+    "a command that does not say when it was sent, to nobody": (
+        [("RPUSH", CONTROL, command(timestamp="-"))],
+        {("command-timestamp", CONTROL), ("commands-to-nobody", CONTROL)},
+    ),
+    "a command that was sent before its agent starts": (
+        [("RPUSH", CONTROL, command())],
+        set(),
+    ),
     "a lease that a clean stop has left": (
         [("SET", LEASE, "token ended", "EX", 30)],
         set(),

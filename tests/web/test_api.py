@@ -58,7 +58,8 @@ async def test_a_command_is_recorded_and_sent(
     told = answer.json()
     (command,) = await redis.lrange(f"{project}_控制", 0, -1)
     wire = orjson.loads(command)
-    assert told == {"targetProjectName": project, "outcome": None, **wire}
+    about = {"targetProjectName": project, "known": True, "outcome": None}
+    assert told == {**about, **wire}
     assert wire["source"] == "BLS Project Console"
     (record,) = [orjson.loads(x) for x in await redis.lrange(log_key(project), 0, -1)]
     assert record["metadata"]["sentBy"] == "local@127.0.0.1"
@@ -75,25 +76,93 @@ async def test_the_record_names_the_user(
     body = {"projectName": project, "command": "reload", "id": "mine"}
     async with console_of(redis_url, users=USERS) as client:
         await log_in(client, "值班")
+        body |= {"source": "somebody else"}
         answer = await client.post("/api/commands", json=body)
     assert answer.status_code == 202
     assert answer.json()["id"] == "mine"
+    (command,) = await redis.lrange(f"{project}_控制", 0, -1)
+    assert orjson.loads(command)["source"] == "值班"
     (record,) = [orjson.loads(x) for x in await redis.lrange(log_key(project), 0, -1)]
     assert record["metadata"]["sentBy"] == "值班@127.0.0.1"
 
 
-async def test_without_a_record_nothing_is_sent(
+async def test_the_record_is_no_condition(
     client: httpx.AsyncClient, redis: Redis, project: str
 ) -> None:
-    """A console key of another type refuses the record, and so the command."""
-    await redis.set(status_key(project), "在线")
+    """A console key of another type refuses the record, and not the command."""
     await redis.set(log_key(project), "no list")
     body = {"targetProjectName": project, "command": "reload"}
-    answer = await client.post("/api/commands", json=body)
-    assert answer.status_code == 409
-    assert "another type" in answer.json()["error"]
-    assert await redis.llen(f"{project}_控制") == 0
+    assert (await client.post("/api/commands", json=body)).status_code == 202
     assert await redis.get(log_key(project)) == b"no list"
+    await redis.delete(log_key(project))
+    answer = await client.post("/api/commands", json={**body, "record": False})
+    assert answer.status_code == 202
+    assert await redis.llen(f"{project}_控制") == 2
+    assert not await redis.exists(log_key(project))
+
+
+async def test_the_fields_of_the_document(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """A project that is not there yet, with all that a console may send: it is written."""
+    command = {
+        "id": "cmd-1700000000000-abc123",
+        "timestamp": "2026-01-12T12:35:00.000Z",
+        "source": "BLS Project Console 2",
+        "command": "reload",
+        "args": {"force": True},
+    }
+    path = f"/api/logs?projectName={quote(project)}"
+    assert (await client.get(path)).json()["logs"] == []
+    body = {"targetProjectName": project, **command, "record": False}
+    for known in (False, True):
+        answer = await client.post("/api/commands", json=body)
+        assert answer.status_code == 202
+        assert answer.json()["known"] is known
+    assert not await redis.exists(log_key(project))
+    for payload in await redis.lrange(f"{project}_控制", 0, -1):
+        assert orjson.loads(payload) == command
+    wrong = {"source": 5, "timestamp": "yesterday", "record": "no"}
+    answer = await client.post("/api/commands", json={**body, **wrong})
+    assert answer.status_code == 400
+    assert set(answer.json()["fields"]) == set(wrong)
+
+
+async def test_a_command_over_64_kb(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """413, and nothing is written."""
+    args = {"a": "x" * 65_500}
+    body = {"targetProjectName": project, "command": "reload", "args": args}
+    answer = await client.post("/api/commands", json=body)
+    assert answer.status_code == 413
+    assert "65,535 bytes" in answer.json()["error"]
+    assert not await redis.exists(f"{project}_控制", log_key(project))
+
+
+async def test_what_waits_is_listed_withdrawn_and_forgotten(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """The same as of the console in Python, without the secrets."""
+    path = f"/api/commands?projectName={quote(project)}"
+    assert (await client.get(path)).json()["commands"] == []
+    body = {"targetProjectName": project, "command": "reload", "id": "命令 1"}
+    await client.post("/api/commands", json={**body, "args": {"password": "geheim"}})
+    told = (await client.get(path)).json()
+    (waiting,) = told["commands"]
+    assert (waiting["id"], waiting["command"]) == ("命令 1", "reload")
+    assert waiting["args"] == {"password": "[redacted]"}
+    program = {"content-type": "application/json"}
+    one = f"{path}&id={quote('命令 1')}"
+    answer = await client.delete(one, headers=program)
+    assert answer.json() == {"projectName": project, **waiting}
+    assert (await client.delete(one, headers=program)).status_code == 404
+    await redis.set(status_key(project), "在线")
+    path = f"/api/projects/{quote(project)}"
+    assert (await client.delete(path, headers=program)).status_code == 409
+    answer = await client.delete(f"{path}?force=true", headers=program)
+    assert answer.json()["deleted"] == [log_key(project), status_key(project)]
+    assert (await client.delete(path, headers=program)).status_code == 404
 
 
 async def test_a_command_may_wait_for_its_outcome(
@@ -166,17 +235,11 @@ async def test_what_cannot_be_sent_names_its_fields(
         "/api/commands", content=b"{", headers={"content-type": "application/json"}
     )
     assert set(answer.json()["fields"]) == {"body"}
-    await redis.set(status_key(f" {project}"), "在线")
-    try:
-        body = {"targetProjectName": f" {project}", "command": "x"}
-        answer = await client.post("/api/commands", json=body)
-    finally:
-        await redis.delete(status_key(f" {project}"))
+    body = {"targetProjectName": f" {project}", "command": "x"}
+    answer = await client.post("/api/commands", json=body)
     assert answer.status_code == 400
     assert set(answer.json()["fields"]) == {"targetProjectName"}
-    body = {"targetProjectName": f"{project}-nobody", "command": "x"}
-    assert (await client.post("/api/commands", json=body)).status_code == 404
-    assert not await redis.exists(f"{project}-nobody_控制")
+    assert not await redis.exists(f" {project}_控制")
 
 
 # ── Logs ────────────────────────────────────────────────────────────────────────────

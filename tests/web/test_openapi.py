@@ -82,14 +82,20 @@ async def ask(
     """Ask what is right, changed by what a test wants wrong."""
     method, path = op
     options: dict[str, Any] = {"headers": more.pop("headers", {})}
+    if method == "DELETE":
+        options["headers"] = {"content-type": "application/json", **options["headers"]}
     named = more.pop("name", project)
     url = path.replace("{project}", quote(named, safe=""))
     url = url.replace("{run}", "x" if named == "nobody" else str(run_of(project)))
     name = more.pop("query", project)
-    if path in {"/api/logs", "/api/logs/stream"}:
+    asks = path == "/api/commands" and method != "POST"
+    if asks or path in {"/api/logs", "/api/logs/stream"}:
         url += f"?projectName={quote(name)}"
     rest = more.pop("rest", "")
-    url += rest if "?" in url else rest.replace("&", "?") * ("/runs" in path)
+    number = more.pop("id", "&id=x")
+    rest += number if asks and method == "DELETE" else ""
+    bare = "/runs" in path or method == "DELETE"
+    url += rest if "?" in url else rest.replace("&", "?", 1) * bare
     if method == "POST":
         options["json"] = {"targetProjectName": name, "command": "x"}
     options |= more
@@ -144,10 +150,18 @@ async def test_every_status_happens(  # noqa: PLR0915 - one story
             await agent.ready(10)
             body = {"targetProjectName": project, "command": "ping", "wait": 10}
             await look(json=body)
-    await look(query="nobody", name="nobody")
-    await look(rest="&limit=0", name="")
+    else:
+        await look(query="nobody", name="nobody")
+    await look(rest="&limit=0&force=x", name="", id="")
+    if op == ("DELETE", "/api/commands"):
+        await redis.rpush(f"{project}_控制", '{"id": "x", "command": "x"}')
+    if op == ("DELETE", "/api/projects/{project}"):
+        await look(rest="&force=true")
+        await redis.set(f"{project}_项目状态", "在线")
+    await look()
     await redis.delete(f"{project}_项目控制台")
     await redis.set(f"{project}_项目控制台", "no list")
+    await redis.set(f"{project}_控制", "no list")
     await redis.set(run, "no stream")
     await look()
     await redis.delete(run)

@@ -52,6 +52,7 @@ def acl(
     no_selectors: Annotated[
         bool, typer.Option("--no-selectors", help="opt_no_selectors")
     ] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="opt_acl_forget")] = False,
     user: Annotated[str, typer.Option("--user", metavar="NAME", help="opt_user")] = "",
     shell: Annotated[bool, typer.Option("--shell", help="opt_shell")] = False,
 ) -> Exit:
@@ -59,8 +60,8 @@ def acl(
     project = normalise(invocation, project) if project else ""
     selectors, send = not no_selectors, not read_only
     others = workers or runs
-    if read_only and not (console or others):  # else somebody is given rights to write
-        raise Failure("acl_read_only", Exit.USAGE, hint="hint_read_only")
+    _check_place(read_only, console or others, "acl_read_only", "hint_read_only")
+    _check_place(forget, console, "acl_forget", "hint_forget")
     if others and (console or project or replicas or (workers and runs)):
         option = "--workers" if workers else "--runs"
         raise Failure("acl_alone", Exit.USAGE, hint="hint_acl_alone", option=option)
@@ -69,7 +70,9 @@ def acl(
     elif runs:
         rules = run_acl_rules(write=send, selectors=selectors)
     elif console:
-        rules = console_acl_rules(project or None, send=send, selectors=selectors)
+        rules = console_acl_rules(
+            project or None, send=send, forget=forget, selectors=selectors
+        )
     elif not project:
         raise Failure("acl_for_whom", Exit.USAGE, hint="hint_acl")
     else:
@@ -82,6 +85,12 @@ def acl(
     else:
         invocation.hint("hint_acl_password", user=user or USER)
     return Exit.DONE
+
+
+def _check_place(given: bool, fits: bool, text: str, hint: str) -> None:  # noqa: FBT001 - one line each
+    """Refuse an option of other rights: it would not do what was asked for."""
+    if given and not fits:
+        raise Failure(text, Exit.USAGE, hint=hint)
 
 
 def _check_user(user: str) -> None:

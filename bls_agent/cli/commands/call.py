@@ -19,10 +19,9 @@ from bls_agent.cli.sending import (
     CommandArgument,
     ForceOption,
     JsonArgsOption,
-    NoRecordOption,
+    RecordOption,
     gather_args,
-    recording,
-    refuse_unseen,
+    refusing_unseen,
 )
 
 if TYPE_CHECKING:
@@ -48,26 +47,27 @@ async def call(
     broadcast: Annotated[
         bool, typer.Option("--broadcast", help="opt_call_all")
     ] = False,
-    no_record: NoRecordOption = False,
+    record: RecordOption = False,
     force: ForceOption = False,
 ) -> Exit:
     """Wait for the outcome; 0 if the command succeeded, else 1."""
     args = gather_args(arg or (), json_args, args_file)
     project = normalise(invocation, project)
-    options: dict[str, Any] = {"args": args, "timeout": _checked(timeout)}
+    options: dict[str, Any] = {
+        "args": args,
+        "timeout": _checked(timeout),
+        "create": force,
+        "record": record,
+    }
     async with invocation.console() as console:
-        with invocation.waiting("waiting_redis"):
-            if not force:
-                await refuse_unseen(console, project, name)
         with (
             invocation.waiting("waiting_outcome", seconds=f"{timeout:g}"),
             _interrupted(invocation),
-            recording(project, record=not no_record) as who,
         ):
-            options["sent_by"] = who
-            if broadcast:
-                return await _call_all(invocation, console, project, name, options)
-            outcome = await console.call(project, name, **options)
+            async with refusing_unseen(console):
+                if broadcast:
+                    return await _call_all(invocation, console, project, name, options)
+                outcome = await console.call(project, name, **options)
     _show(invocation, outcome, "")
     return Exit.DONE if outcome.succeeded else Exit.FAILED
 

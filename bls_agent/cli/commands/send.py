@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,11 +17,13 @@ from bls_agent.cli.sending import (
     CommandArgument,
     ForceOption,
     JsonArgsOption,
-    NoRecordOption,
+    RecordOption,
     gather_args,
-    recording,
-    refuse_unseen,
+    refusing_unseen,
 )
+
+if TYPE_CHECKING:
+    from bls_agent.console import Console
 
 __all__ = ["send"]
 
@@ -39,7 +42,7 @@ async def send(
     broadcast: Annotated[
         bool, typer.Option("--broadcast", help="opt_broadcast")
     ] = False,
-    no_record: NoRecordOption = False,
+    record: RecordOption = False,
     force: ForceOption = False,
 ) -> Exit:
     """Send and go: nobody waits for the outcome."""
@@ -47,17 +50,17 @@ async def send(
     project = normalise(invocation, project)
     async with invocation.console() as console:
         with invocation.waiting("waiting_redis"):
-            if not force:
-                await refuse_unseen(console, project, name)
-            with recording(project, record=not no_record) as who:
+            async with refusing_unseen(console):
                 sent = await console.send(
                     project,
                     name,
                     args,
                     id=id or None,
                     broadcast=broadcast,
-                    sent_by=who,
+                    create=force,
+                    record=record,
                 )
+            await _hint_offline(invocation, console, project)
     told = {"projectName": project, "id": sent.id, "command": name, "args": sent.args}
     if not invocation.out.terminal:
         invocation.result(told, sent.id)
@@ -65,3 +68,13 @@ async def send(
     said = invocation.say("sent", command=name, project=project, id=sent.id)
     invocation.result(told, said)
     return Exit.DONE
+
+
+async def _hint_offline(invocation: Invocation, console: Console, project: str) -> None:
+    """Say that nobody runs the command now."""
+    from bls_agent.errors import BlsError
+    from bls_agent.project.messages import Status
+
+    with suppress(BlsError):  # it is sent, and nobody may know more
+        if await console.status(project) in (None, Status.OFFLINE):
+            invocation.hint("sent_offline", project=project)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from bls_agent.codec import parse_timestamp
 from bls_agent.errors import (
     ArgumentError,
     DecodeError,
@@ -56,6 +57,7 @@ class CommandRunner:
         stream: LogStream,
         *,
         timeout: float | None,
+        max_age: float | None,
         size_limit: int,
         clock: Callable[[], float],
     ) -> None:
@@ -65,12 +67,14 @@ class CommandRunner:
             router: Who handles commands.
             stream: Where the contexts' logs go.
             timeout: Default deadline of a handler in seconds.
+            max_age: Seconds since a command was sent, after which it is not run.
             size_limit: Longest command in bytes.
             clock: Gives Unix seconds.
         """
         self._router = router
         self._stream = stream
         self._timeout = timeout
+        self._max_age = max_age
         self._size_limit = size_limit
         self._clock = clock
         self._deadlines = Deadlines()
@@ -94,6 +98,10 @@ class CommandRunner:
             command = self._decode(message)
         except DecodeError as error:
             return _discarded(error, message)
+        if self._max_age is not None:
+            age = self._age_of(command)
+            if age > self._max_age:
+                return _too_old(command, age, self._max_age)
         if command.broadcast and self.pass_on is not None:
             await self.pass_on(message, command)
         return await self._run_command(command, message)
@@ -114,6 +122,11 @@ class CommandRunner:
         return Command.decode(
             message.payload, now=self._clock(), limit=self._size_limit
         )
+
+    def _age_of(self, command: Command) -> float:
+        """Give the seconds since a command was sent; 0 if it does not say."""
+        sent = parse_timestamp(command.timestamp)
+        return 0.0 if sent is None else self._clock() - sent.timestamp()
 
     def _timeout_of(self, command: Command) -> float | None:
         handler = self._router.find(command.command)
@@ -312,12 +325,18 @@ def _ended(
     )
 
 
+def _too_old(command: Command, age: float, limit: float) -> Outcome:
+    text = f"it was sent {age:.0f} s ago; command_max_age is {limit:g} s"
+    told = {"type": "TooOld", "message": text}
+    return _ended(OutcomeKind.REJECTED, command, 0.0, error=told)
+
+
 def _discarded(error: DecodeError, message: Message) -> Outcome:
     reason = f"{error.reason} ({error.detail})" if error.detail else error.reason
     return Outcome(
         kind=OutcomeKind.DISCARDED,
         command="",
-        command_id="",
+        command_id=Command.peek(message.payload).id,
         error={
             "type": "DecodeError",
             "message": reason,

@@ -1,14 +1,66 @@
-"""What the console list is told of a command that somebody sends: no I/O."""
+"""A command as the console sends it, and the record of who sends it: no I/O."""
 
 from __future__ import annotations
 
-from bls_agent.codec import cut_text
+import getpass
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from bls_agent.codec import cut_text, encode_strictly, parse_timestamp
 from bls_agent.errors import BlsError, ConfigurationError, RedisUnavailableError
 from bls_agent.project.log.records import LogRecord
-from bls_agent.project.messages import Command, Level
+from bls_agent.project.messages import CONSOLE_SOURCE, Command, Level
 from bls_agent.redaction import DEFAULT, Redactor
 
-__all__ = ["SendNote"]
+__all__ = ["SendNote", "local_user", "make_command"]
+
+
+def make_command(
+    command: str,
+    args: Mapping[str, Any] | None = None,
+    *,
+    now: float,
+    id: str | None = None,  # noqa: A002 - the contract's name
+    source: str = CONSOLE_SOURCE,
+    timestamp: str = "",
+    broadcast: bool = False,
+) -> Command:
+    """Make a command of what somebody wants to send; arguments as :meth:`Command.create`.
+
+    Raises:
+        ConfigurationError: Naming what cannot be sent.
+    """
+    if type(command) is not str or not command.strip():
+        raise ConfigurationError("command", command, "a text that is not blank")
+    if not isinstance(args, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance] - as above
+        raise ConfigurationError("args", args, "a mapping of names to values")
+    if type(source) is not str:
+        raise ConfigurationError("source", source, "a text")
+    if timestamp and parse_timestamp(timestamp) is None:
+        rule = "a time in ISO-8601, like 2026-01-12T12:35:00.000Z"
+        raise ConfigurationError("timestamp", timestamp, rule)
+    encode_strictly("command", command)
+    encode_strictly("args", args or {})
+    return Command.create(
+        command,
+        args,
+        now=now,
+        id=id,
+        source=source,
+        timestamp=timestamp,
+        broadcast=broadcast,
+    )
+
+
+def local_user() -> str:
+    """Name who runs this process: user and host."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a container's number without a name
+        user = f"uid-{os.getuid()}" if hasattr(os, "getuid") else "?"
+    return f"{user}@{socket.gethostname()}"
 
 
 class SendNote:

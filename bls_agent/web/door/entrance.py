@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bls_agent.web.door.limits import group_address
 from bls_agent.web.door.logins import attempt
-from bls_agent.web.door.origins import SAFE_METHODS, Provenance, refuse
+from bls_agent.web.door.origins import NOT_JSON, SAFE_METHODS, Provenance, refuse
 from bls_agent.web.door.refusals import is_data, refused, route_path, to_login
 from bls_agent.web.door.sessions import cookie_name
 from bls_agent.web.interface.inputs import media_type
@@ -129,7 +129,8 @@ class Entrance:
         )
         reason = refuse(told)
         if reason:
-            raise HTTPException(403, reason)
+            untyped = reason == NOT_JSON and request.method == "POST"
+            raise HTTPException(415 if untyped else 403, reason)
 
     def _find_session(self, request: Request) -> None:
         token = request.cookies.get(cookie_name(secure=is_secure(request)))

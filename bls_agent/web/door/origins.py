@@ -16,6 +16,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 __all__ = [
+    "NOT_JSON",
     "SAFE_METHODS",
     "HostRule",
     "Provenance",
@@ -37,6 +38,9 @@ def split_host(header: str) -> tuple[str, str] | None:
     """Take a ``Host`` header apart into a name in lower case and a port, or ``""``."""
     found = _HOST.fullmatch(header.lower())
     return (found["name"], found["port"] or "") if found else None
+
+
+NOT_JSON: Final = "programs send JSON, with Content-Type: application/json"
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ def refuse(told: Provenance) -> str:
         return "" if same else "its Origin is another one"
     if told.site is None and not told.json:
         if told.data:
-            return "programs send JSON, with Content-Type: application/json"
+            return NOT_JSON
         return "a form has to say its Origin"
     return ""
 

@@ -11,9 +11,12 @@ from starlette.responses import Response
 from bls_agent.codec import encode
 from bls_agent.errors import (
     BlsError,
+    CommandTooLargeError,
     ConfigurationError,
+    LeaseHeldError,
     NoOutcomeError,
     RedisUnavailableError,
+    UnknownProjectError,
     WrongTypeError,
 )
 
@@ -58,10 +61,15 @@ def error_answer(
 
 def status_of(error: BlsError) -> int:
     """Give the HTTP status of an error of ours."""
-    if isinstance(error, RedisUnavailableError):
-        return 503
-    if isinstance(error, WrongTypeError):
-        return 409
-    if isinstance(error, NoOutcomeError):
-        return 504
-    return 400 if isinstance(error, ConfigurationError) else 500
+    return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+
+
+_STATUSES: Final[tuple[tuple[type[BlsError], int], ...]] = (
+    (RedisUnavailableError, 503),
+    (UnknownProjectError, 404),
+    (WrongTypeError, 409),
+    (LeaseHeldError, 409),
+    (NoOutcomeError, 504),
+    (CommandTooLargeError, 413),
+    (ConfigurationError, 400),
+)

@@ -17,6 +17,7 @@ import bls_agent
 from bls_agent.codec import JSONObject, encode
 from bls_agent.fleet import ProjectView
 from bls_agent.project.messages import Command, LogEntry, Outcome
+from bls_agent.redaction import DEFAULT
 from bls_agent.web.any_name import ANY_NAME
 from bls_agent.web.feeds.streams import log_events
 from bls_agent.web.interface.answers import json_answer
@@ -30,8 +31,8 @@ from bls_agent.web.interface.inputs import (
 from bls_agent.web.interface.records import encode_records
 from bls_agent.web.interface.run_api import run_api_routes
 from bls_agent.web.names_in_urls import project_in_path, project_in_query
-from bls_agent.web.projects import existing_project
-from bls_agent.web.sending import send_command
+from bls_agent.web.projects import check_project, existing_project, is_known
+from bls_agent.web.sending import forget_project, send_command, withdraw_command
 from bls_agent.web.state import WebState, requester, web_state
 from bls_agent.workers import Worker
 
@@ -47,13 +48,14 @@ async def _post_command(request: Request) -> Response:
     if media_type(request) != "application/json":
         raise HTTPException(415, "the body has to be application/json")
     told = read_command(await request.body())
-    await existing_project(request, told.project)
+    known = await is_known(request, told.project)
     if told.wait:
-        sent, outcome = await _send_and_wait(request, told)
+        sent, outcome = await _send_and_wait(request, told, known=known)
     else:
-        sent, outcome = await _send(request, told), None
+        sent, outcome = await _send(request, told, known=known), None
     content = {
         "targetProjectName": told.project,
+        "known": known,
         "id": sent.id,
         "timestamp": sent.timestamp,
         "source": sent.source,
@@ -64,14 +66,22 @@ async def _post_command(request: Request) -> Response:
     return json_answer(content, 202 if outcome is None else 200)
 
 
-async def _send(request: Request, told: CommandRequest) -> Command:
+async def _send(request: Request, told: CommandRequest, *, known: bool) -> Command:
     return await send_command(
-        request, told.project, told.command, told.args, id=told.id
+        request,
+        told.project,
+        told.command,
+        told.args,
+        id=told.id,
+        create=not known,
+        record=told.record,
+        source=told.source,
+        timestamp=told.timestamp,
     )
 
 
 async def _send_and_wait(
-    request: Request, told: CommandRequest
+    request: Request, told: CommandRequest, *, known: bool
 ) -> tuple[Command, Outcome | None]:
     """Send, and read the project's log until the outcome is there, or time is up."""
     state = web_state(request)
@@ -82,7 +92,7 @@ async def _send_and_wait(
         with anyio.move_on_after(FIRST_WAIT):
             await feed.begun.wait()
         place = feed.ring.end
-        sent = await _send(request, told)
+        sent = await _send(request, told, known=known)
         mark = encode(sent.id)
         with anyio.move_on_after(told.wait):
             while feed.error is None and not state.closing.is_set():
@@ -110,10 +120,63 @@ def _describe_outcome(outcome: Outcome) -> JSONObject:
     return {**told, "error": outcome.error}
 
 
+async def _get_commands(request: Request) -> Response:
+    """``GET /api/commands``: the commands that wait, the next one first."""
+    limit = read_limit(request.query_params.get("limit"))
+    project = project_in_query(request.scope)
+    check_project(request, project)
+    waiting = await web_state(request).console.queue(project, limit)
+    content = {
+        "projectName": _show_name(project),
+        "commands": [_describe_waiting(command) for command in waiting],
+    }
+    return json_answer(content)
+
+
+def _describe_waiting(command: Command) -> JSONObject:
+    return {
+        "id": command.id,
+        "timestamp": command.timestamp,
+        "source": command.source,
+        "command": command.command,
+        "args": DEFAULT.tree(command.args),
+    }
+
+
+async def _delete_command(request: Request) -> Response:
+    """``DELETE /api/commands``: withdraw a command that waits."""
+    project = project_in_query(request.scope)
+    check_project(request, project)
+    number = request.query_params.get("id", "")
+    if not number:
+        raise FieldError({"id": "it is missing"})
+    withdrawn = await withdraw_command(request, project, number)
+    if withdrawn is None:
+        raise HTTPException(404, "it does not wait: it was taken, or never sent")
+    content = {"projectName": _show_name(project), **_describe_waiting(withdrawn)}
+    return json_answer(content)
+
+
+async def _delete_project(request: Request) -> Response:
+    """``DELETE /api/projects/{project}``: delete every key of a project."""
+    project = project_in_path(request.scope)
+    force = request.query_params.get("force", "false")
+    if force not in ("true", "false"):
+        raise FieldError({"force": "it has to be true or false"})
+    await existing_project(request, project)
+    deleted = await forget_project(request, project, force=force == "true")
+    content = {
+        "projectName": _show_name(project),
+        "deleted": [_show_name(key) for key in deleted],
+    }
+    return json_answer(content)
+
+
 async def _get_logs(request: Request) -> Response:
     """``GET /api/logs``: the newest records of a project, newest last, or older ones."""
     limit = read_limit(request.query_params.get("limit"))
-    project = await existing_project(request, project_in_query(request.scope))
+    project = project_in_query(request.scope)
+    check_project(request, project)  # one that has no key has no records
     console = web_state(request).console
     before = request.query_params.get("before", "")
     page = await console.log_page(project, before=before, limit=limit)
@@ -275,10 +338,13 @@ def _read_openapi() -> bytes:
 
 routes: list[BaseRoute] = [
     Route("/api/commands", _post_command, methods=["POST"]),
+    Route("/api/commands", _get_commands),
+    Route("/api/commands", _delete_command, methods=["DELETE"]),
     Route("/api/logs", _get_logs),
     Route("/api/logs/stream", log_events),
     Route("/api/projects", _get_projects),
     Route(f"/api/projects/{ANY_NAME}", _get_project),
+    Route(f"/api/projects/{ANY_NAME}", _delete_project, methods=["DELETE"]),
     Route("/api/workers", _get_workers),
     *run_api_routes,
     Route("/api/health", _get_health),

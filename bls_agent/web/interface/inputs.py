@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from bls_agent.codec import decode
+from bls_agent.codec import decode, parse_timestamp
 from bls_agent.errors import DecodeError
 
 __all__ = [
@@ -55,6 +55,9 @@ class CommandRequest:
         args: Its arguments.
         id: Its id, ``None`` for a new one.
         wait: Seconds to wait for the outcome.
+        source: Who sends it, as the command says; ``""`` for the console.
+        timestamp: When it was sent, as the command says; ``""`` for now.
+        record: Whether a record of who sends it is written.
     """
 
     project: str
@@ -62,10 +65,15 @@ class CommandRequest:
     args: dict[str, Any] = field(default_factory=dict[str, Any])
     id: str | None = None
     wait: float = 0.0
+    source: str = ""
+    timestamp: str = ""
+    record: bool = True
 
 
 _PROJECT: Final = ("targetProjectName", "projectName")
-_COMMAND_FIELDS: Final = frozenset({*_PROJECT, "command", "args", "id", "wait"})
+_COMMAND_FIELDS: Final = frozenset(
+    {*_PROJECT, "command", "args", "id", "wait", "source", "timestamp", "record"}
+)
 
 
 def read_command(body: bytes) -> CommandRequest:
@@ -87,6 +95,7 @@ def read_command(body: bytes) -> CommandRequest:
     given = told.get("id")
     if given is not None and not _is_text(given, LONGEST_ID):
         wrong["id"] = f"it has to be a text of 1 to {LONGEST_ID} characters"
+    wrong |= _wrong_origin(told)
     wait = 0 if told.get("wait") is None else told["wait"]
     if isinstance(wait, bool) or not isinstance(wait, int | float):
         wrong["wait"] = "it has to be a number of seconds"
@@ -101,6 +110,9 @@ def read_command(body: bytes) -> CommandRequest:
         args=fields.get("args") or {},
         id=fields.get("id"),
         wait=float(fields.get("wait") or 0),
+        source=fields.get("source") or "",
+        timestamp=fields.get("timestamp") or "",
+        record=fields.get("record") is not False,
     )
 
 
@@ -120,6 +132,19 @@ def _wrong_names(told: Mapping[str, Any]) -> dict[str, str]:
         missing = "command" not in told
         rule = f"it has to be a text of 1 to {LONGEST_COMMAND} characters"
         wrong["command"] = "it is missing" if missing else rule
+    return wrong
+
+
+def _wrong_origin(told: Mapping[str, Any]) -> dict[str, str]:
+    """Check who sends the command, when, and whether that is recorded."""
+    wrong: dict[str, str] = {}
+    source, timestamp = told.get("source"), told.get("timestamp")
+    if source is not None and not _is_text(source, LONGEST_ID):
+        wrong["source"] = f"it has to be a text of 1 to {LONGEST_ID} characters"
+    if timestamp is not None and parse_timestamp(timestamp) is None:
+        wrong["timestamp"] = "it has to be a time like 2026-01-12T12:35:00.000Z"
+    if not isinstance(told.get("record"), bool | None):
+        wrong["record"] = "it has to be true or false"
     return wrong
 
 

@@ -91,7 +91,7 @@ async def _show_project(request: Request) -> Response:
 async def _newcomer(request: Request, project: str) -> ProjectView | None:
     """Look for a project that the fleet has not met yet."""
     state = web_state(request)
-    if not project or not await state.directory.knows(project):
+    if not project or not await state.console.exists(project):
         return None
     try:
         status = await state.console.status(project)
