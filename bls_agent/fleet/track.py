@@ -94,6 +94,7 @@ class Track:
         self._last: LogEntry | None = None
         self._last_at: float | None = None  # unix
         self._last_error: LogEntry | None = None
+        self._error_at: float | None = None  # unix
         self._next_record = at.now
         self.empty_since: float | None = None
 
@@ -201,7 +202,7 @@ class Track:
         if news is None:
             return self._tail.most
         self._activity.turn(at.now)
-        self._note_error(news)
+        self._note_error(news, at)
         if first:
             self._count_past(news, at)
         elif news.count:
@@ -243,10 +244,12 @@ class Track:
         if not news.complete:
             self._activity.note_sample(at.now)
 
-    def _note_error(self, news: News) -> None:
+    def _note_error(self, news: News, at: Moment) -> None:
         for entry in reversed(news.entries):
             if entry.level is Level.ERROR:
+                written = _written_at(entry)
                 self._last_error = _brief(entry, b"")
+                self._error_at = at.unix if written is None else written
                 return
 
     def turn(self, now: float) -> None:
@@ -263,7 +266,6 @@ class Track:
     def view(self, at: Moment) -> ProjectView:
         """Give the project as it is now."""
         status, text = self._read_status()
-        since = None if self._last_at is None else max(0.0, at.unix - self._last_at)
         return ProjectView(
             project=self.project,
             status=status,
@@ -275,11 +277,12 @@ class Track:
             queue=self._queue,
             records=self._records,
             last_record=self._last,
-            last_record_age=since,
+            last_record_age=_since(self._last_at, at),
             rate=self._activity.rate(at.now),
             rates=self._activity.rates,
             errors=self._activity.errors,
             last_error=self._last_error,
+            last_error_age=_since(self._error_at, at),
             estimated=self._activity.is_estimated(at.now),
             changed_at=self._changed_at,
         )
@@ -293,6 +296,10 @@ class Track:
             return Status.decode(self._value), ""
         except DecodeError:
             return None, self._value.decode("utf-8", "backslashreplace")
+
+
+def _since(moment: float | None, at: Moment) -> float | None:
+    return None if moment is None else max(0.0, at.unix - moment)
 
 
 def _written_at(entry: LogEntry) -> float | None:

@@ -67,6 +67,7 @@ class ProjectView:
             bucket is not over yet.
         errors: Error records of the last five minutes.
         last_error: The newest error record of those that were seen.
+        last_error_age: Seconds since then, as above.
         estimated: Whether ``rate``, ``rates`` and ``errors`` rest on a sample: more was
             written than was read.
         changed_at: Unix time, by the server's clock, at which status or presence
@@ -88,6 +89,7 @@ class ProjectView:
     rates: tuple[int, ...] = (0,) * 30
     errors: int = 0
     last_error: LogEntry | None = None
+    last_error_age: float | None = None
     estimated: bool = False
     changed_at: float = 0.0
 

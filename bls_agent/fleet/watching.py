@@ -151,7 +151,7 @@ class Fleet:
         after it says that Redis answers again, also if nothing else has changed.
 
         A view is told again when anything in it has changed but what time does by
-        itself: whoever lets ``age`` and ``last_record_age`` grow, and ``ttl`` shrink,
+        itself: whoever lets the ages grow, and ``ttl`` shrink,
         is right to 5 s.
 
         Raises:

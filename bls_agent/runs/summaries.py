@@ -31,6 +31,7 @@ __all__ = [
 Entries: TypeAlias = Sequence[tuple[bytes, Sequence[bytes]]]
 
 PREVIEW: Final = 400  # bytes of a text that is taken from an event
+LONGEST_REASON: Final = 8 * 1024  # bytes of why a run failed
 PORTION: Final = 250  # runs that are looked at together
 FIRST_PORTION: Final = 10  # before it is known how large their events are
 PORTION_BYTES: Final = 2 * 1024 * 1024  # of events in one reply, about
@@ -79,7 +80,7 @@ class RunSummary:
         ttl: Seconds until the run is forgotten; ``None`` if it never is.
         task: What it is about: the beginning of ``data["task"]`` of its oldest event;
             ``""`` if that says nothing.
-        error: Why it failed, cut; ``""`` if it did not, or nobody said.
+        error: Why it failed, up to 8 KiB; ``""`` if it did not, or nobody said.
         source: Who began it: as in the oldest event.
         last: Name of the newest event, such as ``llm.stream``.
     """
@@ -268,14 +269,16 @@ def _error_of(newest: Sequence[StreamEvent]) -> str:
             told: Any = event.data.get("error", event.data.get("message"))
             if isinstance(told, dict):
                 inner = cast("JSONObject", told)
-                told = inner.get("message") or inner
-            return _preview(told) if told else ""
+                kind, told = inner.get("type"), inner.get("message") or inner
+                if isinstance(kind, str) and kind and isinstance(told, str):
+                    told = f"{kind}: {told}"
+            return _preview(told, LONGEST_REASON) if told else ""
     return ""
 
 
-def _preview(value: object) -> str:
+def _preview(value: object, longest: int = PREVIEW) -> str:
     return cut_text(
-        value if isinstance(value, str) else encode(value).decode(), PREVIEW
+        value if isinstance(value, str) else encode(value).decode(), longest
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,6 +21,7 @@ from bls_agent.console import Console
 from bls_agent.endpoint import Endpoint
 from bls_agent.errors import BlsError, ConfigurationError
 from bls_agent.fleet import Fleet
+from bls_agent.keyed_wires import default_endpoint
 from bls_agent.runs import EventStore
 from bls_agent.web.configuration import WebConfig
 from bls_agent.web.door.entrance import Entrance
@@ -94,8 +97,7 @@ def create_app(config: WebConfig | None = None) -> ConsoleApp:
 
 def _make_state(config: WebConfig) -> WebState:
     limits, redis = config.limits, config.redis
-    if redis is not None:
-        Endpoint.of(redis)  # refuse it now
+    endpoint = default_endpoint(os.environ) if redis is None else Endpoint.of(redis)
     console, runs = Console(redis), EventStore(redis)
     bound = "" if config.unix_socket else config.host
     return WebState(
@@ -121,6 +123,7 @@ def _make_state(config: WebConfig) -> WebState:
         logins=Buckets(limits.logins, 1 / 30),
         all_logins=Bucket(limits.all_logins, 1 / 2, limits.all_logins, 0.0),
         streams=StreamQuota(each=limits.user_streams, total=limits.streams),
+        redis=re.sub(r"//[^/]*@", "//", endpoint.address).removeprefix("redis://"),
     )
 
 

@@ -23,6 +23,7 @@ __all__ = [
 
 IPV6: Final = 6
 LARGEST_PORT: Final = 65_535
+LONGEST_TITLE: Final = 60
 NEEDS_USERS: Final = "whoever reaches it commands the fleet, so that it needs users"
 MAKE_USERS: Final = (
     "Make a file with `bls-agent console password NAME` and pass it with --users."
@@ -107,6 +108,8 @@ class WebConfig:
         certificate: PEM file with the certificate chain, to speak TLS itself.
         private_key: PEM file with its key.
         language: ``zh``, ``en`` or ``""`` for what the browser prefers.
+        title: What this console is called in its header and in the browser's tab, such
+            as ``生产``; at most 60 characters.
         limits: Bounds.
 
     Raises:
@@ -124,6 +127,7 @@ class WebConfig:
     certificate: Path | None = None
     private_key: Path | None = None
     language: str = ""
+    title: str = ""
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -140,6 +144,9 @@ class WebConfig:
         if self.language and self.language not in LANGUAGES:
             rule = f"one of {', '.join(LANGUAGES)}, or empty"
             raise ConfigurationError("language", self.language, rule)
+        if len(self.title) > LONGEST_TITLE or not self.title.isprintable():
+            rule = f"one line of at most {LONGEST_TITLE} printable characters"
+            raise ConfigurationError("title", self.title, rule)
 
     def _check_place(self) -> None:
         _check_port(self.port)

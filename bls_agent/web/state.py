@@ -51,6 +51,7 @@ class WebState:
         counts: What was refused and dropped, by reason.
         closing: Set when everything has to end.
         started: When it began, by the monotonic clock.
+        redis: Which Redis it is about, without credentials.
     """
 
     config: WebConfig
@@ -73,6 +74,7 @@ class WebState:
     counts: Counter[str] = field(default_factory=Counter[str])
     closing: anyio.Event = field(default_factory=anyio.Event)
     started: float = field(default_factory=time.monotonic)
+    redis: str = ""
 
     def now(self) -> float:
         """Seconds of a clock that never jumps."""

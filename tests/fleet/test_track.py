@@ -111,7 +111,7 @@ def test_what_was_there_before_fills_the_sparkline() -> None:
     assert view.rates[-1] + view.rates[-2] == 1
     assert view.errors == 2
     assert view.last_error
-    assert view.last_error.message == "new"
+    assert (view.last_error.message, view.last_error_age) == ("new", 100.0)
     assert view.last_record_age == 5.0
     assert view.rate == pytest.approx(1 / 60)
     assert not view.estimated

@@ -124,7 +124,7 @@ def test_late_events_do_not_take_an_end_back(end: list[str], state: str) -> None
 def test_summary() -> None:
     """Times by the server's clock, what it is about, and why it failed."""
     first = entry("lifecycle.started", 5, task="分析" * 300)
-    failed = entry("lifecycle.failed", 9, error={"type": "E", "message": "坏"})
+    failed = entry("lifecycle.failed", 9, error={"type": "E", "message": "坏" * 900})
     last = [entry("system.close", 10), failed]
     found = summarise(7, look(first=[first], last=last, length=6))
     assert found is not None
@@ -133,7 +133,7 @@ def test_summary() -> None:
     assert (found.length, found.sequence, found.ttl) == (6, 10, 60.0)
     assert found.task.startswith("分析")
     assert len(found.task.encode()) <= 400
-    assert (found.error, found.last) == ("坏", "system.close")
+    assert (found.error, found.last) == ("E: " + "坏" * 900, "system.close")
     assert found.source is not None
     assert found.source["agent_name"] == "协调者"
     assert orjson.loads(orjson.dumps(found.to_dict()))["state"] == "failed"
@@ -231,7 +231,7 @@ async def test_late_events_do_not_open_a_run(
         for _ in range(3):
             await store.add(1, "llm", "stream", {"text": "late"})
             found = await described(store, 1)
-            assert (found.state, found.error) == (RunState.FAILED, "茶")
+            assert (found.state, found.error) == (RunState.FAILED, "ValueError: 茶")
             assert found.last == "llm.stream"
         async with store.run(1, lifecycle=False) as late:
             late.emit("a", "b")

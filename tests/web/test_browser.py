@@ -44,6 +44,14 @@ def foreign(redis: Redis, project: str) -> Foreign:
     return Foreign(redis, project)
 
 
+CHAINS = "getComputedStyle(document.querySelector('#log')).overscrollBehaviorY"
+SMALL = """() => [...document.querySelectorAll("a[href], button, input, select, textarea, summary, .tick")]
+  .filter((one) => !one.closest(".skip, .tick *") && one.checkVisibility())
+  .map((one) => [one, one.getBoundingClientRect()])
+  .filter(([one, { width, height }]) => Math.min(width, height) < 24)
+  .map(([one]) => one.outerHTML)"""
+
+
 def kind_is(looked: Watched, name: str, kind: str) -> float:
     """Wait until the card of a project is of a kind; give the seconds it took."""
     return looked.wait(
@@ -66,6 +74,8 @@ def test_the_wallboard_follows(
         began = time.perf_counter()
         foreign.status("故障")
         kind_is(looked, foreign.name, "fault")
+        icon = "document.querySelector('link[rel=icon]').href.includes('fault')"
+        looked.wait(f"document.title.startsWith('⚠ ') && {icon}")
         took = time.perf_counter() - began
         with capsys.disabled():
             print(f"\n  a status was on the wallboard after {took * 1000:.0f} ms")  # noqa: T201 - a figure is shown
@@ -73,8 +83,12 @@ def test_the_wallboard_follows(
         assert looked.texts(".card a")[0] == foreign.name
         foreign.log(record("银行通道超时", "error"), b"no json at all")
         looked.wait(
-            "document.querySelector('.card .last').textContent === '银行通道超时'"
+            "document.querySelector('.card .last bdi').textContent === '银行通道超时'"
         )
+        assert looked.page.locator(".card .ago").first.text_content()
+        assert looked.page.locator(".card .last[data-old]").count() == 0
+        foreign.status("在线")
+        looked.wait(f"!document.title.startsWith('⚠') && !{icon}")
         foreign.redis.rpush(f"{foreign.name}_控制", b"{}")
         looked.wait(
             "document.querySelector('.card[data-waits] .queue dd')?.textContent === '1'"
@@ -111,7 +125,7 @@ def test_filter_and_keyboard(browser: Any, base: str, redis: Redis) -> None:
         page.keyboard.press("k")
         page.keyboard.press("Enter")
         page.wait_for_url("**/projects/**")
-        looked.wait("document.title.startsWith('边缘节点_07')")
+        looked.wait("document.title.startsWith('⚠ 边缘节点_07')")
         page.go_back()
         looked.wait(AGO)
         page.keyboard.press("/")
@@ -443,7 +457,7 @@ def test_language_and_theme_stay(browser: Any, base: str, foreign: Foreign) -> N
         assert page.locator("html").get_attribute("data-theme") == "light"
         assert page.locator("h2").first.text_content() == "Log"
         looked.open("/")
-        assert page.title() == "Projects · BLS console"
+        assert page.title().startswith("Projects · BLS console · 127.0.0.1:")
         page.select_option("#theme", "")
         assert page.evaluate(ground) == dark
 
@@ -465,6 +479,9 @@ def test_narrow_pages(browser: Any, base: str, foreign: Foreign, language: str) 
             looked.open_project(name)
             looked.page.locator("form.command").wait_for()
             assert looked.width() <= 360
+            assert looked.page.evaluate(SMALL) == []
+            assert looked.page.locator(".log").bounding_box()["height"] == 0.4 * 740
+            assert looked.page.evaluate(CHAINS) == "auto"
         for path in ("/login", "/projects/nobody"):
             looked.open(path)
             assert looked.width() <= 360
@@ -524,7 +541,20 @@ def test_redis_goes_and_comes_back(browser: Any, project: str) -> None:
             looked.page.locator("#away").wait_for(state="visible")
             assert project in looked.texts(".card a")
             assert looked.page.locator("#link").get_attribute("data-state") == "away"
+            assert looked.page.title().startswith("⚠ ")
             assert looked.open_project("另一个项目").status == 503
+            looked.open_project(project)
+            looked.page.locator("form.command").wait_for()
+            assert looked.texts("#nothing-sent") == ["未知：Redis 没有应答。"]
+            assert looked.texts(".command [role=status]") == ["未知：Redis 没有应答。"]
+            looked.wait("document.querySelector('#link').dataset.state === 'away'")
+            assert not looked.page.locator("#cut").is_visible()
+            looked.open("/workers")
+            assert (
+                looked.page.locator("#looking").text_content()
+                == "未知：Redis 没有应答。"
+            )
+            looked.open_project("另一个项目")
             looked.page.locator("[data-again]").wait_for()
             looked.open("/")
             assert looked.texts(".card a") == [project]

@@ -133,7 +133,9 @@ def test_the_corpus_on_the_wallboard(
                 "(n) => document.querySelectorAll('.card').length > n", len(TEXTS)
             )
             assert names <= set(looked.texts(".card a"))
-            assert {visible(text) for text in TEXTS} <= set(looked.texts(".card .last"))
+            assert {visible(text) for text in TEXTS} <= set(
+                looked.texts(".card .last bdi")
+            )
             assert set(looked.texts(".odd")) >= SHORT
             assert own_elements(looked) == []
             looked.wait("document.querySelector('#cards').dataset.changes > 0")

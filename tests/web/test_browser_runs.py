@@ -142,9 +142,10 @@ def test_the_list_follows(browser: Any, base: str, writer: Writer) -> None:
         for run in range(1, 6):
             writer.add(run, "lifecycle.started", task=f"task {run}")
         looked.wait("document.querySelectorAll('.card').length === 5")
-        writer.add(3, "lifecycle.failed", error={"message": "坏"})
+        writer.add(3, "lifecycle.failed", error={"message": "坏" * 300})
+        writer.add(3, "system.close")
         looked.wait(
-            "document.querySelector('.card[data-state=failed] .last')?.textContent === '坏'"
+            "document.querySelector('.card[data-state=failed] .last')?.textContent === '坏'.repeat(200) + '…'"
         )
         assert page.locator(".card .head a").first.text_content() == "#3"
         page.click(".chip[data-chip=failed]")
@@ -160,6 +161,10 @@ def test_the_list_follows(browser: Any, base: str, writer: Writer) -> None:
         page.wait_for_url("**/runs/2")
         last_is(looked, "1")
         assert looked.page.locator("h1").text_content() == "Run 2"
+        looked.open("/runs/3")
+        assert page.locator(".last bdi").text_content() == "坏" * 300
+        looked.wait("document.querySelector('.took dd').textContent.endsWith('s')")
+        looked.wait("document.title.startsWith('⚠ Run 3')")
 
 
 def test_ten_thousand_events(

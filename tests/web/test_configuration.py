@@ -25,7 +25,7 @@ from tests.web.serving import USERS
         {"unix_socket": Path("/run/console.sock")},
         {"behind_proxy": True, "users": USERS, "allowed_hosts": ("console.example",)},
         {"root_path": "/console"},
-        {"root_path": "/a/b", "language": "zh"},
+        {"root_path": "/a/b", "language": "zh", "title": "生产 · 华东"},
     ],
 )
 def test_a_good_configuration(options: dict[str, Any]) -> None:
@@ -58,6 +58,8 @@ def test_a_good_configuration(options: dict[str, Any]) -> None:
         ({"root_path": "/a b"}, "root_path"),
         ({"root_path": "/控制台"}, "root_path"),
         ({"language": "de"}, "language"),
+        ({"title": "x" * 61}, "title"),
+        ({"title": "生\n产"}, "title"),
         ({"certificate": Path("a.pem")}, "private_key"),
         ({"private_key": Path("a.pem")}, "certificate"),
     ],

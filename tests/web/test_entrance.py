@@ -315,6 +315,22 @@ async def test_pages_are_for_users(locked: httpx.AsyncClient) -> None:
     assert (await locked.get("/static/favicon.svg")).status_code == 200
 
 
+async def test_every_page_says_which_redis(redis_url: str) -> None:
+    """Address and title stand on every page, credentials on none; a stranger sees the title alone."""
+    address = redis_url.removeprefix("redis://")
+    url = f"redis://default:geheim@{address}"
+    async with console_of(url, title="<生产>") as client:
+        for path in ("/", "/workers", "/runs", "/nothing", "/login"):
+            page = (await client.get(path)).text
+            assert f"&lt;生产&gt; · {address}</title>" in page, path
+            assert page.count(address) == 3
+            assert "geheim" not in page
+    async with console_of(url, title="生产", users=USERS) as client:
+        page = (await client.get("/login")).text
+        assert " · 生产</title>" in page
+        assert address not in page
+
+
 async def test_a_login_begins_a_session(locked: httpx.AsyncClient) -> None:
     """Its cookie is for this host, for HTTP alone, and never for another site."""
     answer = await log_in(locked, next="/projects/a")

@@ -114,9 +114,12 @@ def test_worst_first() -> None:
 
 def test_ages_go_on() -> None:
     """Who comes later is told ages of now."""
-    seen = view(age=3.0, ttl=57.0, last_record_age=1.0)
+    seen = view(age=3.0, ttl=57.0, last_record_age=1.0, last_error_age=295.0)
     card = make_card(seen, late=10.0)
     assert (card["age"], card["ttl"], card["last"]) == (13.0, 47.0, 11.0)
+    assert (WORDS.error_age(card), WORDS.is_old(card)) == ("5 分钟前", True)
+    assert not WORDS.is_old(make_card(seen))
+    assert WORDS.error_age(make_card(view())) == ""
     told = decode_object(encode_picture({"订单系统": seen}, None, {"订单系统": 10.0}))
     assert told["cards"][0]["age"] == 13.0
 
@@ -163,6 +166,22 @@ WORDS = Words(texts=load_texts("web", "zh"))
 def test_ages(seconds: float, said: str) -> None:
     """Ages are said in the largest unit that fits."""
     assert WORDS.age(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (None, ""),
+        (0.25, "250 毫秒"),
+        (59.94, "59.9 秒"),
+        (192, "3 分钟 12 秒"),
+        (3_600, "1 小时 0 分钟"),
+        (90_000, "1 天 1 小时"),
+    ],
+)
+def test_how_long_a_run_took(seconds: float | None, said: str) -> None:
+    """Two places: more says nothing to anybody."""
+    assert WORDS.took(seconds) == said
 
 
 def test_freshness() -> None:

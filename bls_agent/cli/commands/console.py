@@ -65,6 +65,9 @@ def console(
         Path | None,
         typer.Option("--private-key", metavar="FILE", help="opt_console_private_key"),
     ] = None,
+    title: Annotated[
+        str, typer.Option("--title", metavar="TEXT", help="opt_console_title")
+    ] = "",
 ) -> Exit:
     """Serve the console until SIGINT or SIGTERM."""
     need_web()
@@ -83,6 +86,7 @@ def console(
         root_path=root_path,
         certificate=certificate,
         private_key=private_key,
+        title=title,
         language=_wanted_language(),
     )
     _log_to_stderr()

@@ -155,7 +155,7 @@ class _RunStream:
             return b""
         if run is None:
             return NO_RUN
-        return write_event("run", encode(make_run_card(run, clock())))
+        return write_event("run", encode(make_run_card(run, clock(), whole=True)))
 
 
 async def _cancel_at_end(state: WebState, scope: anyio.CancelScope) -> None:

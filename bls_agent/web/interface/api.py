@@ -250,6 +250,7 @@ def _describe_project(view: ProjectView, late: float) -> JSONObject:
         "rates": list(view.rates),
         "errors": view.errors,
         "lastError": view.last_error and view.last_error.message,
+        "lastErrorAge": _later(view.last_error_age, late),
         "changedAt": view.changed_at,
     }
 

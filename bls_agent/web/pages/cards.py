@@ -44,7 +44,7 @@ def make_card(view: ProjectView, late: float = 0.0) -> JSONObject:
         ``ttl`` of the status, ``age_known`` (whether that age is no estimate), ``last`` (age of the newest record), all in seconds or
         ``None``; ``queue`` (``None``: the key holds another type), ``errors``, ``rate``
         (records a second), ``rates``, ``estimated`` (whether these are),
-        ``error`` (newest error's message).
+        ``error`` (newest error's message) and ``error_age`` in seconds or ``None``.
     """
     return {
         "path": project_path(view.project),
@@ -62,6 +62,7 @@ def make_card(view: ProjectView, late: float = 0.0) -> JSONObject:
         "rates": list(view.rates),
         "estimated": view.estimated,
         "error": _message_of(view.last_error),
+        "error_age": _seconds(view.last_error_age, late),
     }
 
 

@@ -92,7 +92,7 @@ async def _show_commands(request: Request) -> Response:
     try:
         manual = await _find_manual(request, project)
     except RedisUnavailableError:
-        manual, note = _NOT_ASKED, texts["not_known"]
+        manual, note = _NOT_ASKED, texts["js_not_known"]
     chosen = request.query_params.get("chosen", "")
     return _form(
         request, project, manual, _chosen(manual, chosen, note or _note(manual, texts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio.lowlevel
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -22,6 +22,9 @@ from bls_agent.web.pages.language import (
 )
 from bls_agent.web.pages.words import Words
 from bls_agent.web.static import asset_version
+
+if TYPE_CHECKING:
+    from bls_agent.web.state import WebState
 
 __all__ = ["language_of", "render", "render_large", "texts_of", "visible_lines"]
 
@@ -124,6 +127,7 @@ def _context(request: Request) -> dict[str, Any]:
     language = language_of(request)
     texts = _texts(language)
     root = _root_of(request)
+    title, redis = _place_of(request)
     theme = request.cookies.get("theme", "")
     return {
         "texts": texts,
@@ -136,8 +140,23 @@ def _context(request: Request) -> dict[str, Any]:
         "words": Words(texts=texts, root=root),
         "static": partial(_address_of, root),
         "user": getattr(request.state, "user", ""),
+        "title": title,
+        "redis": redis,
+        "site": " · ".join(filter(None, (title or texts["title"], redis))),
         "may_log_out": bool(getattr(request.state, "user", "")),
     }
+
+
+def _place_of(request: Request) -> tuple[str, str]:
+    """Say what this console is called, and which Redis it is about.
+
+    The address is for those who may use the console: nobody learns it at the login.
+    """
+    state: WebState | None = getattr(request.app.state, "web", None)
+    if state is None:
+        return "", ""
+    known = not state.config.users or bool(getattr(request.state, "user", ""))
+    return visible(state.config.title), visible(state.redis) if known else ""
 
 
 def _answer(

@@ -14,6 +14,7 @@ from bls_agent.codec import JSONObject, JSONValue, encode
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.runs import RunState, RunSummary
 from bls_agent.terminal import visible
+from bls_agent.web.pages.rendering import visible_lines
 
 __all__ = [
     "STATES",
@@ -45,19 +46,21 @@ def run_path(run_id: int) -> str:
     return f"/runs/{run_id}"
 
 
-def make_run_card(run: RunSummary, now: float) -> JSONObject:
+def make_run_card(run: RunSummary, now: float, *, whole: bool = False) -> JSONObject:
     """Make the card of a run.
 
     Args:
         run: What was seen of it.
         now: Seconds since 1970.
+        whole: Tell all of the error, in its lines.
 
     Returns:
         ``id`` (as text: a page's numbers end at 2^53), ``path``, ``state`` (one of
         ``STATES``) and its ``kind`` (colour and shape), ``length``, ``sequence``,
         ``started`` and ``age`` (seconds since the oldest and the newest event that are
         kept, or ``None``), ``at`` (when the newest was written), ``ttl`` in seconds or ``None``, ``task``, ``error``,
-        ``source`` and ``last`` (texts).
+        ``source`` and ``last`` (texts); of one that has ended ``took`` in seconds, else
+        ``None``: from the oldest event that is kept.
     """
     source = run.source or {}
     names = ("agent_name", "agent_id", "agent_type", "team_name")
@@ -73,7 +76,8 @@ def make_run_card(run: RunSummary, now: float) -> JSONObject:
         "at": run.last_at or 0.0,
         "ttl": None if run.ttl is None else round(run.ttl, 1),
         "task": _short(run.task, LONGEST),
-        "error": _short(run.error, LONGEST),
+        "error": visible_lines(run.error) if whole else _short(run.error, LONGEST),
+        "took": _took(run),
         "source": _short(next(filter(None, map(source.get, names)), ""), LONGEST_NAME),
         "last": _short(run.last, LONGEST_NAME),
     }
@@ -81,6 +85,12 @@ def make_run_card(run: RunSummary, now: float) -> JSONObject:
 
 def _seconds_since(at: float | None, now: float) -> JSONValue:
     return None if at is None else round(max(0.0, now - at), 1)
+
+
+def _took(run: RunSummary) -> JSONValue:
+    if not run.ended or run.started_at is None or run.last_at is None:
+        return None
+    return round(run.last_at - run.started_at, 3)
 
 
 def _short(text: str, longest: int) -> str:

@@ -49,7 +49,7 @@ async def _show_run(request: Request) -> Response:
     return render(
         request,
         "run.html",
-        card=make_run_card(run, clock()),
+        card=make_run_card(run, clock(), whole=True),
         there=found is not None,
         states=STATES,
         categories=[category.value for category in EventCategory],

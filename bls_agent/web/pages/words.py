@@ -18,6 +18,7 @@ MINUTE: Final = 60
 HOUR: Final = 3_600
 DAY: Final = 86_400
 SPARK: Final = (90, 24)  # the view box of a sparkline
+OLD: Final = 5 * MINUTE  # in which errors are counted
 WHOLE: Final = 10  # a rate from here on is said without a fraction
 
 
@@ -73,6 +74,15 @@ class Words:
         """Say how many errors there were."""
         return f"{_about(card)}{card['errors']}"
 
+    def error_age(self, card: JSONObject) -> str:
+        """Say how long ago the newest error was."""
+        return "" if card["error_age"] is None else self.age(card["error_age"])
+
+    def is_old(self, card: JSONObject) -> bool:
+        """Tell whether the newest error counts among the errors no more."""
+        age: float | None = card["error_age"]
+        return age is not None and age > OLD
+
     def rate(self, card: JSONObject) -> str:
         """Say how many records come in a second."""
         rate: float = card["rate"]
@@ -92,6 +102,20 @@ class Words:
             return self.texts["js_no_event"]
         told = self.texts["js_last_event"].format(age=self.age(card["age"]))
         return " · ".join(filter(None, (told, card["last"], card["source"])))
+
+    def took(self, seconds: float | None) -> str:
+        """Say how long a run took, to two places."""
+        if seconds is None:
+            return ""
+        if seconds < 1:
+            return self.texts["js_milliseconds"].format(n=round(seconds * 1000))
+        if seconds < MINUTE:
+            return self.texts["js_seconds"].format(n=f"{seconds:.1f}")
+        units = ((DAY, "days"), (HOUR, "hours"), (MINUTE, "minutes"), (1, "seconds"))
+        place = next(n for n, (unit, _) in enumerate(units) if seconds >= unit)
+        (large, name), (small, less) = units[place : place + 2]
+        counts = (seconds // large, name), (seconds % large // small, less)
+        return " ".join(self.texts[f"js_span_{w}"].format(n=int(n)) for n, w in counts)
 
     def since(self, seconds: float | None) -> str:
         """Say when a run began."""

@@ -1,6 +1,6 @@
 // Cards of a page: searched, chosen by state, and counted; only those in the window grow older.
 
-import { byId, setText } from "./chrome.js";
+import { byId, say, setText } from "./chrome.js";
 import { showLink } from "./stream.js";
 
 // Put cards into their order, moving only those that are out of it.
@@ -99,8 +99,10 @@ export class Deck {
   // Show whether Redis answers; away: why it does not, or nothing.
   showAway(away) {
     this.away = Boolean(away);
-    if (!away) byId("looking").hidden = true;
     const forbidden = away === "no_permission";
+    if (!away || forbidden) byId("looking").hidden = true;
+    else setText(byId("looking"), say("not_known"));
+    this.chips[0].parentElement.hidden = this.away && this.cards.size === 0;
     byId("forbidden").hidden = !forbidden;
     byId("away").hidden = !away || forbidden;
     setText(byId("away-kind"), away ?? "");

@@ -4,6 +4,8 @@ import { byId, root, say, setText } from "./chrome.js";
 
 export const KINDS = ["fault", "error", "odd", "stale", "offline", "online", "never"];
 
+export const isBad = ({ kind }) => kind === "fault" || kind === "error";
+
 export function sayAge(seconds) {
   if (seconds < 1) return say("age_now");
   if (seconds < 60) return say("age_seconds", { n: Math.floor(seconds) });
@@ -12,6 +14,7 @@ export function sayAge(seconds) {
   return say("age_days", { n: Math.floor(seconds / 86400) });
 }
 
+const OLD = 300; // seconds in which errors are counted
 const BEFORE = { untimed: "no_expiry", stale: "expired", never: "only_commands" };
 
 // Say how far a status can be believed; since: seconds since the card was made.
@@ -52,6 +55,7 @@ export class Card {
     this.rate = find(".rate dd");
     this.spark = find(".spark path");
     this.last = find(".last bdi");
+    this.ago = find(".last .ago");
     this.told = null;
     this.at = 0;
     this.inSight = true;
@@ -107,6 +111,11 @@ export class Card {
 
   // Let the ages grow.
   tick() {
-    if (this.told) setText(this.age, sayFreshness(this.told, (performance.now() - this.at) / 1000));
+    if (!this.told) return;
+    const since = (performance.now() - this.at) / 1000;
+    setText(this.age, sayFreshness(this.told, since));
+    const error = this.told.error_age === null ? null : this.told.error_age + since;
+    setText(this.ago, error === null ? "" : sayAge(error));
+    this.ago.parentElement.toggleAttribute("data-old", error > OLD);
   }
 }

@@ -37,6 +37,19 @@ export function visible(text) {
 // The same, with the lines of the text.
 export const visibleLines = (text) => text.replace(/\r\n/g, "\n").split("\n").map(visible).join("\n");
 
+const icon = document.querySelector("link[rel=icon]");
+const [calm, title] = [icon.getAttribute("href"), document.title];
+const trouble = { faults: 0, line: false };
+
+// Tell in the tab of faults and of a cut line: a page in the background is not seen.
+export function tellTab(news) {
+  const { faults, line } = Object.assign(trouble, news);
+  const bad = faults > 0 || line;
+  document.title = bad ? `⚠ ${faults > 1 ? `${faults} · ` : ""}${title}` : title;
+  const href = bad ? icon.dataset.fault : calm;
+  if (icon.getAttribute("href") !== href) icon.setAttribute("href", href);
+}
+
 function applyTheme(theme) {
   if (theme) page.dataset.theme = theme;
   else delete page.dataset.theme;

@@ -57,6 +57,7 @@ export class Log extends Pane {
 
   // A stream has begun, or has begun again.
   begin(place) {
+    setText(byId("nothing-sent"), say("nothing_sent"));
     if (!this.following) {
       this.behind = true;
       return;
@@ -72,6 +73,7 @@ export class Log extends Pane {
   // Redis does not answer, or the key holds something else for good.
   refused({ kind = "wrong_type", reason }) {
     showLink(kind === "wrong_type" ? "unreadable" : "away");
+    if (kind !== "wrong_type" && !this.known) setText(byId("nothing-sent"), say("not_known"));
     if (reason) setText(this.top, visible(reason));
   }
 

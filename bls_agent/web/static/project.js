@@ -1,13 +1,14 @@
 // The page of one project: its card, log, commands and the history of its status.
 
 import "./guard.js";
-import { byId, isTyping, root, setText } from "./chrome.js";
-import { Card } from "./cards.js";
+import { byId, isTyping, root, setText, tellTab } from "./chrome.js";
+import { Card, isBad } from "./cards.js";
 import { Log } from "./log.js";
 import { noteSent } from "./sent.js";
 import { showLink } from "./stream.js";
 
 const INTERVAL = 1000; // ms between two looks at the card
+const GLANCE = 30_000; // the same while the page is hidden: its tab tells of a fault
 const MOST = 200; // changes of the status that are kept
 
 const list = byId("cards");
@@ -32,6 +33,7 @@ function take(told) {
   if (now) {
     if (now.kind !== card.kind) noteStatus(now.kind);
     card.fill(now);
+    tellTab({ faults: Number(isBad(card)) });
   }
   byId("away").hidden = !told.away;
   setText(byId("away-kind"), told.away ?? "");
@@ -39,8 +41,11 @@ function take(told) {
   away = Boolean(told.away);
 }
 
+let looked = 0;
+
 async function look() {
-  if (document.hidden) return;
+  if (document.hidden && performance.now() - looked < GLANCE) return;
+  looked = performance.now();
   try {
     const answer = await fetch(`${root}/fragments/card?${query}`, { signal: AbortSignal.timeout(8000) });
     if (answer.ok && !answer.redirected) take(await answer.json());
@@ -96,4 +101,5 @@ document.addEventListener("htmx:after:swap", () => {
 });
 
 noteStatus(card.kind);
+tellTab({ faults: Number(isBad(card)) });
 keepLooking();

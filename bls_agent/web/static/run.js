@@ -1,6 +1,6 @@
 // The page of one run: how it stands, and what happens in it.
 
-import { byId, isTyping, setText } from "./chrome.js";
+import { byId, isTyping, setText, tellTab } from "./chrome.js";
 import { categoryOf } from "./event_rows.js";
 import { RunCard } from "./run_cards.js";
 import { Timeline } from "./timeline.js";
@@ -26,6 +26,7 @@ function offer(events) {
 const timeline = new Timeline(list.dataset.run, {
   head: (told) => {
     if (told) card.fill(told);
+    tellTab({ faults: Number(told?.state === "failed") });
     if (told) list.hidden = false;
     byId("absent").hidden = !list.hidden;
   },

@@ -2,6 +2,7 @@
 
 import { byId, root, say, setText } from "./chrome.js";
 import { sayAge } from "./cards.js";
+import { sayDuration } from "./sent.js";
 
 function sayKept(ttl) {
   if (ttl === null) return say("for_ever");
@@ -10,6 +11,15 @@ function sayKept(ttl) {
   if (left < 3600) return say("span_minutes", { n: Math.floor(left / 60) });
   if (left < 172800) return say("span_hours", { n: Math.floor(left / 3600) });
   return say("span_days", { n: Math.floor(left / 86400) });
+}
+
+// Say how long a run took, to two places.
+function sayTook(seconds) {
+  if (seconds < 60) return sayDuration(seconds * 1000);
+  const units = [[86400, "days"], [3600, "hours"], [60, "minutes"], [1, "seconds"]];
+  const place = units.findIndex(([unit]) => seconds >= unit);
+  const [[large, name], [small, less]] = units.slice(place, place + 2);
+  return `${say(`span_${name}`, { n: Math.floor(seconds / large) })} ${say(`span_${less}`, { n: Math.floor((seconds % large) / small) })}`;
 }
 
 // One run on the page.
@@ -48,6 +58,8 @@ export class RunCard {
     setText(this.find(".events dd"), String(told.length));
     setText(this.find(".last bdi"), told.error);
     this.find(".last").title = told.error;
+    this.find(".took").hidden = told.took === null;
+    setText(this.find(".took dd"), told.took === null ? "" : sayTook(told.took));
     this.tick();
   }
 

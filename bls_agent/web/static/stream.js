@@ -1,6 +1,6 @@
 // One event stream that comes back by itself, and says how the line is.
 
-import { byId, root, say, setText } from "./chrome.js";
+import { byId, root, say, setText, tellTab } from "./chrome.js";
 
 const SILENCE = 30_000; // ms without a beat after which the line counts as cut
 const LONGEST = 10_000; // ms between two tries
@@ -13,6 +13,7 @@ export function showLink(state) {
   const link = byId("link");
   if (!link || link.dataset.state === state) return;
   link.dataset.state = state;
+  tellTab({ line: state === "away" || state === "cut" });
   setText(link, say({ live: "live", away: "away", unreadable: "unreadable", over: "over" }[state] ?? "reconnecting"));
 }
 
@@ -26,6 +27,7 @@ export function follow(path, handlers, { ask = `${root}/fragments/card`, refused
   let heard = 0;
   let beats = false;
   let stopped = false;
+  let away = false;
   let resting = false;
 
   function open() {
@@ -35,6 +37,7 @@ export function follow(path, handlers, { ask = `${root}/fragments/card`, refused
     const own = (source = new EventSource(typeof path === "function" ? path() : path));
     source.onopen = () => {
       failures = 0;
+      away = false;
       heard = Date.now();
       byId("cut").hidden = true;
       showLink("live");
@@ -43,7 +46,7 @@ export function follow(path, handlers, { ask = `${root}/fragments/card`, refused
       if (own !== source) return;
       failures += 1;
       close();
-      showLink("cut");
+      showLink(away ? "away" : "cut");
       timer = setTimeout(knock, Math.min(300 * 2 ** failures, LONGEST) * (0.5 + Math.random() / 2));
     };
     for (const [name, handle] of Object.entries(handlers)) {
@@ -75,7 +78,9 @@ export function follow(path, handlers, { ask = `${root}/fragments/card`, refused
       refused(error || String(answer.status));
       timer = setTimeout(open, LONGEST);
     } else {
-      byId("cut").hidden = failures < PATIENCE;
+      away = answer?.status === 503; // the console answers, Redis does not
+      if (away) showLink("away");
+      byId("cut").hidden = away || failures < PATIENCE;
       open();
     }
   }

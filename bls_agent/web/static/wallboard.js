@@ -1,7 +1,7 @@
 // The wallboard: all projects, worst first, kept up to date by one event stream.
 
-import { byId, isTyping, root, setText } from "./chrome.js";
-import { Card, KINDS } from "./cards.js";
+import { byId, isTyping, root, say, setText, tellTab } from "./chrome.js";
+import { Card, isBad, KINDS } from "./cards.js";
 import { follow, showLink } from "./stream.js";
 
 const list = byId("cards");
@@ -71,6 +71,7 @@ function filter() {
 
 function count() {
   const counts = { "": cards.size };
+  tellTab({ faults: [...cards.values()].filter(isBad).length });
   for (const card of cards.values()) counts[card.kind] = (counts[card.kind] ?? 0) + 1;
   for (const chip of chips) {
     const kind = chip.dataset.chip;
@@ -96,10 +97,14 @@ function take(change) {
   }
   const gone = here ? [...cards.keys()].filter((path) => !here.has(path)) : (change.gone ?? []);
   for (const path of gone) if (cards.has(path)) drop(cards.get(path));
-  byId("looking").hidden = true;
   if (moved) order();
   if (moved || gone.length || wanted.text) filter();
   if (moved || gone.length) count();
+  const unknown = Boolean(change.away) && cards.size === 0;
+  byId("looking").hidden = !unknown;
+  if (unknown) setText(byId("looking"), say("not_known"));
+  chips[0].parentElement.hidden = unknown;
+  byId("nothing").hidden = unknown || cards.size > 0;
   byId("away").hidden = !change.away;
   setText(byId("away-kind"), change.away ?? "");
   showLink(change.away ? "away" : "live");
@@ -142,5 +147,6 @@ search.addEventListener("input", () => {
 });
 for (const chip of chips) chip.addEventListener("click", () => choose(chip.dataset.chip));
 for (const element of list.children) adopt(new Card(element));
+count();
 setInterval(() => seen.forEach((card) => card.tick()), 1000);
 follow(`${root}/events/fleet`, { fleet: (data) => take(JSON.parse(data)) }, { glances: true });

@@ -2,7 +2,7 @@
 
 import { arrange, Deck } from "./card_deck.js";
 import { sayAge } from "./cards.js";
-import { byId, root, say, sayOr, setText } from "./chrome.js";
+import { byId, root, say, sayOr, setText, tellTab } from "./chrome.js";
 import { follow } from "./stream.js";
 
 const groups = new Map([...document.querySelectorAll(".group")].map((section) => [section.dataset.group, section]));
@@ -114,6 +114,7 @@ function take(change) {
   const turned = deck.away !== Boolean(change.away);
   deck.showAway(change.away);
   touched.forEach(order);
+  tellTab({ faults: [...deck.cards.values()].filter((card) => card.state === "error").length });
   if (turned || here || touched.size || gone.length || (deck.text && change.workers.length)) {
     deck.filter();
     deck.count();
