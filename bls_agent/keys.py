@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Final, cast
 
 from bls_agent.errors import ConfigurationError
-from bls_agent.names import check_name, escape_glob
+from bls_agent.names import check_name, escape_glob, name_of
 
 __all__ = [
     "ASSET_FEED",
@@ -92,8 +92,11 @@ class KeyTemplate:
     contract: Contract
     ambiguous: bool = False
 
-    def build(self, **values: str | int | None) -> str:
+    def build(self, **values: object) -> str:
         """Make the key that we write, every value checked by :func:`check_name`.
+
+        Args:
+            **values: Field → text, an integer or a UUID.
 
         Raises:
             ConfigurationError: A value is missing, unknown or breaks a rule.
@@ -101,15 +104,14 @@ class KeyTemplate:
         for name, value in values.items():
             if value is None and name in self.optional:
                 continue
-            plain = str(value) if type(value) is int else value
-            checked = check_name(name, cast("str", plain))
+            checked = check_name(name, cast("str", name_of(value)))
             if name in self._closed and ":" in checked:
                 raise ConfigurationError(
                     name, checked, "this part of a key holds no ':'", "Use '_' instead."
                 )
         return self.locate(**values)
 
-    def locate(self, **values: str | int | None) -> str:
+    def locate(self, **values: object) -> str:
         """Make a key that somebody else wrote: the values are taken as they are."""
         unknown = values.keys() - set(self.fields)
         missing = set(self.fields) - values.keys() - self.optional

@@ -194,7 +194,7 @@ class Settings:
 
     Raises:
         ConfigurationError: A value is out of its range, or ``status_interval`` is
-            longer than a third of ``status_ttl``.
+            longer than half of ``status_ttl``.
     """
 
     redis_url: str = _setting("redis://127.0.0.1:6379/0", _WHERE, str)
@@ -298,10 +298,10 @@ def check_seconds(name: str, value: object, rule: str = "more than 0 seconds") -
 
 
 def _check_together(interval: float, ttl: float) -> None:
-    if interval * 3 > ttl:
+    if interval * 2 > ttl:
         raise ConfigurationError(
             "status_interval",
             interval,
-            f"at most a third of status_ttl ({ttl:g} s)",
-            "Two lost refreshes must not make a living service vanish.",
+            f"at most half of status_ttl ({ttl:g} s)",
+            "One late refresh must not make a living service vanish; a third is safer.",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -32,6 +33,8 @@ __all__ = [
     "make_watch",
     "make_writer",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 def connect(
@@ -87,6 +90,12 @@ def make_reporter(
     connections: Connections, parts: Parts, settings: Settings, writer: StatusWriter
 ) -> StatusReporter:
     """Make what keeps the written status true."""
+    if settings.status_interval * 3 > settings.status_ttl:
+        text = (
+            "status_interval %g s is more than a third of status_ttl %d s: one lost "
+            "refresh is enough to show a living service as gone"
+        )
+        logger.warning(text, settings.status_interval, settings.status_ttl)
     return StatusReporter(
         writer,
         parts.board,

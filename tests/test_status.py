@@ -241,11 +241,27 @@ def test_what_is_no_status_is_refused(value: Any) -> None:
 
 
 def test_wrong_intervals_are_refused() -> None:
-    """An interval beyond a third of the TTL is a clear error."""
-    with pytest.raises(ConfigurationError, match="a third of status_ttl"):
-        ProjectAgent("订单系统", status_interval=30, status_ttl=60)
-    with pytest.raises(ConfigurationError, match="a third of status_ttl"):
-        Settings(status_interval=30)
+    """An interval beyond half of the TTL is a clear error."""
+    with pytest.raises(ConfigurationError, match="half of status_ttl"):
+        ProjectAgent("订单系统", status_interval=31, status_ttl=60)
+    with pytest.raises(ConfigurationError, match="half of status_ttl"):
+        Settings(status_interval=31)
+
+
+@pytest.mark.parametrize(("interval", "said"), [(30, 1), (20, 0)])
+async def test_the_contracts_own_pair(
+    redis_url: str, redis: Redis, project: str, interval: int, said: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Every 30 s with EX 60 is allowed; what that costs is said once."""
+    agent = ProjectAgent(
+        project, redis=redis_url, status_interval=interval, status_ttl=60
+    )
+    async with agent:
+        await agent.ready(5)
+        assert 50 < await redis.ttl(f"{project}_项目状态") <= 60
+    told = [r for r in caplog.records if "one lost refresh" in r.getMessage()]
+    assert len(told) == said
 
 
 async def test_a_server_that_forgot_is_told_again_soon(project: str) -> None:

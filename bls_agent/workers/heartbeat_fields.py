@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, cast
 
-from bls_agent.codec import JSONObject, encode_strictly
+from bls_agent.codec import (
+    JSONObject,
+    encode_strictly,
+    format_timestamp,
+    parse_timestamp,
+)
 from bls_agent.errors import ConfigurationError
+from bls_agent.names import name_of
 
-__all__ = ["WorkerStatus", "check_count", "check_field"]
+__all__ = ["WorkerStatus", "check_count", "check_field", "check_moment"]
 
 DIGITS: Final = 20  # of a number as text: int() itself refuses thousands
 
@@ -34,10 +41,9 @@ def _check_status(name: str, value: object) -> WorkerStatus:
 
 
 def _check_text(name: str, value: object) -> str:
-    if isinstance(value, str):
-        return value
-    if type(value) is int:  # ids and ports are numbers to some
-        return str(value)
+    text = name_of(value)  # ids are numbers or UUIDs to some
+    if isinstance(text, str):
+        return text
     raise ConfigurationError(name, value, "text")
 
 
@@ -67,6 +73,20 @@ def _check_texts(name: str, value: object) -> list[str]:
     if not isinstance(value, list | tuple):
         raise ConfigurationError(name, value, "a list of texts")
     return [_check_text(name, item) for item in cast("list[object]", value)]
+
+
+def check_moment(name: str, value: object) -> str:
+    """Give a moment as it is written: text as it is, a datetime as ISO-8601.
+
+    Raises:
+        ConfigurationError: It is neither a datetime nor text that tells one.
+    """
+    if isinstance(value, datetime):
+        aware = value if value.tzinfo else value.replace(tzinfo=UTC)
+        return format_timestamp(aware.timestamp())
+    if isinstance(value, str) and parse_timestamp(value) is not None:
+        return value
+    raise ConfigurationError(name, value, "ISO-8601 or a datetime")
 
 
 _CHECKS: Final[Mapping[str, Callable[[str, object], object]]] = MappingProxyType(

@@ -9,7 +9,7 @@ written as text.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from types import MappingProxyType
@@ -24,7 +24,12 @@ from bls_agent.codec import (
 )
 from bls_agent.errors import ConfigurationError, DecodeError
 from bls_agent.keys import KEYS, KeyTemplate
-from bls_agent.workers.heartbeat_fields import WorkerStatus, check_count, check_field
+from bls_agent.workers.heartbeat_fields import (
+    WorkerStatus,
+    check_count,
+    check_field,
+    check_moment,
+)
 
 __all__ = [
     "KINDS",
@@ -160,8 +165,13 @@ class DataWorkerHeartbeat(WorkerHeartbeat):
         status: WorkerStatus = WorkerStatus.RUNNING,
         stats: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Say it now."""
-        return cls(node_id=node_id, status=status, stats=dict(stats or {}))
+        """Say it now.
+
+        Raises:
+            ConfigurationError: A value is none that its field can hold.
+        """
+        given: Any = {} if stats is None else stats
+        return cls(node_id=node_id, status=status, stats=given)
 
 
 @dataclass
@@ -187,25 +197,43 @@ class BacktestWorkerHeartbeat(WorkerHeartbeat):
     task_uuids: list[str] = field(default_factory=list[str])
 
     @classmethod
-    def create(
+    def create(  # noqa: PLR0917 - the order of the original
         cls,
         worker_id: str,
         status: WorkerStatus = WorkerStatus.RUNNING,
         running_tasks: int = 0,
         max_tasks: int = 5,
-        task_uuids: Sequence[str] = (),
+        started_at: str | datetime | None = None,
+        task_uuids: Iterable[str] = (),
     ) -> Self:
-        """Say it now; the worker counts as started now."""
+        """Say it now.
+
+        Args:
+            worker_id: Its id, text; an integer or a UUID counts as its text.
+            status: How it is.
+            running_tasks: Tasks under way.
+            max_tasks: Tasks that it can do at a time.
+            started_at: When it was started: ISO-8601, or a datetime (UTC without a
+                zone); default: now.
+            task_uuids: Which tasks are under way.
+
+        Raises:
+            ConfigurationError: A value is none that its field can hold.
+        """
+        tasks: Any = task_uuids
+        if isinstance(tasks, Iterable) and not isinstance(tasks, str | bytes):
+            tasks = list(cast("Iterable[object]", tasks))
         now = _now()
+        started = check_moment("started_at", now if started_at is None else started_at)
         return cls(
             status=status,
             timestamp=now,
             worker_id=worker_id,
             running_tasks=running_tasks,
             max_tasks=max_tasks,
-            started_at=now,
+            started_at=started,
             last_heartbeat=now,
-            task_uuids=[*task_uuids],
+            task_uuids=tasks,
         )
 
     def changed(self, **changes: Any) -> Self:
@@ -241,12 +269,20 @@ class ExecutionNodeHeartbeat(WorkerHeartbeat):
     def create(
         cls,
         node_id: str,
-        status: WorkerStatus = WorkerStatus.RUNNING,
         host: str = "",
         port: int = 0,
+        status: WorkerStatus = WorkerStatus.RUNNING,
         active_strategies: int = 0,
     ) -> Self:
-        """Say it now."""
+        """Say it now.
+
+        Raises:
+            ConfigurationError: A value is none that its field can hold; or a status
+                stands where the host belongs.
+        """
+        if isinstance(host, WorkerStatus):
+            rule = "a host's name: the order is node_id, host, port, status"
+            raise ConfigurationError("host", host, rule, "Pass status=… by name.")
         return cls(
             node_id=node_id,
             status=status,

@@ -72,11 +72,12 @@ def _make_builder(name: str, row: KeyTemplate) -> Callable[..., str]:
     """Make the function that builds one kind of key, its fields as parameters."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [
-        inspect.Parameter(field, kind, annotation="str | int") for field in row.fields
+        inspect.Parameter(field, kind, annotation="str | int | UUID")
+        for field in row.fields
     ]
     signature = inspect.Signature(parameters, return_annotation="str")
 
-    def build(*values: str | int, **named: str | int) -> str:
+    def build(*values: object, **named: object) -> str:
         return row.build(**signature.bind(*values, **named).arguments)
 
     build.__name__ = build.__qualname__ = name
@@ -142,8 +143,9 @@ class RedisKeyPattern(metaclass=_Texts):
 class RedisKeyBuilder(metaclass=_Builders):
     """A function for each kind of key that makes it of its fields (section 3).
 
-    Each raises :class:`~bls_agent.ConfigurationError` for a field that is empty or holds
-    control characters, and ``TypeError`` for the wrong number of fields.
+    A field is text, an integer or a UUID, as in the document's f-strings. Each raises
+    :class:`~bls_agent.ConfigurationError` for a field that is empty or holds control
+    characters, and ``TypeError`` for the wrong number of fields.
     """
 
     _derive = staticmethod(_list_builders)

@@ -65,9 +65,7 @@ def broken(name: str, payload: bytes | None, ttl: float | None = 29.0) -> Worker
 WELL = worker(BacktestWorkerHeartbeat.create("回测-1", running_tasks=2, max_tasks=5))
 BUSY = worker(SchedulerHeartbeat.create("调度-1", running_tasks=3, pending_tasks=4))
 STALE = worker(BacktestWorkerHeartbeat.create("回测-2"), ttl=9.0)
-ERROR = worker(
-    ExecutionNodeHeartbeat.create("执行-1", WorkerStatus.ERROR, host="a", port=1)
-)
+ERROR = worker(ExecutionNodeHeartbeat.create("执行-1", "a", 1, WorkerStatus.ERROR))
 
 
 async def plant(admin: Redis, *, well: bool = False) -> None:

@@ -196,7 +196,7 @@ def write_workers(redis: Redis) -> None:
             BacktestWorkerHeartbeat.create(
                 f"回测-{number}",
                 WorkerStatus.ERROR if number == 4 else WorkerStatus.RUNNING,
-                running, 5, tasks,
+                running, 5, task_uuids=tasks,
             )
         )  # fmt: skip
     say(

@@ -89,11 +89,71 @@ def test_to_the_byte(kind: str) -> None:
 def test_create_says_it_now(kind: str) -> None:
     """The timestamp carries its zone, and is now."""
     cls: Any = KINDS[kind]
-    beat = cls.create("甲", WorkerStatus.STOPPING)
+    beat = cls.create("甲", status=WorkerStatus.STOPPING)
     assert (beat.id, beat.status) == ("甲", WorkerStatus.STOPPING)
     assert abs(beat.said_at - datetime.now(UTC)) < timedelta(minutes=1)
     assert beat.timestamp.endswith("Z")
     assert cls.create("甲").status is WorkerStatus.RUNNING
+
+
+S = WorkerStatus.STOPPING
+
+
+@pytest.mark.parametrize(
+    ("cls", "given", "fields"),
+    [
+        (DataWorkerHeartbeat, ("a", S, {"x": 1}), ("node_id", "status", "stats")),
+        (BacktestWorkerHeartbeat, ("a", S, 3, 9, AT, ["t"]),
+         ("worker_id", "status", "running_tasks", "max_tasks", "started_at", "task_uuids")),
+        (ExecutionNodeHeartbeat, ("a", "主机", 80, S, 7),
+         ("node_id", "host", "port", "status", "active_strategies")),
+        (SchedulerHeartbeat, ("a", S, 1, 2), ("node_id", "status", "running_tasks", "pending_tasks")),
+        (TaskTimerHeartbeat, ("a", S, 4), ("node_id", "status", "jobs_count")),
+    ],
+)  # fmt: skip
+def test_the_order_of_the_original(
+    cls: Any, given: tuple[object, ...], fields: tuple[str, ...]
+) -> None:
+    """A call with arguments by place means the same as in the system it comes from."""
+    beat = cls.create(*given)
+    assert tuple(getattr(beat, name) for name in fields) == given
+
+
+@pytest.mark.parametrize(
+    ("cls", "given", "name"),
+    [
+        (BacktestWorkerHeartbeat, ("a", S, 3, 9, None, "abc"), "task_uuids"),
+        (BacktestWorkerHeartbeat, ("a", S, 3, 9, None, 5), "task_uuids"),
+        (BacktestWorkerHeartbeat, ("a", S, 3, 9, ["t"]), "started_at"),
+        (BacktestWorkerHeartbeat, ("a", S, 3, 9, "yesterday"), "started_at"),
+        (BacktestWorkerHeartbeat, ("a", 3), "status"),
+        (ExecutionNodeHeartbeat, ("a", S), "host"),
+        (ExecutionNodeHeartbeat, ("a", "h", S), "port"),
+        (ExecutionNodeHeartbeat, ("a", "h", 80, 7), "status"),
+        (DataWorkerHeartbeat, ("a", S, "ab"), "stats"),
+        (DataWorkerHeartbeat, ("a", S, [("x", 1)]), "stats"),
+        (DataWorkerHeartbeat, (None,), "node_id"),
+    ],
+)
+def test_wrong_types_are_said_at_once(
+    cls: Any, given: tuple[object, ...], name: str
+) -> None:
+    """By the name of the argument; nothing becomes a list of characters."""
+    with pytest.raises(ConfigurationError) as caught:
+        cls.create(*given)
+    assert caught.value.name == name
+
+
+def test_when_a_backtest_worker_was_started() -> None:
+    """As text, or as a datetime; one without a zone is UTC, as it is when it is read."""
+    moment = datetime(2026, 1, 31, 12, 0, 0, 5_000, tzinfo=UTC)
+    for given in (moment, moment.replace(tzinfo=None)):
+        beat = BacktestWorkerHeartbeat.create("a", started_at=given)
+        assert beat.started_at == "2026-01-31T12:00:00.005Z"
+    assert BacktestWorkerHeartbeat.create("a", task_uuids=iter("xy")).task_uuids == [
+        "x",
+        "y",
+    ]
 
 
 @pytest.mark.parametrize("kind", WRITTEN)

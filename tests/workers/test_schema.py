@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from enum import IntEnum
+from uuid import UUID
 
 import pytest
 
 from bls_agent import ConfigurationError
 from bls_agent.keys import KEYS, Contract, KeyTemplate, RedisType
 from bls_agent.workers import (
+    BacktestWorkerHeartbeat,
     RedisKeyBuilder,
     RedisKeyPattern,
     RedisKeyPrefix,
@@ -152,6 +155,26 @@ def test_signatures(name: str) -> None:
     assert build(**named) == build(*named.values())
 
 
+class Number(IntEnum):
+    """An integer of one's own."""
+
+    SEVEN = 7
+
+
+@pytest.mark.parametrize(
+    "given", [UUID("12345678123456781234567812345678"), 4711, Number.SEVEN, 0]
+)
+def test_what_an_f_string_takes(given: object) -> None:
+    """An id may be a UUID or an integer: the key is that of the document's f-string."""
+    assert RedisKeyBuilder.task_status(given) == f"ginkgo:task_status:{given}"
+    assert RedisKeyBuilder.component_heartbeat("a", component_id=given) == (
+        f"heartbeat:component:a:{given}"
+    )
+    beat = BacktestWorkerHeartbeat.create(given, task_uuids=[given])  # type: ignore[arg-type,list-item]
+    assert beat.key == f"backtest:worker:{given}"
+    assert beat.task_uuids == [f"{given}"]
+
+
 def test_arguments_are_checked() -> None:
     """The wrong number is a TypeError, a wrong value says which one it is."""
     with pytest.raises(TypeError):
@@ -163,6 +186,9 @@ def test_arguments_are_checked() -> None:
     for wrong in ("", " a", "a\nb", "a\x00"):
         with pytest.raises(ConfigurationError, match="task_id"):
             RedisKeyBuilder.task_status(wrong)
+    for odd in (True, 1.5, None, b"a"):
+        with pytest.raises(ConfigurationError, match="task_id"):
+            RedisKeyBuilder.task_status(odd)
     with pytest.raises(ConfigurationError, match="component_type"):
         RedisKeyBuilder.component_heartbeat("a:b", "c")
 
