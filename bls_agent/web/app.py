@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -34,10 +35,12 @@ from bls_agent.web.door.sessions import Sessions
 from bls_agent.web.door.users import Verifier
 from bls_agent.web.feeds.fleet_feed import FleetFeed
 from bls_agent.web.feeds.health import RedisHealth
+from bls_agent.web.feeds.journal import Journal
 from bls_agent.web.feeds.log_feeds import LogFeeds
 from bls_agent.web.feeds.run_feed import RunFeed
 from bls_agent.web.feeds.run_streams import all_runs_events, run_events
 from bls_agent.web.feeds.streams import fleet_events, worker_events
+from bls_agent.web.feeds.webhook import Webhook
 from bls_agent.web.feeds.worker_feed import WorkerFeed
 from bls_agent.web.interface import api
 from bls_agent.web.interface.answers import RETRY_AFTER, error_answer, status_of
@@ -98,12 +101,20 @@ def create_app(config: WebConfig | None = None) -> ConsoleApp:
 def _make_state(config: WebConfig) -> WebState:
     limits, redis = config.limits, config.redis
     endpoint = default_endpoint(os.environ) if redis is None else Endpoint.of(redis)
+    address = re.sub(r"//[^/]*@", "//", endpoint.address)
     console, runs = Console(redis), EventStore(redis)
+    fleet, counts = FleetFeed(Fleet(redis)), Counter[str]()
+    webhook = None
+    if config.webhook is not None:
+        about = {"title": config.title, "redis": address}
+        webhook = Webhook(config.webhook, about, counts)
     bound = "" if config.unix_socket else config.host
     return WebState(
         config=config,
         console=console,
-        fleet=FleetFeed(Fleet(redis)),
+        fleet=fleet,
+        journal=Journal(fleet, [] if webhook is None else [webhook.put]),
+        webhook=webhook,
         workers=WorkerFeed(WorkerRegistry(redis)),
         runs=runs,
         run_list=RunFeed(runs),
@@ -122,8 +133,9 @@ def _make_state(config: WebConfig) -> WebState:
         commands=Buckets(limits.command_burst, limits.commands),
         logins=Buckets(limits.logins, 1 / 30),
         all_logins=Bucket(limits.all_logins, 1 / 2, limits.all_logins, 0.0),
+        counts=counts,
         streams=StreamQuota(each=limits.user_streams, total=limits.streams),
-        redis=re.sub(r"//[^/]*@", "//", endpoint.address).removeprefix("redis://"),
+        redis=address.removeprefix("redis://"),
     )
 
 
@@ -150,6 +162,9 @@ async def _lifespan(app: ConsoleApp) -> AsyncGenerator[None]:
             state.workers.open(tasks)
             state.run_list.open(tasks)
             state.logs.open(tasks)
+            tasks.start_soon(state.journal.run)
+            if state.webhook is not None:
+                tasks.start_soon(state.webhook.run)
             yield
             app.close_streams()
             tasks.cancel_scope.cancel()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from bls_agent.errors import ConfigurationError
 from bls_agent.texts import LANGUAGES
@@ -15,12 +18,17 @@ from bls_agent.web.door.origins import split_host
 __all__ = [
     "MAKE_USERS",
     "NEEDS_USERS",
+    "WEBHOOK_SECRET",
     "Limits",
     "WebConfig",
+    "WebhookTarget",
     "is_loopback",
     "show_host",
 ]
 
+WEBHOOK_SECRET: Final = "BLS_WEBHOOK_SECRET"  # noqa: S105 - the name of a variable
+KEY_PREFIX: Final = "whsec_"
+LEAST_KEY: Final = 24  # bytes
 IPV6: Final = 6
 LARGEST_PORT: Final = 65_535
 LONGEST_TITLE: Final = 60
@@ -28,6 +36,62 @@ NEEDS_USERS: Final = "whoever reaches it commands the fleet, so that it needs us
 MAKE_USERS: Final = (
     "Make a file with `bls-agent console password NAME` and pass it with --users."
 )
+
+
+@dataclass(frozen=True)
+class WebhookTarget:
+    """Where changes of statuses are posted, and with which key they are signed.
+
+    Attributes:
+        url: ``http`` or ``https``, without credentials.
+        secret: ``whsec_`` and at least 24 bytes in base64.
+
+    Raises:
+        ConfigurationError: One of them is wrong.
+    """
+
+    url: str = field(repr=False)  # such paths often hold a token
+    secret: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what is wrong, without repeating a secret."""
+        try:
+            parts = urlsplit(self.url)
+            sound = parts.scheme in {"http", "https"} and bool(parts.hostname)
+            sound = sound and parts.port != 0 and self.url.isascii()
+            sound = sound and self.url.isprintable() and " " not in self.url
+            told = sound and "@" in parts.netloc
+        except ValueError:
+            sound = told = False
+        remedy = "Try https://alerts.example/bls."
+        if not sound:
+            rule = "an address that begins with http:// or https://, in plain ASCII"
+            raise ConfigurationError("webhook", "[the address]", rule, remedy)
+        if told:
+            rule = "it holds no user and no password: the signature says who posts"
+            raise ConfigurationError("webhook", self.place, rule, remedy)
+        _ = self.key
+
+    @property
+    def place(self) -> str:
+        """The URL without its path: fit to be shown."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+    @property
+    def key(self) -> bytes:
+        """What signatures are made with."""
+        try:
+            plain = self.secret.removeprefix(KEY_PREFIX)
+            key = base64.b64decode(plain, validate=True)
+        except (binascii.Error, ValueError):
+            key = b""
+        if not self.secret.startswith(KEY_PREFIX) or len(key) < LEAST_KEY:
+            rule = f"a webhook is signed with {KEY_PREFIX} and at least {LEAST_KEY} bytes in base64"
+            remedy = f'Set {WEBHOOK_SECRET}="{KEY_PREFIX}$(openssl rand -base64 32)".'
+            shown = "[hidden]" if self.secret else ""
+            raise ConfigurationError(WEBHOOK_SECRET, shown, rule, remedy)
+        return key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +171,7 @@ class WebConfig:
         root_path: What the proxy cuts off the path, such as ``/console``.
         certificate: PEM file with the certificate chain, to speak TLS itself.
         private_key: PEM file with its key.
+        webhook: Where changes of statuses are posted; nowhere by default.
         language: ``zh``, ``en`` or ``""`` for what the browser prefers.
         title: What this console is called in its header and in the browser's tab, such
             as ``生产``; at most 60 characters.
@@ -126,6 +191,7 @@ class WebConfig:
     root_path: str = ""
     certificate: Path | None = None
     private_key: Path | None = None
+    webhook: WebhookTarget | None = None
     language: str = ""
     title: str = ""
     limits: Limits = field(default_factory=Limits)

@@ -18,8 +18,10 @@ from bls_agent.web.door.sessions import Sessions
 from bls_agent.web.door.users import Verifier
 from bls_agent.web.feeds.fleet_feed import FleetFeed
 from bls_agent.web.feeds.health import RedisHealth
+from bls_agent.web.feeds.journal import Journal
 from bls_agent.web.feeds.log_feeds import LogFeeds
 from bls_agent.web.feeds.run_feed import RunFeed
+from bls_agent.web.feeds.webhook import Webhook
 from bls_agent.web.feeds.worker_feed import WorkerFeed
 from bls_agent.web.pages.manual import Manuals
 
@@ -34,6 +36,8 @@ class WebState:
         config: What it was told.
         console: The other end of contract 002.
         fleet: One watch of all projects for all wallboards.
+        journal: Which statuses have changed.
+        webhook: Posts these changes; ``None`` where that is not wanted.
         workers: One watch of all workers for all their pages.
         runs: The events of runs.
         run_list: One watch of all runs for all their pages.
@@ -57,6 +61,8 @@ class WebState:
     config: WebConfig
     console: Console
     fleet: FleetFeed
+    journal: Journal
+    webhook: Webhook | None
     workers: WorkerFeed
     runs: EventStore
     run_list: RunFeed

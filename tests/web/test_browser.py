@@ -406,15 +406,29 @@ def test_a_flood_of_records(
         assert looked.page.locator("#records > li").count() < 200
 
 
-def test_status_history_and_replicas(browser: Any, base: str, foreign: Foreign) -> None:
-    """The page keeps what the status was since it is open."""
+def test_status_history_and_replicas(
+    browser: Any, server: DevServer, foreign: Foreign
+) -> None:
+    """The page shows what the console has seen since it began."""
     foreign.status("在线")
-    with looking(browser, base, language="en") as looked:
+    with (
+        served(WebConfig(redis=server.url, port=0)) as console,
+        looking(browser, console.url, language="en") as looked,
+    ):
         looked.open_project(foreign.name)
         kind_is(looked, foreign.name, "online")
+        looked.wait("!document.querySelector('#unchanged').hidden")
         foreign.status("报错")
+        looked.wait("document.querySelectorAll('#history li').length === 1")
+        assert looked.texts("#history b") == ["在线 online", "报错 error"]
+        foreign.status("故障")
         looked.wait("document.querySelectorAll('#history li').length === 2")
-        assert looked.texts("#history b") == ["报错 error", "在线 online"]
+        looked.open("/changes")  # of all projects: nothing of it was forgotten
+        looked.wait("document.querySelectorAll('#history li').length === 2")
+        shown = ["报错 error", "故障 fault", "在线 online", "报错 error"]
+        assert looked.texts("#history b") == shown
+        looked.page.click("#history a")
+        looked.page.wait_for_url(f"**{project_path(foreign.name)}")
         foreign.redis.set(f"{foreign.name}_项目状态", b"running")
         looked.wait("document.querySelector('#cards .odd').textContent === 'running'")
 

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from bls_agent import ProjectAgent
+from bls_agent.fleet import Condition
 from bls_agent.project.messages import OutcomeKind, Status
 from bls_agent.runs import RunState
 from bls_agent.web.app import create_app
@@ -63,6 +64,9 @@ def test_every_reference_leads_somewhere() -> None:
     schemas = components["schemas"]
     kinds = schemas["Outcome"]["properties"]["kind"]["enum"]
     assert kinds == [kind.value for kind in OutcomeKind]
+    turned = schemas["StatusChange"]["properties"]
+    assert turned["to"]["enum"] == [*Condition]
+    assert turned["from"]["enum"] == [*Condition, None]
     said = schemas["Project"]["properties"]["status"]["enum"]
     assert said == [*[status.value for status in Status], None]
     assert schemas["Run"]["properties"]["state"]["enum"] == [*RunState]
@@ -94,7 +98,7 @@ async def ask(
     rest = more.pop("rest", "")
     number = more.pop("id", "&id=x")
     rest += number if asks and method == "DELETE" else ""
-    bare = "/runs" in path or method == "DELETE"
+    bare = "/runs" in path or method == "DELETE" or path == "/api/changes"
     url += rest if "?" in url else rest.replace("&", "?", 1) * bare
     if method == "POST":
         options["json"] = {"targetProjectName": name, "command": "x"}

@@ -183,10 +183,11 @@ async def test_the_watch_ends_after_the_last_follower(
     monkeypatch.setattr(shared_watch, "GRACE", 0.1)
     with served(WebConfig(redis=redis_url, port=0)) as console:
         for _ in range(2):
-            async with following(f"{console.url}events/fleet") as events:
-                assert (await next_of(events, "fleet"))[1]["whole"]
-                assert console.app.web.fleet.watching
-            await eventually(lambda: not console.app.web.fleet.watching, 10)
+            async with following(f"{console.url}events/workers") as events:
+                assert (await next_of(events, "workers"))[1]["whole"]
+                assert console.app.web.workers.watching
+            await eventually(lambda: not console.app.web.workers.watching, 10)
+        assert console.app.web.fleet.watching  # the journal of changes never ends
 
 
 async def test_an_outage_is_told_and_outlived(

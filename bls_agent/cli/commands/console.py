@@ -68,13 +68,17 @@ def console(
     title: Annotated[
         str, typer.Option("--title", metavar="TEXT", help="opt_console_title")
     ] = "",
+    webhook: Annotated[
+        str | None, typer.Option("--webhook", metavar="URL", help="opt_console_webhook")
+    ] = None,
 ) -> Exit:
     """Serve the console until SIGINT or SIGTERM."""
     need_web()
-    from bls_agent.web.configuration import WebConfig
+    from bls_agent.web.configuration import WEBHOOK_SECRET, WebConfig, WebhookTarget
     from bls_agent.web.door.users import read_users
     from bls_agent.web.server import serve
 
+    secret = os.environ.get(WEBHOOK_SECRET, "")
     config = WebConfig(
         redis=invocation.redis,
         host=host,
@@ -87,6 +91,7 @@ def console(
         certificate=certificate,
         private_key=private_key,
         title=title,
+        webhook=None if webhook is None else WebhookTarget(webhook, secret),
         language=_wanted_language(),
     )
     _log_to_stderr()
@@ -170,6 +175,8 @@ def _say_where(invocation: Invocation, config: WebConfig, urls: Sequence[str]) -
         invocation.hint("console_users", names=names)
     elif config.unix_socket is None:
         invocation.hint("console_everybody")
+    if config.webhook is not None:
+        invocation.hint("console_webhook", place=config.webhook.place)
     in_clear = is_loopback(config.host) is False and not config.unix_socket
     if in_clear and not config.tls and not config.behind_proxy:
         invocation.warn("console_in_clear")

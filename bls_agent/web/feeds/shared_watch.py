@@ -89,7 +89,7 @@ class SharedWatch(ABC):
         Args:
             heartbeat: Seconds after which ``b""`` is given when nothing has changed.
         """
-        with self._counted():
+        with self.wanted():
             await self.ready()
             place = self._ring.end
             yield self._whole()
@@ -104,9 +104,16 @@ class SharedWatch(ABC):
                 for item in () if missed else items:
                     yield item.payload
 
+    async def wait(self, place: int, timeout: float) -> int:
+        """Wait until there is something behind a place; give the place behind it."""
+        await self._ring.wait(place, timeout)
+        return self._ring.end
+
     @contextmanager
-    def _counted(self) -> Generator[None]:
+    def wanted(self) -> Generator[None]:
+        """Watch while the block lasts."""
         self._followers += 1
+        self._touch()
         try:
             yield
         finally:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 import bls_agent
-from bls_agent.codec import JSONObject, encode
+from bls_agent.codec import JSONObject, encode, format_timestamp
 from bls_agent.fleet import ProjectView
 from bls_agent.project.messages import Command, LogEntry, Outcome
 from bls_agent.redaction import DEFAULT
@@ -27,6 +27,7 @@ from bls_agent.web.interface.inputs import (
     media_type,
     read_command,
     read_limit,
+    read_number,
 )
 from bls_agent.web.interface.records import encode_records
 from bls_agent.web.interface.run_api import run_api_routes
@@ -255,6 +256,21 @@ def _describe_project(view: ProjectView, late: float) -> JSONObject:
     }
 
 
+async def _get_changes(request: Request) -> Response:
+    """``GET /api/changes``: which statuses have changed since the console began."""
+    fields = request.query_params
+    limit, after = read_limit(fields.get("limit")), read_number(fields.get("after"))
+    journal = web_state(request).journal
+    found = journal.changes(project_in_query(request.scope), after, limit)
+    content = {
+        "since": format_timestamp(journal.since),
+        "unavailable": journal.unavailable and journal.unavailable.kind,
+        "forgotten": journal.forgotten,
+        "changes": [change.to_dict() for change in found],
+    }
+    return json_answer(content)
+
+
 async def _get_workers(request: Request) -> Response:
     """``GET /api/workers``: every worker whose heartbeat is there, and how it is."""
     watch = web_state(request).workers
@@ -346,6 +362,7 @@ routes: list[BaseRoute] = [
     Route("/api/projects", _get_projects),
     Route(f"/api/projects/{ANY_NAME}", _get_project),
     Route(f"/api/projects/{ANY_NAME}", _delete_project, methods=["DELETE"]),
+    Route("/api/changes", _get_changes),
     Route("/api/workers", _get_workers),
     *run_api_routes,
     Route("/api/health", _get_health),

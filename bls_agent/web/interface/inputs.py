@@ -20,10 +20,12 @@ __all__ = [
     "read_command",
     "read_form",
     "read_limit",
+    "read_number",
 ]
 
 MOST_LOGS: Final = 1_000
 DIGITS: Final = 4
+LONGEST_NUMBER: Final = 15  # digits
 DEFAULT_LOGS: Final = 200
 LONGEST_WAIT: Final = 30.0  # seconds
 LONGEST_ID: Final = 200  # characters
@@ -169,6 +171,19 @@ def read_limit(value: str | None) -> int:
         return int(value)
     rule = f"it has to be a whole number from 1 to {MOST_LOGS}"
     raise FieldError({"limit": rule})
+
+
+def read_number(value: str | None) -> int:
+    """Read the number of a change, 0 if there is none.
+
+    Raises:
+        FieldError: It is no number.
+    """
+    if not value:
+        return 0
+    if value.isascii() and value.isdigit() and len(value) <= LONGEST_NUMBER:
+        return int(value)
+    raise FieldError({"after": "it has to be the id of a change"})
 
 
 def media_type(request: Request) -> str:

@@ -101,6 +101,11 @@ async def _newcomer(request: Request, project: str) -> ProjectView | None:
     return ProjectView(project=project, status=status, presence=known)
 
 
+async def _show_changes(request: Request) -> Response:
+    """Show which statuses have changed; what happens next, the page asks for."""
+    return render(request, "changes.html", here="/changes", kinds=KINDS)
+
+
 async def _show_card(request: Request) -> Response:
     """Give a project's card as JSON, as the wallboard's stream does."""
     project = project_in_query(request.scope)
@@ -174,6 +179,7 @@ def error_page(
 routes: Final = [
     Route("/", _show_wallboard),
     Route(f"/projects/{ANY_NAME}", _show_project),
+    Route("/changes", _show_changes),
     Route("/fragments/card", _show_card),
     Route("/login", _show_login, methods=["GET"]),
     *command_routes,

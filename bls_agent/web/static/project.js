@@ -3,13 +3,13 @@
 import "./guard.js";
 import { byId, isTyping, root, setText, tellTab } from "./chrome.js";
 import { Card, isBad } from "./cards.js";
+import "./changes.js";
 import { Log } from "./log.js";
 import { noteSent } from "./sent.js";
 import { showLink } from "./stream.js";
 
 const INTERVAL = 1000; // ms between two looks at the card
 const GLANCE = 30_000; // the same while the page is hidden: its tab tells of a fault
-const MOST = 200; // changes of the status that are kept
 
 const list = byId("cards");
 const { query } = list.dataset;
@@ -17,21 +17,9 @@ const card = new Card(list.firstElementChild);
 const log = new Log(query);
 let away = false;
 
-function noteStatus(kind) {
-  const history = byId("history");
-  const item = document.createElement("li");
-  item.dataset.kind = kind;
-  const time = document.createElement("time");
-  time.textContent = new Date().toLocaleTimeString(document.documentElement.lang, { hour12: false });
-  item.append(time, byId(`badge-${kind}`).content.firstElementChild.cloneNode(true));
-  history.prepend(item);
-  while (history.children.length > MOST) history.lastElementChild.remove();
-}
-
 function take(told) {
   const [now] = told.cards;
   if (now) {
-    if (now.kind !== card.kind) noteStatus(now.kind);
     card.fill(now);
     tellTab({ faults: Number(isBad(card)) });
   }
@@ -100,6 +88,5 @@ document.addEventListener("htmx:after:swap", () => {
   delete told.dataset.sent;
 });
 
-noteStatus(card.kind);
 tellTab({ faults: Number(isBad(card)) });
 keepLooking();
