@@ -220,9 +220,11 @@ class BacktestWorkerHeartbeat(WorkerHeartbeat):
         Raises:
             ConfigurationError: A value is none that its field can hold.
         """
-        tasks: Any = task_uuids
-        if isinstance(tasks, Iterable) and not isinstance(tasks, str | bytes):
-            tasks = list(cast("Iterable[object]", tasks))
+        given = cast(
+            "object", task_uuids
+        )  # as a caller without a type checker means it
+        if isinstance(given, Iterable) and not isinstance(given, str | bytes):
+            given = list(cast("Iterable[object]", given))
         now = _now()
         started = check_moment("started_at", now if started_at is None else started_at)
         return cls(
@@ -233,7 +235,7 @@ class BacktestWorkerHeartbeat(WorkerHeartbeat):
             max_tasks=max_tasks,
             started_at=started,
             last_heartbeat=now,
-            task_uuids=tasks,
+            task_uuids=cast("list[str]", given),
         )
 
     def changed(self, **changes: Any) -> Self:
