@@ -6,7 +6,6 @@ costs next to nothing.
 
 from __future__ import annotations
 
-import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -108,8 +107,6 @@ _HOMES = {
     "Status": "project.messages",
     "SyncConsole": "sync_console",
 }
-
-logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 import anyio
 from anyio.abc import TaskStatus
 
+from bls_agent.complaints import show_log
 from bls_agent.delivery import Flushed
 from bls_agent.endpoint import Endpoint
 from bls_agent.errors import ConfigurationError, RedisUnavailableError
@@ -276,6 +277,7 @@ class ProjectAgent(Registration):
         self,
         *,
         handle_signals: bool = True,
+        banner: bool | None = None,
         task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> signal.Signals | None:
         """Serve until SIGTERM, SIGINT or cancelled; drain; give the signal, if any.
@@ -284,8 +286,19 @@ class ProjectAgent(Registration):
 
         Args:
             handle_signals: Listen for the two signals (in the main thread only).
+            banner: Say on standard error where Redis is and how it goes, where nobody has
+                configured logging. Default: the setting (``BLS_BANNER``).
             task_status: ``started()`` is called when the first status was written.
         """
+        shown = self._settings().banner if banner is None else banner
+        with show_log() if shown else nullcontext():
+            return await self._run(handle_signals, task_status)
+
+    async def _run(
+        self,
+        handle_signals: bool,  # noqa: FBT001 - its own
+        task_status: TaskStatus[None],
+    ) -> signal.Signals | None:
         async with self:
             session = self._opened_session()
             async with anyio.create_task_group() as tasks:

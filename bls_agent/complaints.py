@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from bls_agent.endpoint import Reply, Request
 from bls_agent.errors import BlsError, RedisUnavailableError, WrongTypeError
 
-__all__ = ["Complaints"]
+__all__ = ["Complaints", "nobody_listens", "show_log"]
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,45 @@ _OF_REQUEST: Final = frozenset({"unknown_command", "unsupported", "refused"})
 
 _REDIRECTIONS: Final = frozenset({"moved", "ask"})
 _SAME: Final = {"role_changed": "read_only"}  # the same event, seen while waiting
+
+
+# What to do, for whoever reads it; of a connection that cannot be made, or is refused.
+_REMEDIES: Final = {
+    "auth": "User and password stand in the URL, redis://user:password@host:6379/0, "
+    "which redis= or BLS_REDIS_URL gives.",
+    "connection": "Is it running there? redis= or BLS_REDIS_URL says where it is.",
+    "timeout": "Is it running there? redis= or BLS_REDIS_URL says where it is.",
+}
+
+
+def nobody_listens(name: str) -> bool:
+    """Tell whether nobody has configured logging for a logger: nobody reads what it says.
+
+    A handler that ships records to Redis does not count (``ships_away``).
+    """
+    logger: logging.Logger | None = logging.getLogger(name)
+    while logger is not None:
+        if not all(getattr(one, "ships_away", False) for one in logger.handlers):
+            return False
+        logger = logger.parent if logger.propagate else None
+    return True
+
+
+@contextmanager
+def show_log() -> Generator[None]:
+    """Show the package's log on standard error meanwhile, if nobody configured logging."""
+    logger = logging.getLogger("bls_agent")
+    if not nobody_listens(logger.name):
+        yield
+        return
+    handler, level = logging.StreamHandler(), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(level or logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 class Complaints:
@@ -64,7 +104,10 @@ class Complaints:
             topic = f"{consequence} {error.kind}"
             return self._say_now(topic, "%s: %s", consequence, error)
         topic = _SAME.get(error.kind, error.kind)
-        return self._say_now(topic, "%s; trying again until it is back", error)
+        text = "%s; trying again until it is back"
+        if error.connecting and (remedy := _REMEDIES.get(error.kind)):
+            text = f"{text}. {remedy}"
+        return self._say_now(topic, text, error)
 
     def hear(self, requests: Sequence[Request], replies: Sequence[Reply]) -> None:
         """Look at replies for missing rights and say, once each, what is weaker."""
@@ -84,7 +127,8 @@ class Complaints:
         weaker = right.weaker if right else "it is not among the rights of an agent"
         if weaker not in self._said_at and not self.quiet:
             self._said_at[weaker] = self._clock()
-            text = "Redis at %s refuses %s to this user (no_permission): %s"
+            text = "Redis at %s refuses %s to this user (no_permission): %s. "
+            text += "`bls-agent acl` prints what to grant"
             logger.warning(text, error.address, shown, weaker)
 
     def _say_now(self, topic: str, text: str, *arguments: object) -> bool:

@@ -11,6 +11,7 @@ not; 2: the demo could not be given; 130: Ctrl-C.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import sys
@@ -145,6 +146,7 @@ def show_hints(place: Place, screen: Screen) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Give the demo and return its exit code."""
+    logging.getLogger("bls_agent").addHandler(logging.NullHandler())  # the screen tells
     given = sys.argv[1:] if arguments is None else arguments
     texts = load_texts("demo", find_language(given, os.environ))
     parser = make_parser(PROGRAM, texts["demo_help"], texts)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -112,6 +113,16 @@ class Session:
         if any(wire.generation > wire.connected for wire in self.connections.all):
             self.status.changed()
 
+    async def _say_start(self) -> None:
+        """Say in the host's log where Redis is, and when all is well."""
+        project, mode = self._parts.project, self._settings.mode
+        address = self.connections.endpoint.address
+        logger.info("%s: %s, mode %s", project, address, mode)
+        await self.status.published.wait()
+        if self.status.written:
+            now = self._parts.board.status(time.monotonic())
+            logger.info("%s: connected, the status is %s", project, now)
+
     def _report_unstarted(self, message: Message) -> None:
         self.dispatcher.report_unstarted(message)
 
@@ -182,6 +193,7 @@ class Session:
                     start_soon(loops, self._keep_running, self.inbox.run)
                 start_soon(loops, self.dispatcher.run)
                 self.opened.set()
+                start_soon(loops, self._say_start)
                 try:
                     await self.stop_requested.wait()
                 finally:

@@ -181,6 +181,7 @@ class Options(TypedDict, total=False):
     redis_timeout: float
     record_ids: bool
     builtins: bool
+    banner: bool
     redact_keys: Sequence[str]
     on_redelivery: OnRedelivery
     dedup_window: float
@@ -219,6 +220,7 @@ class Settings:
     redis_timeout: float = _setting(5.0, "deadline of one request to Redis", minimum=0.05, **_SECONDS)
     record_ids: bool = _setting(True, "put metadata.agent on every record", bool)  # noqa: FBT003 - the default
     builtins: bool = _setting(True, "answer ping, help, stats and set_log_level", bool)  # noqa: FBT003 - the default
+    banner: bool = _setting(True, "whether run() says on standard error where Redis is and how it goes, where nobody configured logging", bool)  # noqa: FBT003 - the default
     redact_keys: Sequence[str] = _setting((), "more names of keys whose values never leave the process; one with - in front is exempt", tuple)
     on_redelivery: OnRedelivery = _setting("run", "what becomes of a command that was handed out before", str, choices=_REDELIVERIES)
     dedup_window: float = _setting(600.0, "time in which a command with the same id is not run again; 0 for never", minimum=0.0, **_SECONDS)

@@ -362,7 +362,8 @@ async def test_each_right_missing_in_turn(
     )
     assert refused < 5 * max(seconds, 1.0) * len(missing)
     said = Counter(
-        r.getMessage().partition("(no_permission): ")[2] for r in caplog.records
+        r.getMessage().partition("(no_permission): ")[2].partition(". `")[0]
+        for r in caplog.records
     )
     for name, right in zip(names, missing, strict=True):
         alike = [r for r in missing if r.weaker == right.weaker]

@@ -40,6 +40,7 @@ TABLE: dict[str, tuple[object, str, object]] = {
     "redis_timeout": (5.0, "0.5", 0.5),
     "record_ids": (True, "no", False),
     "builtins": (True, "FALSE", False),
+    "banner": (True, "0", False),
     "redact_keys": (
         (),
         "pin, 员工号,,-session_id",

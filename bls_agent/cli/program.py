@@ -5,6 +5,7 @@ A command's file is loaded when the command is run or listed; see ``command.py``
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -110,6 +111,8 @@ def _program(
 
 def run_program(arguments: Sequence[str]) -> int:
     """Run one command and give its exit code; whatever happens is told in words."""
+    # Its commands tell in their own words what is wrong; `run` and `console` configure it.
+    logging.getLogger("bls_agent").addHandler(logging.NullHandler())
     completing = bool(os.environ.get(COMPLETE))
     invocation = _begin(arguments)
     program: Any = get_command(app)

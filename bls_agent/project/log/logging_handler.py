@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Final, Protocol, TypeAlias, cast
 
 from bls_agent.codec import JSONObject
+from bls_agent.complaints import nobody_listens
 from bls_agent.errors import ConfigurationError
 from bls_agent.project.log.logs import NESTED, Log, describe_error
 from bls_agent.project.messages import Level
@@ -81,8 +82,8 @@ class BLSHandler(logging.Handler):
     and the logger's name go into the metadata, and so do ``exception`` and ``stack``. An
     extra that bears a name of ours gets an underscore behind it: ``logger_``.
 
-    Records of the loggers ``bls_agent`` and ``redis``, and of those below them, are
-    ignored. So is what a record makes others log while it is being made (a filter, a
+    Records of the loggers ``bls_agent`` and ``redis``, and of those below them, are not
+    shipped; where no other handler is there, warnings go to standard error. Ignored is what a record makes others log while it is being made (a filter, a
     ``__repr__``), beyond the second level: counted in ``stats().logs_not_encoded``.
 
     Args:
@@ -92,6 +93,8 @@ class BLSHandler(logging.Handler):
     Raises:
         ConfigurationError: ``agent`` has no log, or there is no such level.
     """
+
+    ships_away: Final = True  # for :func:`~bls_agent.complaints.nobody_listens`
 
     def __init__(self, agent: HasLog, level: int | str = logging.NOTSET) -> None:
         """Remember where to."""
@@ -124,6 +127,7 @@ class BLSHandler(logging.Handler):
             Whether the record was taken.
         """
         if str(record.name).partition(".")[0] in _IGNORED:
+            _tell_last_resort(record)
             return False
         depth = getattr(_nesting, "depth", 0)
         if depth > NESTED:
@@ -160,6 +164,15 @@ class BLSHandler(logging.Handler):
         if self.formatter is None:
             return record.getMessage()
         return self.formatter.format(record)
+
+
+def _tell_last_resort(record: logging.LogRecord) -> None:
+    """Do as logging does without any handler: this one would make a warning vanish."""
+    last = logging.lastResort
+    if last is None or record.levelno < last.level:
+        return
+    if nobody_listens(str(record.name)):
+        last.handle(record)
 
 
 def _level_of(number: int) -> Level:
