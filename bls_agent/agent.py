@@ -32,7 +32,12 @@ from bls_agent.project.messages import Level, Status
 from bls_agent.project.receiving.slots import check_slots
 from bls_agent.project.state.status import StatusBoard
 from bls_agent.redaction import Redactor
-from bls_agent.settings import Options, Settings, check_options
+from bls_agent.settings import (
+    Options,
+    Settings,
+    check_options,
+    find_unknown_variables,
+)
 from bls_agent.starting import start_soon
 from bls_agent.supervisor import (
     call_beside,
@@ -52,6 +57,18 @@ if TYPE_CHECKING:
 __all__ = ["ProjectAgent"]
 
 logger = logging.getLogger(__name__)
+
+_told: set[str] = set()  # variables that this process has been warned of
+
+
+def _warn_of_unknown_variables() -> None:
+    for name, question in find_unknown_variables(os.environ).items():
+        if name not in _told:
+            _told.add(name)
+            text = (
+                f"the variable {name} is no setting, and nothing reads it. {question}"
+            )
+            logger.warning("%s", text.strip())
 
 
 class ProjectAgent(Registration):
@@ -139,7 +156,8 @@ class ProjectAgent(Registration):
     @property
     def endpoint(self) -> Endpoint:
         """Where Redis is; of an agent that was not told, as its settings say."""
-        return self._endpoint or Endpoint.of(self._settings().redis_url)
+        name = "BLS_REDIS_URL" if self._given_settings is None else "redis_url"
+        return self._endpoint or Endpoint.of(self._settings().redis_url, name)
 
     @property
     def status(self) -> Status:
@@ -224,7 +242,9 @@ class ProjectAgent(Registration):
         if self._session not in (None, before):
             raise ConfigurationError("agent", self.project, "it was opened meanwhile")
         settings = self._settings()
-        endpoint = self._endpoint or Endpoint.of(settings.redis_url)
+        if self._given_settings is None:
+            _warn_of_unknown_variables()
+        endpoint = self.endpoint
         mode, replicas = settings.mode, settings.replicas
         check_slots(self.project, endpoint, mode=mode, replicas=replicas)
         self._prepare(settings)

@@ -14,6 +14,7 @@ and build our own connections; the client itself is never blocked on and never c
 from __future__ import annotations
 
 import inspect
+import re
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 from urllib.parse import urlsplit
 
 from bls_agent.errors import ConfigurationError
+from bls_agent.names import ask_whether
 from bls_agent.redaction import mask_url, redact
 
 if TYPE_CHECKING:
@@ -138,17 +140,27 @@ class Endpoint:
         return self.topology is not None and self.topology.kind == "cluster"
 
     @classmethod
-    def of(cls, redis: object) -> Endpoint:
+    def of(cls, redis: object, name: str = "redis") -> Endpoint:
         """Understand a URL, a redis-py client (asyncio or not) or an endpoint.
+
+        Args:
+            redis: Any of these.
+            name: The argument or variable that it came from, for errors.
 
         Raises:
             ConfigurationError: It is none of these, or its options make no sense.
         """
         if isinstance(redis, Endpoint):
             return redis
-        if isinstance(redis, str):
+        if not isinstance(redis, str):
+            return _endpoint_of_client(redis)
+        try:
             return _endpoint_of_url(redis)
-        return _endpoint_of_client(redis)
+        except ConfigurationError as error:
+            if error.name == name:
+                raise
+            told = error.value, error.rule, error.remedy
+            raise ConfigurationError(name, *told) from None
 
 
 def _endpoint_of_url(url: str) -> Endpoint:
@@ -180,9 +192,22 @@ def _parse(url: str, shown: str) -> dict[str, Any]:
 
     try:
         return dict(cast("Mapping[str, Any]", parse_url(url)))
-    except ValueError:
-        rule = "a URL like redis://user:password@host:6379/0"
+    except ValueError as error:
+        rule = f"{_wrong_part(url, str(error))}; a URL like redis://user:password@host:6379/0"
         raise ConfigurationError("redis", shown, rule) from None
+
+
+def _wrong_part(url: str, said: str) -> str:
+    """Say which part of a URL is wrong, and quote none: it may be a piece of a password."""
+    place, _, rest = url.partition("://")[2].partition("?")
+    _, *after = re.split(r"[/#]", place, maxsplit=1)
+    if any("@" in part for part in (*after, rest)):
+        return "in a user or password / ? # [ ] are written %2F %3F %23 %5B %5D"
+    if option := re.search(r"for '(\w+)' in", said):
+        return f"the value of its option {option[1]!r} is not understood"
+    if said.startswith("Port "):
+        return "its port is a whole number from 0 to 65535"
+    return "its host is not understood"
 
 
 def _endpoint_of_several(url: SeveralHosts, shown: str) -> Endpoint:
@@ -252,7 +277,9 @@ def _endpoint_of_options(
         elif name in _OVERRULED:
             overruled.append(name)
         elif strict and name != "connection_class":
-            raise ConfigurationError("redis", shown, _unknown_option(name, options))
+            rule = _unknown_option(name, options)
+            remedy = ask_whether(name, known) if name in rule else ""
+            raise ConfigurationError("redis", shown, rule, remedy)
         if name in _FILES and value and not Path(str(value)).exists():
             raise ConfigurationError("redis", shown, f"{name} names no file: {value}")
     if strict and scheme == "rediss":  # the default of redis-py 5 trusts any host

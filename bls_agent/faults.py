@@ -132,7 +132,7 @@ def translate(
     if isinstance(error, RedisUnavailableError):
         return type(error)(
             error.kind,
-            error.reason,
+            error.reason + (_advise(error.reason, address) if connecting else ""),
             address=address,
             ambiguous=ambiguous,
             connecting=connecting,
@@ -143,9 +143,34 @@ def translate(
         fault = Fault("garbled", permanent=False, drop=True)
     reason = str(error).split(ECHO, 1)[0] or type(error).__name__
     kind = RedisRefusedError if fault.permanent else RedisUnavailableError
+    if connecting:
+        reason += _advise(reason, address)
     return kind(
         fault.kind, reason, address=address, ambiguous=ambiguous, connecting=connecting
     )
+
+
+def _advise(reason: str, address: str) -> str:
+    """Say what probably listens where Redis was expected, and what to write then."""
+    if address.startswith("rediss") and reason == "TimeoutError":
+        return "; a port without TLS keeps silent like that: is it redis://?"
+    for sign, advice in _SIGNS.items():
+        if sign in reason and advice not in reason:
+            return advice
+    return ""
+
+
+# What an error of a new connection holds → what listens there.
+_HTTP: Final = "; an HTTP server seems to answer there: is the port right?"
+_NO_TLS: Final = "; no TLS is spoken there: is it redis:// with one s, or another port?"
+_SIGNS: Final = {
+    'got "H" as reply': _HTTP,
+    'got "<" as reply': _HTTP,
+    "b'HTTP/": _HTTP,  # without hiredis
+    'got "\\x15" as reply': "; TLS is spoken there: is it rediss:// with two s?",
+    "WRONG_VERSION_NUMBER": _NO_TLS,
+    "record layer failure": _NO_TLS,
+}
 
 
 def quotes_arguments(error: BaseException) -> bool:

@@ -39,7 +39,7 @@ KEPT: Final = 8  # wires to slots of a cluster that stay open
 
 def default_endpoint(environ: Mapping[str, str]) -> Endpoint:
     """Say where Redis is for a program that was not told: ``BLS_REDIS_URL``."""
-    return Endpoint.of(Settings.from_env(environ).redis_url)
+    return Endpoint.of(Settings.from_env(environ).redis_url, "BLS_REDIS_URL")
 
 
 class KeyedWires:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import unicodedata
 from binascii import crc_hqx
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from bls_agent.errors import ConfigurationError
 
 __all__ = [
+    "ask_whether",
     "check_name",
     "escape_glob",
     "hash_tag",
@@ -34,6 +35,14 @@ def name_of(value: object) -> object:
     from uuid import UUID  # noqa: PLC0415 - 1 ms, and rare
 
     return str(value) if isinstance(value, UUID) else value
+
+
+def ask_whether(name: str, known: Iterable[str]) -> str:
+    """Ask whether the most alike of the known names is meant; ``""`` if none is alike."""
+    from difflib import get_close_matches  # noqa: PLC0415 - 4 ms, for a mistake
+
+    alike = get_close_matches(name, [*known], 1, 0.7)
+    return f"Did you mean {alike[0]}?" if alike else ""
 
 
 def check_name(field: str, value: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
 
 from bls_agent.errors import ConfigurationError
-from bls_agent.names import check_name
+from bls_agent.names import ask_whether, check_name
 from bls_agent.redaction.names import squeeze
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Settings",
     "check_options",
     "check_seconds",
+    "find_unknown_variables",
     "rules",
 ]
 
@@ -44,6 +45,7 @@ class Rule:
     minimum: float = -math.inf
     maximum: float = math.inf
     choices: tuple[str, ...] = ()
+    spellings: Mapping[str, str] = field(default_factory=dict[str, str])
     optional: bool = False
 
     @property
@@ -68,7 +70,7 @@ class Rule:
                 max(min(value, _HUGE), -_HUGE)
             )  # a longer one is out of range anyway
         if self.kind is str and isinstance(value, str):
-            value = str(value)  # a Level is a text, too
+            value = self._spell(str(value))  # a Level is a text, too
         if type(value) is not self.kind:
             raise ConfigurationError(name, value, self.form)
         if self.choices and value not in self.choices:
@@ -76,6 +78,11 @@ class Rule:
         if isinstance(value, int | float) and not isinstance(value, bool):
             self._check_range(name, value)
         return value
+
+    def _spell(self, text: str) -> str:
+        if not self.choices:
+            return text
+        return self.spellings.get(text.lower(), text.lower())
 
     def _check_range(self, name: str, value: float) -> None:
         if math.isnan(value) or not self.minimum <= value <= self.maximum:
@@ -155,6 +162,8 @@ _SECONDS: Final[dict[str, Any]] = {"unit": "seconds", "maximum": 86_400.0}
 _MODES: Final = ("auto", "blocking", "compat", "reliable")
 _REDELIVERIES: Final = ("run", "skip")
 _LEVELS: Final = ("debug", "info", "warn", "error")
+_SPELLINGS: Final = {"warning": "warn", "critical": "error", "fatal": "error"}
+_NO_SETTINGS: Final = ("BLS_BANNER", "BLS_CHROMIUM", "BLS_LANG", "BLS_SERVER_BINARY")
 
 
 class Options(TypedDict, total=False):
@@ -210,7 +219,7 @@ class Settings:
     status_ttl: int = _setting(60, "time after which a silent status vanishes", int, unit="seconds", minimum=1, maximum=86_400)
     stall_after: float | None = _setting(5.0, "time after which an event loop that stands still is a fault; none for never", minimum=0.1, optional=True, **_SECONDS)
     replicas: bool = _setting(False, "whether several processes share this project's name", bool)  # noqa: FBT003 - the default
-    log_level: str = _setting("debug", "lowest level that is shipped", str, choices=_LEVELS)
+    log_level: str = _setting("debug", "lowest level that is shipped", str, choices=_LEVELS, spellings=_SPELLINGS)
     log_list_limit: int = _setting(10_000, "records kept in the console list", int, unit="records", minimum=1, maximum=10_000_000)
     log_buffer: int = _setting(10_000, "records that wait in this process", int, unit="records", minimum=1, maximum=10_000_000)
     log_buffer_bytes: int = _setting(8 * MIB, "bytes that wait in this process", int, unit="bytes", minimum=128 * KIB, maximum=4_096 * MIB)
@@ -252,7 +261,34 @@ class Settings:
                 found[name] = rule.read(f"BLS_{name.upper()}", text)
         if found.get("instance") is not None:
             check_name("BLS_INSTANCE", found["instance"])
-        return cls(**{**found, **options})
+        try:
+            return cls(**{**found, **options})
+        except ConfigurationError as error:
+            raise _name_variables(error, found) from None
+
+
+def _name_variables(
+    error: ConfigurationError, found: Iterable[str]
+) -> ConfigurationError:
+    """Say of an error which of the settings in it came from which variable."""
+    remedy, name = error.remedy, error.name
+    for setting in found:
+        if setting == name:
+            name = f"BLS_{name.upper()}"
+        elif setting in error.rule:
+            remedy += f" Here {setting} is set by BLS_{setting.upper()}."
+    return ConfigurationError(name, error.value, error.rule, remedy.strip())
+
+
+def find_unknown_variables(environ: Iterable[str]) -> dict[str, str]:
+    """Find the ``BLS_*`` variables that nothing here reads, and what may be meant.
+
+    Returns:
+        Variable → a question such as ``Did you mean BLS_STATUS_TTL?``, or ``""``.
+    """
+    known = {f"BLS_{name.upper()}" for name in rules()}.union(_NO_SETTINGS)
+    strange = {name for name in environ if name.startswith("BLS_")} - known
+    return {name: ask_whether(name, known) for name in sorted(strange)}
 
 
 def rules() -> dict[str, Rule]:
@@ -277,8 +313,9 @@ def check_options(options: Mapping[str, Any], settings: object = None) -> Option
     checked: dict[str, Any] = {}
     for name, value in options.items():
         if name not in known or name == "redis_url":  # the keyword is called redis
-            rule = f"the settings are: redis, {', '.join(list(known)[1:])}"
-            raise ConfigurationError("keyword", name, rule)
+            names = ["redis", *list(known)[1:]]
+            rule = f"the settings are: {', '.join(names)}"
+            raise ConfigurationError("keyword", name, rule, ask_whether(name, names))
         checked[name] = known[name].check(name, value)
     if options.get("instance") is not None:
         check_name("instance", options["instance"])

@@ -826,6 +826,37 @@ async def test_a_handler_that_ignores_its_cancellation(
         assert agent.stats().outcomes == {"timed_out": 1, "succeeded": 1}
 
 
+def test_a_method_in_a_class_body_is_refused() -> None:
+    """There is no object yet whose method it could be; the error says what to write."""
+    agent = ProjectAgent("订单系统")
+    with pytest.raises(ConfigurationError, match=r"in the body of a class") as caught:
+
+        class Service:
+            @agent.command("reload-rules")
+            async def reload(self, force: bool = False) -> None: ...
+
+    remedy = "Register it in __init__: agent.command('reload-rules')(self.reload)."
+    assert caught.value.remedy == remedy
+
+    class Shop:
+        def __init__(self) -> None:
+            agent.command("reload-rules")(self.reload)
+
+        def reload(self) -> None: ...
+
+        @staticmethod
+        @agent.command
+        def count(goods: str) -> None: ...
+
+        @agent.command
+        @staticmethod
+        def price(goods: str) -> None: ...
+
+    Shop()
+    with pytest.raises(ConfigurationError, match=r"'.*Shop.reload' is not allowed"):
+        agent.command("again")(Shop.reload)
+
+
 @pytest.mark.parametrize("again", [False, True], ids=["idle", "and before it began"])
 async def test_a_worker_that_dies_while_no_slot_is_free_is_replaced(
     project: str, redis_url: str, console: Console, again: bool

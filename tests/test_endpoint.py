@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from ssl import CERT_NONE, CERT_REQUIRED
@@ -15,9 +16,12 @@ from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.connection import Connection, ConnectionPool
 from redis.asyncio.sentinel import Sentinel
 
+from bls_agent import ProjectAgent
 from bls_agent.endpoint import Endpoint
 from bls_agent.errors import ConfigurationError
+from bls_agent.keyed_wires import default_endpoint
 from bls_agent.redaction import mask_url
+from bls_agent.settings import Settings
 
 SECRET = "hunter2"
 
@@ -169,8 +173,12 @@ REFUSED_URLS = {
     "another scheme": ("http://h", "begins with redis://"),
     "capitals": ("REDIS://h", "begins with redis://"),
     "empty": ("", "begins with redis://"),
-    "port": ("redis://h:port", "a URL like redis://"),
-    "large port": ("redis://h:65536", "a URL like redis://"),
+    "port": ("redis://h:port", "its port is a whole number from 0 to 65535"),
+    "large port": ("redis://h:65536", "its port is a whole number"),
+    "host": ("redis://[::1", "its host is not understood"),
+    "password with a #": (f"redis://a:p#{SECRET}@h:6379", "written %2F %3F %23"),
+    "password with a /": (f"redis://:p/{SECRET}@h:6379", "written %2F %3F %23"),
+    "almost an option": ("rediss://h?ssl_ca_cert=x", "Did you mean ssl_ca_certs?"),
     "database": ("redis://h/first", "the database is a number"),
     "two databases": ("redis://h/0/1", "the database is a number"),
     "no path": ("unix://", "needs the socket's path"),
@@ -178,7 +186,7 @@ REFUSED_URLS = {
     "TLS without TLS": ("redis://h?ssl_cert_reqs=none", "'ssl_cert_reqs' is not"),
     "option of the wrong type": (
         "redis://h?socket_timeout=long",
-        "a URL like redis://",
+        "the value of its option 'socket_timeout' is not understood; a URL like redis://",
     ),
 }
 
@@ -189,6 +197,29 @@ def test_a_url_that_makes_no_sense_is_refused(url: str, rule: str) -> None:
     with pytest.raises(ConfigurationError, match=r"^redis: ") as caught:
         Endpoint.of(url)
     assert rule in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://h", "redis+cluster://h/1", "redis://h:x"])
+def test_the_error_names_where_the_url_came_from(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    """The keyword, the settings or the variable."""
+    monkeypatch.setenv("BLS_REDIS_URL", url)
+    places: dict[str, list[Callable[[], object]]] = {
+        "redis": [lambda: ProjectAgent("a", redis=url)],
+        "redis_url": [
+            lambda: ProjectAgent("a", settings=Settings(redis_url=url)).endpoint
+        ],
+        "BLS_REDIS_URL": [
+            lambda: ProjectAgent("a").endpoint,
+            lambda: default_endpoint(os.environ),
+        ],
+    }
+    for name, ways in places.items():
+        for give in ways:
+            with pytest.raises(ConfigurationError, match=f"^{name}: "):
+                give()
 
 
 def test_an_option_that_is_ours_to_decide_is_overruled() -> None:

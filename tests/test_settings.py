@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bls_agent import Level, ProjectAgent
 from bls_agent.errors import ConfigurationError
 from bls_agent.settings import Mode, Options, Settings, check_options
 
@@ -119,7 +120,7 @@ VARIABLES = {
     "out of range": ("BLS_CONCURRENCY", "0"),
     "thousands of digits": ("BLS_CONCURRENCY", "9" * 5_000),
     "no choice": ("BLS_MODE", "reliably"),
-    "a choice in capitals": ("BLS_LOG_LEVEL", "WARN"),
+    "no level": ("BLS_LOG_LEVEL", "LOUD"),
     "no boolean": ("BLS_RECORD_IDS", "maybe"),
     "none where a value is needed": ("BLS_PREFETCH", "none"),
     "no name": ("BLS_INSTANCE", "a\nb"),
@@ -132,6 +133,61 @@ def test_a_wrong_variable_is_named(name: str, text: str) -> None:
     """The error says which variable has to be changed."""
     with pytest.raises(ConfigurationError, match=f"^{name}: "):
         Settings.from_env({name: text})
+
+
+LEVELS = {"INFO": "info", "Warning": "warn", "CRITICAL": "error", "debug": "debug"}
+
+
+@pytest.mark.parametrize(("text", "level"), LEVELS.items(), ids=LEVELS)
+def test_levels_have_the_names_that_logging_gives_them(text: str, level: str) -> None:
+    """In any case, in the environment and as keywords."""
+    assert Settings.from_env({"BLS_LOG_LEVEL": text}).log_level == level
+    assert Settings(log_level=text).log_level == level
+    assert ProjectAgent("a", log_level=text).log.is_enabled_for(Level(level))
+    assert Settings.from_env({"BLS_MODE": "Compat"}).mode == "compat"
+
+
+@pytest.mark.parametrize(
+    ("environ", "options", "name", "remedy"),
+    [
+        ({"BLS_STATUS_INTERVAL": "40"}, {}, "BLS_STATUS_INTERVAL", ""),
+        ({"BLS_STATUS_TTL": "12"}, {}, "status_interval", "set by BLS_STATUS_TTL"),
+        (
+            {"BLS_STATUS_TTL": "12", "BLS_STATUS_INTERVAL": "9"},
+            {},
+            "BLS_STATUS_INTERVAL",
+            "set by BLS_STATUS_TTL",
+        ),
+        ({}, {"status_ttl": 12}, "status_interval", ""),
+    ],
+    ids=["interval", "ttl", "both", "neither"],
+)
+def test_what_does_not_fit_together_names_its_variables(
+    environ: dict[str, str], options: dict[str, Any], name: str, remedy: str
+) -> None:
+    """Where one of two settings came from the environment, the error says so."""
+    with pytest.raises(ConfigurationError, match=f"^{name}: ") as caught:
+        Settings.from_env(environ, **options)
+    assert remedy in caught.value.remedy
+    assert ("set by" in caught.value.remedy) is bool(remedy)
+
+
+async def test_a_variable_that_nobody_reads_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, redis_url: str
+) -> None:
+    """With the one that is probably meant; ours and other programs' are not told."""
+    monkeypatch.setenv("BLS_STATUS_TLL", "90")
+    monkeypatch.setenv("BLS_XYZZY", "1")
+    monkeypatch.setenv("BLS_LANG", "en")
+    monkeypatch.setenv("STATUS_TLL", "1")
+    for _ in range(2):
+        async with ProjectAgent("订单系统", redis=redis_url):
+            pass
+    said = [r.getMessage() for r in caplog.records if "is no setting" in r.getMessage()]
+    misspelt, unlike = said
+    assert misspelt.startswith("the variable BLS_STATUS_TLL is no setting")
+    assert misspelt.endswith(" Did you mean BLS_STATUS_TTL?")
+    assert unlike == "the variable BLS_XYZZY is no setting, and nothing reads it."
 
 
 KEYWORDS: dict[str, tuple[str, object]] = {
@@ -248,6 +304,9 @@ def test_an_unknown_keyword_is_refused() -> None:
     ) as caught:
         check_options({"status_tll": 60})
     assert caught.value.value == "status_tll"
+    assert caught.value.remedy == "Did you mean status_ttl?"
+    with pytest.raises(ConfigurationError, match=r"lease_ttl\.$"):
+        check_options({"xyzzy": 60})
 
 
 def test_settings_do_not_change() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
@@ -91,6 +92,7 @@ class Registration:
     def _register(
         self, function: Callable[P, R], name: str, timeout: float | Unset | None
     ) -> Callable[P, R]:
+        _refuse_unbound(function, name)
         self._router.add(name, function, self._as_coroutine(function), timeout=timeout)
         return function
 
@@ -180,3 +182,14 @@ class Registration:
         if callable(function):
             return register(function)
         return cast("HealthCheckDecorator", register)
+
+
+def _refuse_unbound(function: Callable[..., Any], name: str) -> None:
+    """Refuse a method without its object: nobody would give it ``self``."""
+    place = getattr(function, "__qualname__", "").rpartition(".")[0]
+    if not inspect.isfunction(function) or place.endswith("<locals>") or not place:
+        return
+    if next(iter(inspect.signature(function).parameters), "") in ("self", "cls"):
+        rule = "in the body of a class there is no object yet whose method it could be"
+        remedy = f"Register it in __init__: agent.command({name!r})(self.{function.__name__})."
+        raise ConfigurationError("command", function.__qualname__, rule, remedy)
