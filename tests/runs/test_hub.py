@@ -30,6 +30,7 @@ from bls_agent.runs.following import channel, lane, presence
 from bls_agent.runs.following.channel import Channel
 from bls_agent.testing.chaos import FaultProxy, Swallow
 from tests.harness import (
+    PASSWORD,
     are_blocked,
     eventually,
     execute,
@@ -501,6 +502,28 @@ async def test_a_run_that_may_not_be_read_disturbs_no_other(
             await other.batch()
         await write(writer, 1)
         assert await take(good, 1) == [2]
+        await write(writer, 3)
+        await execute(admin, "ACL", "SETUSER", "agent", "~run:3:*")
+        assert await take(other, 1) == [1]  # mended: the same one goes on
+
+
+@needs_selectors
+async def test_a_password_that_is_wrong_now_ends_the_iteration(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """Who follows is told, decides, and may go on with the same follower: nothing lost."""
+    url = await url_with_rights(admin, own_server, "+@all", "~*")
+    async with EventStore(url) as store, EventStore(own_server.url) as writer:
+        follower = store.follow(1)
+        await write(writer, 1)
+        assert await take(follower, 1) == [1]
+        await execute(admin, "ACL", "SETUSER", "agent", "resetpass", ">other")
+        await execute(admin, "CLIENT", "KILL", "USER", "agent")
+        with pytest.raises(RedisRefusedError, match="auth"), anyio.fail_after(20):
+            await follower.batch()
+        await write(writer, 1)
+        await execute(admin, "ACL", "SETUSER", "agent", f">{PASSWORD}")
+        assert await take(follower, 1) == [2]
 
 
 async def test_a_server_that_forgets_everything(

@@ -35,7 +35,9 @@ class Follower(Iteration):
     Each event is given once, in order, through lost connections and restarts of a server
     that keeps its data. Where some are missing, a :class:`~bls_agent.runs.Gap` stands
     in their place. It ends at ``system.close`` if nothing stands behind that, when the
-    run disappears, and when its store is closed in this event loop.
+    run disappears, and when its store is closed in this event loop. It waits through an
+    outage; a wrong password and a missing right, also those that changed meanwhile, raise
+    :class:`~bls_agent.RedisRefusedError`: iterating once more goes on at the same place.
 
     Attributes:
         run_id: The run.
