@@ -230,6 +230,7 @@ class Console(Store):
         broadcast: bool = False,
         create: bool = False,
         size_limit: int = COMMAND_LIMIT,
+        source: str = CONSOLE_SOURCE,
         record: bool = False,
         sent_by: str = "",
     ) -> Outcome:
@@ -254,6 +255,7 @@ class Console(Store):
             broadcast=broadcast,
             create=create,
             size_limit=size_limit,
+            source=source,
             record=record,
             sent_by=sent_by,
         )
@@ -268,6 +270,7 @@ class Console(Store):
         timeout: float = 10.0,
         create: bool = False,
         size_limit: int = COMMAND_LIMIT,
+        source: str = CONSOLE_SOURCE,
         record: bool = False,
         sent_by: str = "",
     ) -> dict[str, Outcome]:
@@ -291,6 +294,7 @@ class Console(Store):
             broadcast=True,
             create=create,
             size_limit=size_limit,
+            source=source,
             record=record,
             sent_by=sent_by,
         )

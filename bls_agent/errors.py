@@ -29,7 +29,7 @@ and a caller can read ``error.key`` instead of parsing prose.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bls_agent.redaction import redact
@@ -336,12 +336,17 @@ class UnknownCommandError(CommandError):
 
     Attributes:
         command: The name as it was sent.
+        likely: The registered name that is most like it, or ``""``.
     """
 
-    def __init__(self, command: str) -> None:
-        """Name the command."""
+    def __init__(self, command: str, known: Iterable[str] = ()) -> None:
+        """Name the command, and the one among those known that may be meant."""
+        from difflib import get_close_matches  # noqa: PLC0415 - seldom needed
+
         self.command = command
-        super().__init__(f"no handler is registered for {command[:100]!r}")
+        self.likely = "".join(get_close_matches(command[:100], known, n=1))
+        advice = f"; did you mean {self.likely[:100]!r}?" if self.likely else ""
+        super().__init__(f"no handler is registered for {command[:100]!r}{advice}")
 
 
 class ArgumentError(CommandError):

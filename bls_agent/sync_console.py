@@ -202,6 +202,7 @@ class SyncConsole:
         broadcast: bool = False,
         create: bool = False,
         size_limit: int = COMMAND_LIMIT,
+        source: str = CONSOLE_SOURCE,
         record: bool = False,
         sent_by: str = "",
     ) -> Outcome:
@@ -226,6 +227,7 @@ class SyncConsole:
             broadcast=broadcast,
             create=create,
             size_limit=size_limit,
+            source=source,
             record=record,
             sent_by=sent_by,
         )
@@ -239,6 +241,7 @@ class SyncConsole:
         timeout: float = 10.0,
         create: bool = False,
         size_limit: int = COMMAND_LIMIT,
+        source: str = CONSOLE_SOURCE,
         record: bool = False,
         sent_by: str = "",
     ) -> dict[str, Outcome]:
@@ -261,6 +264,7 @@ class SyncConsole:
             timeout=timeout,
             create=create,
             size_limit=size_limit,
+            source=source,
             record=record,
             sent_by=sent_by,
         )

@@ -18,7 +18,6 @@ from bls_agent.errors import (
     BlsError,
     ConfigurationError,
     MissingExtraError,
-    NoOutcomeError,
     RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
@@ -99,19 +98,13 @@ def judge(
         return _judge_outage(error, texts, environ, redis)
     if isinstance(error, BlsError | OSError):
         code = Exit.USAGE if isinstance(error, ConfigurationError) else Exit.FAILED
-        silent = isinstance(error, NoOutcomeError) and error.state in ("", "taken")
-        hint = texts["hint_no_outcome"] if silent else ""
-        return Verdict(code, _text_of(error, texts), hint)
+        return Verdict(code, _text_of(error, texts))
     return Verdict(Exit.FAILED, texts["internal"], internal=True)
 
 
 def _text_of(error: Exception, texts: Texts) -> str:
     if isinstance(error, WrongTypeError):
         return texts["wrong_type"].format(key=error.key, expected=error.expected)
-    if isinstance(error, NoOutcomeError):
-        state = f"no_outcome_{error.state}" if error.state else "no_outcome"
-        since = texts["since"].format(time=error.since) if error.since else ""
-        return texts[state].format(id=error.command_id, since=since)
     if isinstance(error, MissingExtraError):
         return texts["missing_extra"].format(**vars(error))
     return str(error)

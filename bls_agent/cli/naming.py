@@ -73,8 +73,12 @@ async def likely_names(console: Console, name: str) -> list[str]:
 
 async def hint_likely(invocation: Invocation, console: Console, name: str) -> None:
     """Name the projects that somebody may have meant, where this one is not there."""
-    if names := await likely_names(console, name):
-        invocation.hint("did_you_mean", names=", ".join(names))
+    known = await _known(console)
+    if name in known:
+        return
+    names = find_likely(name, known)
+    text = "did_you_mean" if names else "hint_projects"
+    invocation.hint(text, names=", ".join(names))
 
 
 async def _known(console: Console) -> list[str]:

@@ -44,6 +44,7 @@ COMMANDS: Final = (
     "call",
     "queue",
     "forget",
+    "wait",
     "top",
     "workers",
     "runs",
@@ -87,7 +88,11 @@ class _Program(Group):
         )
 
 
-app = typer.Typer(cls=_Program, rich_markup_mode=None)
+app = typer.Typer(
+    cls=_Program,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},  # of every command
+)
 
 
 @app.callback(invoke_without_command=True)

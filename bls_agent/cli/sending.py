@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from bls_agent.console import Console
 
 __all__ = [
+    "SOURCE",
     "ArgOption",
     "ArgsFileOption",
     "CommandArgument",
     "ForceOption",
     "JsonArgsOption",
     "RecordOption",
+    "TextOption",
     "gather_args",
     "refusing_unseen",
 ]
@@ -31,6 +33,10 @@ CommandArgument: TypeAlias = Annotated[
 ArgOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--arg", "-a", metavar="NAME=VALUE", help="opt_arg"),
+]
+TextOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--string", "-s", metavar="NAME=TEXT", help="opt_string"),
 ]
 JsonArgsOption: TypeAlias = Annotated[
     str | None,
@@ -43,16 +49,20 @@ RecordOption: TypeAlias = Annotated[bool, typer.Option("--record", help="opt_rec
 
 ForceOption: TypeAlias = Annotated[bool, typer.Option("--force", help="opt_force")]
 
+SOURCE: Final = "bls-agent cli"  # what a command says of where it comes from
 LONGEST_FILE: Final = 64 * 1024 * 1024
 
 
 def gather_args(
-    pairs: Sequence[str], text: str | None, file: str = ""
+    pairs: Sequence[str],
+    text: str | None,
+    file: str = "",
+    strings: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Put a command's arguments together: the file, then the object, then the pairs.
 
     A value of ``name=value`` is JSON if it can be read as JSON, else it is text; text
-    that looks like JSON is written in quotes: ``n='"3"'``.
+    that looks like JSON is given among ``strings``, which are never read as JSON.
 
     Raises:
         Failure: Something of it cannot be understood.
@@ -63,13 +73,15 @@ def gather_args(
     if text is not None:
         found |= _read_object(text.encode("utf-8", "surrogateescape"), "--json")
     single: dict[str, Any] = {}
-    for pair in pairs:
+    given = [(pair, _read_value) for pair in pairs]
+    texts: list[tuple[str, Callable[[str], Any]]] = [(pair, str) for pair in strings]
+    for pair, read in [*given, *texts]:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
             raise Failure("bad_pair", Exit.USAGE, hint="hint_pair", pair=pair)
         if name in single:
             raise Failure("pair_twice", Exit.USAGE, hint="hint_list", name=name)
-        single[name] = _read_value(value)
+        single[name] = read(value)
     return found | single
 
 

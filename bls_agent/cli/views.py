@@ -19,6 +19,7 @@ __all__ = [
     "is_healthy",
     "shown_status",
     "span",
+    "status_name",
 ]
 
 MINUTE: Final = 60
@@ -76,6 +77,7 @@ def describe_view(view: ProjectView, **more: object) -> dict[str, Any]:
     told: Mapping[str, Any] = {
         "projectName": view.project,
         "status": view.status,
+        "statusName": status_name(view.status),
         "statusText": view.status_text,
         "healthy": is_healthy(view),
         "presence": view.presence,
@@ -92,6 +94,11 @@ def describe_view(view: ProjectView, **more: object) -> dict[str, Any]:
         "lastError": describe_entry(view.last_error),
     }
     return {**told, **more}
+
+
+def status_name(status: Status | None) -> str | None:
+    """Give the English name of a status, for programs: ``online``, ``fault``."""
+    return status.name.lower() if status is not None else None
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -204,3 +204,20 @@ async def test_the_rights_of_a_room(bls: Bls, option: str) -> None:
         ran = await bls("acl", option, *words)
         assert (ran.code, ran.out) == (2, b"")
         assert option in ran.said or other in ran.said
+
+
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        ("--workers", "backtest-worker"),
+        ("--runs", "run-writer"),
+        ("--console", "operator"),
+    ],
+)
+async def test_the_hint_names_whose_rights_these_are(
+    bls: Bls, option: str, name: str
+) -> None:
+    """A worker is no order-agent."""
+    ran = await bls("acl", option, "--shell")
+    assert f"SETUSER {name} on" in ran.text
+    assert name in ran.said

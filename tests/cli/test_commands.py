@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from bls_agent import ProjectAgent
 from bls_agent.devserver import DevServer
 from tests.cli.conftest import Bls
-from tests.cli.terminal import environment
+from tests.cli.terminal import environment, show
 from tests.harness import execute, records
 
 
@@ -58,7 +58,8 @@ async def test_projects(bls: Bls, redis: Redis, project: str) -> None:
         orjson.loads(line)
         for line in (await bls("projects", "--json")).out.splitlines()
     ]
-    assert {"projectName": project, "status": "在线"} in rows
+    row = {"projectName": project, "status": "在线", "statusName": "online"}
+    assert row in rows
 
 
 @pytest.mark.parametrize(
@@ -235,7 +236,7 @@ async def test_what_waits(bls: Bls, redis: Redis, project: str) -> None:
     ran = await bls("queue", project)
     lines = [line.split("\t") for line in ran.text.splitlines()]
     assert [line[1:] for line in lines] == [
-        [n, "reload", '{"token":"[redacted]","n":1}', "BLS Project Console"]
+        [n, "reload", '{"token":"[redacted]","n":1}', "bls-agent cli"]
         for n in ("a", "b")
     ]
     ran = await bls("queue", project, "--withdraw", "a", "--json")
@@ -439,3 +440,67 @@ async def test_following_a_log(own_server: DevServer, project: str) -> None:
                 assert orjson.loads(await process.stdout.receive())["message"] == "four"
                 process.send_signal(signal.SIGINT)
                 assert await process.wait() == 130
+
+
+async def test_texts_that_look_like_numbers(
+    bls: Bls, redis_url: str, project: str
+) -> None:
+    """-s is text whatever it looks like, and is named where a number was refused."""
+    async with make_agent(project, redis_url) as agent:
+
+        @agent.command
+        async def say(text: str) -> str:
+            return text
+
+        ran = await bls("call", project, "say", "-s", "text=123", "--json")
+        assert orjson.loads(ran.out)["result"] == "123"
+        ran = await bls("call", project, "say", "--arg", "text=123")
+        assert (ran.code, "-s text=123" in ran.said) == (1, True)
+        ran = await bls("call", project, "reload", "--arg", "n=x")
+        assert (ran.code, "-s " in ran.said) == (1, False)
+
+
+async def test_wait_for_a_command_that_was_sent(
+    bls: Bls, redis_url: str, redis: Redis, project: str
+) -> None:
+    """Its outcome is found before and after it has come; in vain says how to go on."""
+    sent = await bls("send", project, "relod", "--force")
+    identity = sent.text.strip()
+    waiting = await first_command(redis, project)
+    assert orjson.loads(waiting)["source"] == "bls-agent cli"
+    ran = await bls("wait", project, identity, "-t", "0.1")
+    assert (ran.code, f"wait {project} {identity}" in ran.said) == (1, True)
+    async with make_agent(project, redis_url):
+        told: dict[str, Any] = {}
+        for _ in range(2):
+            ran = await bls("wait", project, identity, "-t", "10", "--json")
+            told = orjson.loads(ran.out)
+            assert (ran.code, told["commandId"]) == (1, identity)
+        assert "did you mean 'reload'?" in told["error"]["message"]
+        ran = await bls("call", project, "reload", "--json")
+        identity = orjson.loads(ran.out)["commandId"]
+        assert (await bls("wait", project, identity)).code == 0
+
+
+async def test_a_failure_at_a_terminal(redis_url: str, project: str) -> None:
+    """Message and traceback in lines, without the frames of this package."""
+    async with make_agent(project, redis_url):
+        words = ["call", project, "fail", "--redis", redis_url, "--lang", "en"]
+        ran = await anyio.to_thread.run_sync(lambda: show(*words))
+        lines = ran.text.splitlines()
+        assert ran.code == 1
+        assert lines[1].endswith("ValueError: 坏了")
+        assert '"traceback"' not in ran.text
+        assert any("frames of bls-agent" in line for line in lines)
+        assert sum("File " in line for line in lines) == 1
+        assert "runner.py" not in ran.text
+        piped = await anyio.to_thread.run_sync(lambda: show(*words, "--json"))
+        assert "runner.py" in orjson.loads(piped.out)["error"]["traceback"]
+
+
+@pytest.mark.parametrize("words", [[], ["call"], ["runs", "follow"], ["console"]])
+async def test_a_short_word_for_help(bls: Bls, words: list[str]) -> None:
+    """-h is --help, everywhere."""
+    short, long = await bls.bare(*words, "-h"), await bls.bare(*words, "--help")
+    assert (short.code, short.out) == (0, long.out)
+    assert b"-h, --help" in short.out

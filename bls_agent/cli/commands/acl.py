@@ -19,7 +19,12 @@ from bls_agent.worker_rights import worker_acl_rules
 
 __all__ = ["ModeName", "acl"]
 
-USER: Final = "order-agent"  # in a hint
+USERS: Final = {  # in a hint, whose name says whose rights these are
+    "agent": "order-agent",
+    "console": "operator",
+    "workers": "backtest-worker",
+    "runs": "run-writer",
+}
 
 app = new_app()
 
@@ -78,12 +83,14 @@ def acl(
     else:
         rules = acl_rules(project, mode.value, replicas=replicas, selectors=selectors)
     _check_user(user)
-    line = _line(rules, user, shell=shell, selectors=selectors)
+    kinds = {"workers": workers, "runs": runs, "console": console, "agent": True}
+    name = user or USERS[next(kind for kind, wanted in kinds.items() if wanted)]
+    line = _line(rules, user, name if shell else "", selectors=selectors)
     invocation.result({"rules": rules, "line": line}, line)
     if not user and not shell:
-        invocation.hint("hint_acl_use", user=USER)
+        invocation.hint("hint_acl_use", user=name)
     else:
-        invocation.hint("hint_acl_password", user=user or USER)
+        invocation.hint("hint_acl_password", user=name)
     return Exit.DONE
 
 
@@ -98,14 +105,14 @@ def _check_user(user: str) -> None:
         raise Failure("bad_user", Exit.USAGE, user=user)
 
 
-def _line(rules: Sequence[str], user: str, *, shell: bool, selectors: bool) -> str:
+def _line(rules: Sequence[str], user: str, shell: str, *, selectors: bool) -> str:
     """Write the rules alone, as a line of users.acl, or for a shell.
 
     A user without a password cannot log in, so none is made up here.
     """
     if shell:
         before = ["resetkeys", "resetchannels", *["clearselectors"] * selectors]
-        words = ["redis-cli", "ACL", "SETUSER", user or USER, "on", *before, *rules]
+        words = ["redis-cli", "ACL", "SETUSER", shell, "on", *before, *rules]
         return shlex.join(words)
     _refuse_quotes(rules)
     return " ".join([*(["user", user, "on"] if user else ()), *rules])

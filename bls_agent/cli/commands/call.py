@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import re
+import shlex
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from bls_agent.cli.command import command, new_app
-from bls_agent.cli.exits import Exit
+from bls_agent.cli.exits import Exit, Failure
 from bls_agent.cli.invocation import Invocation
 from bls_agent.cli.naming import ProjectArgument, normalise
 from bls_agent.cli.printable import json_text
 from bls_agent.cli.sending import (
+    SOURCE,
     ArgOption,
     ArgsFileOption,
     CommandArgument,
     ForceOption,
     JsonArgsOption,
     RecordOption,
+    TextOption,
     gather_args,
     refusing_unseen,
 )
 
 if TYPE_CHECKING:
     from bls_agent.console import Console
+    from bls_agent.errors import NoOutcomeError
     from bls_agent.project.messages import Outcome
 
-__all__ = ["call"]
+__all__ = ["call", "no_outcome", "show_outcome"]
+
+WORD: Final = re.compile(r"[\w.-]+")  # what no shell takes for more
+FRAME: Final = re.compile(r'  File ".*?([/\\]bls_agent[/\\][^"]*)?", line ')
 
 app = new_app()
 
@@ -39,6 +47,7 @@ async def call(
     project: ProjectArgument,
     name: CommandArgument,
     arg: ArgOption = None,
+    string: TextOption = None,
     json_args: JsonArgsOption = None,
     args_file: ArgsFileOption = "",
     timeout: Annotated[
@@ -51,25 +60,49 @@ async def call(
     force: ForceOption = False,
 ) -> Exit:
     """Wait for the outcome; 0 if the command succeeded, else 1."""
-    args = gather_args(arg or (), json_args, args_file)
+    from bls_agent.errors import NoOutcomeError
+
+    args = gather_args(arg or (), json_args, args_file, string or ())
     project = normalise(invocation, project)
     options: dict[str, Any] = {
         "args": args,
         "timeout": _checked(timeout),
         "create": force,
         "record": record,
+        "source": SOURCE,
     }
     async with invocation.console() as console:
         with (
             invocation.waiting("waiting_outcome", seconds=f"{timeout:g}"),
             _interrupted(invocation),
         ):
-            async with refusing_unseen(console):
-                if broadcast:
-                    return await _call_all(invocation, console, project, name, options)
-                outcome = await console.call(project, name, **options)
-    _show(invocation, outcome, "")
+            try:
+                async with refusing_unseen(console):
+                    if broadcast:
+                        return await _call_all(
+                            invocation, console, project, name, options
+                        )
+                    outcome = await console.call(project, name, **options)
+            except NoOutcomeError as error:
+                raise no_outcome(invocation, project, error, timeout) from None
+    show_outcome(invocation, outcome)
+    _hint_text(invocation, args, outcome)
     return Exit.DONE if outcome.succeeded else Exit.FAILED
+
+
+def no_outcome(
+    invocation: Invocation, project: str, error: NoOutcomeError, waited: float
+) -> Failure:
+    """Make the end of a command that has waited in vain; says how to wait longer."""
+    since = invocation.say("since", time=error.since) if error.since else ""
+    return Failure(
+        f"no_outcome_{error.state}" if error.state else "no_outcome",
+        hint="" if error.state == "offline" else "hint_wait_longer",
+        id=error.command_id,
+        since=since,
+        project=project if WORD.fullmatch(project) else shlex.quote(project),
+        seconds=f"{max(60.0, 6 * waited):g}",
+    )
 
 
 def _checked(timeout: float) -> float:
@@ -100,7 +133,7 @@ async def _call_all(
     expected = await console.instances(project)
     outcomes = await console.call_all(project, name, **options)
     for instance, outcome in outcomes.items():
-        _show(invocation, outcome, instance)
+        show_outcome(invocation, outcome, instance)
     missing = sorted(expected.keys() - outcomes.keys())
     for instance in missing:
         if invocation.json:
@@ -110,7 +143,17 @@ async def _call_all(
     return Exit.DONE if well else Exit.FAILED
 
 
-def _show(invocation: Invocation, outcome: Outcome, instance: str) -> None:
+def _hint_text(invocation: Invocation, args: dict[str, Any], outcome: Outcome) -> None:
+    """Say how a text is sent that looks like a number, where one was expected."""
+    fields = outcome.error.get("fields")
+    for name, wrong in fields.items() if isinstance(fields, dict) else ():
+        sent = args.get(name)
+        scalar = sent is None or isinstance(sent, bool | int | float)
+        if scalar and name in args and str(wrong).startswith("must be a string"):
+            invocation.hint("hint_string", name=name, value=json_text(sent))
+
+
+def show_outcome(invocation: Invocation, outcome: Outcome, instance: str = "") -> None:
     """Write one outcome: kind, time and what came of it."""
     told: dict[str, Any] = {"instance": instance} if instance else {}
     told |= outcome.metadata
@@ -126,6 +169,40 @@ def _show(invocation: Invocation, outcome: Outcome, instance: str) -> None:
         head = f"{instance}: " if instance else ""
         word = invocation.texts[f"outcome_{outcome.kind.value}"]
         took = invocation.say("took", ms=f"{outcome.duration_ms:g}")
-        invocation.out.line(head, (word, style), f" {took}  ", shown)
+        failed = not outcome.succeeded and "message" in outcome.error
+        first = "" if failed else f"  {shown}"
+        invocation.out.line(head, (word, style), f" {took}{first}")
+        if failed:
+            _show_failure(invocation, outcome.error)
     if outcome.truncated:
         invocation.warn("result_cut", bytes=f"{outcome.truncated:,}")
+
+
+def _show_failure(invocation: Invocation, error: Mapping[str, Any]) -> None:
+    """Write message and traceback in lines, then what else the agent tells."""
+    out = invocation.out
+    out.paragraph(f"{error.get('type', '')}: {error['message']}".removeprefix(": "))
+    for name, told in error.items():
+        if name == "traceback":
+            for line in _folded(str(told), invocation.texts["frames_folded"]):
+                out.line((line, "dim"))
+        elif name not in {"type", "message", "fields"}:  # the message names the fields
+            out.line((f"{name}: ", "dim"), json_text(told))
+
+
+def _folded(trace: str, text: str) -> Generator[str]:
+    """Give a traceback without the frames of this package; each gap is counted."""
+    left_out = 0
+    ours = False
+    for line in trace.splitlines():
+        if frame := FRAME.match(line):
+            ours = frame[1] is not None
+            left_out += ours
+        elif not line.startswith("    "):  # no longer of this frame
+            ours = False
+        if ours:
+            continue
+        if left_out:
+            yield text.format(count=left_out)
+            left_out = 0
+        yield line

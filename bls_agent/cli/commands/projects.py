@@ -6,6 +6,7 @@ from bls_agent.cli.command import command, new_app
 from bls_agent.cli.exits import Exit
 from bls_agent.cli.invocation import Invocation
 from bls_agent.cli.screen import Column
+from bls_agent.cli.views import status_name
 from bls_agent.cli.words import status_cell
 
 __all__ = ["projects"]
@@ -21,7 +22,8 @@ async def projects(invocation: Invocation) -> Exit:
             found = await console.projects()
     if invocation.json:
         for name, status in found.items():
-            invocation.out.json({"projectName": name, "status": status})
+            told = {"projectName": name, "status": status}
+            invocation.out.json(told | {"statusName": status_name(status)})
         return Exit.DONE
     texts, people = invocation.texts, invocation.out.terminal
     invocation.out.table(

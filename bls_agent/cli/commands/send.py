@@ -12,12 +12,14 @@ from bls_agent.cli.exits import Exit
 from bls_agent.cli.invocation import Invocation
 from bls_agent.cli.naming import ProjectArgument, normalise
 from bls_agent.cli.sending import (
+    SOURCE,
     ArgOption,
     ArgsFileOption,
     CommandArgument,
     ForceOption,
     JsonArgsOption,
     RecordOption,
+    TextOption,
     gather_args,
     refusing_unseen,
 )
@@ -36,6 +38,7 @@ async def send(
     project: ProjectArgument,
     name: CommandArgument,
     arg: ArgOption = None,
+    string: TextOption = None,
     json_args: JsonArgsOption = None,
     args_file: ArgsFileOption = "",
     id: Annotated[str, typer.Option("--id", metavar="ID", help="opt_id")] = "",  # noqa: A002 - the contract's name
@@ -46,7 +49,7 @@ async def send(
     force: ForceOption = False,
 ) -> Exit:
     """Send and go: nobody waits for the outcome."""
-    args = gather_args(arg or (), json_args, args_file)
+    args = gather_args(arg or (), json_args, args_file, string or ())
     project = normalise(invocation, project)
     async with invocation.console() as console:
         with invocation.waiting("waiting_redis"):
@@ -59,6 +62,7 @@ async def send(
                     broadcast=broadcast,
                     create=force,
                     record=record,
+                    source=SOURCE,
                 )
             await _hint_offline(invocation, console, project)
     told = {"projectName": project, "id": sent.id, "command": name, "args": sent.args}

@@ -216,6 +216,9 @@ class Router:
         """Give the handler of a command, or ``None``."""
         return self._handlers.get(name) or self._builtins.get(name)
 
+    def _names(self) -> list[str]:
+        return [handler.name for handler in self.list_handlers()]
+
     def list_handlers(self) -> list[Handler]:
         """Give every handler that can be reached, in order of registration."""
         return list({**self._builtins, **self._handlers}.values())
@@ -240,7 +243,7 @@ class Router:
         elif self._fallback is not None:
             result = await self._fallback(context)
         else:
-            raise UnknownCommandError(context.command)
+            raise UnknownCommandError(context.command, self._names())
         return await result if inspect.isawaitable(result) else result
 
 
