@@ -277,9 +277,11 @@ def _fill_in(
     text: str, values: tuple[object, ...], metadata: Mapping[str, Any]
 ) -> tuple[str, Mapping[str, Any]]:
     """Put values into a text as ``logging`` does; those that do not fit stand beside it."""
-    named = values[0] if len(values) == 1 and isinstance(values[0], Mapping) else None
+    filling: object = values
+    if len(values) == 1 and isinstance(values[0], Mapping) and values[0]:
+        filling = values[0]  # pyright: ignore[reportUnknownVariableType] - a user's
     try:
-        return text % (named or values), metadata
+        return text % filling, metadata
     except (Exception, SystemExit):  # noqa: BLE001 - they do not fit, or a foreign __str__
         return text, {"arguments": values, **metadata}
 
