@@ -163,7 +163,13 @@ _MODES: Final = ("auto", "blocking", "compat", "reliable")
 _REDELIVERIES: Final = ("run", "skip")
 _LEVELS: Final = ("debug", "info", "warn", "error")
 _SPELLINGS: Final = {"warning": "warn", "critical": "error", "fatal": "error"}
-_NO_SETTINGS: Final = ("BLS_BANNER", "BLS_CHROMIUM", "BLS_LANG", "BLS_SERVER_BINARY")
+_NO_SETTINGS: Final = (
+    "BLS_BANNER",
+    "BLS_CHROMIUM",
+    "BLS_LANG",
+    "BLS_SERVER_BINARY",
+    "BLS_WEBHOOK_SECRET",
+)
 
 
 class Options(TypedDict, total=False):

@@ -179,6 +179,7 @@ async def test_a_variable_that_nobody_reads_is_told_once(
     monkeypatch.setenv("BLS_STATUS_TLL", "90")
     monkeypatch.setenv("BLS_XYZZY", "1")
     monkeypatch.setenv("BLS_LANG", "en")
+    monkeypatch.setenv("BLS_WEBHOOK_SECRET", "whsec_")
     monkeypatch.setenv("STATUS_TLL", "1")
     for _ in range(2):
         async with ProjectAgent("订单系统", redis=redis_url):

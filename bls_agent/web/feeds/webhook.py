@@ -15,7 +15,7 @@ import ssl
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import anyio
@@ -186,10 +186,15 @@ class Webhook:
         wire = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD)
         written = [wire.send(event) for event in (request, h11.Data(data=body))]
         port = parts.port or (443 if tls else 80)
-        connect: dict[str, Any] = {"ssl_context": tls} if tls else {}
-        async with await anyio.connect_tcp(
-            parts.hostname or "", port, tls_standard_compatible=False, **connect
-        ) as stream:
+        host = parts.hostname or ""
+        stream: ByteStream = (
+            await anyio.connect_tcp(host, port)
+            if tls is None
+            else await anyio.connect_tcp(
+                host, port, ssl_context=tls, tls_standard_compatible=False
+            )
+        )
+        async with stream:
             await stream.send(b"".join(part or b"" for part in written))
             return await _read_status(wire, stream)
 
