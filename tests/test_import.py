@@ -211,4 +211,4 @@ def test_a_missing_extra_is_named(bytecode: Path) -> None:
         "except MissingExtraError as error: print(error)"
     )
     said = run_python("-c", code, cache=bytecode).stdout
-    assert said.rstrip().endswith("pip install 'bls-agent[assets]'")
+    assert said.rstrip().endswith("pip install '.[assets]'")
