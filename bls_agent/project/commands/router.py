@@ -244,13 +244,13 @@ class Router:
             result = await self._fallback(context)
         else:
             raise UnknownCommandError(context.command, self._names())
-        return await result if inspect.isawaitable(result) else result
+        return await result if hasattr(result, "__await__") else result
 
 
 def _around(middleware: Middleware, inner: CallNext) -> CallNext:
     async def call(context: CommandContext) -> Any:
         result = await middleware(context, inner)
-        return await result if inspect.isawaitable(result) else result
+        return await result if hasattr(result, "__await__") else result
 
     return call
 
