@@ -252,7 +252,7 @@ async def test_a_call_without_an_answer(
         if taken:
             tasks.start_soon(drain, redis, f"{project}_控制", 151)
         with pytest.raises(NoOutcomeError, match=said) as caught:
-            await console.call(project, "ping", timeout=0.2)
+            await console.call(project, "ping", timeout=1.0 if taken else 0.1)
     assert isinstance(caught.value, TimeoutError)
     assert caught.value.state == state
     assert await redis.llen(f"{project}_控制") == (0 if taken else 151)

@@ -281,7 +281,6 @@ async def test_a_large_command_over_a_narrow_link(
         async with agent, Console(own_server.url) as console:
             await agent.ready(5)
             async with proxy.during(Rate(40_000)):
-                await console.send(
-                    project, "load", {"text": "x" * 100_000}, create=True
-                )
+                args = {"text": "x" * 100_000}
+                await console.send(project, "load", args, size_limit=200_000)
                 await eventually(lambda: heard == [100_000], 15)

@@ -485,10 +485,9 @@ async def test_a_command_that_is_longer_than_the_server_takes(
     """proto-max-bulk-len: an error without the payload, and the next command goes."""
     await admin.config_set("proto-max-bulk-len", 1024 * 1024)
     async with Console(own_server.url) as console:
+        args = {"text": PAYLOAD * 100_000}
         with pytest.raises(RedisUnavailableError) as caught:
-            await console.send(
-                project, "fill", {"text": PAYLOAD * 100_000}, create=True
-            )
+            await console.send(project, "fill", args, create=True, size_limit=2**30)
         assert caught.value.kind in ("protocol", "connection")
         assert PAYLOAD not in str(caught.value)
         await console.send(project, "fill", create=True)

@@ -43,6 +43,7 @@ COMMANDS: Final = (
     "send",
     "call",
     "queue",
+    "withdraw",
     "forget",
     "wait",
     "top",

@@ -13,6 +13,7 @@ from bls_agent.cli.exits import Exit, Failure
 
 if TYPE_CHECKING:
     from bls_agent.console import Console
+    from bls_agent.project.messages import Command
 
 __all__ = [
     "SOURCE",
@@ -23,6 +24,7 @@ __all__ = [
     "JsonArgsOption",
     "RecordOption",
     "TextOption",
+    "describe_command",
     "gather_args",
     "refusing_unseen",
 ]
@@ -120,6 +122,19 @@ def _read_file(name: str) -> bytes:
     except OSError as error:
         reason = error.strerror or str(error)
         raise Failure("no_file", Exit.USAGE, file=name, reason=reason) from None
+
+
+def describe_command(one: Command) -> dict[str, Any]:
+    """Give the fields of a command that waits, without the secrets in its arguments."""
+    from bls_agent.redaction import DEFAULT
+
+    return {
+        "id": one.id,
+        "timestamp": one.timestamp,
+        "source": one.source,
+        "command": one.command,
+        "args": DEFAULT.tree(one.args),
+    }
 
 
 @asynccontextmanager

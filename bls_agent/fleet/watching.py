@@ -181,6 +181,12 @@ class Fleet:
             silent = down = False
             await anyio.sleep(max(0.0, began + self._interval - anyio.current_time()))
 
+    async def forget(self, project: str) -> None:
+        """Leave a project out whose keys were deleted, until it has one again."""
+        async with self._turn:
+            if project in self._survey.tracks:
+                self._survey.forget(project)
+
     def _differences(self, told: dict[str, int]) -> FleetChange:
         """Compare with what was told, and note that it is told now."""
         tracks, at = self._survey.tracks, self._now()

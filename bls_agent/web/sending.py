@@ -124,6 +124,7 @@ async def forget_project(
     state = web_state(request)
     count_command(state, request)
     deleted = await state.console.forget(project, force=force)
+    await state.fleet.forget(project)
     logger.info(
         "%s deleted %d keys of %r", request.state.sent_by, len(deleted), project
     )

@@ -239,11 +239,11 @@ async def test_what_waits(bls: Bls, redis: Redis, project: str) -> None:
         [n, "reload", '{"token":"[redacted]","n":1}', "bls-agent cli"]
         for n in ("a", "b")
     ]
-    ran = await bls("queue", project, "--withdraw", "a", "--json")
+    ran = await bls("withdraw", project, "a", "--json")
     told = orjson.loads(ran.out)
     assert (told["projectName"], told["id"]) == (project, "a")
     assert told["args"]["token"] == "[redacted]"
-    ran = await bls("queue", project, "--withdraw", "a")
+    ran = await bls("withdraw", project, "a")
     assert (ran.code, "was taken, or never sent" in ran.said) == (1, True)
     ran = await bls("forget", project)
     assert (ran.code, "is online" in ran.said) == (1, True)

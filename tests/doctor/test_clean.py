@@ -104,7 +104,9 @@ async def test_live_agents(own_server: DevServer) -> None:
             for number in range(3):
                 outcome = await console.call(project, "work", {"number": number})
                 assert outcome.succeeded
-            await console.send(project, "work", {"number": 1}, sent_by="王芳")
+            await console.send(
+                project, "work", {"number": 1}, record=True, sent_by="王芳"
+            )
             agent.log.warn("wenig Platz", frei=3)
             await agent.flush(10)
         report = await examine(own_server.url)

@@ -185,7 +185,15 @@ async def test_a_user_who_may_only_read(admin: Redis, own_server: DevServer) -> 
     report = await examine(url)
     assert (report.user, report.tried) == ("agent", PROJECT)
     found = {f.values["right"] for f in report.findings if f.rule == "right-missing"}
-    assert found == {f"RPUSH {PROJECT}_控制", f"RPUSH {PROJECT}_项目控制台"}
+    assert found == {
+        f"{name} {PROJECT}_{suffix}"
+        for name, suffix in (
+            ("RPUSH", "控制"),
+            ("LREM", "控制"),
+            ("RPUSH", "项目控制台"),
+            ("LTRIM", "项目控制台"),
+        )
+    }
     assert rules_of(report) == {"right-missing"}
     assert report.healthy
 

@@ -163,6 +163,36 @@ async def test_what_waits_is_listed_withdrawn_and_forgotten(
     answer = await client.delete(f"{path}?force=true", headers=program)
     assert answer.json()["deleted"] == [log_key(project), status_key(project)]
     assert (await client.delete(path, headers=program)).status_code == 404
+    listed = (await client.get("/api/projects")).json()["projects"]
+    assert project not in {one["projectName"] for one in listed}
+
+
+async def test_a_page_withdraws_and_forgets(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """What waits, what became of withdrawing it, and away from a page of nothing."""
+    query = f"projectName={quote(project)}"
+    own = {"origin": "http://127.0.0.1:8765", "accept-language": "en"}
+    assert (await client.get(f"/fragments/queue?{query}")).text.strip() != ""
+    for number in ("<1>", "2"):
+        payload = orjson.dumps({"id": number, "command": "<b>", "args": {}})
+        await redis.rpush(f"{project}_控制", payload)
+    shown = (await client.get(f"/fragments/queue?{query}", headers=own)).text
+    assert "&lt;b&gt;" in shown
+    assert "<b>" not in shown
+    path = f"/fragments/withdraw?{query}"
+    for said in ("was withdrawn", "does not wait any more"):
+        answer = await client.post(path, data={"id": "<1>"}, headers=own)
+        assert f"The command &lt;1&gt; {said}" in answer.text
+    assert await redis.llen(f"{project}_控制") == 1
+    await redis.set(status_key(project), "在线")
+    path = f"/fragments/forget?{query}"
+    assert "is online" in (await client.post(path, headers=own, data={})).text
+    assert "Delete project" not in (await client.get(f"/fragments/queue?{query}")).text
+    await redis.set(status_key(project), "离线")
+    answer = await client.post(path, headers=own, data={})
+    assert answer.headers["hx-redirect"] == "/"
+    assert not await redis.exists(status_key(project), f"{project}_控制")
 
 
 async def test_a_command_may_wait_for_its_outcome(

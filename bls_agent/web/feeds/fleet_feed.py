@@ -36,6 +36,12 @@ class FleetFeed(SharedWatch):
         now = anyio.current_time()
         return now - self._seen_at.get(project, now)
 
+    async def forget(self, project: str) -> None:
+        """Leave out a project whose keys were deleted."""
+        await self._fleet.forget(project)
+        gone = frozenset({project})
+        self._take(FleetChange(gone=gone, unavailable=self.unavailable), whole=False)
+
     def _write_picture(self) -> bytes:
         late = {name: self.seconds_since(name) for name in self.views}
         return encode_picture(self.views, self.unavailable, late)

@@ -21,6 +21,7 @@ from bls_agent.errors import (
     CommandError,
     ConfigurationError,
     ContractError,
+    LeaseHeldError,
     RedisUnavailableError,
 )
 from bls_agent.project.messages import Command, Status
@@ -41,13 +42,19 @@ from bls_agent.web.pages.manual import (
 from bls_agent.web.pages.rendering import render, texts_of
 from bls_agent.web.pages.words import Words
 from bls_agent.web.projects import existing_project
-from bls_agent.web.sending import call_command, send_command
+from bls_agent.web.sending import (
+    call_command,
+    forget_project,
+    send_command,
+    withdraw_command,
+)
 from bls_agent.web.state import web_state
 
 __all__ = ["command_routes"]
 
 LOOKED_AT: Final = 300  # records in which an answer to help may stand
 HELP_TIMEOUT: Final = 3.0
+WAITING: Final = 20  # commands of a queue that are shown
 LONGEST_COMMAND: Final = 1_000
 LONGEST_DEFAULT: Final = 60  # characters in a placeholder
 LONGEST_VALUE: Final = 200  # characters of what an error names
@@ -308,6 +315,61 @@ def _limits(one: Field) -> str:
     return f"{left}n{right}"
 
 
+async def _show_queue(request: Request) -> Response:
+    """Give the commands that wait for a project."""
+    return await _queue(request, project_in_query(request.scope))
+
+
+async def _withdraw(request: Request) -> Response:
+    """Take a command back, and give what waits then."""
+    project = project_in_query(request.scope)
+    texts = texts_of(request)
+    number = (await read_form(request)).get("id", "")
+    try:
+        withdrawn = await withdraw_command(request, project, number)
+    except (BlsError, ConfigurationError) as error:
+        note = texts["not_withdrawn"].format(reason=visible(str(error)))
+    else:
+        text = texts["withdrawn" if withdrawn else "not_waiting"]
+        note = text.format(id=visible(number))
+    return await _queue(request, project, note)
+
+
+async def _forget(request: Request) -> Response:
+    """Delete all that belongs to an offline project, and leave its page."""
+    project = project_in_query(request.scope)
+    texts = texts_of(request)
+    try:
+        await forget_project(request, project)
+    except LeaseHeldError:
+        return await _queue(request, project, texts["still_online"])
+    except BlsError as error:
+        note = texts["not_forgotten"].format(reason=visible(str(error)))
+        return await _queue(request, project, note)
+    root: str = request.scope.get("root_path", "")
+    return Response(headers={"hx-redirect": f"{root}/"})
+
+
+async def _queue(request: Request, project: str, note: str = "") -> Response:
+    console = web_state(request).console
+    try:
+        waiting = await console.queue(project, WAITING + 1)
+        status = await console.status(project)
+    except BlsError:  # of another type, refused or away: the card says so
+        return Response(status_code=204)
+    more = "+" if len(waiting) > WAITING else ""
+    return render(
+        request,
+        "queue.html",
+        query=f"{FIELD}={quote_name(project)}",
+        name=visible(project),
+        waiting=waiting[:WAITING],
+        count=f"{len(waiting[:WAITING])}{more}",
+        offline=status in (None, Status.OFFLINE),
+        note=note,
+    )
+
+
 async def _show_instances(request: Request) -> Response:
     """Give the replicas of a project, if it has any."""
     project = project_in_query(request.scope)
@@ -331,4 +393,7 @@ command_routes: Final = [
     Route("/fragments/review", _review, methods=["POST"]),
     Route("/fragments/send", _send, methods=["POST"]),
     Route("/fragments/instances", _show_instances),
+    Route("/fragments/queue", _show_queue),
+    Route("/fragments/withdraw", _withdraw, methods=["POST"]),
+    Route("/fragments/forget", _forget, methods=["POST"]),
 ]
