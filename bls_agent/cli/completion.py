@@ -1,22 +1,61 @@
-"""What a shell is offered where a project's name belongs."""
+"""What a shell is offered where a project's name, or a command's, belongs."""
 
 from __future__ import annotations
 
 import os
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
 
 import typer
 
-__all__ = ["complete_project"]
+if TYPE_CHECKING:
+    from bls_agent.console import Console
 
+__all__ = ["complete_command", "complete_project"]
+
+RECORDS: Final = 1_000  # of a log, in which commands are looked for
+BUILTINS: Final = ("ping", "help", "stats", "set_log_level")
 # Seconds: a shell that waits is worse than one that knows nothing.
 DEADLINE: Final = 0.5
 
 
 def complete_project(context: typer.Context, incomplete: str) -> list[str]:
     """Offer the projects at the Redis that is named; none if it does not answer."""
+
+    async def find(console: Console) -> list[str]:
+        return [*await console.projects()]
+
+    return _offer(context, incomplete, find)
+
+
+def complete_command(context: typer.Context, incomplete: str) -> list[str]:
+    """Offer the commands that the project's log tells of; nothing is sent for it.
+
+    Those of the last answer to ``help``, and those that have been run since.
+    """
+
+    async def find(console: Console) -> list[str]:
+        found = dict.fromkeys(BUILTINS)
+        for entry in await console.logs(context.params.get("project") or "", RECORDS):
+            outcome = entry.outcome
+            if outcome is None or outcome.kind.value in {"unknown", "discarded"}:
+                continue
+            found[outcome.command] = None
+            if outcome.command == "help" and isinstance(outcome.result, list):
+                named = (one for one in outcome.result if isinstance(one, dict))
+                found |= {str(one["name"]): None for one in named if "name" in one}
+        return [*found]
+
+    return _offer(context, incomplete, find)
+
+
+def _offer(
+    context: typer.Context,
+    incomplete: str,
+    find: Callable[[Console], Awaitable[list[str]]],
+) -> list[str]:
     try:
-        names = _find_names(_redis_of(context))
+        names = _find_names(_redis_of(context), find)
     except Exception:  # noqa: BLE001 - whatever it is, a shell shows nothing of it
         return []
     return [
@@ -29,7 +68,9 @@ def _redis_of(context: typer.Context) -> str | None:
     return here or above or None
 
 
-def _find_names(redis: str | None) -> list[str]:
+def _find_names(
+    redis: str | None, find: Callable[[Console], Awaitable[list[str]]]
+) -> list[str]:
     import anyio
 
     from bls_agent.console import Console
@@ -42,7 +83,7 @@ def _find_names(redis: str | None) -> list[str]:
     async def ask() -> list[str]:
         with anyio.move_on_after(DEADLINE):
             async with made as console:
-                return [*await console.projects()]
+                return await find(console)
         return []
 
     return anyio.run(ask)

@@ -40,6 +40,7 @@ COMMANDS: Final = (
     "projects",
     "status",
     "logs",
+    "commands",
     "send",
     "call",
     "queue",

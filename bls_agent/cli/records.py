@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from bls_agent.cli.printable import json_text
 from bls_agent.cli.screen import Cell
 from bls_agent.cli.words import LEVEL_STYLES, clock_of
-from bls_agent.codec import cut_text, encode
+from bls_agent.codec import cut_text, encode, parse_timestamp
 from bls_agent.project.messages import Level, LogEntry
 
 __all__ = ["Filter", "for_people", "for_pipe", "told_metadata"]
@@ -28,16 +29,23 @@ class Filter:
     Attributes:
         level: That one and worse.
         text: What message or metadata hold, whatever the case; plain text.
+        since: Not before this time; a record without a time counts as new.
     """
 
     level: Level = Level.DEBUG
     text: str = ""
+    since: datetime | None = None
+
+    def is_old(self, entry: LogEntry) -> bool:
+        """Tell whether a record is from before ``since``."""
+        moment = parse_timestamp(entry.timestamp) if self.since else None
+        return moment is not None and self.since is not None and moment < self.since
 
     def wants(self, entry: LogEntry) -> bool:
         """Tell whether a record is wanted."""
         if entry.is_gap:
             return True
-        if entry.level.rank < self.level.rank:
+        if entry.level.rank < self.level.rank or self.is_old(entry):
             return False
         wanted = self.text.casefold()
         if not wanted or wanted in entry.message.casefold():

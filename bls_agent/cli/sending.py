@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
+from bls_agent.cli.completion import complete_command
 from bls_agent.cli.exits import Exit, Failure
 
 if TYPE_CHECKING:
@@ -30,7 +31,10 @@ __all__ = [
 ]
 
 CommandArgument: TypeAlias = Annotated[
-    str, typer.Argument(metavar="COMMAND", help="arg_command")
+    str,
+    typer.Argument(
+        metavar="COMMAND", help="arg_command", autocompletion=complete_command
+    ),
 ]
 ArgOption: TypeAlias = Annotated[
     list[str] | None,

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import unicodedata
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import ProjectAgent
+from bls_agent.cli.commands.commands import signature
 from bls_agent.devserver import DevServer
 from tests.cli.conftest import Bls
 from tests.cli.terminal import environment, show
@@ -504,3 +506,63 @@ async def test_a_short_word_for_help(bls: Bls, words: list[str]) -> None:
     short, long = await bls.bare(*words, "-h"), await bls.bare(*words, "--help")
     assert (short.code, short.out) == (0, long.out)
     assert b"-h, --help" in short.out
+
+
+async def test_what_a_project_can_do(bls: Bls, redis_url: str, project: str) -> None:
+    """Signatures, one command in full, JSON as the agent tells it, and a misspelt name."""
+    async with make_agent(project, redis_url):
+        ran = await bls("commands", project)
+        rows = dict(line.split("\t") for line in ran.text.splitlines())
+        assert "reload(force: boolean = false, n: integer = 0)" in rows
+        assert rows["ping()"].startswith("Answer")
+        ran = await bls("commands", project, "reload")
+        assert ran.text.splitlines() == ["force\tboolean\tfalse\t", "n\tinteger\t0\t"]
+        ran = await bls("commands", project, "reload", "--json")
+        assert orjson.loads(ran.out)["parameters"]["type"] == "object"
+        ran = await bls("commands", project, "relod")
+        assert (ran.code, "reload" in ran.said, ran.out) == (1, True, b"")
+
+
+@pytest.mark.parametrize(
+    ("schema", "shown"),
+    [
+        ({}, "f()"),
+        ({"properties": {"a": {}}}, "f(a?: any)"),
+        ({"properties": {"a": 3}, "required": 5}, "f(a?: any)"),
+        (
+            {"properties": {"a": {"type": "array", "items": {"$ref": "#/$defs/Order"}}}},
+            "f(a?: list of Order)",
+        ),
+        (
+            {"properties": {"a": {"oneOf": [{"enum": [1, "b"]}, {"type": "null"}]}},
+             "required": ["a"]},
+            'f(a: 1 | "b" | null)',
+        ),
+    ],
+)  # fmt: skip
+def test_a_signature(schema: dict[str, Any], shown: str) -> None:
+    """Whatever an agent tells of a command is shown."""
+    assert signature({"name": "f", "parameters": schema}) == shown
+
+
+async def test_logs_since(bls: Bls, redis: Redis, project: str) -> None:
+    """Records from then on; one without a time counts as new."""
+    now = datetime.now(UTC)
+    for ago in (7_200, 90, 5):
+        moment = (now - timedelta(seconds=ago)).isoformat()
+        record = {"timestamp": moment, "level": "info", "message": f"before {ago} s"}
+        await add(redis, project, orjson.dumps(record))
+    shown = {
+        "2m": ["before 90 s", "before 5 s"],
+        "1h59m": ["before 90 s", "before 5 s"],
+        "1d": ["before 7200 s", "before 90 s", "before 5 s"],
+        (now - timedelta(seconds=60)).isoformat(): ["before 5 s"],
+    }
+    for since, messages in shown.items():
+        ran = await bls("logs", project, "--since", since, "--json")
+        rows = [orjson.loads(line) for line in ran.out.splitlines()]
+        assert [row["message"] for row in rows] == messages, since
+    ran = await bls("logs", project, "--since", "1d", "-n", "1")
+    assert ran.text.count("\n") == 1
+    ran = await bls("logs", project, "--since", "soon")
+    assert (ran.code, "10m" in ran.said) == (2, True)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from bls_agent import Console, ProjectAgent
 from bls_agent.devserver import DevServer
 from tests.cli.terminal import Ran, run_piped
 
@@ -35,6 +36,25 @@ async def test_names_of_projects(own_server: DevServer, admin: Redis) -> None:
     found = offered("logs", "订", BLS_REDIS_URL=own_server.url)
     assert sorted(found) == sorted(["订单系统", "订货"])
     assert offered("--redis", own_server.url, "call", "库") == ["库存"]
+
+
+async def test_names_of_commands(own_server: DevServer, redis_url: str) -> None:
+    """Those that its log tells of: of the answer to help, and what has been run."""
+    async with ProjectAgent("库房", redis=own_server.url) as agent:
+        agent.command("重建")(_nothing)
+        agent.command("rebuild")(_nothing)
+        async with Console(own_server.url) as console:
+            await console.call("库房", "help")
+    env = {"BLS_REDIS_URL": own_server.url}
+    assert offered("call", "库房", "re", **env) == ["rebuild"]
+    assert sorted(offered("commands", "库房", "", **env)) == sorted(
+        ["ping", "help", "stats", "set_log_level", "rebuild", "重建"]
+    )
+    async with Console(own_server.url) as console:
+        assert len(await console.queue("库房")) == 0  # a Tab sends nothing
+
+
+async def _nothing() -> None: ...
 
 
 def test_commands_and_options() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from bls_agent.cli.command import command, new_app
-from bls_agent.cli.exits import Exit
+from bls_agent.cli.exits import Exit, Failure
 from bls_agent.cli.invocation import Invocation
 from bls_agent.cli.naming import (
     ProjectArgument,
@@ -16,6 +18,7 @@ from bls_agent.cli.naming import (
     normalise,
     unknown_project,
 )
+from bls_agent.codec import parse_timestamp
 
 if TYPE_CHECKING:
     from bls_agent.cli.records import Filter
@@ -24,6 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LevelName", "logs"]
 
+LINES: Final = 200  # records that are shown unless somebody says how many
+MOST: Final = 100_000  # with --since, which bounds them by time
+SPAN: Final = re.compile(
+    r"(?=\d)(?:(\d{1,4})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9})s)?"
+)
 PAGE: Final = 1_000  # records of one read
 LOOK: Final = 1.0  # seconds between two questions whether Redis still answers
 
@@ -44,8 +52,13 @@ async def logs(
     invocation: Invocation,
     project: ProjectArgument,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", metavar="N", min=0, help="opt_lines")
-    ] = 200,
+        int | None,
+        typer.Option("--lines", "-n", metavar="N", min=0, help="opt_lines"),
+    ] = None,
+    since: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="opt_since", show_default=False),
+    ] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="opt_follow")] = False,
     level: Annotated[
         LevelName,
@@ -59,7 +72,9 @@ async def logs(
     from bls_agent.cli.records import Filter
     from bls_agent.project.messages import Level
 
-    wanted = Filter(Level(level.value), grep)
+    wanted = Filter(Level(level.value), grep, _moment(since))
+    if lines is None:
+        lines = MOST if since else LINES
     project = normalise(invocation, project)
     printer = _Printer(invocation)
     async with invocation.console() as console:
@@ -77,6 +92,24 @@ async def logs(
     return Exit.DONE
 
 
+def _moment(since: str) -> datetime | None:
+    """Read ``10m`` or ``1h30m``, back from now, or a time as records have it.
+
+    Raises:
+        Failure: It is neither.
+    """
+    if not since:
+        return None
+    if found := SPAN.fullmatch(since):
+        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+        ago = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        return datetime.now(UTC) - ago
+    moment = parse_timestamp(since)
+    if moment is None:
+        raise Failure("bad_since", Exit.USAGE, time=since)
+    return moment
+
+
 async def _read(
     console: Console, project: str, lines: int, wanted: Filter
 ) -> list[LogEntry]:
@@ -88,7 +121,7 @@ async def _read(
         fitting = [entry for entry in page.entries if wanted.wants(entry)]
         found = fitting + found
         before = page.before
-        if not before:
+        if not before or all(map(wanted.is_old, page.entries)):
             break
     return found[-lines:] if lines else []
 
