@@ -34,6 +34,7 @@ async def _started(
     """Start an example on this server, and see that it is gone at the end."""
     kept = {key: text for key, text in os.environ.items() if not key.startswith("BLS_")}
     environment = {"PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "utf-8"}
+    environment["BLS_BANNER"] = "0"  # standard error is for what goes wrong
     async with await anyio.open_process(
         [sys.executable, str(REPOSITORY / "examples" / name), project, *arguments],
         env={**kept, **environment, "BLS_REDIS_URL": url},
