@@ -137,14 +137,18 @@ PLAN = [
 ]
 
 
+def write_statuses(redis: Redis) -> None:
+    """Write the statuses of the other projects again, just before a picture is taken."""
+    for name, (status, ttl, *_) in FLEET.items():
+        if status:
+            Foreign(redis, name).status(status, ttl)
+
+
 def write_fleet(redis: Redis) -> None:
     """Write the projects of everybody else."""
-    for number, (name, (status, ttl, count, errors, waiting)) in enumerate(
-        FLEET.items()
-    ):
+    write_statuses(redis)
+    for number, (name, (status, _, count, errors, waiting)) in enumerate(FLEET.items()):
         project = Foreign(redis, name)
-        if status:
-            project.status(status, ttl)
         chance = random.Random(number)
         times = sorted(
             (chance.betavariate(1.1, 1.3) * 295 for _ in range(count)), reverse=True
@@ -369,12 +373,13 @@ def main() -> None:
         books, owner = RunKeys(42).all[1:]
         redis.hset(books, "owner", "writer")
         redis.set(owner, "writer", ex=3_600)
-        console = served(WebConfig(redis=server.url, port=0))
+        console = served(WebConfig(redis=server.url, port=0, title="生产"))
         with order_system(server.url, redis), console as site, a_browser() as browser:
             for name, show, language, scheme, size in PICTURES:
                 with looking(
                     browser, site.url, language=language, scheme=scheme, size=size
                 ) as looked:
+                    write_statuses(redis)
                     write_workers(redis)
                     show(looked)
                     looked.page.wait_for_timeout(QUIET)
