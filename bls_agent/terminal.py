@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 
-__all__ = ["count_columns", "visible", "wrap"]
+__all__ = ["count_columns", "visible", "visible_lines", "wrap"]
 
 
 def visible(text: str) -> str:
@@ -52,3 +52,8 @@ def _fitting(text: str, columns: int) -> int:
         if used > columns:
             return max(index, 1)
     return len(text)
+
+
+def visible_lines(text: str) -> str:
+    """Make a text of several lines fit to be shown, with its lines."""
+    return "\n".join(map(visible, text.replace("\r\n", "\n").split("\n")))

@@ -18,6 +18,7 @@ from bls_agent.errors import RedisUnavailableError
 from bls_agent.fleet import FleetChange, Presence, ProjectView
 from bls_agent.project.messages import Level, LogEntry, Outcome, OutcomeKind, Status
 from bls_agent.runs import EventCategory, GapReason, RunState
+from bls_agent.terminal import visible_lines
 from bls_agent.texts import load_texts
 from bls_agent.web.names_in_urls import (
     project_in_path,
@@ -34,7 +35,6 @@ from bls_agent.web.pages.cards import (
 )
 from bls_agent.web.pages.language import choose_page_language, in_other_language
 from bls_agent.web.pages.manual import KEPT, Manuals, find_manual, read_manual
-from bls_agent.web.pages.rendering import visible_lines
 from bls_agent.web.pages.words import Words, draw_spark
 from bls_agent.web.pages.worker_cards import STATES
 from bls_agent.workers.watching.worker import HEARTBEATS

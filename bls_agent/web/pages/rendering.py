@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from bls_agent.codec import encode
-from bls_agent.terminal import visible
+from bls_agent.terminal import visible, visible_lines
 from bls_agent.texts import LANGUAGES, Texts, load_texts
 from bls_agent.web.pages.language import (
     LANGUAGE_TAGS,
@@ -26,17 +26,12 @@ from bls_agent.web.static import asset_version
 if TYPE_CHECKING:
     from bls_agent.web.state import WebState
 
-__all__ = ["language_of", "render", "render_large", "texts_of", "visible_lines"]
+__all__ = ["language_of", "render", "render_large", "texts_of"]
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
 THEMES: Final = ("light", "dark")
 YEAR: Final = 31_536_000  # seconds
 SLICE: Final = 25  # pieces of a page without letting others run
-
-
-def visible_lines(text: str) -> str:
-    """Make a text of several lines fit to be shown, with its lines."""
-    return "\n".join(map(visible, text.replace("\r\n", "\n").split("\n")))
 
 
 @cache

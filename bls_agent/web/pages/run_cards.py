@@ -13,8 +13,7 @@ from typing import Final
 from bls_agent.codec import JSONObject, JSONValue, encode
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.runs import RunState, RunSummary
-from bls_agent.terminal import visible
-from bls_agent.web.pages.rendering import visible_lines
+from bls_agent.terminal import visible, visible_lines
 
 __all__ = [
     "STATES",
