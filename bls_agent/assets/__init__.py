@@ -20,8 +20,10 @@ if TYPE_CHECKING:
         manifest_schema,
         parse_manifest,
     )
+    from bls_agent.assets.plan import SyncPlan
     from bls_agent.assets.records import Asset, AssetSummary, SyncReport, SyncState
     from bls_agent.assets.sources import DirectorySource, Head, Source, SourceFile
+    from bls_agent.assets.sync import AssetSync, SyncStep
 
 __all__ = [
     "AgentSpecs",
@@ -29,6 +31,7 @@ __all__ = [
     "AssetLibrary",
     "AssetManifest",
     "AssetSummary",
+    "AssetSync",
     "ConfigItem",
     "DirectorySource",
     "Head",
@@ -36,8 +39,10 @@ __all__ = [
     "SelectOption",
     "Source",
     "SourceFile",
+    "SyncPlan",
     "SyncReport",
     "SyncState",
+    "SyncStep",
     "manifest_schema",
     "parse_manifest",
 ]
@@ -46,12 +51,15 @@ _HOMES = {
     "Asset": "records",
     "AssetLibrary": "library",
     "AssetSummary": "records",
+    "AssetSync": "sync",
     "DirectorySource": "sources",
     "Head": "sources",
     "Source": "sources",
     "SourceFile": "sources",
+    "SyncPlan": "plan",
     "SyncReport": "records",
     "SyncState": "records",
+    "SyncStep": "sync",
 }
 
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from bls_agent.assets.manifest import AssetManifest
 
 __all__ = [
+    "CHANGES",
     "INDEX",
     "REPORT",
     "STATE",

@@ -139,6 +139,8 @@ class SyncReport:
         reason: Why it failed, else ``""``.
         seconds: How long it took.
         source: Where it read from.
+        total: Assets afterwards.
+        content: What identified the files where the commit did not, else ``""``.
     """
 
     status: str
@@ -151,6 +153,8 @@ class SyncReport:
     reason: str = ""
     seconds: float = 0.0
     source: str = ""
+    total: int = 0
+    content: str = ""
 
     @classmethod
     def read(cls, payload: bytes) -> Self:

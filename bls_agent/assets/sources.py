@@ -224,7 +224,7 @@ class DirectorySource:
 
 def is_manifest_path(path: str) -> bool:
     """Tell whether a file may be a manifest: YAML, and neither hidden nor in such a folder."""
-    hidden = path.startswith(".") or "/." in path
+    hidden = any(part.startswith(".") and part.strip(".") for part in path.split("/"))
     return path.lower().endswith((".yaml", ".yml")) and not hidden
 
 

@@ -1,0 +1,228 @@
+"""What a synchronisation is going to do: decisions only, no I/O."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bls_agent.assets.manifest import AssetManifest, path_fault
+from bls_agent.assets.records import AssetWrite
+from bls_agent.assets.sources import SourceFile, is_manifest_path
+from bls_agent.assets.yaml_reader import MAX_BYTES
+from bls_agent.errors import ManifestFault
+
+__all__ = ["KnownAsset", "SyncPlan", "choose_files", "files_to_read", "make_plan"]
+
+MANY: Final = 0.2  # of all assets: more deletions need force
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAsset:
+    """What Redis holds of an asset, as far as a plan needs it.
+
+    Attributes:
+        id: Which one.
+        path: Its manifest, ``""`` if nothing says so.
+        sha: Of that manifest.
+        is_sound: Whether hash, index and category sets agree.
+    """
+
+    id: str
+    path: str = ""
+    sha: str = ""
+    is_sound: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncPlan:
+    """What a synchronisation is going to do; as text one line for each asset and fault.
+
+    Attributes:
+        commit: The commit that the library becomes equal to.
+        writes: What is written, in the order of ids.
+        created: Ids that are new.
+        updated: Ids that are written again.
+        deleted: Ids that no file describes any more.
+        kept: Ids that are left alone because their file is broken or the case unclear.
+        broken: What is wrong with the files.
+        refusal: Why it must not be executed, or ``""``.
+        total: Assets afterwards.
+    """
+
+    commit: str
+    writes: tuple[AssetWrite, ...]
+    created: tuple[str, ...]
+    updated: tuple[str, ...]
+    deleted: tuple[str, ...]
+    kept: tuple[str, ...]
+    broken: tuple[ManifestFault, ...]
+    refusal: str
+    total: int
+
+    def __str__(self) -> str:
+        """Write ``+ id``, ``~ id``, ``- id``, ``= id`` and ``! fault``, one a line."""
+        marked = zip(
+            "+~-=", (self.created, self.updated, self.deleted, self.kept), strict=True
+        )
+        lines = [f"{mark} {one}" for mark, ids in marked for one in ids]
+        lines += [f"! {fault}" for fault in self.broken]
+        return "\n".join([*lines, *([f"! {self.refusal}"] if self.refusal else [])])
+
+
+def choose_files(
+    files: Iterable[SourceFile], base_path: str = ""
+) -> tuple[list[SourceFile], list[ManifestFault]]:
+    """Find the manifests among the files of a commit, and those that cannot be one.
+
+    In a folder with a ``manifest.yaml`` or ``manifest.yml`` all other YAML files, also
+    in folders below, belong to that asset; elsewhere each YAML file is a manifest.
+    """
+    start = f"{base_path}/" if base_path else ""
+    found = {
+        file.path: file
+        for file in files
+        if is_manifest_path(file.path) and file.path.startswith(start)
+    }
+    owners = {path.rpartition("/")[0] for path in found if _is_main(path)}
+    chosen: list[SourceFile] = []
+    faults: list[ManifestFault] = []
+    for path in sorted(found):
+        if not _is_main(path) and owners.intersection(_folders(path)):
+            continue
+        if reason := _file_fault(found[path]):
+            faults.append(ManifestFault(path, reason, "Rename, replace or remove it."))
+        else:
+            chosen.append(found[path])
+    return chosen, faults
+
+
+def _is_main(path: str) -> bool:
+    return path.rpartition("/")[2].lower() in {"manifest.yaml", "manifest.yml"}
+
+
+def _folders(path: str) -> list[str]:
+    """Give all folders in which a file lies; the root is ``""``."""
+    parts = path.split("/")[:-1]
+    return ["/".join(parts[:n]) for n in range(len(parts) + 1)]
+
+
+def _file_fault(file: SourceFile) -> str:
+    if file.is_link:
+        return "it is a symlink, which is not followed"
+    if file.size > MAX_BYTES:
+        return f"a manifest has at most {MAX_BYTES // 1024} KB, this file {file.size:,} bytes"
+    return path_fault(file.path)
+
+
+def files_to_read(
+    files: Iterable[SourceFile], known: Iterable[KnownAsset], *, force: bool = False
+) -> list[SourceFile]:
+    """Find the files that are new or changed, or whose asset is not sound in Redis."""
+    unchanged = _places(known)
+    return [one for one in files if force or (one.path, one.sha) not in unchanged]
+
+
+def _places(known: Iterable[KnownAsset]) -> dict[tuple[str, str], str]:
+    """Give the ids of sound assets by path and SHA, where these name only one."""
+    found: dict[tuple[str, str], str] = {}
+    twice: set[tuple[str, str]] = set()
+    for one in known:
+        place = (one.path, one.sha)
+        if place in found:
+            twice.add(place)
+        if one.is_sound:
+            found[place] = one.id
+    return {place: one for place, one in found.items() if place not in twice}
+
+
+def make_plan(
+    commit: str,
+    files: Sequence[SourceFile],
+    known: Sequence[KnownAsset],
+    manifests: Mapping[str, AssetManifest],
+    faults: Sequence[ManifestFault],
+    *,
+    force: bool = False,
+) -> SyncPlan:
+    """Decide what to write and what to delete. No I/O.
+
+    Args:
+        commit: The commit of the files.
+        files: All manifests of the commit that may be read.
+        known: All assets of the library.
+        manifests: Path → what was read, for files that are new, changed or forced.
+        faults: Of files that could not be used.
+        force: Whether any number of deletions is right.
+    """
+    shas = {file.path: file.sha for file in files}
+    broken_paths = {fault.path for fault in faults}
+    ids = {one.id for one in known}
+    unchanged = _places(known)
+    claims: dict[str, list[str]] = defaultdict(list)
+    for path, sha in shas.items():
+        if path in manifests:
+            claims[manifests[path].id].append(path)
+        elif path not in broken_paths:
+            claims[unchanged[path, sha]].append(path)
+    twice = {asset_id: paths for asset_id, paths in claims.items() if len(paths) > 1}
+    writes = tuple(
+        AssetWrite.of(manifests[path], path=path, sha=shas[path])
+        for _, (path, *others) in sorted(claims.items())
+        if path in manifests and not others
+    )
+    gone = ids - claims.keys()
+    kept = _unclear(gone, known, faults)
+    deleted = tuple(sorted(gone - kept))
+    refusal = ""
+    if len(deleted) > MANY * len(ids) and not force:
+        refusal = (
+            f"{len(deleted)} of {len(ids)} assets would be deleted, more than "
+            f"{MANY:.0%}; nothing was changed. Check the branch and the path, then use force."
+        )
+    return SyncPlan(
+        commit=commit,
+        writes=writes,
+        created=tuple(one.id for one in writes if one.id not in ids),
+        updated=tuple(one.id for one in writes if one.id in ids),
+        deleted=deleted,
+        kept=tuple(sorted(kept | (twice.keys() & ids))),
+        broken=(*faults, *_duplicates(twice)),
+        refusal=refusal,
+        total=len(ids | {one.id for one in writes}) - len(deleted),
+    )
+
+
+def _unclear(
+    gone: set[str], known: Sequence[KnownAsset], faults: Sequence[ManifestFault]
+) -> set[str]:
+    """Find those that no file describes, but that a broken file may describe.
+
+    That is the file of the asset itself, or one that names it. A broken file that is new
+    and names no asset could be any of them, moved and damaged at once.
+    """
+    places = {one.path for one in known}
+    if any(not fault.id and fault.path not in places for fault in faults):
+        return set(gone)
+    broken = {fault.path for fault in faults}
+    named = {fault.id for fault in faults}
+    return {
+        one.id
+        for one in known
+        if one.id in gone and (one.path in broken or one.id in named)
+    }
+
+
+def _duplicates(twice: Mapping[str, Sequence[str]]) -> list[ManifestFault]:
+    return [
+        ManifestFault(
+            path,
+            f"{len(paths)} files have the id {asset_id!r}: {', '.join(paths[:5])}",
+            "Give each a different id; nothing was changed.",
+            "id",
+            id=asset_id,
+        )
+        for asset_id, paths in sorted(twice.items())
+        for path in paths
+    ]

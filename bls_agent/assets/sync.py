@@ -1,0 +1,473 @@
+"""Makes the library equal to a source: first a plan, without I/O, then its execution.
+
+A file that cannot be used keeps its asset. What is not certain is not deleted. The
+commit is recorded last, and only if everything before it succeeded, so that whatever
+was left undone is done by the next synchronisation.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from typing import Any, Final, Self
+
+import anyio
+import anyio.to_thread
+
+from bls_agent.assets.library import (
+    CHANGES,
+    INDEX,
+    REPORT,
+    STATE,
+    AssetLibrary,
+    category_key,
+    metadata_key,
+    portions,
+)
+from bls_agent.assets.manifest import AssetManifest, parse_manifest
+from bls_agent.assets.plan import (
+    KnownAsset,
+    SyncPlan,
+    choose_files,
+    files_to_read,
+    make_plan,
+)
+from bls_agent.assets.records import (
+    CATEGORIES,
+    KEPT,
+    AssetSummary,
+    AssetWrite,
+    SyncReport,
+    SyncState,
+    pair,
+    read_text,
+)
+from bls_agent.assets.sources import Head, Source, SourceFile, blob_sha
+from bls_agent.backoff import Backoff
+from bls_agent.codec import encode_strictly
+from bls_agent.endpoint import Reply, Request
+from bls_agent.errors import (
+    DecodeError,
+    LeaseHeldError,
+    ManifestError,
+    ManifestFault,
+    RedisUnavailableError,
+    SourceError,
+    WrongTypeError,
+)
+from bls_agent.lease import Lease
+from bls_agent.settings import check_seconds
+
+__all__ = ["AssetSync", "SyncStep"]
+
+logger = logging.getLogger(__name__)
+
+RENEWALS: Final = 3  # in one TTL of the lease
+SHOWN_FAULTS: Final = 100  # in the report that Redis keeps
+COMPARED: Final = (
+    "id", "name", "category", "version", "description", "github_path", "github_sha"
+)  # fmt: skip
+LOST: Final = "its lease is lost: another synchronisation may have taken over"
+INTERRUPTED: Final = "it was interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class SyncStep:
+    """How far a synchronisation has come.
+
+    Attributes:
+        phase: ``read`` (the list of files), ``download`` or ``write``.
+        done: Files or assets so far.
+        total: Of so many.
+        size: Bytes downloaded so far.
+    """
+
+    phase: str
+    done: int = 0
+    total: int = 0
+    size: int = 0
+
+
+class AssetSync:
+    """Makes the asset library equal to a source.
+
+    One synchronisation runs at a time, whatever the number of processes: a lease of 15
+    seconds beside ``asset:sync:state`` is renewed while it runs, and each write checks
+    it in the same step (not on a Redis Cluster, where it is looked at before). The
+    lease of a dead process ends by itself.
+
+    Args:
+        redis: A URL, a client of redis-py or a ``ProjectAgent``, whose log then gets
+            the records of :meth:`run_forever`. Default: ``BLS_REDIS_URL``.
+        source: Where the manifests are.
+        wait: Seconds to wait while another synchronisation runs.
+        on_progress: Called as it proceeds, in the event loop; it must not block.
+        lease: Seconds after which a dead process counts as dead.
+        timeout: Deadline of one request to Redis in seconds.
+
+    Raises:
+        ConfigurationError: An argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        redis: object,
+        source: Source,
+        *,
+        wait: float = 0.0,
+        on_progress: Callable[[SyncStep], None] | None = None,
+        lease: float = 15.0,
+        timeout: float = 5.0,
+    ) -> None:
+        """Remember the parts; nothing is opened yet."""
+        self.library = AssetLibrary(redis, timeout=timeout)
+        self.source = source
+        self._wait = wait
+        self._lease_ttl = check_seconds("lease", lease)
+        self._on_progress = on_progress
+        is_agent = hasattr(redis, "endpoint")
+        self._log: Any = getattr(redis, "log", logger) if is_agent else logger
+        self._told: object = None
+        self._retry_after = 0.0
+
+    async def __aenter__(self) -> Self:
+        """Open nothing: the first request does."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the connections."""
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections to Redis and to the source."""
+        await self.library.aclose()
+        await self.source.aclose()
+
+    async def run(self, *, force: bool = False, dry_run: bool = False) -> SyncReport:
+        """Synchronise once.
+
+        Args:
+            force: Read and write all files even if nothing changed, and delete as much
+                as the source asks for. Whatever is equal is not written.
+            dry_run: Write nothing, take no lease, and report the plan.
+
+        Returns:
+            What was done. A failure of the source, a broken file and an unclear deletion
+            end as ``failed``, with the reasons; everything else is up to date then.
+
+        Raises:
+            LeaseHeldError: Another synchronisation runs, and still does after the wait.
+            RedisUnavailableError: Redis cannot answer. What was written stands, and the
+                next synchronisation does the rest.
+        """
+        began = anyio.current_time()
+        self._retry_after = 0.0
+        if dry_run:
+            report = await self._try(None, force=force)
+        else:
+            async with self._in_office() as lease:
+                report = await self._try(lease, force=force)
+                report = replace(report, seconds=anyio.current_time() - began)
+                await self._record(lease, report)
+        return replace(report, seconds=anyio.current_time() - began)
+
+    async def run_forever(self, interval: float = 300.0) -> None:
+        """Synchronise again and again until it is cancelled.
+
+        Each change is one record in the log, each new failure a warning. Neither Redis
+        nor the source being away ends it.
+
+        Args:
+            interval: Seconds between two runs; longer if the source asks for it.
+
+        Raises:
+            ConfigurationError: The interval is no time.
+        """
+        check_seconds("interval", interval)
+        while True:
+            try:
+                self._tell(await self.run())
+            except LeaseHeldError:
+                pass  # another process does it
+            except RedisUnavailableError as error:
+                self._tell(SyncReport(status="failed", reason=str(error)))
+            await anyio.sleep(max(interval, self._retry_after))
+
+    def _tell(self, report: SyncReport) -> None:
+        told = (report.status, report.reason, report.broken)
+        is_new, self._told = told != self._told, told
+        if report.status == "failed" and is_new:
+            faults = "".join(f"\n{fault}" for fault in report.broken[:10])
+            self._log.warning(
+                "assets are not up to date with %s: %s%s",
+                self.source.name, report.reason, faults,
+            )  # fmt: skip
+        elif report.status == "complete":
+            self._log.info(
+                "assets are up to date with %s at %s: %d created, %d updated, %d deleted",
+                self.source.name, report.commit[:12],
+                len(report.created), len(report.updated), len(report.deleted),
+            )  # fmt: skip
+
+    @asynccontextmanager
+    async def _in_office(self) -> AsyncGenerator[Lease]:
+        """Be the only one who synchronises, for as long as the block lasts."""
+        async with self.library.wires.to(STATE) as wire:
+            lease = Lease(wire, STATE, self._lease_ttl)
+            pause, end = Backoff(cap=1.0), anyio.current_time() + self._wait
+            while not await lease.acquire():
+                left = end - anyio.current_time()
+                if left <= 0:
+                    remaining = await wire.read("PTTL", lease.owner_key)
+                    remedy = "Wait for the other synchronisation, or stop it."
+                    raise LeaseHeldError(STATE, max(0, remaining) / 1000, remedy)
+                await anyio.sleep(min(pause.failed(), left))
+            try:
+                yield lease
+            finally:
+                with anyio.CancelScope(shield=True), suppress(RedisUnavailableError):
+                    await lease.give_back()
+
+    async def _try(self, lease: Lease | None, *, force: bool) -> SyncReport:
+        """Synchronise while the lease is renewed; failures of the source are a report."""
+        report = SyncReport(status="failed", reason=LOST)
+        failure: BaseException | None = None
+        async with anyio.create_task_group() as tasks:
+            if lease is not None:
+                tasks.start_soon(self._renew, lease, tasks.cancel_scope)
+            try:
+                report = await self._synchronise(lease, force=force)
+            except (SourceError, WrongTypeError) as error:
+                report = SyncReport(status="failed", reason=str(error))
+                self._retry_after = getattr(error, "retry_after", None) or 0.0
+            except BaseException as error:
+                failure = error
+                with anyio.CancelScope(shield=True), suppress(RedisUnavailableError):
+                    reason = str(error) if isinstance(error, Exception) else INTERRUPTED
+                    await self._record(
+                        lease, SyncReport(status="failed", reason=reason)
+                    )
+                if not isinstance(error, Exception):
+                    raise
+            tasks.cancel_scope.cancel()
+        if isinstance(failure, Exception):
+            raise failure
+        return replace(report, source=self.source.name)
+
+    async def _renew(self, lease: Lease, scope: anyio.CancelScope) -> None:
+        while True:
+            await anyio.sleep(lease.ttl / RENEWALS)
+            with suppress(RedisUnavailableError):
+                await lease.renew()
+            if not lease.valid:
+                scope.cancel()
+
+    async def _synchronise(self, lease: Lease | None, *, force: bool) -> SyncReport:
+        state = await self.library.sync_state()
+        head = await self.source.head()
+        if not force and _is_unchanged(state, head):
+            return SyncReport(status="unchanged", commit=head.commit)
+        if lease is not None:
+            await self._send([("HSET", STATE, "sync_status", "syncing")])
+        plan = await self._plan(head, force=force)
+        report = SyncReport(
+            status="planned" if lease is None else "complete",
+            commit=head.commit,
+            content=head.content,
+            created=plan.created,
+            updated=plan.updated,
+            deleted=plan.deleted,
+            kept=plan.kept,
+            broken=plan.broken,
+            total=plan.total,
+            reason=plan.refusal or _sum_up(plan.broken),
+        )
+        if lease is None:
+            return report
+        if plan.refusal:
+            nothing: tuple[str, ...] = ()
+            kept = tuple(sorted((*plan.kept, *plan.deleted)))
+            return replace(
+                report, status="failed", created=nothing, updated=nothing,
+                deleted=nothing, kept=kept,
+            )  # fmt: skip
+        return await self._execute(plan, report, lease)
+
+    async def _plan(self, head: Head, *, force: bool) -> SyncPlan:
+        self._step(SyncStep("read"))
+        files, faults = choose_files(
+            await self.source.tree(head), self.source.base_path
+        )
+        known = await self._known()
+        wanted = files_to_read(files, known, force=force)
+        manifests: dict[str, AssetManifest] = {}
+        missing = {file.path for file in wanted}
+        size = 0
+        async with aclosing(self.source.fetch(head, wanted)) as contents:
+            async for file, content in contents:
+                missing.discard(file.path)
+                try:
+                    manifests[file.path] = await _read(file, content)
+                except ManifestError as error:
+                    faults += error.faults
+                size += file.size
+                done = len(wanted) - len(missing)
+                self._step(SyncStep("download", done, len(wanted), size))
+        faults += (
+            ManifestFault(one, "the source left it out") for one in sorted(missing)
+        )
+        return make_plan(head.commit, files, known, manifests, faults, force=force)
+
+    async def _known(self) -> list[KnownAsset]:
+        """Read what the library holds: two requests, and one for each asset."""
+        asked = [INDEX, *map(category_key, CATEGORIES)]
+        requests: list[Request] = [("HGETALL", INDEX)]
+        requests += (("SMEMBERS", key) for key in asked[1:])
+        replies = await self.library.wires.read_many(requests)
+        for key, reply, kind in zip(
+            asked, replies, ["hash", *["set"] * 3], strict=True
+        ):
+            _check(reply, key, kind)
+        index = pair(replies[0])
+        sets: dict[str, set[bytes]] = {
+            name: set(ids) for name, ids in zip(CATEGORIES, replies[1:], strict=True)
+        }
+        # What is no text is no id: readers leave it out, and so do we.
+        ids = sorted(filter(_is_text, {*index, *chain.from_iterable(sets.values())}))
+        reads = [("HMGET", metadata_key(one.decode()), *COMPARED) for one in ids]
+        hashes = await self.library.wires.read_many(reads)
+        found: list[KnownAsset] = []
+        for one, fields in zip(ids, hashes, strict=True):
+            listed = [name for name in CATEGORIES if one in sets[name]]
+            found.append(_compare(one, fields, index.get(one), listed))
+        return found
+
+    async def _execute(
+        self, plan: SyncPlan, report: SyncReport, lease: Lease
+    ) -> SyncReport:
+        """Write, then delete; what is refused for one asset does not stop the others."""
+        writes = [*plan.writes, *map(AssetWrite, plan.deleted)]
+        outcomes: dict[str, list[str]] = {said: [] for said in (*CHANGES, "same")}
+        faults: list[ManifestFault] = []
+        for part in portions(writes):
+            if not lease.valid:
+                return SyncReport(status="failed", commit=plan.commit, reason=LOST)
+            for write, said in zip(
+                part, await self.library.write(part, token=lease.token), strict=True
+            ):
+                if isinstance(said, RedisUnavailableError):
+                    faults.append(_refused(write, said))
+                elif said == "lost":
+                    lease.forget()
+                else:
+                    outcomes[said].append(write.id)
+            done = sum(map(len, outcomes.values()))
+            self._step(SyncStep("write", done, len(writes)))
+        if not lease.valid:
+            return SyncReport(status="failed", commit=plan.commit, reason=LOST)
+        broken = (*plan.broken, *faults)
+        return replace(
+            report,
+            status="failed" if broken else "complete",
+            created=tuple(outcomes["created"]),
+            updated=tuple(outcomes["updated"]),
+            deleted=tuple(outcomes["deleted"]),
+            broken=broken,
+            reason=_sum_up(broken),
+        )
+
+    async def _record(self, lease: Lease | None, report: SyncReport) -> None:
+        """Write the state: the commit only if the library is equal to it."""
+        if lease is None or not lease.valid or report.status == "unchanged":
+            return
+        fields: list[str | int] = ["sync_status", "failed"]
+        if report.status == "complete":
+            async with self.library.wires.to(STATE) as wire:
+                now = (await wire.call("TIME"))[0]
+            fields = [
+                "last_sync_time", read_text(now), "last_commit_sha", report.commit,
+                "synced_count", report.total, "sync_status", "idle",
+            ]  # fmt: skip
+        shown = asdict(report)
+        for name in ("created", "updated", "deleted", "kept"):
+            shown[name] = shown[name][:KEPT]
+        shown["broken"] = shown["broken"][:SHOWN_FAULTS]
+        text = encode_strictly("report", shown)
+        await self._send([("SET", REPORT, text), ("HSET", STATE, *fields)])
+
+    async def _send(self, requests: Sequence[Request]) -> None:
+        for reply in await self.library.wires.call_many(requests):
+            _check(reply, STATE, "hash")
+
+    def _step(self, step: SyncStep) -> None:
+        if self._on_progress is not None:
+            self._on_progress(step)
+
+
+def _is_unchanged(state: SyncState, head: Head) -> bool:
+    content = state.report.content if state.report else ""
+    return (
+        state.sync_status == "idle"
+        and state.last_commit_sha == head.commit
+        and content == head.content
+    )
+
+
+async def _read(file: SourceFile, content: bytes | SourceError) -> AssetManifest:
+    """Check and read one file; in a thread, because a large one takes a while."""
+    if isinstance(content, SourceError):
+        raise ManifestError([ManifestFault(file.path, content.reason)])
+    if blob_sha(content, like=file.sha) != file.sha:
+        reason = "what was downloaded is not what the commit says (by its SHA)"
+        raise ManifestError([ManifestFault(file.path, reason, "Synchronise again.")])
+    return await anyio.to_thread.run_sync(parse_manifest, content, file.path)
+
+
+def _sum_up(faults: Sequence[ManifestFault]) -> str:
+    files = len({fault.path for fault in faults})
+    first = f": {faults[0]}" if faults else ""
+    return (
+        f"{files} {'file' if files == 1 else 'files'} could not be used{first}"
+        if files
+        else ""
+    )
+
+
+def _refused(write: AssetWrite, error: RedisUnavailableError) -> ManifestFault:
+    path = read_text(write.fields.get("github_path", b"")) or metadata_key(write.id)
+    return ManifestFault(
+        path, f"Redis refused it ({error.kind}): {error.reason}", id=write.id
+    )
+
+
+def _check(reply: Reply, key: str, kind: str) -> None:
+    if isinstance(reply, RedisUnavailableError):
+        if reply.kind == "wrong_type":
+            raise WrongTypeError(key, kind) from reply
+        raise reply
+
+
+def _is_text(asset_id: bytes) -> bool:
+    return asset_id.decode("utf-8", "ignore").encode() == asset_id
+
+
+def _compare(
+    asset_id: bytes, fields: Reply, summary: bytes | None, listed: Sequence[str]
+) -> KnownAsset:
+    """Tell what is known of an asset, and whether all keys say the same of it."""
+    if isinstance(fields, RedisUnavailableError):
+        if fields.kind != "wrong_type":
+            raise fields
+        return KnownAsset(asset_id.decode(), is_sound=False)
+    texts = [read_text(one or b"") for one in fields]
+    name, category, version, description = texts[1:5]
+    expected = AssetSummary(texts[0], name, category, version, description[:100])
+    try:
+        found = AssetSummary.read(asset_id, summary or b"")
+    except DecodeError:
+        found = None
+    is_sound = found == expected and listed == [expected.category]
+    return KnownAsset(asset_id.decode(), texts[5], texts[6], is_sound)

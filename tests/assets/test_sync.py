@@ -1,0 +1,578 @@
+"""Synchronising: what is written, what is kept, what a failure leaves behind."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import settings
+from redis.asyncio import Redis
+
+from bls_agent import LeaseHeldError, ProjectAgent, RedisUnavailableError
+from bls_agent.assets import (
+    AssetSync,
+    DirectorySource,
+    Head,
+    SyncReport,
+    SyncStep,
+)
+from bls_agent.assets.plan import KnownAsset, choose_files, make_plan
+from bls_agent.assets.sources import SourceFile
+from bls_agent.devserver import DevServer
+from bls_agent.testing.chaos import Cut, Direction, FaultProxy
+from tests.assets.memory_source import MemorySource, manifest
+from tests.harness import eventually
+
+STATE = "asset:sync:state"
+REPORT = "bls_agent:{asset:sync:state}:report"
+OWNER = "bls_agent:{asset:sync:state}:owner"
+
+
+@pytest.fixture
+def source() -> MemorySource:
+    """Ten prompts, a to j."""
+    return MemorySource({f"{name}.yaml": manifest(name) for name in "abcdefghij"})
+
+
+@pytest.fixture
+async def sync(own_server: DevServer, source: MemorySource) -> AsyncIterator[AssetSync]:
+    async with AssetSync(own_server.url, source) as opened:
+        yield opened
+
+
+async def ids(sync: AssetSync) -> str:
+    return "".join(one.id for one in await sync.library.list())
+
+
+async def commit_of(sync: AssetSync) -> str:
+    return (await sync.library.sync_state()).last_commit_sha
+
+
+async def test_first_and_next(
+    sync: AssetSync, source: MemorySource, admin: Redis
+) -> None:
+    """All files at first, then the changed ones alone, then none; the state says it."""
+    report = await sync.run()
+    assert (report.status, report.created, report.total) == (
+        "complete",
+        tuple("abcdefghij"),
+        10,
+    )
+    state = await sync.library.sync_state()
+    assert state.last_commit_sha == report.commit == (await source.head()).commit
+    assert state.synced_count == 10
+    assert state.sync_status == "idle"
+    assert state.last_sync_time is not None
+    assert abs(state.last_sync_time - (await admin.time())[0]) <= 1
+    assert set(await admin.hgetall(STATE)) == {
+        b"last_sync_time", b"last_commit_sha", b"synced_count", b"sync_status"
+    }  # fmt: skip
+    assert state.report is not None
+    assert replace(state.report, seconds=0) == replace(report, seconds=0)
+    source.asked.clear()
+    before = await admin.info("commandstats")
+    assert (await sync.run()).status == "unchanged"
+    assert source.asked == ["head"]
+    stats = await admin.info("commandstats")
+    calls = {
+        name: stats[name]["calls"] - before.get(name, {"calls": 0})["calls"]
+        for name in stats
+    }
+    assert sum(calls.values()) <= 15
+    assert "cmdstat_hset" not in {name for name, count in calls.items() if count}
+    source.files["a.yaml"] = manifest("a", "1.1.0", "skill")
+    source.files["k.yaml"] = manifest("k")
+    del source.files["b.yaml"]
+    source.asked.clear()
+    report = await sync.run()
+    assert (report.created, report.updated, report.deleted) == (("k",), ("a",), ("b",))
+    assert source.asked == ["head", "tree", "fetch", "a.yaml", "k.yaml"]
+    assert await ids(sync) == "acdefghijk"
+    assert await sync.library.changes(3) == ["a", "k", "b"]
+    assert [one.id for one in await sync.library.list("skill")] == ["a"]
+
+
+async def test_a_broken_file_keeps_its_asset(
+    sync: AssetSync, source: MemorySource, admin: Redis
+) -> None:
+    """No parsing, no validity, no download, half a download, a link: all others go on."""
+    await sync.run()
+    first = await commit_of(sync)
+    before = {name: await sync.library.get(name) for name in "abcde"}
+    source.files |= {
+        "a.yaml": b"id: [", "b.yaml": b"id: b\nversion: x\nname: b\ncategory: prompt",
+        "c.yaml": manifest("c", "2.0.0"), "d.yaml": manifest("d", "2.0.0"), "e.yaml": b"../x",
+        "f.yaml": manifest("f", "2.0.0"), "k.yaml": manifest("k"),
+    }  # fmt: skip
+    source.failing, source.torn, source.links = {"c.yaml"}, {"d.yaml"}, {"e.yaml"}
+    del source.files["j.yaml"]
+    report = await sync.run()
+    assert report.status == "failed"
+    assert (report.created, report.updated, report.deleted) == (("k",), ("f",), ("j",))
+    assert {fault.path: fault.line for fault in report.broken} == {
+        "a.yaml": 1, "b.yaml": 2, "c.yaml": 0, "d.yaml": 0, "e.yaml": 0,
+    }  # fmt: skip
+    assert all(fault.reason for fault in report.broken)
+    assert {name: await sync.library.get(name) for name in "abcde"} == before
+    state = await sync.library.sync_state()
+    assert (state.sync_status, state.last_commit_sha) == ("failed", first)
+    assert state.report is not None
+    assert state.report.broken == report.broken
+    assert "5 files could not be used" in state.report.reason
+    source.asked.clear()
+    assert (await sync.run()).broken == report.broken
+    assert source.asked[3:] == ["a.yaml", "b.yaml", "c.yaml", "d.yaml"]
+    source.failing, source.torn, source.links = set(), set(), set()
+    source.files |= {f"{name}.yaml": manifest(name, "3.0.0") for name in "abe"}
+    report = await sync.run()
+    assert (report.status, report.updated) == ("complete", tuple("abcde"))
+    assert await commit_of(sync) == report.commit
+
+
+@pytest.mark.parametrize("step", ["head", "tree", "fetch"])
+async def test_a_source_that_fails(
+    sync: AssetSync, source: MemorySource, step: str
+) -> None:
+    """Nothing is touched, the reason is kept, and it is tried again."""
+    await sync.run()
+    commit = await commit_of(sync)
+    source.files["a.yaml"] = manifest("a", "2.0.0")
+    source.failing = {step}
+    report = await sync.run()
+    assert (report.status, report.reason) == ("failed", "memory: 502; try again in 7 s")
+    state = await sync.library.sync_state()
+    assert (state.sync_status, state.last_commit_sha) == ("failed", commit)
+    assert state.report is not None
+    assert state.report.reason == report.reason
+    source.failing = set()
+    assert (await sync.run()).updated == ("a",)
+    assert (await sync.library.sync_state()).sync_status == "idle"
+
+
+async def test_many_deletions_need_force(sync: AssetSync, source: MemorySource) -> None:
+    """More than a fifth, or an empty repository, changes nothing; a fifth is fine."""
+    await sync.run()
+    files = dict(source.files)
+    for gone in ("abc", "abcdefghij"):
+        source.files = {
+            path: text for path, text in files.items() if path[0] not in gone
+        }
+        source.files["new.yaml"] = manifest("new")
+        report = await sync.run()
+        assert report.status == "failed"
+        assert f"{len(gone)} of 10 assets would be deleted" in report.reason
+        assert (report.created, report.deleted, report.kept) == ((), (), tuple(gone))
+        assert await ids(sync) == "abcdefghij"
+    source.files = {path: text for path, text in files.items() if path[0] not in "ab"}
+    assert (await sync.run()).deleted == ("a", "b")
+    source.files = {}
+    report = await sync.run(force=True)
+    assert (report.status, report.total) == ("complete", 0)
+    assert await ids(sync) == ""
+
+
+async def test_two_files_with_one_id(sync: AssetSync, source: MemorySource) -> None:
+    """Both are named, the asset stays as it is, run after run; renaming one ends it."""
+    await sync.run()
+    before = await sync.library.get("a")
+    source.files["z/a.yaml"] = manifest("a", "9.0.0")
+    for _ in range(2):
+        report = await sync.run()
+        assert [fault.path for fault in report.broken] == ["a.yaml", "z/a.yaml"]
+        assert (report.status, report.kept, report.updated) == ("failed", ("a",), ())
+        assert await sync.library.get("a") == before
+    source.files["z/a.yaml"] = manifest("z")
+    assert (await sync.run()).created == ("z",)
+
+
+async def test_moved_and_renamed(sync: AssetSync, source: MemorySource) -> None:
+    """A file that moves keeps its asset; one whose id changes leaves none behind."""
+    await sync.run()
+    before = await sync.library.get("a")
+    source.files["tools/a.yaml"] = source.files.pop("a.yaml")
+    source.files["b.yaml"] = manifest("new")
+    report = await sync.run()
+    assert (report.updated, report.created, report.deleted) == (
+        ("a",),
+        ("new",),
+        ("b",),
+    )
+    after = await sync.library.get("a")
+    assert before is not None
+    assert after is not None
+    assert after.github_path == "tools/a.yaml"
+    assert after.created_at == before.created_at
+    source.files["c2.yaml"] = b"id: ["
+    del source.files["c.yaml"]
+    report = await sync.run()
+    assert (report.kept, report.deleted) == (("c",), ())
+    source.files["c2.yaml"] = b"id: c\nversion: 1"
+    del source.files["d.yaml"]
+    report = await sync.run()
+    assert (report.kept, report.deleted) == (("c",), ("d",))
+
+
+async def test_what_others_broke_is_mended(
+    sync: AssetSync, source: MemorySource, admin: Redis
+) -> None:
+    """With the next commit, or at once by force; what is equal is not written."""
+    await sync.run()
+    await admin.delete("asset:metadata:a")
+    await admin.hset("asset:index", "b", "{")
+    await admin.srem("asset:category:prompt", "c")
+    await admin.sadd("asset:category:tool", "d")
+    await admin.hset("asset:metadata:e", "name", "other")
+    await admin.hset("asset:index", mapping={b"x": b"{}", b"\xff": b"{}"})
+    source.files["f.yaml"] = manifest("f", "2.0.0")
+    report = await sync.run()
+    assert (report.created, report.updated) == (("a",), tuple("bcdef"))
+    assert report.deleted == ("x",)
+    changes = await admin.llen("asset:sync:changed")
+    await admin.set("asset:metadata:g", "", get=False)
+    await admin.delete("asset:metadata:g", "asset:metadata:h")
+    await admin.set("asset:metadata:g", "somebody's")
+    report = await sync.run(force=True)
+    assert (report.created, report.updated) == (("h",), ())
+    assert report.status == "failed"
+    assert "wrong_type" in report.broken[0].reason
+    assert await admin.llen("asset:sync:changed") == changes + 1
+    await admin.delete("asset:metadata:g")
+    assert (await sync.run()).created == ("g",)
+
+
+async def test_a_dry_run_writes_nothing(
+    sync: AssetSync, source: MemorySource, admin: Redis
+) -> None:
+    """It reports the plan, also one that would be refused."""
+    report = await sync.run(dry_run=True)
+    assert (report.status, report.created) == ("planned", tuple("abcdefghij"))
+    assert await admin.keys("*") == []
+    await sync.run()
+    assert (await sync.run(dry_run=True)).status == "unchanged"
+    source.files.clear()
+    report = await sync.run(dry_run=True)
+    assert report.deleted == tuple("abcdefghij")
+    assert "10 of 10" in report.reason
+
+
+async def test_one_at_a_time(
+    sync: AssetSync, own_server: DevServer, admin: Redis
+) -> None:
+    """A second one is told, or waits; a dead one's lease ends; nothing sticks."""
+    await admin.set(OWNER, "another", px=60_000)
+    with pytest.raises(LeaseHeldError) as caught:
+        await sync.run()
+    assert caught.value.remaining is not None
+    assert 10 < caught.value.remaining <= 15
+    await admin.hset(STATE, "sync_status", "syncing")
+    await admin.pexpire(OWNER, 150)
+    async with AssetSync(own_server.url, sync.source, wait=5) as patient:
+        assert (await patient.run()).status == "complete"
+    assert await admin.exists(OWNER) == 0
+
+
+async def test_a_deposed_one_writes_nothing(
+    sync: AssetSync, source: MemorySource, admin: Redis
+) -> None:
+    """What had the lease and lost it, frozen for a while, stops at its next write."""
+    await sync.run()
+    source.files["a.yaml"] = manifest("a", "2.0.0")
+    commit = await commit_of(sync)
+
+    class Slow(MemorySource):
+        async def tree(self, head: Head) -> Sequence[SourceFile]:
+            await admin.set(OWNER, "another")
+            return await super().tree(head)
+
+    sync.source = Slow(source.files)
+    report = await sync.run()
+    assert report.status == "failed"
+    assert "lease is lost" in report.reason
+    asset = await sync.library.get("a")
+    assert asset is not None
+    assert asset.version == "1.0.0"
+    assert await admin.get(OWNER) == b"another"
+    assert await commit_of(sync) == commit
+
+
+async def test_the_lease_is_renewed(
+    own_server: DevServer, source: MemorySource, admin: Redis
+) -> None:
+    """A synchronisation that takes longer than its lease keeps it; lost, it ends."""
+    lost = False
+
+    class Slow(MemorySource):
+        async def tree(self, head: Head) -> Sequence[SourceFile]:
+            for _ in range(6):
+                await anyio.sleep(0.1)
+                assert await admin.exists(OWNER)
+            if lost:
+                await admin.delete(OWNER)
+                await anyio.sleep_forever()
+            return await super().tree(head)
+
+    async with AssetSync(own_server.url, Slow(source.files), lease=0.4) as sync:
+        assert (await sync.run()).status == "complete"
+        lost = True
+        with anyio.fail_after(10):
+            report = await sync.run(force=True)
+        assert "lease is lost" in report.reason
+
+
+async def test_an_interruption_is_recorded(
+    sync: AssetSync, source: MemorySource, admin: Redis
+) -> None:
+    """Cancelled, or failed by a fault of the source's own: it says so and lets go."""
+
+    class Hanging(MemorySource):
+        async def tree(self, head: Head) -> Sequence[SourceFile]:
+            await anyio.sleep_forever()
+            return await super().tree(head)
+
+    sync.source = Hanging(source.files)
+    with anyio.move_on_after(0.2) as scope:
+        await sync.run()
+    assert scope.cancelled_caught
+    state = await sync.library.sync_state()
+    assert state.sync_status == "failed"
+    assert state.report is not None
+    assert state.report.reason == "it was interrupted"
+    assert await admin.exists(OWNER) == 0
+    sync.source = source
+    source.files = {"a.yaml": None}  # type: ignore[dict-item]
+    with pytest.raises(TypeError):
+        await sync.run()
+    assert await admin.exists(OWNER) == 0
+
+
+async def test_progress(
+    sync: AssetSync, source: MemorySource, own_server: DevServer
+) -> None:
+    """Files and bytes as they come, assets as they are written."""
+    steps: list[SyncStep] = []
+    async with AssetSync(own_server.url, source, on_progress=steps.append) as told:
+        await told.run()
+    size = sum(map(len, source.files.values()))
+    assert steps[0] == SyncStep("read")
+    assert steps[1].done == 1
+    assert steps[-2] == SyncStep("download", 10, 10, size)
+    assert steps[-1] == SyncStep("write", 10, 10)
+
+
+async def test_forever(
+    own_server: DevServer,
+    source: MemorySource,
+    admin: Redis,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Changes are records, a failure is one warning, and neither Redis nor source ends it."""
+    async with AssetSync(own_server.url, source, timeout=1.0, lease=0.5) as sync:
+        with caplog.at_level(logging.INFO, "bls_agent.assets"):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(sync.run_forever, 0.01)
+                await eventually(lambda: len(caplog.records) == 1)
+                source.failing = {"tree"}
+                source.files["a.yaml"] = b"id: ["
+                await eventually(lambda: len(caplog.records) == 2)
+                tasks.cancel_scope.cancel()
+            async with anyio.create_task_group() as tasks:
+                source.failing = set()
+                tasks.start_soon(sync.run_forever, 0.01)
+                await eventually(lambda: len(caplog.records) == 3)
+                source.asked.clear()
+                await eventually(lambda: source.asked.count("tree") > 3)
+                own_server.kill()
+                await eventually(lambda: len(caplog.records) == 4)
+                own_server.restart()
+                source.files["a.yaml"] = manifest("a", "2.0.0")
+                await eventually(
+                    lambda: (
+                        len(caplog.records) >= 5
+                        and caplog.records[-1].levelname == "INFO"
+                    )
+                )
+                tasks.cancel_scope.cancel()
+        texts = [record.getMessage() for record in caplog.records]
+        assert "10 created, 0 updated, 0 deleted" in texts[0]
+        assert "502" in texts[1]
+        assert "a.yaml:1" in texts[2]
+        assert "1 updated" in texts[-1]
+
+
+async def test_in_an_agent(
+    own_server: DevServer, source: MemorySource, admin: Redis
+) -> None:
+    """The records stand in the agent's log, over its server and credentials."""
+    async with (
+        ProjectAgent("资产", redis=own_server.url) as agent,
+        AssetSync(agent, source) as sync,
+    ):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(sync.run_forever)
+            await eventually(lambda: sync._told is not None)
+            tasks.cancel_scope.cancel()
+        await agent.flush()
+        records = await admin.lrange("资产_项目控制台", 0, -1)
+    assert any(b"10 created" in record for record in records)
+
+
+CUTS = [
+    pytest.param(command, direction, id=f"{command}-{direction.name.lower()}")
+    for command in ("SET", "HGETALL", "HSET", "HMGET", "EVALSHA", "TIME")
+    for direction in Direction
+]
+
+
+@pytest.mark.parametrize(("command", "direction"), CUTS)
+async def test_the_link_is_cut(
+    own_server: DevServer, source: MemorySource, command: str, direction: Direction
+) -> None:
+    """In a request or in its reply: the commit is never ahead, the next run completes."""
+    async with (
+        AssetSync(own_server.url, source) as direct,
+        FaultProxy(own_server.url) as proxy,
+        AssetSync(proxy.url, source, wait=5, lease=2) as sync,
+    ):
+        await direct.run()
+        source.files |= {f"{name}.yaml": manifest(name, "2.0.0") for name in "abcde"}
+        del source.files["j.yaml"]
+        proxy.arm(Cut(command=command, direction=direction, at=3))
+        before = await commit_of(direct)
+        try:
+            report = await sync.run()
+        except RedisUnavailableError:
+            report = SyncReport(status="failed")
+        state = await direct.library.sync_state()
+        assert state.last_commit_sha == (
+            report.commit if report.status == "complete" else before
+        )
+        found = {one.id: one.version for one in await direct.library.list()}
+        for name in "abcde":
+            asset = await direct.library.get(name)
+            assert asset is not None
+            assert asset.version == found[name]
+        assert (await sync.run()).status in {"complete", "unchanged"}
+        assert {one.version for one in await direct.library.list()} == {
+            "1.0.0",
+            "2.0.0",
+        }
+        assert await ids(direct) == "abcdefghi"
+
+
+async def test_redis_is_out_of_memory(
+    sync: AssetSync, source: MemorySource, admin: Redis
+) -> None:
+    """The library stays as it was; with memory again the next run does all of it."""
+    await sync.run()
+    commit = await commit_of(sync)
+    source.files["a.yaml"] = manifest("a", "2.0.0")
+    await admin.config_set("maxmemory", 1)
+    with pytest.raises(RedisUnavailableError) as caught:
+        await sync.run()
+    assert caught.value.kind == "out_of_memory"
+    assert await commit_of(sync) == commit
+    await admin.config_set("maxmemory", 0)
+    assert (await sync.run()).updated == ("a",)
+
+
+async def test_redis_is_restarted(own_server: DevServer, source: MemorySource) -> None:
+    """In the middle of it: the run fails or goes on, the next one completes."""
+
+    class Restarting(MemorySource):
+        async def tree(self, head: Head) -> Sequence[SourceFile]:
+            own_server.kill()
+            own_server.restart()
+            return await super().tree(head)
+
+    async with AssetSync(own_server.url, source, wait=5, lease=0.5) as sync:
+        await sync.run()
+        source.files["a.yaml"] = manifest("a", "2.0.0")
+        sync.source = Restarting(source.files)
+        with suppress(RedisUnavailableError):
+            await sync.run()
+        sync.source = source
+        await sync.run()
+        assert await commit_of(sync) == (await source.head()).commit
+        asset = await sync.library.get("a")
+        assert asset is not None
+        assert asset.version == "2.0.0"
+        assert await ids(sync) == "abcdefghij"
+
+
+async def test_redis_forgets(
+    sync: AssetSync, source: MemorySource, admin: Redis
+) -> None:
+    """Emptied, it is filled again, whatever the source says of changes."""
+    await sync.run()
+    await admin.flushall()
+    assert len((await sync.run()).created) == 10
+
+
+async def test_a_folder(tmp_path: Path, own_server: DevServer) -> None:
+    """From files to assets; an edit is noticed without any commit."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/manifest.yaml").write_bytes(manifest("a"))
+    (tmp_path / "a/data.yaml").write_text("no manifest")
+    (tmp_path / "b.yml").write_bytes(manifest("b"))
+    async with AssetSync(own_server.url, DirectorySource(tmp_path)) as sync:
+        assert (await sync.run()).created == ("a", "b")
+        assert (await sync.run()).status == "unchanged"
+        (tmp_path / "b.yml").write_bytes(manifest("b", "2.0.0"))
+        assert (await sync.run()).updated == ("b",)
+
+
+def files_at(*paths: str) -> list[SourceFile]:
+    return [SourceFile(path, "1", 10) for path in paths]
+
+
+def test_which_files_are_manifests() -> None:
+    """Below the base path; a folder with a manifest owns what lies in and below it."""
+    paths = (
+        "x/a/manifest.yaml", "x/a/other.yaml", "x/a/deep/data.yml", "x/a/deep/b/manifest.yml",
+        "x/b.yaml", "x/.c.yaml", "x/.github/w.yml", "y/d.yaml", "x/e.json", "xy/f.yaml",
+    )  # fmt: skip
+    chosen, faults = choose_files(files_at(*paths), "x")
+    assert [file.path for file in chosen] == [
+        "x/a/deep/b/manifest.yml", "x/a/manifest.yaml", "x/b.yaml"
+    ]  # fmt: skip
+    assert faults == []
+    odd = [
+        SourceFile("big.yaml", "1", 300_000),
+        SourceFile("link.yaml", "1", 5, is_link=True),
+        *files_at("../up.yaml", "a\\b.yaml"),
+    ]
+    chosen, faults = choose_files(odd)
+    assert chosen == []
+    assert len(faults) == 4
+
+
+def test_a_plan_can_be_read() -> None:
+    """One line for each asset and fault."""
+    known = [KnownAsset("a", "a.yaml", "1"), KnownAsset("b", "b.yaml", "1")]
+    plan = make_plan("c", files_at("a.yaml"), known, {}, [])
+    assert str(plan).splitlines()[0] == "- b"
+    assert "50" not in str(plan)
+    assert "1 of 2 assets would be deleted, more than 20%" in str(plan)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+def test_killed_between_any_two_writes(own_server: DevServer) -> None:
+    """Readers see each asset old or new, the commit is never ahead, the last one completes.
+
+    Every 30th state; all of them with --hypothesis-profile=thorough.
+    """
+    thorough = settings.default.max_examples > 50 if settings.default else False
+    step = 1 if thorough else 30
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.assets.killed_syncs", own_server.url, str(step)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout) >= 210 // step
