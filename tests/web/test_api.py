@@ -392,6 +392,16 @@ async def test_names_that_are_no_utf8_are_read(
 # ── Projects and health ─────────────────────────────────────────────────────────────
 
 
+async def met(client: httpx.AsyncClient, project: str) -> None:
+    """Wait until the console has found a project: it searches every two seconds."""
+
+    async def found() -> bool:
+        answer = await client.get(f"/api/projects/{quote(project)}")
+        return answer.status_code == 200
+
+    await eventually(found, 10)
+
+
 async def test_projects_are_listed(
     client: httpx.AsyncClient, redis: Redis, project: str
 ) -> None:
@@ -399,6 +409,7 @@ async def test_projects_are_listed(
     await redis.set(status_key(project), "在线", ex=60)
     await redis.rpush(f"{project}_控制", b"{}", b"{}")
     await write_log(redis, project, "a", "b")
+    await met(client, project)
     projects = (await client.get("/api/projects")).json()["projects"]
     (mine,) = [one for one in projects if one["projectName"] == project]
     assert (mine["status"], mine["presence"], mine["queue"], mine["records"]) == (
@@ -417,6 +428,7 @@ async def test_ages_grow(client: httpx.AsyncClient, redis: Redis, project: str) 
     """Also of a project of which nothing changes, so that the watch tells nothing."""
     await redis.set(status_key(project), "在线", ex=60)
     path = f"/api/projects/{quote(project)}"
+    await met(client, project)
     first = (await client.get(path)).json()
 
     async def older() -> bool:

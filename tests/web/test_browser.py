@@ -111,7 +111,7 @@ def test_filter_and_keyboard(browser: Any, base: str, redis: Redis) -> None:
     with looking(browser, base, language="en") as looked:
         page = looked.page
         looked.open("/")
-        looked.wait(AGO)
+        looked.wait("document.querySelectorAll('.card').length === 12")
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.className") == "skip"
         page.keyboard.press("/")
