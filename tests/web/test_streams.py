@@ -155,6 +155,7 @@ async def test_the_fleet_is_followed(
 ) -> None:
     """The whole picture first, then changes; one watch for all, none for nobody."""
     await redis.set(f"{project}_项目状态", "在线")
+    await eventually(lambda: project in console.app.web.fleet.views)
     async with (
         following(f"{console.url}events/fleet") as events,
         following(f"{console.url}events/fleet") as others,
