@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import typer
 
 if TYPE_CHECKING:
     from bls_agent.console import Console
 
-__all__ = ["complete_command", "complete_project"]
+__all__ = ["complete_command", "complete_project", "told_commands"]
 
 RECORDS: Final = 1_000  # of a log, in which commands are looked for
 BUILTINS: Final = ("ping", "help", "stats", "set_log_level")
@@ -35,18 +35,24 @@ def complete_command(context: typer.Context, incomplete: str) -> list[str]:
     """
 
     async def find(console: Console) -> list[str]:
-        found = dict.fromkeys(BUILTINS)
+        found: dict[str, None] = dict.fromkeys(BUILTINS)
         for entry in await console.logs(context.params.get("project") or "", RECORDS):
             outcome = entry.outcome
             if outcome is None or outcome.kind.value in {"unknown", "discarded"}:
                 continue
             found[outcome.command] = None
-            if outcome.command == "help" and isinstance(outcome.result, list):
-                named = (one for one in outcome.result if isinstance(one, dict))
-                found |= {str(one["name"]): None for one in named if "name" in one}
+            if outcome.command == "help":
+                found |= dict.fromkeys(told_commands(outcome.result))
         return [*found]
 
     return _offer(context, incomplete, find)
+
+
+def told_commands(result: object) -> dict[str, dict[str, Any]]:
+    """Read what an agent answers to ``help``: each command by its name."""
+    items = cast("list[object]", result) if isinstance(result, list) else []
+    told = [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
+    return {str(one["name"]): one for one in told if "name" in one}
 
 
 def _offer(

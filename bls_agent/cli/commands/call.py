@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
@@ -146,7 +146,8 @@ async def _call_all(
 def _hint_text(invocation: Invocation, args: dict[str, Any], outcome: Outcome) -> None:
     """Say how a text is sent that looks like a number, where one was expected."""
     fields = outcome.error.get("fields")
-    for name, wrong in fields.items() if isinstance(fields, dict) else ():
+    wrongs = cast("dict[str, Any]", fields) if isinstance(fields, dict) else {}
+    for name, wrong in wrongs.items():
         sent = args.get(name)
         scalar = sent is None or isinstance(sent, bool | int | float)
         if scalar and name in args and str(wrong).startswith("must be a string"):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
 from bls_agent.cli.command import command, new_app
 from bls_agent.cli.commands.call import no_outcome, show_outcome
-from bls_agent.cli.completion import complete_command
+from bls_agent.cli.completion import complete_command, told_commands
 from bls_agent.cli.exits import Exit, Failure
 from bls_agent.cli.invocation import Invocation
 from bls_agent.cli.naming import ProjectArgument, find_likely, normalise
@@ -45,13 +45,10 @@ async def commands(
     """Ask the agent for ``help`` and print the signatures, or one command in full."""
     project = normalise(invocation, project)
     outcome = await _ask(invocation, project, timeout)
-    told = outcome.result if outcome.succeeded and not outcome.truncated else None
-    if not isinstance(told, list):
+    if not outcome.succeeded or outcome.truncated:
         show_outcome(invocation, outcome)
         return Exit.FAILED
-    found = {
-        str(one["name"]): one for one in told if isinstance(one, dict) and "name" in one
-    }
+    found = told_commands(outcome.result)
     if name and name not in found:
         likely = ", ".join(find_likely(name, found))
         hint = "did_you_mean" if likely else ""
@@ -132,12 +129,12 @@ def _properties(told: _Schema) -> dict[str, _Schema]:
 
 
 def _required(told: _Schema) -> list[Any]:
-    found = _dict(told.get("parameters")).get("required")
+    found: list[Any] | None = _dict(told.get("parameters")).get("required")
     return found if isinstance(found, list) else []
 
 
 def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _type_of(schema: _Schema, depth: int = 0) -> str:
@@ -148,7 +145,8 @@ def _type_of(schema: _Schema, depth: int = 0) -> str:
     if isinstance(schema.get("enum"), list):
         return " | ".join(map(json_text, schema["enum"]))
     if isinstance(several, list):
-        return " | ".join(_type_of(_dict(one), depth + 1) for one in several)
+        each = cast("list[object]", several)
+        return " | ".join(_type_of(_dict(one), depth + 1) for one in each)
     if schema.get("type") == "array":
         items = _dict(schema.get("items"))
         return f"list of {_type_of(items, depth + 1)}" if items else "list"
