@@ -419,8 +419,10 @@ asyncio.run(main())
 async def test_the_interpreter_exits(
     redis_url: str, redis: Redis, project: str, code: str, exit_code: int, status: str
 ) -> None:
-    """At once, and in silence: no traceback of ours, no wait."""
-    assert run(code, project, redis_url) == (exit_code, "")
+    """At once, without a traceback of ours; that somebody cancelled the agent is said."""
+    ended, said = run(code, project, redis_url)
+    assert ended == exit_code
+    assert said in ("", f"the agent of {project} was cancelled and has ended\n")
     assert await status_of(redis, project) == status
 
 

@@ -19,6 +19,7 @@ __all__ = ["sweep"]
 
 SERVICE = """
 import os, sys, time, anyio
+from functools import partial
 from redis.asyncio import Redis
 from bls_agent import ProjectAgent
 from tests.harness import command_bytes
@@ -33,7 +34,7 @@ async def mark(number: int) -> None:
 
 async def main():
     async with anyio.create_task_group() as tasks:
-        await tasks.start(agent.run)
+        await tasks.start(partial(agent.run, banner=False))
         async with Redis.from_url(url, protocol=2) as redis:
             await redis.rpush(f"{project}_控制", *map(command_bytes, range(3)))
         # They are on their way now, or a little later.
