@@ -27,6 +27,7 @@ WORDS = [
     "room_rights",
     "worker_rights",
     "run_rights",
+    "asset_rights",
     "rights",
     "diagnosis",
     "settings",

@@ -1,0 +1,142 @@
+"""The rights of a synchronisation, and of a reader, are enough, and no more."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent import BlsError, RedisRefusedError
+from bls_agent.asset_rights import ASSET_RIGHTS, asset_acl_rules
+from bls_agent.assets import AssetLibrary, AssetSync, parse_manifest
+from bls_agent.devserver import DevServer
+from bls_agent.keys import KEYS
+from bls_agent.room_rights import RoomRight
+from tests.assets.memory_source import MemorySource, manifest
+from tests.harness import execute, needs_selectors, url_with_rights
+
+DOCUMENT = Path(__file__).parents[2] / "docs/rights.md"
+OWNER = "bls_agent:{asset:sync:state}:owner"
+
+
+async def write_everything(url: str) -> None:
+    """All that a synchronisation does, with a lease to renew and one to wait for."""
+    source = MemorySource(
+        {"a.yaml": manifest("a", author="x"), "b.yaml": manifest("b")}
+    )
+
+    async def slow(head: Any) -> Any:
+        await anyio.sleep(0.15)
+        return await tree(head)
+
+    tree, source.tree = source.tree, slow  # type: ignore[method-assign]
+    async with AssetSync(url, source, lease=0.3) as sync:
+        assert (await sync.run()).status == "complete"
+        source.files = {"a.yaml": manifest("a", "2.0.0", "skill")}
+        assert (await sync.run(force=True)).status == "complete"
+        other = AssetSync(url, source)
+        async with other, sync._in_office():
+            with pytest.raises(BlsError, match="living process"):
+                await other.run()
+        one = parse_manifest(manifest("c"), "c.yaml")
+        await sync.library.save(one, path="c.yaml", sha="1")
+        assert await sync.library.delete("c")
+
+
+async def read_everything(url: str) -> None:
+    """All that a reader does."""
+    async with AssetLibrary(url, cache=True) as library:
+        for _ in range(2):
+            assert await library.get("a") is not None
+        assert [one.id for one in await library.list()] == ["a"]
+        assert await library.search("a")
+        assert (await library.sync_state()).report is not None
+        assert await library.changes()
+        with anyio.move_on_after(0.1):
+            async for _ in library.watch():
+                pass
+
+
+async def refused(admin: Redis) -> list[Any]:
+    """What was refused to anybody."""
+    return [one[one.index(b"object") + 1] for one in await execute(admin, "ACL", "LOG")]
+
+
+@needs_selectors
+async def test_the_rights_are_enough(own_server: DevServer, admin: Redis) -> None:
+    """Nothing is refused, to a synchronisation or to a reader; a reader cannot write."""
+    await write_everything(await url_with_rights(admin, own_server, *asset_acl_rules()))
+    assert await refused(admin) == []
+    url = await url_with_rights(admin, own_server, *asset_acl_rules(write=False))
+    await read_everything(url)
+    assert await refused(admin) == []
+    async with AssetLibrary(url) as library:
+        with pytest.raises(RedisRefusedError):
+            await library.delete("a")
+
+
+async def test_flat_rules_are_enough(own_server: DevServer, admin: Redis) -> None:
+    """For Redis 6, without selectors."""
+    rules = asset_acl_rules(selectors=False)
+    assert not any("(" in rule for rule in rules)
+    url = await url_with_rights(admin, own_server, *rules)
+    await write_everything(url)
+    await read_everything(url)
+    assert await refused(admin) == []
+
+
+def each_right() -> Iterator[object]:
+    for place, right in enumerate(ASSET_RIGHTS):
+        for command in right.commands.split() if right.keys else ():
+            yield pytest.param(right, command, id=f"{place}-{command}")
+
+
+@needs_selectors
+@pytest.mark.parametrize(("right", "command"), [*each_right()])
+async def test_no_right_is_too_many(
+    right: RoomRight, command: str, own_server: DevServer, admin: Redis
+) -> None:
+    """Without any one of them something is refused to a synchronisation, or to a reader."""
+    rules = ["-@all"]
+    for one in ASSET_RIGHTS:
+        if one.keys and one.writes is not right.writes:
+            continue
+        words = one.commands.split()
+        if one == right:
+            words.remove(command)
+        if one.keys and words:
+            rules.append(one._replace(commands=" ".join(words)).selector)
+        elif not one.keys:
+            rules += [f"+{word}" for word in words]
+    url = await url_with_rights(admin, own_server, *rules)
+    if not right.writes:
+        await write_everything(own_server.url)
+    with contextlib.suppress(BlsError, AssertionError, pytest.fail.Exception):
+        await (write_everything if right.writes else read_everything)(url)
+    assert await refused(admin) != []
+
+
+@needs_selectors
+async def test_other_keys_stay_closed(own_server: DevServer, admin: Redis) -> None:
+    """A synchronisation reaches no key of anything else."""
+    await url_with_rights(admin, own_server, *asset_acl_rules())
+    for name, row in KEYS.items():
+        if name.startswith("asset_") and name != "asset_search_index":
+            continue
+        key = row.locate(**dict.fromkeys(row.fields, "x"))
+        for words in (["HGETALL", key], ["DEL", key], ["SET", key, "x"]):
+            said = await execute(admin, "ACL", "DRYRUN", "agent", *words)
+            assert said not in (b"OK", "OK"), name
+
+
+def test_the_document_shows_both_lines() -> None:
+    """As they are printed."""
+    lines = re.findall(r"^-@all .*$", DOCUMENT.read_text("utf-8"), re.MULTILINE)
+    assert " ".join(asset_acl_rules()) in lines
+    assert " ".join(asset_acl_rules(write=False)) in lines
