@@ -70,6 +70,8 @@ def _argument(one: Any) -> _Row:
 
 def _option(one: Any, texts: Texts) -> _Row:
     names = ", ".join([*one.opts, *one.secondary_opts])
+    if one.name == "help":  # the parser has them in a set
+        names = ", ".join(sorted(one.opts))
     flag = one.is_flag or one.count
     name = names if flag else f"{names} {one.metavar or one.name.upper()}"
     told = texts["opt_help"] if one.name == "help" else one.help or ""
