@@ -321,7 +321,8 @@ def misconfigure(garden: Garden, monkeypatch: pytest.MonkeyPatch) -> None:
     with garden.catching(ConfigurationError):
         ProjectAgent("a", log_level=url("wrong keyword"))
     agent = ProjectAgent("a")
-    agent.set_status(cast("Any", url("status")))
+    with garden.catching(ConfigurationError):
+        agent.set_status(cast("Any", url("status")))
     monkeypatch.setenv("BLS_REDIS_URL", url("variable with a wrong URL", "rdis"))
 
     async def open_agent() -> None:
