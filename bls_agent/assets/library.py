@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 import anyio
@@ -202,7 +201,7 @@ class AssetLibrary(Store):
         words = text.casefold().split()
         found = await self.list()
         titled = {one.id for one in found if _holds(f"{one.id}\n{one.name}", words)}
-        wanted = [one for one in found if _holds("\n".join(astuple(one)), words)]
+        wanted = [one for one in found if _holds("\n".join(one), words)]
         return sorted(wanted, key=lambda one: one.id not in titled)
 
     async def save(self, manifest: AssetManifest, *, path: str, sha: str) -> str:

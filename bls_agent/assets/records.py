@@ -98,8 +98,7 @@ _TEXTS: Final = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class AssetSummary:
+class AssetSummary(NamedTuple):
     """What the index holds of one asset, its description cut at 100 characters."""
 
     id: str
@@ -115,13 +114,19 @@ class AssetSummary:
         Raises:
             DecodeError: It is no such object, or that of another asset.
         """
-        found = decode_object(payload)
-        texts = [found.get(name, "") for name in cls.__slots__]
-        if not all(isinstance(text, str) for text in texts) or not all(texts[:4]):
+        get = decode_object(payload).get
+        found = cls(
+            get("id", ""), get("name", ""), get("category", ""), get("version", ""),
+            get("description", ""),
+        )  # fmt: skip
+        if set(map(type, found)) != _ONLY_TEXT or not all(found[:4]):
             raise DecodeError("not_an_asset", payload, "one of its fields is no text")
-        if texts[0] != read_text(asset_id):
+        if found.id != read_text(asset_id):
             raise DecodeError("not_an_asset", payload, "its id is another one")
-        return cls(*cast("list[str]", texts))
+        return found
+
+
+_ONLY_TEXT: Final = {str}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
