@@ -20,11 +20,10 @@ from bls_agent.assets import (
     AssetSync,
     DirectorySource,
     Head,
+    SourceFile,
     SyncReport,
     SyncStep,
 )
-from bls_agent.assets.plan import KnownAsset, choose_files, make_plan
-from bls_agent.assets.sources import SourceFile
 from bls_agent.devserver import DevServer
 from bls_agent.testing.chaos import Cut, Direction, FaultProxy
 from tests.assets.memory_source import MemorySource, manifest
@@ -526,40 +525,6 @@ async def test_a_folder(tmp_path: Path, own_server: DevServer) -> None:
         assert (await sync.run()).status == "unchanged"
         (tmp_path / "b.yml").write_bytes(manifest("b", "2.0.0"))
         assert (await sync.run()).updated == ("b",)
-
-
-def files_at(*paths: str) -> list[SourceFile]:
-    return [SourceFile(path, "1", 10) for path in paths]
-
-
-def test_which_files_are_manifests() -> None:
-    """Below the base path; a folder with a manifest owns what lies in and below it."""
-    paths = (
-        "x/a/manifest.yaml", "x/a/other.yaml", "x/a/deep/data.yml", "x/a/deep/b/manifest.yml",
-        "x/b.yaml", "x/.c.yaml", "x/.github/w.yml", "y/d.yaml", "x/e.json", "xy/f.yaml",
-    )  # fmt: skip
-    chosen, faults = choose_files(files_at(*paths), "x")
-    assert [file.path for file in chosen] == [
-        "x/a/deep/b/manifest.yml", "x/a/manifest.yaml", "x/b.yaml"
-    ]  # fmt: skip
-    assert faults == []
-    odd = [
-        SourceFile("big.yaml", "1", 300_000),
-        SourceFile("link.yaml", "1", 5, is_link=True),
-        *files_at("../up.yaml", "a\\b.yaml"),
-    ]
-    chosen, faults = choose_files(odd)
-    assert chosen == []
-    assert len(faults) == 4
-
-
-def test_a_plan_can_be_read() -> None:
-    """One line for each asset and fault."""
-    known = [KnownAsset("a", "a.yaml", "1"), KnownAsset("b", "b.yaml", "1")]
-    plan = make_plan("c", files_at("a.yaml"), known, {}, [])
-    assert str(plan).splitlines()[0] == "- b"
-    assert "50" not in str(plan)
-    assert "1 of 2 assets would be deleted, more than 20%" in str(plan)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")

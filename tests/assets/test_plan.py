@@ -1,0 +1,105 @@
+"""Plans, without Redis: nothing that may still be described is ever deleted."""
+
+from __future__ import annotations
+
+from hypothesis import given, strategies as st
+
+from bls_agent import ManifestFault
+from bls_agent.assets import SourceFile, parse_manifest
+from bls_agent.assets.plan import KnownAsset, choose_files, files_to_read, make_plan
+from tests.assets.memory_source import manifest
+
+IDS, PATHS = "abcd", ("a.yaml", "b.yaml", "c.yaml", "d.yaml", "e.yaml")
+# What a file holds: an id, or nothing readable, with or without an id in it.
+CONTENTS = st.sampled_from([*IDS, *IDS.upper(), "?"])
+PARSED = {one: parse_manifest(manifest(one), "x") for one in IDS}
+Library = dict[str, KnownAsset]
+
+
+def synchronise(library: Library, files: dict[str, str]) -> tuple[Library, bool]:
+    """Do what a synchronisation does; say whether it changed anything, and if it is whole."""
+    listed = [SourceFile(path, text, 1) for path, text in files.items()]
+    known = list(library.values())
+    read = files_to_read(listed, known)
+    manifests = {file.path: PARSED[file.sha] for file in read if file.sha in PARSED}
+    faults = [
+        ManifestFault(
+            file.path, "broken", id=file.sha.lower() if file.sha != "?" else ""
+        )
+        for file in read
+        if file.sha not in PARSED
+    ]
+    plan = make_plan("c", listed, known, manifests, faults, force=True)
+    groups = [plan.created, plan.updated, plan.deleted, plan.kept]
+    assert len({one for group in groups for one in group}) == sum(map(len, groups))
+    assert plan.total == len(library.keys() | set(plan.created)) - len(plan.deleted)
+    after = {one: asset for one, asset in library.items() if one not in plan.deleted}
+    for write in plan.writes:
+        path = write.fields["github_path"].decode()
+        after[write.id] = KnownAsset(write.id, path, files[path])
+    return after, not plan.broken
+
+
+@given(
+    st.dictionaries(st.sampled_from(PATHS), CONTENTS),
+    st.dictionaries(st.sampled_from(PATHS), CONTENTS),
+    st.sets(st.sampled_from(IDS)),
+)
+def test_any_commit_after_any_other(
+    first: dict[str, str], second: dict[str, str], damaged: set[str]
+) -> None:
+    """What one readable file describes is there; what a broken one may describe stays."""
+    library, _ = synchronise({}, first)
+    for one in damaged & library.keys():
+        library[one] = KnownAsset(one, is_sound=False)
+    after, is_whole = synchronise(library, second)
+    described = list(second.values())
+    for one in IDS:
+        if described.count(one) == 1:
+            path = next(path for path, text in second.items() if text == one)
+            assert after[one] == KnownAsset(one, path, one)
+        elif one in library and (one.upper() in described or "?" in described):
+            broken_elsewhere = {
+                path for path, text in second.items() if text not in IDS
+            }
+            known_paths = {asset.path for asset in library.values()}
+            if one.upper() in described or not broken_elsewhere <= known_paths:
+                assert one in after
+        elif not described.count(one) and is_whole:
+            assert one not in after
+    again, _ = synchronise(after, second)
+    assert again == after
+
+
+def files_at(*paths: str) -> list[SourceFile]:
+    return [SourceFile(path, "1", 10) for path in paths]
+
+
+def test_which_files_are_manifests() -> None:
+    """Below the base path; a folder with a manifest owns what lies in and below it."""
+    paths = (
+        "x/a/manifest.yaml", "x/a/other.yaml", "x/a/deep/data.yml", "x/a/deep/b/manifest.yml",
+        "x/b.yaml", "x/.c.yaml", "x/.github/w.yml", "y/d.yaml", "x/e.json", "xy/f.yaml",
+    )  # fmt: skip
+    chosen, faults = choose_files(files_at(*paths), "x")
+    assert [file.path for file in chosen] == [
+        "x/a/deep/b/manifest.yml", "x/a/manifest.yaml", "x/b.yaml"
+    ]  # fmt: skip
+    assert faults == []
+    odd = [
+        SourceFile("big.yaml", "1", 300_000),
+        SourceFile("link.yaml", "1", 5, is_link=True),
+        *files_at("../up.yaml", "a\\b.yaml"),
+    ]
+    chosen, faults = choose_files(odd)
+    assert chosen == []
+    assert len(faults) == 4
+
+
+def test_a_plan_can_be_read() -> None:
+    """One line for each asset and fault."""
+    known = [KnownAsset("a", "a.yaml", "1"), KnownAsset("b", "b.yaml", "1")]
+    plan = make_plan("c", files_at("a.yaml"), known, {}, [])
+    assert str(plan).splitlines()[0] == "- b"
+    assert "50" not in str(plan)
+    assert "1 of 2 assets would be deleted, more than 20%" in str(plan)
