@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any, Final, Self
 
@@ -298,9 +299,8 @@ class AssetSync:
 
     async def _plan(self, head: Head, *, force: bool) -> SyncPlan:
         self._step(SyncStep("read"))
-        files, faults = choose_files(
-            await self.source.tree(head), self.source.base_path
-        )
+        tree, base_path = await self.source.tree(head), self.source.base_path
+        files, faults = await anyio.to_thread.run_sync(choose_files, tree, base_path)
         known = await self._known()
         wanted = files_to_read(files, known, force=force)
         manifests: dict[str, AssetManifest] = {}
@@ -319,7 +319,9 @@ class AssetSync:
         faults += (
             ManifestFault(one, "the source left it out") for one in sorted(missing)
         )
-        return make_plan(head.commit, files, known, manifests, faults, force=force)
+        plan = partial(make_plan, head.commit, files, known, manifests, faults)
+        # Thousands of manifests take a moment to encode; the host goes on meanwhile.
+        return await anyio.to_thread.run_sync(partial(plan, force=force))
 
     async def _known(self) -> list[KnownAsset]:
         """Read what the library holds: two requests, and one for each asset."""
