@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bls_agent.assets.github import GitHubSource
     from bls_agent.assets.library import AssetLibrary
     from bls_agent.assets.manifest import (
         AgentSpecs,
@@ -34,6 +35,7 @@ __all__ = [
     "AssetSync",
     "ConfigItem",
     "DirectorySource",
+    "GitHubSource",
     "Head",
     "Runtime",
     "SelectOption",
@@ -53,6 +55,7 @@ _HOMES = {
     "AssetSummary": "records",
     "AssetSync": "sync",
     "DirectorySource": "sources",
+    "GitHubSource": "github",
     "Head": "sources",
     "Source": "sources",
     "SourceFile": "sources",

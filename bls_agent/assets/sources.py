@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import stat
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,16 +18,24 @@ import anyio.to_thread
 from bls_agent.errors import ConfigurationError, SourceError
 
 __all__ = [
+    "MOST_BYTES",
     "DirectorySource",
     "Head",
     "Source",
     "SourceFile",
     "blob_sha",
+    "check_base_path",
+    "check_branch",
     "is_manifest_path",
 ]
 
 SHA1: Final = 40  # digits
 MOST_BYTES: Final = 2**20  # of a file that is read; a manifest has less
+UNFIT_PARTS: Final = frozenset({"", ".", ".."})
+
+_BRANCH: Final = re.compile(
+    r"(?![-./])(?!.*(\.\.|//|@\{|/$|\.lock$))[^\x00-\x20\x7f~^:?*\[\\]{1,255}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +235,23 @@ def is_manifest_path(path: str) -> bool:
     """Tell whether a file may be a manifest: YAML, and neither hidden nor in such a folder."""
     hidden = any(part.startswith(".") and part.strip(".") for part in path.split("/"))
     return path.lower().endswith((".yaml", ".yml")) and not hidden
+
+
+def check_branch(branch: str) -> str:
+    """Refuse what is no name of a branch; ``""`` is the default branch."""
+    if branch and not _BRANCH.fullmatch(branch):
+        rule = "it is the name of a branch, such as main"
+        raise ConfigurationError("branch", branch, rule)
+    return branch
+
+
+def check_base_path(path: str) -> str:
+    """Give the path of a folder without slashes around it, or refuse it."""
+    bare = path.strip("/")
+    if bare and (UNFIT_PARTS & set(bare.split("/")) or "\\" in bare):
+        rule = "it is a folder below the root, written with '/'"
+        raise ConfigurationError("base_path", path, rule)
+    return bare
 
 
 def _read_head(root: Path) -> str:
