@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
+from bls_agent.asset_rights import ASSET_LOOKING
 from bls_agent.errors import ConfigurationError
 from bls_agent.keys import (
     BROADCAST,
@@ -333,9 +334,9 @@ def console_acl_rules(
 def _with_others(
     rules: list[str], keys: dict[str, None], *, selectors: bool
 ) -> list[str]:
-    """Add what is nobody's project's: workers and runs; following parks a read."""
+    """Add what is nobody's project's: workers, runs and assets; following parks a read."""
     rules.insert(rules.index("+client|id") + 1, "+client|unblock")
-    looking = (*WORKER_LOOKING, *RUN_LOOKING)
+    looking = (*WORKER_LOOKING, *RUN_LOOKING, *ASSET_LOOKING)
     if selectors:
         return [*rules, *keys, *(right.selector for right in looking)]
     words = (word for right in looking for word in right.words)

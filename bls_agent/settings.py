@@ -166,6 +166,7 @@ _SPELLINGS: Final = {"warning": "warn", "critical": "error", "fatal": "error"}
 _NO_SETTINGS: Final = (
     "BLS_BANNER",
     "BLS_CHROMIUM",
+    "BLS_GITHUB_TOKEN",
     "BLS_LANG",
     "BLS_SERVER_BINARY",
     "BLS_WEBHOOK_SECRET",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -19,11 +20,13 @@ from anyio.streams.text import TextReceiveStream
 from redis.asyncio import Redis
 
 from bls_agent import Console, EventStore, OutcomeKind, ProjectAgent, Status
+from bls_agent.devserver import DevServer
 from bls_agent.keys import CONTROL
 from bls_agent.workers import TaskStatus
 
 REPOSITORY = Path(__file__).parents[1]
-EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
+PROGRAMS = [*(REPOSITORY / "examples").glob("*.py")]
+EXAMPLES = sorted([*PROGRAMS, REPOSITORY / "examples/asset_library/agent.py"])
 PATIENCE = 30.0
 
 
@@ -89,7 +92,7 @@ def test_form(path: Path) -> None:
     text = path.read_text("utf-8")
     opening = ast.get_docstring(ast.parse(text)) or ""
     assert len(text.splitlines()) < 60
-    for word in ("Shows:", "Needs:", "Run:", f"examples/{path.name}"):
+    for word in ("Shows:", "Needs:", "Run:", str(path.relative_to(REPOSITORY))):
         assert word in opening
 
 
@@ -379,3 +382,28 @@ async def _read_address(stream: anyio.abc.ByteReceiveStream) -> str:
         while (found := re.search(rb"http://127\.0\.0\.1:[1-9]\d*", said)) is None:
             said += await stream.receive()
     return found[0].decode()
+
+
+async def test_asset_library(
+    own_server: DevServer, project: str, tmp_path: Path
+) -> None:
+    """The agent has what the folder has, also what is changed while it runs."""
+    folder = tmp_path / "library"
+    shutil.copytree(REPOSITORY / "examples/asset_library", folder)
+    url, name = own_server.url, "asset_library/agent.py"
+    async with (
+        Console(url) as console,
+        _started(name, url, project, str(folder)) as example,
+    ):
+        await _until_online(console, project)
+        await _read_until(example, "weekly_report 2.0.1")
+        tools = await console.call(project, "tools")
+        for tool in ("stock_level", "web_search"):
+            assert tool in str(tools.result)
+        said = await console.call(project, "summarize", {"text": "茶涨价了。"})
+        assert "用 3 句话" in str(said.result)
+        assert "茶涨价了。" in str(said.result)
+        prompt = folder / "prompts/summary.yaml"
+        prompt.write_text(prompt.read_text("utf-8").replace("1.0.0", "1.1.0"), "utf-8")
+        await _read_until(example, "summarizer 1.1.0")
+        await _assert_ends(example, console, project)

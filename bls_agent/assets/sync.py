@@ -62,7 +62,7 @@ from bls_agent.errors import (
 from bls_agent.lease import Lease
 from bls_agent.settings import check_seconds
 
-__all__ = ["AssetSync", "SyncStep"]
+__all__ = ["AssetSync", "SyncStep", "read_manifest"]
 
 logger = logging.getLogger(__name__)
 
@@ -310,7 +310,7 @@ class AssetSync:
             async for file, content in contents:
                 missing.discard(file.path)
                 try:
-                    manifests[file.path] = await _read(file, content)
+                    manifests[file.path] = await read_manifest(file, content)
                 except ManifestError as error:
                     faults += error.faults
                 size += file.size
@@ -418,7 +418,9 @@ def _is_unchanged(state: SyncState, head: Head) -> bool:
     )
 
 
-async def _read(file: SourceFile, content: bytes | SourceError) -> AssetManifest:
+async def read_manifest(
+    file: SourceFile, content: bytes | SourceError
+) -> AssetManifest:
     """Check and read one file; in a thread, because a large one takes a while."""
     if isinstance(content, SourceError):
         raise ManifestError([ManifestFault(file.path, content.reason)])

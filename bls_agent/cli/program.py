@@ -50,6 +50,7 @@ COMMANDS: Final = (
     "top",
     "workers",
     "runs",
+    "assets",
     "keys",
     "doctor",
     "acl",

@@ -12,6 +12,8 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import EventStore, ProjectAgent
+from bls_agent.asset_rights import asset_acl_rules
+from bls_agent.assets import AssetLibrary, AssetManifest
 from bls_agent.devserver import DevServer
 from bls_agent.rights import Mode, acl_line, console_acl_rules
 from bls_agent.run_rights import run_acl_rules
@@ -49,6 +51,7 @@ async def use_everything(
     ]
     commands += [["call", project, "ping", "--broadcast"]]
     runs = [["runs"], ["runs", "follow", "7"]]
+    runs += [["assets"], ["assets", "get", "a1"], ["assets", "list", "--search", "a"]]
     commands += [["projects"], ["top"], ["workers"], *runs] * all_projects
     for words in commands:
         ran = await bls(*words, url=url)
@@ -70,6 +73,9 @@ async def test_an_operators_rights(
     await admin.set(beat.key, beat.to_json(), ex=30)
     async with EventStore(own_server.url) as store:
         await store.add_many(7, [("llm", "stream"), ("system", "close")])
+    async with AssetLibrary(own_server.url) as library:
+        made = AssetManifest(id="a1", version="1.0.0", category="prompt", name="总结")
+        await library.save(made, path="a1.yaml", sha="0" * 40)
     async with ProjectAgent(name, redis=own_server.url, replicas=True) as agent:
         await agent.ready(5)
         await use_everything(bls, url, name, all_projects=not one)
@@ -189,10 +195,17 @@ async def test_redis_cli_takes_the_line(own_server: DevServer, bls: Bls) -> None
     assert ran.stdout.decode().strip() == "OK"
 
 
-@pytest.mark.parametrize("option", ["--workers", "--runs"])
+ROOMS = {
+    "--workers": worker_acl_rules,
+    "--runs": run_acl_rules,
+    "--assets": asset_acl_rules,
+}
+
+
+@pytest.mark.parametrize("option", ROOMS)
 async def test_the_rights_of_a_room(bls: Bls, option: str) -> None:
     """As a line of its own; with a project or an operator's rights it is refused."""
-    rules_of = worker_acl_rules if option == "--workers" else run_acl_rules
+    rules_of = ROOMS[option]
     for words, write in (((), True), (("--read-only",), False)):
         ran = await bls("acl", option, *words)
         assert ran.text.strip() == " ".join(rules_of(write=write))
@@ -211,6 +224,7 @@ async def test_the_rights_of_a_room(bls: Bls, option: str) -> None:
     [
         ("--workers", "backtest-worker"),
         ("--runs", "run-writer"),
+        ("--assets", "asset-syncer"),
         ("--console", "operator"),
     ],
 )

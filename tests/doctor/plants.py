@@ -602,8 +602,15 @@ def asset_plants() -> Iterator[Plant]:
     yield sync("sync-numbers", "synced_count", "many")
     yield sync("sync-stuck", "sync_status", "syncing")
     yield Plant(
+        "sync-failed", "asset_sync_state", SYNC,
+        lambda: [
+            ("HSET", SYNC, "sync_status", "failed"),
+            ("SET", "bls_agent:{asset:sync:state}:report", dumps(reason="1 file could not be used")),
+        ],
+    )  # fmt: skip
+    yield Plant(
         "changes-uncapped", "asset_sync_changed", "asset:sync:changed",
-        lambda: many("asset:sync:changed", lambda: b"n1", 11_000),
+        lambda: many("asset:sync:changed", lambda: b"n1", 1_001),
     )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from tests.doctor.plants import (
     RUN,
     RUN_PLACE,
     STATUS,
+    SYNC,
     UNAVOIDABLE,
     Plant,
     Words,
@@ -122,6 +123,24 @@ LEASE = "bls_agent:{heartbeat:node:n1}:owner"
 LIVES = ("SET", f"bls_agent:{RUN_PLACE}:owner", "t", "PX", 60_000)
 BOOKS = "bls_agent:{订单系统_控制}:books"
 DOUBTS: dict[str, tuple[list[Words], set[tuple[str, str]]]] = {
+    "a synchronisation that is alive": (
+        [
+            ("HSET", SYNC, "sync_status", "syncing"),
+            ("SET", "bls_agent:{asset:sync:state}:owner", "t", "PX", 60_000),
+        ],
+        set(),
+    ),
+    "a synchronisation that has died a moment ago": (
+        [
+            ("HSET", SYNC, "sync_status", "syncing", "last_sync_time", str(2**40)),
+            ("SET", "bls_agent:{asset:sync:state}:report", "{}"),
+        ],
+        {("sync-stuck", SYNC)},
+    ),
+    "an asset in two categories": (
+        [*asset(), ("SADD", "asset:category:prompt", "n1")],
+        {("category-members", "asset:category:prompt")},
+    ),
     "a category of another type": (
         [("SET", "asset:category:tool", "x"), asset()[0], asset()[2]],
         {("wrong-type", "asset:category:tool")},

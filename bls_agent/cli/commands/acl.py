@@ -1,4 +1,4 @@
-"""``bls-agent acl``: the rights of an agent, an operator, a worker or a run, as an ACL line."""
+"""``bls-agent acl``: the rights of an agent, an operator, a worker, a run or the assets, as an ACL line."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
+from bls_agent.asset_rights import asset_acl_rules
 from bls_agent.cli.command import command, new_app
 from bls_agent.cli.exits import Exit, Failure
 from bls_agent.cli.invocation import Invocation
@@ -24,6 +25,12 @@ USERS: Final = {  # in a hint, whose name says whose rights these are
     "console": "operator",
     "workers": "backtest-worker",
     "runs": "run-writer",
+    "assets": "asset-syncer",
+}
+RULES: Final = {
+    "workers": worker_acl_rules,
+    "runs": run_acl_rules,
+    "assets": asset_acl_rules,
 }
 
 app = new_app()
@@ -51,6 +58,7 @@ def acl(
     console: Annotated[bool, typer.Option("--console", help="opt_acl_console")] = False,
     workers: Annotated[bool, typer.Option("--workers", help="opt_acl_workers")] = False,
     runs: Annotated[bool, typer.Option("--runs", help="opt_acl_runs")] = False,
+    assets: Annotated[bool, typer.Option("--assets", help="opt_acl_assets")] = False,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="opt_read_only")
     ] = False,
@@ -64,16 +72,15 @@ def acl(
     """Print the rights; changes nothing, needs no Redis."""
     project = normalise(invocation, project) if project else ""
     selectors, send = not no_selectors, not read_only
-    others = workers or runs
-    _check_place(read_only, console or others, "acl_read_only", "hint_read_only")
+    rooms = {"workers": workers, "runs": runs, "assets": assets}
+    asked = [room for room, wanted in rooms.items() if wanted]
+    _check_place(read_only, console or bool(asked), "acl_read_only", "hint_read_only")
     _check_place(forget, console, "acl_forget", "hint_forget")
-    if others and (console or project or replicas or (workers and runs)):
-        option = "--workers" if workers else "--runs"
+    if asked and (console or project or replicas or asked[1:]):
+        option = f"--{asked[0]}"
         raise Failure("acl_alone", Exit.USAGE, hint="hint_acl_alone", option=option)
-    if workers:
-        rules = worker_acl_rules(write=send, selectors=selectors)
-    elif runs:
-        rules = run_acl_rules(write=send, selectors=selectors)
+    if asked:
+        rules = RULES[asked[0]](write=send, selectors=selectors)
     elif console:
         rules = console_acl_rules(
             project or None, send=send, forget=forget, selectors=selectors
@@ -83,8 +90,7 @@ def acl(
     else:
         rules = acl_rules(project, mode.value, replicas=replicas, selectors=selectors)
     _check_user(user)
-    kinds = {"workers": workers, "runs": runs, "console": console, "agent": True}
-    name = user or USERS[next(kind for kind, wanted in kinds.items() if wanted)]
+    name = user or USERS[[*asked, *["console"] * console, "agent"][0]]
     line = _line(rules, user, name if shell else "", selectors=selectors)
     invocation.result({"rules": rules, "line": line}, line)
     if not user and not shell:
