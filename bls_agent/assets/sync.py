@@ -60,6 +60,7 @@ from bls_agent.errors import (
     WrongTypeError,
 )
 from bls_agent.lease import Lease
+from bls_agent.redaction import redact
 from bls_agent.settings import check_seconds
 
 __all__ = ["AssetSync", "SyncStep", "read_manifest"]
@@ -131,7 +132,7 @@ class AssetSync:
         self._on_progress = on_progress
         is_agent = hasattr(redis, "endpoint")
         self._log: Any = getattr(redis, "log", logger) if is_agent else logger
-        self._told: object = None
+        self._logged: object = None
         self._retry_after = 0.0
 
     async def __aenter__(self) -> Self:
@@ -161,16 +162,17 @@ class AssetSync:
 
         Raises:
             LeaseHeldError: Another synchronisation runs, and still does after the wait.
+            WrongTypeError: The state cannot be written: its key holds another type.
             RedisUnavailableError: Redis cannot answer. What was written stands, and the
                 next synchronisation does the rest.
         """
         began = anyio.current_time()
         self._retry_after = 0.0
         if dry_run:
-            report = await self._try(None, force=force)
+            report = await self._report(None, force=force)
         else:
-            async with self._in_office() as lease:
-                report = await self._try(lease, force=force)
+            async with self._hold_lease() as lease:
+                report = await self._report(lease, force=force)
                 report = replace(report, seconds=anyio.current_time() - began)
                 await self._record(lease, report)
         return replace(report, seconds=anyio.current_time() - began)
@@ -178,8 +180,8 @@ class AssetSync:
     async def run_forever(self, interval: float = 300.0) -> None:
         """Synchronise again and again until it is cancelled.
 
-        Each change is one record in the log, each new failure a warning. Neither Redis
-        nor the source being away ends it.
+        Each change is one record in the log, each new failure a warning. No failure
+        ends it.
 
         Args:
             interval: Seconds between two runs; longer if the source asks for it.
@@ -190,16 +192,17 @@ class AssetSync:
         check_seconds("interval", interval)
         while True:
             try:
-                self._tell(await self.run())
+                self._log_report(await self.run())
             except LeaseHeldError:
                 pass  # another process does it
-            except RedisUnavailableError as error:
-                self._tell(SyncReport(status="failed", reason=str(error)))
+            except Exception as error:  # noqa: BLE001 - told in the log, tried again
+                reason = redact(f"{type(error).__name__}: {error}")
+                self._log_report(SyncReport(status="failed", reason=reason))
             await anyio.sleep(max(interval, self._retry_after))
 
-    def _tell(self, report: SyncReport) -> None:
-        told = (report.status, report.reason, report.broken)
-        is_new, self._told = told != self._told, told
+    def _log_report(self, report: SyncReport) -> None:
+        key = (report.status, report.reason, report.broken)
+        is_new, self._logged = key != self._logged, key
         if report.status == "failed" and is_new:
             faults = "".join(f"\n{fault}" for fault in report.broken[:10])
             self._log.warning(
@@ -214,8 +217,8 @@ class AssetSync:
             )  # fmt: skip
 
     @asynccontextmanager
-    async def _in_office(self) -> AsyncGenerator[Lease]:
-        """Be the only one who synchronises, for as long as the block lasts."""
+    async def _hold_lease(self) -> AsyncGenerator[Lease]:
+        """Hold the lease for as long as the block lasts."""
         async with self.library.wires.to(STATE) as wire:
             lease = Lease(wire, STATE, self._lease_ttl)
             pause, end = Backoff(cap=1.0), anyio.current_time() + self._wait
@@ -232,7 +235,7 @@ class AssetSync:
                 with anyio.CancelScope(shield=True), suppress(RedisUnavailableError):
                     await lease.give_back()
 
-    async def _try(self, lease: Lease | None, *, force: bool) -> SyncReport:
+    async def _report(self, lease: Lease | None, *, force: bool) -> SyncReport:
         """Synchronise while the lease is renewed; failures of the source are a report."""
         report = SyncReport(status="failed", reason=LOST)
         failure: BaseException | None = None
@@ -247,10 +250,10 @@ class AssetSync:
             except BaseException as error:
                 failure = error
                 with anyio.CancelScope(shield=True), suppress(RedisUnavailableError):
-                    reason = str(error) if isinstance(error, Exception) else INTERRUPTED
-                    await self._record(
-                        lease, SyncReport(status="failed", reason=reason)
-                    )
+                    is_failure = isinstance(error, Exception)
+                    reason = redact(str(error)) if is_failure else INTERRUPTED
+                    failed = SyncReport(status="failed", reason=reason)
+                    await self._record(lease, failed)
                 if not isinstance(error, Exception):
                     raise
             tasks.cancel_scope.cancel()

@@ -41,7 +41,7 @@ async def write_everything(url: str) -> None:
         source.files = {"a.yaml": manifest("a", "2.0.0", "skill")}
         assert (await sync.run(force=True)).status == "complete"
         other = AssetSync(url, source)
-        async with other, sync._in_office():
+        async with other, sync._hold_lease():
             with pytest.raises(BlsError, match="living process"):
                 await other.run()
         one = parse_manifest(manifest("c"), "c.yaml")

@@ -15,7 +15,12 @@ import pytest
 from hypothesis import settings
 from redis.asyncio import Redis
 
-from bls_agent import LeaseHeldError, ProjectAgent, RedisUnavailableError
+from bls_agent import (
+    LeaseHeldError,
+    ProjectAgent,
+    RedisUnavailableError,
+    WrongTypeError,
+)
 from bls_agent.assets import (
     AssetSync,
     DirectorySource,
@@ -48,6 +53,10 @@ async def sync(own_server: DevServer, source: MemorySource) -> AsyncIterator[Ass
 
 async def ids(sync: AssetSync) -> str:
     return "".join(one.id for one in await sync.library.list())
+
+
+async def is_idle(sync: AssetSync) -> bool:
+    return (await sync.library.sync_state()).sync_status == "idle"
 
 
 async def commit_of(sync: AssetSync) -> str:
@@ -405,6 +414,23 @@ async def test_forever(
         assert "1 updated" in texts[-1]
 
 
+async def test_a_state_that_is_somebody_elses(
+    sync: AssetSync, admin: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is left alone, said once, and tried again until it is away."""
+    await admin.set(STATE, "somebody's")
+    with pytest.raises(WrongTypeError):
+        await sync.run()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sync.run_forever, 0.01)
+        await eventually(lambda: "WrongTypeError" in caplog.text)
+        assert await admin.get(STATE) == b"somebody's"
+        await admin.delete(STATE)
+        await eventually(lambda: is_idle(sync))
+        tasks.cancel_scope.cancel()
+    assert await ids(sync) == "abcdefghij"
+
+
 async def test_in_an_agent(
     own_server: DevServer, source: MemorySource, admin: Redis
 ) -> None:
@@ -415,7 +441,7 @@ async def test_in_an_agent(
     ):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(sync.run_forever)
-            await eventually(lambda: sync._told is not None)
+            await eventually(lambda: sync._logged is not None)
             tasks.cancel_scope.cancel()
         await agent.flush()
         records = await admin.lrange("资产_项目控制台", 0, -1)
@@ -437,7 +463,7 @@ async def test_the_link_is_cut(
     async with (
         AssetSync(own_server.url, source) as direct,
         FaultProxy(own_server.url) as proxy,
-        AssetSync(proxy.url, source, wait=5, lease=2) as sync,
+        AssetSync(proxy.url, source, wait=5, lease=1) as sync,
     ):
         await direct.run()
         source.files |= {f"{name}.yaml": manifest(name, "2.0.0") for name in "abcde"}
