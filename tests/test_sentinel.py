@@ -355,7 +355,8 @@ async def test_an_old_master_that_still_answers_is_left(
                     return await console.status(project) is Status.ONLINE
 
                 with anyio.fail_after(10):
-                    assert (await console.call(project, "ping")).succeeded
+                    pinged = await console.call(project, "ping", create=True)
+                    assert pinged.succeeded
                 await eventually(is_online)
     left = [text for text in caplog.messages if text.startswith("leaving ")]
     assert len(left) == 1, "said once, not by each of its connections"

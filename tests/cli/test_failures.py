@@ -87,9 +87,12 @@ async def test_redis_refuses(
 async def test_a_url_that_is_none(bls: Bls, url: str) -> None:
     """Exit code 2 with rule and remedy; an empty one counts as absent."""
     ran = await bls.bare("projects", "--redis", url)
-    assert ran.code == (2 if url else 4)
+    if url:
+        assert ran.code == 2
+        assert "error" in ran.said
+    else:  # whether or not somebody's server is at the default address
+        assert ran.code in (0, 4)
     assert "Traceback" not in ran.said
-    assert "error" in ran.said
 
 
 async def test_the_default_is_named(bls: Bls) -> None:
