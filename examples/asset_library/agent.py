@@ -25,7 +25,6 @@ source = DirectorySource(arguments.get(2, Path(__file__).parent))
 
 @agent.command
 async def tools() -> list[dict[str, object]]:
-    """Give the tools as a language model is told of them."""
     found = [await library.get(one.id) for one in await library.list("tool")]
     return [one.agent_specs for one in found if one and one.agent_specs]
 
