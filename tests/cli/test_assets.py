@@ -135,6 +135,7 @@ async def test_the_schema_for_editors(bls: Bls) -> None:
     [
         (("/nowhere/at/all",), "the path of a folder"),
         ((".", "--branch", "main"), "is a folder"),
+        (("github:nothing",), "owner/name"),
         ((), "SOURCE"),
     ],
 )

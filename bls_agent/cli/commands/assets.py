@@ -86,10 +86,12 @@ def _open_source(source: str, branch: str, base_path: str, base_url: str) -> Sou
     chosen: dict[str, Any] = {"branch": branch, "base_url": base_url}
     found: Source
     if source.startswith(GITHUB):
+        from bls_agent.assets import GitHubSource
+
         repo = source.removeprefix(GITHUB)
         chosen["token"] = next(filter(None, map(os.environ.get, TOKENS)), "")
         given = {name: value for name, value in chosen.items() if value}
-        found = _source_class("GitHubSource")(repo, base_path=base_path, **given)
+        found = GitHubSource(repo, base_path=base_path, **given)
     elif _GIT.match(source):
         found = _source_class("GitSource")(source, base_path=base_path, branch=branch)
     elif branch or base_url:

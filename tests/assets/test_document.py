@@ -1,0 +1,65 @@
+"""docs/assets.md and its Chinese sister: files, commands and code work as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bls_agent.assets import AssetManifest
+from bls_agent.devserver import DevServer
+from tests.documents import blocks, run_block, run_commands
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "docs/assets.md", ROOT / "docs/assets.zh-CN.md"]
+
+
+def test_both_pages_show_the_same() -> None:
+    """The same files, commands and code, comments aside."""
+    for language in ("yaml", "console", "python", "text"):
+        shown = [
+            [re.sub(r"\s+#.*", "", block) for block in blocks(page, language)]
+            for page in PAGES
+        ]
+        assert shown[0] == shown[1]
+        assert shown[0]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+async def test_from_an_empty_folder(
+    page: Path,
+    own_server: DevServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The files are written, the commands are run, and then the code reads the assets."""
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(page, "yaml"):
+        path = tmp_path / block.partition("\n")[0].removeprefix("# ")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(block, "utf-8")
+    assert await run_commands(page, own_server.url, monkeypatch) == 4
+    assert "0 created" not in capfd.readouterr().err
+    names: dict[str, Any] = {"__name__": "document"}
+    for block in blocks(page, "python"):
+        await run_block(block, names)
+    said = capfd.readouterr().out
+    assert "请用三句话总结：茶的价格上涨了三成。" in said
+    assert "'function_name': 'stock_level'" in said
+    async with names["library"] as library:
+        assert [one.id for one in await library.list()] == ["stock_level", "summarizer"]
+    assert names["state"].sync_status == "idle"
+    assert names["report"].status == "unchanged"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_table_of_fields(page: Path) -> None:
+    """Every field of the manifest has its row."""
+    rows = re.findall(r"^\| (`[^|]+`) \|", page.read_text("utf-8"), re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert [name for name in named if name in AssetManifest.model_fields] == list(
+        AssetManifest.model_fields
+    )
