@@ -66,6 +66,8 @@ class Unset(Enum):
 
 
 UNSET: Final = Unset.UNSET
+_GENERATORS: Final = (types.GeneratorType, types.AsyncGeneratorType)
+_NO_GENERATOR: Final = "a handler returns its result; it is no generator"
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,7 +236,10 @@ class Router:
         call: CallNext = self._run_handler
         for middleware in reversed(self._middleware):
             call = _around(middleware, call)
-        return await call(context)
+        result = await call(context)
+        if isinstance(result, _GENERATORS):
+            raise TypeError(_NO_GENERATOR)
+        return result
 
     async def _run_handler(self, context: CommandContext) -> Any:
         handler = self.find(context.command)
@@ -244,13 +249,13 @@ class Router:
             result = await self._fallback(context)
         else:
             raise UnknownCommandError(context.command, self._names())
-        return await result if hasattr(result, "__await__") else result
+        return await result if hasattr(type(result), "__await__") else result
 
 
 def _around(middleware: Middleware, inner: CallNext) -> CallNext:
     async def call(context: CommandContext) -> Any:
         result = await middleware(context, inner)
-        return await result if hasattr(result, "__await__") else result
+        return await result if hasattr(type(result), "__await__") else result
 
     return call
 
@@ -264,8 +269,7 @@ def _handler_of(
     pydantic: bool,
 ) -> Handler:
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
-        rule = "a handler returns its result; it is no generator"
-        raise ConfigurationError(name, "generator function", rule)
+        raise ConfigurationError(name, "generator function", _NO_GENERATOR)
     parameters: dict[str, Parameter] = {}
     context_name: str | None = None
     extra: Check | None = None
