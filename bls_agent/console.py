@@ -90,6 +90,11 @@ class Console(Store):
     def _settings(self) -> Settings:
         return Settings.from_env(os.environ)
 
+    @cached_property
+    def redactor(self) -> Redactor:
+        """Takes secrets out of what is shown, by the names of ``BLS_REDACT_KEYS``, too."""
+        return Redactor(self._settings.redact_keys)
+
     async def send(
         self,
         project: str,
@@ -187,8 +192,7 @@ class Console(Store):
                 rule = "it stands in the record of a command, which is off by default"
                 raise ConfigurationError("sent_by", sent_by, rule, "Pass record=True.")
             return None
-        redactor = Redactor(self._settings.redact_keys)
-        return SendNote(message, sent_by or local_user(), redactor)
+        return SendNote(message, sent_by or local_user(), self.redactor)
 
     async def _send_recorded(
         self, project: str, key: str, payload: bytes, note: SendNote

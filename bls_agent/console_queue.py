@@ -53,19 +53,26 @@ async def has_keys(wires: KeyedWires, project: str) -> bool:
 
 
 async def waiting(wires: KeyedWires, key: str) -> AsyncIterator[tuple[bytes, Command]]:
-    """Read a control list from its end: what is pushed or taken meanwhile hides nothing.
+    """Read a control list from its end: what changes meanwhile hides nothing that stays.
+
+    What is pushed, taken or withdrawn moves the rest, so pages overlap by one command;
+    where that one is not found, the page behind it is read again. A command may be given
+    more than once.
 
     Raises:
         RedisUnavailableError: Redis cannot answer, or the key is no list.
     """
-    last = -1
+    last, edge = -1, b""
     while True:
         page: list[bytes] = await wires.read(key, "LRANGE", last - PAGE + 1, last)
+        if edge and edge not in page:
+            last, edge = min(last + PAGE, -1), b""
+            continue
         for payload in reversed(page):
             yield payload, Command.peek(payload)
         if len(page) < PAGE:
             return
-        last -= PAGE
+        last, edge = last - PAGE + 1, page[0]
 
 
 async def forget_project(wires: KeyedWires, project: str, *, force: bool) -> list[str]:

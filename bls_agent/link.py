@@ -369,7 +369,7 @@ class Link:
         if took is None:
             self._rate = max(SLOWEST, self._rate / 4)
         elif self._rate < FAST:
-            self._rate = min(FAST, max(self._rate, size / took))
+            self._rate = min(FAST, max(self._rate, size / took / 2))
 
     async def _one_reply(self, raw: RawConnection) -> Reply:
         try:

@@ -23,7 +23,10 @@ from bls_agent import (
     UnknownProjectError,
     WrongTypeError,
 )
+from bls_agent.console_queue import waiting
 from bls_agent.devserver import DevServer
+from bls_agent.endpoint import Endpoint
+from bls_agent.keyed_wires import KeyedWires
 from bls_agent.rights import console_acl_rules
 from tests.harness import (
     cut_connections,
@@ -294,6 +297,27 @@ async def test_what_waits_can_be_seen_and_withdrawn(
     for ask in (console.queue(project), console.withdraw(project, "a")):
         with pytest.raises(WrongTypeError):
             await ask
+
+
+async def test_two_consoles_withdraw_at_the_same_time(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """What one of them takes out moves the rest, and hides none of it from the other."""
+    key = f"{project}_控制"
+    payloads = [orjson.dumps({"id": str(n)}) for n in range(350)]
+    await redis.rpush(key, *payloads)
+    wires = KeyedWires(Endpoint.of(redis_url), "two", timeout=5)
+    found: list[str] = []
+    try:
+        async for _, command in waiting(wires, key):
+            found.append(command.id)
+            if len(found) == 50:
+                for n in (*range(260, 340), 251):  # 251 is where the pages meet
+                    await redis.lrem(key, 0, f'{{"id":"{n}"}}')
+                await redis.rpush(key, b'{"id":"new"}')
+    finally:
+        await wires.aclose()
+    assert set(map(str, range(250))) <= set(found)
 
 
 async def test_who_is_first_an_agent_or_the_one_who_withdraws(

@@ -128,16 +128,14 @@ def _read_file(name: str) -> bytes:
         raise Failure("no_file", Exit.USAGE, file=name, reason=reason) from None
 
 
-def describe_command(one: Command) -> dict[str, Any]:
+def describe_command(one: Command, console: Console) -> dict[str, Any]:
     """Give the fields of a command that waits, without the secrets in its arguments."""
-    from bls_agent.redaction import DEFAULT
-
     return {
         "id": one.id,
         "timestamp": one.timestamp,
         "source": one.source,
         "command": one.command,
-        "args": DEFAULT.tree(one.args),
+        "args": console.redactor.tree(one.args),
     }
 
 

@@ -229,22 +229,25 @@ async def test_send_to_nobody(bls: Bls, redis: Redis, project: str) -> None:
     assert await redis.llen(f"{project}_控制") == 1
 
 
-async def test_what_waits(bls: Bls, redis: Redis, project: str) -> None:
+async def test_what_waits(
+    bls: Bls, redis: Redis, project: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Listed without secrets, taken back once, and everything of the project deleted."""
+    monkeypatch.setenv("BLS_REDACT_KEYS", "员工号")
     await redis.set(f"{project}_项目状态", "在线")
     for number in ("a", "b"):
-        words = ("--arg", "token=geheim", "--arg", "n=1", "--id", number)
+        words = ("--arg", "员工号=geheim", "--arg", "n=1", "--id", number)
         await bls("send", project, "reload", *words)
     ran = await bls("queue", project)
     lines = [line.split("\t") for line in ran.text.splitlines()]
     assert [line[1:] for line in lines] == [
-        [n, "reload", '{"token":"[redacted]","n":1}', "bls-agent cli"]
+        [n, "reload", '{"员工号":"[redacted]","n":1}', "bls-agent cli"]
         for n in ("a", "b")
     ]
     ran = await bls("withdraw", project, "a", "--json")
     told = orjson.loads(ran.out)
     assert (told["projectName"], told["id"]) == (project, "a")
-    assert told["args"]["token"] == "[redacted]"
+    assert told["args"]["员工号"] == "[redacted]"
     ran = await bls("withdraw", project, "a")
     assert (ran.code, "was taken, or never sent" in ran.said) == (1, True)
     ran = await bls("forget", project)

@@ -141,17 +141,22 @@ async def test_a_command_over_64_kb(
 
 
 async def test_what_waits_is_listed_withdrawn_and_forgotten(
-    client: httpx.AsyncClient, redis: Redis, project: str
+    client: httpx.AsyncClient,
+    redis: Redis,
+    project: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same as of the console in Python, without the secrets."""
+    """The same as of the console in Python, without the secrets, also of one's own."""
+    monkeypatch.setenv("BLS_REDACT_KEYS", "员工号")
     path = f"/api/commands?projectName={quote(project)}"
     assert (await client.get(path)).json()["commands"] == []
     body = {"targetProjectName": project, "command": "reload", "id": "命令 1"}
-    await client.post("/api/commands", json={**body, "args": {"password": "geheim"}})
+    secrets = {"password": "geheim", "员工号": "geheim"}
+    await client.post("/api/commands", json={**body, "args": secrets})
     told = (await client.get(path)).json()
     (waiting,) = told["commands"]
     assert (waiting["id"], waiting["command"]) == ("命令 1", "reload")
-    assert waiting["args"] == {"password": "[redacted]"}
+    assert waiting["args"] == dict.fromkeys(secrets, "[redacted]")
     program = {"content-type": "application/json"}
     one = f"{path}&id={quote('命令 1')}"
     answer = await client.delete(one, headers=program)

@@ -34,13 +34,14 @@ async def queue(
             waiting = await console.queue(project, limit)
             if not waiting:
                 await hint_likely(invocation, console, project)
+    told = [describe_command(one, console) for one in waiting]
     if invocation.json:
-        for one in waiting:
-            invocation.out.json(describe_command(one))
+        for one in told:
+            invocation.out.json(one)
         return Exit.DONE
     texts = invocation.texts
     names = ("time", "id", "command", "args", "source")
-    rows = [[_cell(describe_command(one)[name]) for name in _FIELDS] for one in waiting]
+    rows = [[_cell(one[name]) for name in _FIELDS] for one in told]
     invocation.out.table([Column(texts[f"queue_{name}"], 8) for name in names], rows)
     if not waiting:
         invocation.hint("nothing_waits", project=project)

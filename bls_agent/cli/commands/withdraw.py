@@ -33,5 +33,7 @@ async def withdraw(
     said = invocation.say(
         "withdrawn", command=found.command, id=number, project=project
     )
-    invocation.result({"projectName": project, **describe_command(found)}, said)
+    invocation.result(
+        {"projectName": project, **describe_command(found, console)}, said
+    )
     return Exit.DONE

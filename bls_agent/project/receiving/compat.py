@@ -99,8 +99,8 @@ class CompatReceiver:
             return
         self._told_at = now
         self._say(
-            "somebody else trimmed the control list: a second consumer? "
-            "compatibility mode allows one",
+            "somebody else trimmed the control list: a second consumer? compatibility "
+            "mode allows one. Or the command was withdrawn while it ran",
             {"key": self._key},
         )
 

@@ -15,9 +15,9 @@ from starlette.routing import BaseRoute, Route
 
 import bls_agent
 from bls_agent.codec import JSONObject, encode, format_timestamp
+from bls_agent.console import Console
 from bls_agent.fleet import ProjectView
 from bls_agent.project.messages import Command, LogEntry, Outcome
-from bls_agent.redaction import DEFAULT
 from bls_agent.web.any_name import ANY_NAME
 from bls_agent.web.feeds.streams import log_events
 from bls_agent.web.interface.answers import json_answer
@@ -126,21 +126,22 @@ async def _get_commands(request: Request) -> Response:
     limit = read_limit(request.query_params.get("limit"))
     project = project_in_query(request.scope)
     check_project(request, project)
-    waiting = await web_state(request).console.queue(project, limit)
+    console = web_state(request).console
+    waiting = await console.queue(project, limit)
     content = {
         "projectName": _show_name(project),
-        "commands": [_describe_waiting(command) for command in waiting],
+        "commands": [_describe_waiting(command, console) for command in waiting],
     }
     return json_answer(content)
 
 
-def _describe_waiting(command: Command) -> JSONObject:
+def _describe_waiting(command: Command, console: Console) -> JSONObject:
     return {
         "id": command.id,
         "timestamp": command.timestamp,
         "source": command.source,
         "command": command.command,
-        "args": DEFAULT.tree(command.args),
+        "args": console.redactor.tree(command.args),
     }
 
 
@@ -154,7 +155,8 @@ async def _delete_command(request: Request) -> Response:
     withdrawn = await withdraw_command(request, project, number)
     if withdrawn is None:
         raise HTTPException(404, "it does not wait: it was taken, or never sent")
-    content = {"projectName": _show_name(project), **_describe_waiting(withdrawn)}
+    told = _describe_waiting(withdrawn, web_state(request).console)
+    content = {"projectName": _show_name(project), **told}
     return json_answer(content)
 
 

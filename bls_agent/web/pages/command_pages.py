@@ -25,7 +25,6 @@ from bls_agent.errors import (
     RedisUnavailableError,
 )
 from bls_agent.project.messages import Command, Status
-from bls_agent.redaction import DEFAULT as REDACTOR
 from bls_agent.terminal import visible
 from bls_agent.texts import Texts
 from bls_agent.web.interface.inputs import read_form
@@ -238,12 +237,13 @@ async def _send(request: Request) -> Response:
 
 def _as_sent(command: Command, request: Request) -> str:
     """Tell the page's scripts which outcome to wait for."""
+    redactor = web_state(request).console.redactor
     return encode(
         {
             "id": command.id,
             "timestamp": command.timestamp,
             "command": command.command,
-            "args": REDACTOR.tree(command.args),  # it stays on the screen
+            "args": redactor.tree(command.args),  # it stays on the screen
             "by": request.state.sent_by,
         }
     ).decode()
