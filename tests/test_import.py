@@ -205,10 +205,14 @@ def test_a_missing_extra_is_named(bytecode: Path) -> None:
     """Reading assets needs no extra; what needs one says which."""
     code = (
         "import sys; sys.modules['ruamel.yaml'] = sys.modules['pydantic'] = None\n"
+        "sys.modules['dulwich'] = sys.modules['httpx2'] = None\n"
         "from bls_agent.assets import DirectorySource\n"
-        "from bls_agent import MissingExtraError\n"
-        "try: from bls_agent.assets import parse_manifest\n"
-        "except MissingExtraError as error: print(error)"
+        "from bls_agent import MissingExtraError, assets\n"
+        "for name in ('GitSource', 'GitHubSource', 'parse_manifest'):\n"
+        "    try: getattr(assets, name)\n"
+        "    except MissingExtraError as error: print(error)"
     )
     said = run_python("-c", code, cache=bytecode).stdout
-    assert said.rstrip().endswith("pip install '.[assets]'")
+    assert [line.partition("pip install ")[2] for line in said.splitlines()] == [
+        "'.[git]'", "'.[assets]'", "'.[assets]'"
+    ]  # fmt: skip

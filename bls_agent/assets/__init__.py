@@ -1,7 +1,7 @@
 """The asset library: tools, prompts and skills from a repository of YAML files.
 
 The names below are loaded when they are first used. Reading needs nothing but the
-package; manifests and sources need the extra ``assets``.
+package; manifests and sources need the extra ``assets``, ``GitSource`` also ``git``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bls_agent.assets.git import GitSource
     from bls_agent.assets.github import GitHubSource
     from bls_agent.assets.library import AssetLibrary
     from bls_agent.assets.manifest import (
@@ -36,6 +37,7 @@ __all__ = [
     "ConfigItem",
     "DirectorySource",
     "GitHubSource",
+    "GitSource",
     "Head",
     "Runtime",
     "SelectOption",
@@ -56,6 +58,7 @@ _HOMES = {
     "AssetSync": "sync",
     "DirectorySource": "sources",
     "GitHubSource": "github",
+    "GitSource": "git",
     "Head": "sources",
     "Source": "sources",
     "SourceFile": "sources",

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias, TypeVar
 import anyio
 import anyio.to_thread
 
+from bls_agent.assets.sources import LOOPBACK
 from bls_agent.codec import decode_object
 from bls_agent.errors import (
     ConfigurationError,
@@ -39,7 +40,6 @@ __all__ = [
     "Question",
 ]
 
-LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 MAX_JSON: Final = 32 * 2**20  # bytes; GitHub's lists end at 7 MB
 ATTEMPTS: Final = 4
 REDIRECTS: Final = 5

@@ -18,6 +18,7 @@ import anyio.to_thread
 from bls_agent.errors import ConfigurationError, SourceError
 
 __all__ = [
+    "LOOPBACK",
     "MOST_BYTES",
     "DirectorySource",
     "Head",
@@ -31,6 +32,7 @@ __all__ = [
 
 SHA1: Final = 40  # digits
 MOST_BYTES: Final = 2**20  # of a file that is read; a manifest has less
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 UNFIT_PARTS: Final = frozenset({"", ".", ".."})
 
 _BRANCH: Final = re.compile(

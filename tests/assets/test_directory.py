@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,21 +11,7 @@ import pytest
 from bls_agent import ConfigurationError, SourceError
 from bls_agent.assets import DirectorySource, Head
 from bls_agent.assets.sources import blob_sha
-
-
-def git(folder: Path, *words: str) -> str:
-    """Run Git without the settings of this machine."""
-    names = {
-        f"GIT_{role}_{part}": "t@x"
-        for role in ("AUTHOR", "COMMITTER")
-        for part in ("NAME", "EMAIL")
-    }
-    said = subprocess.run(
-        ["git", "-c", "init.defaultBranch=main", "-C", str(folder), *words],
-        env={"PATH": os.environ["PATH"], "HOME": str(folder), **names},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return said.stdout.strip()
+from tests.assets.git_server import git
 
 
 async def read(source: DirectorySource) -> dict[str, bytes | str]:

@@ -1,0 +1,272 @@
+"""A branch on any Git server as a source, by Git's own protocol (extra ``git``)."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import Any, Final, TypeVar, cast
+from urllib.parse import unquote, urlsplit
+
+import anyio
+
+from bls_agent.assets.sources import (
+    LOOPBACK,
+    MOST_BYTES,
+    Head,
+    SourceFile,
+    check_base_path,
+    check_branch,
+    is_manifest_path,
+)
+from bls_agent.daemon_threads import HandlerThreads
+from bls_agent.errors import ConfigurationError, MissingExtraError, SourceError
+from bls_agent.redaction import mask_url
+from bls_agent.settings import check_seconds
+
+try:
+    from dulwich.client import (
+        GitClient,
+        HTTPUnauthorized,
+        default_urllib3_manager,
+        get_transport_and_path,
+    )
+    from dulwich.errors import NotGitRepository, NotTreeError
+    from dulwich.object_store import iter_tree_contents, tree_lookup_path
+    from dulwich.objects import Blob, Commit, ObjectID
+    from dulwich.refs import Ref
+    from dulwich.repo import Repo
+except ModuleNotFoundError:
+    raise MissingExtraError("git", "reading from a Git server") from None
+
+__all__ = ["GitSource"]
+
+MAX_DOWNLOAD: Final = 512 * 2**20  # bytes
+LONGEST: Final = 20  # times the timeout, for all that one call does
+SSH: Final = "ssh -o BatchMode=yes -o ConnectTimeout={0} -o ServerAliveInterval={0}"
+
+_URL: Final = re.compile(
+    r"(https?|git|ssh)://[^\s/-][^\s/]*/\S+|\w[\w.-]*@\w[\w.-]*:\S+"
+)
+_T = TypeVar("_T")
+
+
+class GitSource:
+    """A branch on any Git server: over HTTPS, SSH or Git's own port.
+
+    Asking for changes reads the branch's commit alone. Where it has changed, the files
+    of this one commit are downloaded, without history, into a temporary folder that is
+    gone again when they are read. There is no quota; contents are what their SHAs say.
+
+    Credentials are part of the URL (``https://user:token@host/repo.git``) and shown in
+    no text. SSH uses the keys and the configuration of this machine, or the program in
+    ``GIT_SSH_COMMAND``, and asks nothing. Redirects are not followed.
+
+    Args:
+        url: Of the repository; also ``user@host:path``.
+        branch: Its name; ``""`` for the server's default branch.
+        base_path: The only folder that is looked at; ``""`` for all.
+        timeout: Seconds without an answer; a whole download may last twenty times that.
+
+    Raises:
+        ConfigurationError: An argument breaks its rule.
+    """
+
+    def __init__(
+        self, url: str, *, branch: str = "", base_path: str = "", timeout: float = 30.0
+    ) -> None:
+        """Check the arguments; nothing is asked yet."""
+        self._url, self._password = url, _check_url(url)
+        self.branch, self.base_path = check_branch(branch), check_base_path(base_path)
+        self._ref = f"refs/heads/{branch}".encode() if branch else b"HEAD"
+        self._timeout = check_seconds("timeout", timeout)
+        self._threads = HandlerThreads()
+        self._read: tuple[Head, dict[str, bytes]] = Head(""), {}
+
+    def __repr__(self) -> str:
+        """Show the name, and nothing that is secret."""
+        return f"GitSource({self.name!r})"
+
+    @property
+    def name(self) -> str:
+        """The URL with its credentials masked, and the branch."""
+        return mask_url(self._url) + (f"@{self.branch}" if self.branch else "")
+
+    async def head(self) -> Head:
+        """Ask for the commit of the branch.
+
+        Raises:
+            SourceError: There is no answer, no such branch, or no right to read it.
+        """
+        return Head(await self._call(self._ask_head))
+
+    async def tree(self, head: Head) -> Sequence[SourceFile]:
+        """Download the files of the commit, and list those in YAML.
+
+        Raises:
+            SourceError: The download is not complete, the branch has moved since, or
+                there is no such folder.
+        """
+        files, contents = await self._call(partial(self._download, head.commit))
+        self._read = head, contents
+        return files
+
+    async def fetch(
+        self, head: Head, files: Sequence[SourceFile]
+    ) -> AsyncGenerator[tuple[SourceFile, bytes | SourceError]]:
+        """Give the contents that came with the list; they are kept no longer."""
+        (listed, contents), self._read = self._read, (Head(""), {})
+        for file in files:
+            found = contents.get(file.path) if listed == head else None
+            error = SourceError(self.name, f"{file.path}: it was not downloaded")
+            yield file, error if found is None else found
+
+    async def aclose(self) -> None:
+        """Forget what was downloaded; nothing else is open between two calls."""
+        self._read = Head(""), {}
+        self._threads.close()
+
+    async def _call(self, function: Callable[[], _T]) -> _T:
+        """Run what blocks in a thread, and translate whatever it raises."""
+        longest = self._timeout * LONGEST
+        try:
+            with anyio.fail_after(longest):
+                result: _T = await self._threads.run(function)
+        except SourceError:
+            raise
+        except TimeoutError:
+            reason = f"it was not done within {longest:g} s"
+        except HTTPUnauthorized:
+            reason = "the user or the token is wrong, or missing"
+        except NotGitRepository:
+            reason = "there is no such repository, or no right to read it"
+        except Exception as error:  # noqa: BLE001 - torn data raise errors of any kind
+            reason = f"{type(error).__name__}: {error}"[:500]
+        else:
+            return result
+        for secret in {self._password, unquote(self._password)} - {""}:
+            reason = reason.replace(secret, "***")
+        raise SourceError(self.name, reason)
+
+    @contextmanager
+    def _connect(self) -> Generator[tuple[GitClient, str]]:
+        with ExitStack() as ends:
+            pool = self._make_pool(ends) if self._url.startswith("http") else None
+            seconds = max(1, round(self._timeout))
+            yield get_transport_and_path(
+                self._url,
+                thin_packs=False,
+                quiet=True,
+                ssh_command=os.environ.get("GIT_SSH_COMMAND") or SSH.format(seconds),
+                pool_manager=pool,
+            )
+
+    def _make_pool(self, ends: ExitStack) -> Any:
+        """Make connections whose answers are closed also where dulwich raises."""
+        make = cast("Any", default_urllib3_manager)
+        pool = make(None, base_url=self._url, timeout=self._timeout)
+        pool.connection_pool_kw["retries"] = False  # nor redirects
+        request = pool.request
+
+        def remember(*words: Any, **options: Any) -> Any:
+            answer = request(*words, **options)
+            ends.callback(answer.close)
+            return answer
+
+        pool.request = remember
+        ends.callback(pool.clear)
+        return pool
+
+    def _ask_head(self) -> str:
+        with self._connect() as (client, path):
+            refs = client.get_refs(path.encode(), ref_prefix=[self._ref]).refs
+        commit = refs.get(Ref(self._ref))
+        if commit is None:
+            reason = f"there is no branch {self.branch or 'HEAD'!r}"
+            raise SourceError(self.name, reason)
+        return commit.decode()
+
+    def _download(self, commit: str) -> tuple[list[SourceFile], dict[str, bytes]]:
+        wanted = ObjectID(commit.encode())
+
+        def choose(refs: Any, depth: int | None = None) -> list[ObjectID]:  # noqa: ARG001 - dulwich's
+            if wanted not in refs.values():
+                reason = "the branch has moved meanwhile: synchronise again"
+                raise SourceError(self.name, reason)
+            return [wanted]
+
+        with (
+            TemporaryDirectory(prefix="bls-agent-") as folder,
+            Repo.init_bare(folder) as repo,
+            self._connect() as (client, path),
+        ):
+            pack, keep, give_up = repo.object_store.add_pack()
+
+            def take(data: bytes) -> int:
+                if pack.tell() > MAX_DOWNLOAD:
+                    reason = f"it has more than {MAX_DOWNLOAD:,} bytes"
+                    raise SourceError(self.name, reason)
+                return pack.write(data)
+
+            walker, prefix = repo.get_graph_walker(), [self._ref]
+            try:
+                client.fetch_pack(
+                    path, choose, walker, take, depth=1, ref_prefix=prefix
+                )
+            except BaseException:
+                give_up()
+                raise
+            keep()
+            return self._read_files(repo, wanted)
+
+    def _read_files(
+        self, repo: Repo, commit: ObjectID
+    ) -> tuple[list[SourceFile], dict[str, bytes]]:
+        """Read the YAML files of a commit; a missing object ends it."""
+        start = repo[commit]
+        assert isinstance(start, Commit)  # noqa: S101 - a branch is of commits
+        tree, mode, prefix = start.tree, stat.S_IFDIR, ""
+        if self.base_path:
+            prefix = f"{self.base_path}/"
+            with suppress(KeyError, NotTreeError):
+                mode, tree = tree_lookup_path(
+                    repo.__getitem__, tree, self.base_path.encode()
+                )
+            if tree == start.tree or not stat.S_ISDIR(mode):
+                reason = f"no folder {self.base_path!r} in commit {commit.decode()}"
+                raise SourceError(self.name, reason)
+        files: list[SourceFile] = []
+        contents: dict[str, bytes] = {}
+        for one in iter_tree_contents(repo.object_store, tree):
+            path = prefix + (one.path or b"").decode("utf-8", "surrogateescape")
+            mode, is_link = one.mode or 0, stat.S_ISLNK(one.mode or 0)
+            if not is_manifest_path(path) or not (stat.S_ISREG(mode) or is_link):
+                continue
+            blob = repo[one.sha or b""]
+            assert isinstance(blob, Blob)  # noqa: S101 - by its mode
+            size = blob.raw_length()
+            files.append(SourceFile(path, blob.id.decode(), size, is_link))
+            if size <= MOST_BYTES:
+                contents[path] = blob.data
+        return files, contents
+
+
+def _check_url(url: str) -> str:
+    """Refuse what is no address of a Git server; give its password as it is written."""
+    rule = "it is written https://host/repo.git, ssh://user@host/repo.git or user@host:path"
+    try:
+        parts = urlsplit(url)
+        password, host = parts.password or "", parts.hostname
+    except ValueError:
+        password, host, url = "", None, ""
+    if not _URL.fullmatch(url):
+        remedy = "For a folder of this machine use DirectorySource."
+        raise ConfigurationError("url", mask_url(url), rule, remedy)
+    if password and not url.startswith("https:") and host not in LOOPBACK:
+        rule = "a password is sent over https:// only"
+        raise ConfigurationError("url", mask_url(url), rule)
+    return password
