@@ -27,6 +27,7 @@ __all__ = [
     "decode",
     "decode_object",
     "encode",
+    "encode_lines",
     "encode_sorted",
     "encode_strictly",
     "encode_within",
@@ -128,6 +129,13 @@ def encode(value: object) -> bytes:
         return orjson.dumps(value, default=_stand_in)
     except Exception:  # noqa: BLE001 - whatever the host's objects raise, we go on
         return _encode_odd(value)
+
+
+def encode_lines(value: object) -> str:
+    """Write any value as indented JSON, for people; never raises. As :func:`encode`."""
+    return orjson.dumps(
+        orjson.loads(encode(value)), option=orjson.OPT_INDENT_2
+    ).decode()
 
 
 def encode_sorted(value: JSONValue) -> bytes:

@@ -293,8 +293,8 @@ def console_acl_rules(
     """Give the rights of a console, of one project or of all, as words of their own.
 
     They are enough for :class:`~bls_agent.Console`, the command line and the console in
-    the browser; the doctor, which looks at every key, needs more. Workers and runs are
-    seen by whoever may see all projects.
+    the browser; the doctor, which looks at every key, needs more. Workers, runs and
+    assets are seen by whoever may see all projects.
 
     Args:
         project: The only project that it may see; ``None`` for all.

@@ -9,6 +9,8 @@ __all__ = ["count_columns", "visible", "visible_lines", "wrap"]
 
 def visible(text: str) -> str:
     r"""Show what a terminal would obey (``\x1b``, ``\n``, bidi marks) as escapes."""
+    if text.isprintable():
+        return text
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in text

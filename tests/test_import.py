@@ -202,11 +202,12 @@ def test_importing_is_within_its_budget(
 
 
 def test_a_missing_extra_is_named(bytecode: Path) -> None:
-    """Reading assets needs no extra; what needs one says which."""
+    """Reading assets, also in the console, needs no such extra; what needs one says which."""
     code = (
         "import sys; sys.modules['ruamel.yaml'] = sys.modules['pydantic'] = None\n"
         "sys.modules['dulwich'] = sys.modules['httpx2'] = None\n"
         "from bls_agent.assets import DirectorySource\n"
+        "from bls_agent.web.app import create_app; create_app()\n"
         "from bls_agent import MissingExtraError, assets\n"
         "for name in ('GitSource', 'GitHubSource', 'parse_manifest'):\n"
         "    try: getattr(assets, name)\n"

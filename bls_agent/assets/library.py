@@ -10,7 +10,7 @@ dies in between leaves a state that the next synchronisation repairs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 import anyio
@@ -173,17 +173,29 @@ class AssetLibrary(Store):
         if category is not None and category not in CATEGORIES:
             rule = f"one of {', '.join(CATEGORIES)}"
             raise ConfigurationError("category", category, rule)
-        found = list(self._summaries(pair(await self._read(INDEX, "HGETALL"))))
-        wanted = [one for one in found if category in (None, one.category)]
-        return sorted(wanted, key=lambda summary: summary.id)
+        found, faults = await self.read_index()
+        for asset_id, fault in faults.items():
+            self._complaints.say(f"{asset_id!r} in {INDEX} is left out", fault)
+        return [one for one in found if category in (None, one.category)]
 
-    def _summaries(self, pairs: Mapping[bytes, bytes]) -> Iterator[AssetSummary]:
-        for asset_id, payload in pairs.items():
+    async def read_index(self) -> tuple[_Summaries, dict[str, DecodeError]]:
+        """Give all that the index holds, in one request; for whoever shows it whole.
+
+        Returns:
+            The summaries, sorted by id, and id → what is wrong of each other entry.
+
+        Raises:
+            WrongTypeError: As :meth:`list`.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        found: list[AssetSummary] = []
+        faults: dict[str, DecodeError] = {}
+        for asset_id, payload in pair(await self._read(INDEX, "HGETALL")).items():
             try:
-                yield AssetSummary.read(asset_id, payload)
+                found.append(AssetSummary.read(asset_id, payload))
             except DecodeError as error:
-                what = f"{read_text(asset_id)!r} in {INDEX} is left out"
-                self._complaints.say(what, error)
+                faults[read_text(asset_id)] = error
+        return sorted(found, key=lambda summary: summary.id), faults
 
     async def search(self, text: str) -> _Summaries:
         """Find the assets whose index entry holds every word of a text.

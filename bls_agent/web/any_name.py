@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from starlette.convertors import Convertor, register_url_convertor
 
-__all__ = ["ANY_NAME"]
+__all__ = ["ANY_ASSET", "ANY_NAME"]
 
 ANY_NAME = "{project:any_name}"
+ANY_ASSET = "{asset:any_name}"
 
 
 class _AnyName(Convertor[str]):

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ExceptionHandler, Receive, Scope, Send
 
+from bls_agent.assets.library import AssetLibrary
 from bls_agent.console import Console
 from bls_agent.endpoint import Endpoint
 from bls_agent.errors import BlsError, ConfigurationError
@@ -33,13 +34,14 @@ from bls_agent.web.door.origins import HostRule
 from bls_agent.web.door.refusals import is_data, refused
 from bls_agent.web.door.sessions import Sessions
 from bls_agent.web.door.users import Verifier
+from bls_agent.web.feeds.asset_feed import AssetFeed
 from bls_agent.web.feeds.fleet_feed import FleetFeed
 from bls_agent.web.feeds.health import RedisHealth
 from bls_agent.web.feeds.journal import Journal
 from bls_agent.web.feeds.log_feeds import LogFeeds
 from bls_agent.web.feeds.run_feed import RunFeed
 from bls_agent.web.feeds.run_streams import all_runs_events, run_events
-from bls_agent.web.feeds.streams import fleet_events, worker_events
+from bls_agent.web.feeds.streams import asset_events, fleet_events, worker_events
 from bls_agent.web.feeds.webhook import Webhook
 from bls_agent.web.feeds.worker_feed import WorkerFeed
 from bls_agent.web.interface import api
@@ -74,6 +76,7 @@ class ConsoleApp(Starlette):
         self.web.fleet.close()
         self.web.workers.close()
         self.web.run_list.close()
+        self.web.assets.close()
         self.web.logs.close()
 
 
@@ -118,6 +121,7 @@ def _make_state(config: WebConfig) -> WebState:
         workers=WorkerFeed(WorkerRegistry(redis)),
         runs=runs,
         run_list=RunFeed(runs),
+        assets=AssetFeed(AssetLibrary(redis)),
         logs=LogFeeds(console),
         health=RedisHealth(console),
         sessions=Sessions(
@@ -143,6 +147,7 @@ def _routes() -> list[BaseRoute]:
     return [
         Route("/events/fleet", fleet_events),
         Route("/events/workers", worker_events),
+        Route("/events/assets", asset_events),
         Route("/events/runs", all_runs_events),
         Route("/events/runs/{run}", run_events),
         Route("/login", log_in, methods=["POST"]),
@@ -161,6 +166,7 @@ async def _lifespan(app: ConsoleApp) -> AsyncGenerator[None]:
             state.fleet.open(tasks)
             state.workers.open(tasks)
             state.run_list.open(tasks)
+            state.assets.open(tasks)
             state.logs.open(tasks)
             tasks.start_soon(state.journal.run)
             if state.webhook is not None:
@@ -173,6 +179,7 @@ async def _lifespan(app: ConsoleApp) -> AsyncGenerator[None]:
             await state.fleet.aclose()
             await state.workers.aclose()
             await state.runs.aclose()
+            await state.assets.aclose()
             await state.console.aclose()
 
 

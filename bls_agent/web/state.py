@@ -16,6 +16,7 @@ from bls_agent.web.door.limits import Bucket, Buckets, StreamQuota
 from bls_agent.web.door.origins import HostRule
 from bls_agent.web.door.sessions import Sessions
 from bls_agent.web.door.users import Verifier
+from bls_agent.web.feeds.asset_feed import AssetFeed
 from bls_agent.web.feeds.fleet_feed import FleetFeed
 from bls_agent.web.feeds.health import RedisHealth
 from bls_agent.web.feeds.journal import Journal
@@ -41,6 +42,7 @@ class WebState:
         workers: One watch of all workers for all their pages.
         runs: The events of runs.
         run_list: One watch of all runs for all their pages.
+        assets: One look at the asset library for all its pages.
         logs: One reader for each followed list.
         health: Whether Redis answers.
         sessions: Who is logged in.
@@ -66,6 +68,7 @@ class WebState:
     workers: WorkerFeed
     runs: EventStore
     run_list: RunFeed
+    assets: AssetFeed
     logs: LogFeeds
     health: RedisHealth
     sessions: Sessions

@@ -251,6 +251,7 @@ async def test_what_cannot_be_read_hides_nothing_else(
     with caplog.at_level(logging.WARNING, "bls_agent"):
         for _ in range(2):
             assert [one.id for one in await library.list()] == ["good"]
+            assert len((await library.read_index())[1]) == len(broken)
             for name in ("wrong", "odd", "half"):
                 assert await library.get(name) is None
     assert len(caplog.records) == len(broken) + 3
@@ -286,6 +287,20 @@ async def test_the_state(library: AssetLibrary, admin: Redis) -> None:
     found = await library.sync_state()
     assert not found.is_interrupted
     assert found.report is None
+    fault = {"path": "a.yaml", "reason": "x"}
+    whole: Keys = {
+        "status": "failed", "created": [], "updated": [], "deleted": [], "kept": ["a"],
+        "broken": [fault],
+    }  # fmt: skip
+    for odd in (
+        {},
+        {"reason": ["x"]},
+        {"kept": [1]},
+        {"broken": [fault | {"field": 1}]},
+    ):
+        key = "bls_agent:{asset:sync:state}:report"
+        await admin.set(key, orjson.dumps(whole | odd))
+        assert ((await library.sync_state()).report is None) == bool(odd)
     await admin.delete("asset:sync:state")
     await admin.set("asset:sync:state", "x")
     with pytest.raises(WrongTypeError):

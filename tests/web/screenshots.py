@@ -7,6 +7,7 @@ anybody may write them.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +16,13 @@ from typing import Any, Literal
 import anyio
 import orjson
 from redis import Redis
+from redis.asyncio import Redis as RedisClient
 
 from bls_agent import ProjectAgent
+from bls_agent.assets import AssetLibrary, AssetManifest, SyncReport
+from bls_agent.assets.library import REPORT, STATE
 from bls_agent.devserver import DevServer
+from bls_agent.errors import ManifestFault
 from bls_agent.runs import EventStore, NewEvent
 from bls_agent.runs.reading import RunKeys
 from bls_agent.web.configuration import WebConfig
@@ -74,6 +79,40 @@ TROUBLE = {
     raise ConnectionResetError(f"{self.name}节点关闭了连接")
 ConnectionResetError: 华南节点关闭了连接
 """,
+}
+ASSETS = [
+    ("google_search", "tool", "Google 搜索", "在 Google 上搜索内容"),
+    (
+        "http_request",
+        "tool",
+        "HTTP request",
+        "Sends GET and POST requests to allowed hosts",
+    ),
+    ("quotes", "tool", "行情查询", "查询股票、期货的最新行情和历史行情"),
+    ("sql_query", "tool", "SQL query", "Runs a reading query against the warehouse"),
+    ("summarizer", "prompt", "文本总结", "将长文本总结为简洁的摘要"),
+    (
+        "translator",
+        "prompt",
+        "Translator",
+        "Translates between Chinese and English, keeps terms",
+    ),
+    ("code_reviewer", "prompt", "代码评审", "按团队规范检查一个改动，指出问题和改法"),
+    ("data_analysis", "skill", "数据分析", "取数、清洗、统计、作图，并写出结论"),
+    (
+        "morning_note",
+        "skill",
+        "Morning note",
+        "Writes the one-page market note before the open",
+    ),
+]
+TOOL = {
+    "agent_specs": {
+        "function_name": "run",
+        "description": "x",
+        "parameters": {"type": "object"},
+    },
+    "runtime": {"language": "python", "entry": "main.py", "handler": "run"},
 }
 STEPS = ["订单已入库", "库存已锁定", "支付已确认", "运单已生成"]
 
@@ -186,6 +225,37 @@ async def write_run(url: str) -> None:
             *(NewEvent("llm", "stream", {"content": f"{one} "}, lead) for one in PLAN),
         ]
         await store.add_many(42, events)
+
+
+async def write_assets(url: str) -> None:
+    """Write an asset library, and how its last synchronisation failed for one file."""
+    fault = ManifestFault(
+        "tools/天气.yaml", "the version is no semantic version", "Write it as 1.2.0.",
+        "version", 2, "weather",
+    )  # fmt: skip
+    report = SyncReport(
+        status="failed", reason="1 file could not be used", broken=(fault,),
+        source="https://git.example/research/assets",
+    )  # fmt: skip
+    state: dict[Any, Any] = {
+        "last_sync_time": int(time.time()) - 200, "synced_count": len(ASSETS),
+        "last_commit_sha": "4f2c81d09ab3e6d7c5510f8e2b94a7d6c3e1f005",
+        "sync_status": "failed",
+    }  # fmt: skip
+    async with AssetLibrary(url) as library, RedisClient.from_url(url) as redis:
+        for number, (asset_id, category, name, description) in enumerate(ASSETS):
+            one = AssetManifest.model_validate(
+                {
+                    **(TOOL if category == "tool" else {}),
+                    "id": asset_id, "version": f"1.{number % 4}.0", "name": name,
+                    "category": category, "description": description,
+                }
+            )  # fmt: skip
+            path = f"{category}s/{asset_id}.yaml"
+            await library.save(one, path=path, sha=f"{number:040x}")
+        await redis.hset("asset:index", "chart_style", b"{")
+        await redis.hset(STATE, mapping=state)
+        await redis.set(REPORT, orjson.dumps(report))
 
 
 def write_workers(redis: Redis) -> None:
@@ -342,6 +412,11 @@ def show_workers(looked: Watched) -> None:
     looked.open("/workers")
 
 
+def show_assets(looked: Watched) -> None:
+    """Open the page of assets."""
+    looked.open("/assets")
+
+
 def show_run(looked: Watched) -> None:
     """Open a run, with one event unfolded."""
     looked.open("/runs/42")
@@ -360,6 +435,7 @@ PICTURES: list[Picture] = [
     ("console-narrow-project.png", show_narrow_project, "en", "light", (360, 740)),
     ("console-workers-zh.png", show_workers, "zh", "light", (1280, 760)),
     ("console-workers-en.png", show_workers, "en", "dark", (1280, 760)),
+    ("console-assets-zh.png", show_assets, "zh", "light", (1280, 600)),
     ("console-run-en.png", show_run, "en", "light", (1280, 800)),
 ]
 
@@ -370,6 +446,7 @@ def main() -> None:
     with DevServer() as server, Redis.from_url(server.url, protocol=2) as redis:
         write_fleet(redis)
         anyio.run(write_run, server.url)
+        anyio.run(write_assets, server.url)
         books, owner = RunKeys(42).all[1:]
         redis.hset(books, "owner", "writer")
         redis.set(owner, "writer", ex=3_600)

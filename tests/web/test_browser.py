@@ -16,7 +16,7 @@ from bls_agent import ProjectAgent
 from bls_agent.devserver import DevServer
 from bls_agent.terminal import visible
 from bls_agent.web.configuration import WebConfig
-from bls_agent.web.feeds import worker_feed
+from bls_agent.web.feeds import asset_feed, worker_feed
 from bls_agent.web.names_in_urls import project_path
 from tests.web.browsers import Foreign, Tabs, Watched, looking, record, until
 from tests.web.serving import PASSWORD, USERS, served
@@ -679,6 +679,58 @@ def test_workers(
         assert looked.texts(".group:not([hidden]) .card:visible .name") == ["主调度"]
         page.keyboard.press("Escape")
         assert page.locator(".card:visible").count() == 3
+
+
+def test_assets(
+    browser: Any, base: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library lives: assets, the last synchronisation and one asset; hostile is text."""
+    monkeypatch.setattr(asset_feed, "INTERVAL", 0.1)
+    hostile = "</bdi><img src=x onerror=alert(1)>\u202e"
+
+    def index(asset: str, **fields: str) -> None:
+        told: Any = {"id": asset, "name": asset, "category": "tool", "version": "1"}
+        told |= fields
+        redis.hset("asset:index", asset, orjson.dumps(told))
+        redis.hset(f"asset:metadata:{asset}", mapping=told)
+        redis.rpush("asset:sync:changed", asset)
+
+    index("google_search", name="谷歌", description="finds pages")
+    index(hostile, category="prompt")
+    with looking(browser, base, language="en", size=(390, 844)) as looked:
+        page = looked.page
+        looked.open("/assets")
+        looked.wait("document.querySelector('#link').dataset.state === 'live'")
+        assert looked.width() <= 390
+        assert looked.texts(".cards .id") == [visible(hostile), "google_search"]
+        redis.hset("asset:index", "x", b"{")
+        index("summarizer", category="prompt")
+        redis.hset("asset:sync:state", mapping={"sync_status": "failed"})
+        looked.wait("document.querySelectorAll('.cards .card').length === 4")
+        looked.wait("document.querySelector('.sync .badge b').textContent === 'failed'")
+        assert looked.texts(".cards .id")[0] == "x"
+        page.click(".chip[data-chip=prompt]")
+        assert page.locator(".card:visible").count() == 2
+        page.click(".chip[data-chip='']")
+        for found in ("google", "谷", "PAGES"):
+            page.fill("#search", found)
+            assert looked.texts(".card:visible .id") == ["google_search"]
+        page.fill("#search", "")
+        page.click("text=谷歌")
+        looked.wait("document.querySelector('.sheet h1').textContent === '谷歌'")
+        index(
+            "google_search",
+            name=hostile,
+            agent_specs=orjson.dumps({hostile: 1}).decode(),
+        )
+        looked.wait(
+            "(n) => document.querySelector('.sheet h1').textContent === n",
+            visible(hostile),
+        )
+        assert visible(hostile) in looked.texts("pre")[0]
+        assert page.locator("main img, .sheets img:not(.brand img)").count() == 0
+        redis.delete("asset:metadata:google_search")
+        page.locator("#asset .notice").wait_for()
 
 
 def test_seven_tabs(server: DevServer, redis: Redis, tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ async def ask(
     named = more.pop("name", project)
     url = path.replace("{project}", quote(named, safe=""))
     url = url.replace("{run}", "x" if named == "nobody" else str(run_of(project)))
+    url = url.replace("{asset}", named)
     name = more.pop("query", project)
     asks = path == "/api/commands" and method != "POST"
     if asks or path in {"/api/logs", "/api/logs/stream"}:
@@ -128,6 +129,8 @@ async def test_every_status_happens(  # noqa: PLR0915 - one story
                 seen.add(await ask(client, op, project, headers=headers or {}, **more))
 
     await redis.set(f"{project}_项目状态", "在线")
+    asset = {"id": project, "version": "1.0.0", "category": "tool", "name": "x"}
+    await redis.hset(f"asset:metadata:{project}", mapping=asset)  # type: ignore[arg-type]
     run = f"run:{run_of(project)}:events"
     await redis.xadd(run, {"event_category": "a"})
     await look()
@@ -168,7 +171,7 @@ async def test_every_status_happens(  # noqa: PLR0915 - one story
     await redis.set(f"{project}_控制", "no list")
     await redis.set(run, "no stream")
     await look()
-    await redis.delete(run)
+    await redis.delete(run, f"asset:metadata:{project}")
     assert seen == statuses(*op)
 
 

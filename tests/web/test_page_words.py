@@ -26,6 +26,7 @@ from bls_agent.web.names_in_urls import (
     project_path,
     quote_name,
 )
+from bls_agent.web.pages.asset_cards import COLUMNS, STATES as ASSETS, SYNC_STATES
 from bls_agent.web.pages.cards import (
     KINDS,
     encode_changes,
@@ -262,6 +263,11 @@ def test_catalogue_has_both_languages() -> None:
     meanings = {f"worker_means_{state}" for state in STATES}
     groups = {f"group_{kind}" for kind in HEARTBEATS}
     assert states | meanings | groups <= fields["zh"].keys()
+    assets = {f"asset_{state}" for state in ASSETS}
+    assets |= {f"asset_means_{state}" for state in ASSETS}
+    assets |= {f"sync_{state}" for state in SYNC_STATES}
+    assets |= {f"config_{column}" for column in COLUMNS}
+    assert assets <= fields["zh"].keys()
     runs = {f"run_{state}" for state in RunState}
     runs |= {f"run_means_{state}" for state in RunState}
     runs |= {f"category_{one}" for one in (*EventCategory, "other")}
@@ -280,7 +286,7 @@ def test_every_text_is_used() -> None:
     made_up = (
         "kind_", "meaning_", "level_", "field_", "error_", "js_outcome_",
         "worker_", "group_", "js_problem_", "js_figure_", "run_", "category_",
-        "js_run_gap_", "js_run_end_", "js_span_",
+        "js_run_gap_", "js_run_end_", "js_span_", "asset_", "sync_", "config_",
     )  # fmt: skip
     unused = [
         name

@@ -7,8 +7,10 @@ from urllib.parse import quote
 from redis.asyncio import Redis
 
 from bls_agent import EventStore
+from bls_agent.assets import AssetLibrary
 from bls_agent.devserver import DevServer
 from bls_agent.rights import console_acl_rules
+from tests.assets.test_library import prompt
 from tests.harness import PASSWORD, execute, needs_selectors
 from tests.web.serving import console_of
 
@@ -34,6 +36,8 @@ async def test_the_printed_rights_are_enough(
     await admin.set("heartbeat:node:n1", "{}", ex=30)
     async with EventStore(own_server.url) as store:
         await store.add(7, "llm", "stream", {"text": "你好"})
+    async with AssetLibrary(own_server.url) as library:
+        await library.save(prompt("a"), path="a.yaml", sha="1")
     await give(admin, console_acl_rules())
     name = quote(project)
     async with console_of(url_of(own_server)) as client:
@@ -51,6 +55,10 @@ async def test_the_printed_rights_are_enough(
             "/api/runs",
             "/api/runs/7",
             "/api/runs/7/events",
+            "/assets",
+            "/assets/a",
+            "/api/assets",
+            "/api/assets/a",
         ):
             assert (await client.get(path)).status_code == 200, path
         body = {"targetProjectName": project, "command": "x", "wait": 0.3}

@@ -26,6 +26,7 @@ from bls_agent.web.state import WebState, requester, web_state
 
 __all__ = [
     "EVENT_SIZE",
+    "asset_events",
     "fleet_events",
     "last_words",
     "log_events",
@@ -112,6 +113,12 @@ async def worker_events(request: Request) -> Response:
     """``GET /events/workers``: who is alive, and what changes."""
     state = web_state(request)
     return open_stream(request, pictures_of(state, state.workers, "workers"))
+
+
+async def asset_events(request: Request) -> Response:
+    """``GET /events/assets``: which assets there are, and what changes."""
+    state = web_state(request)
+    return open_stream(request, pictures_of(state, state.assets, "assets"))
 
 
 async def pictures_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +19,7 @@ from bls_agent.codec import JSONObject, encode, format_timestamp
 from bls_agent.console import Console
 from bls_agent.fleet import ProjectView
 from bls_agent.project.messages import Command, LogEntry, Outcome
-from bls_agent.web.any_name import ANY_NAME
+from bls_agent.web.any_name import ANY_ASSET, ANY_NAME
 from bls_agent.web.feeds.streams import log_events
 from bls_agent.web.interface.answers import json_answer
 from bls_agent.web.interface.inputs import (
@@ -41,6 +42,7 @@ __all__ = ["routes"]
 
 OPENAPI: Final = Path(__file__).with_name("openapi.json")
 SLICE: Final = 25  # projects that are written without letting others run
+ASSETS: Final = 500  # of them
 FIRST_WAIT: Final = 5.0  # seconds for the first look at a list
 
 
@@ -322,6 +324,36 @@ def _show_name(project: str) -> str:
     )
 
 
+async def _get_assets(request: Request) -> Response:
+    """``GET /api/assets``: the index of the asset library, and its last synchronisation."""
+    feed = web_state(request).assets
+    await feed.ready()
+    feed.check(strictly=True)
+    parts: list[bytes] = []
+    for begin in range(0, len(feed.assets), ASSETS):
+        part = feed.assets[begin : begin + ASSETS]
+        parts += [
+            encode({name: getattr(one, name) for name in _SUMMARY}) for one in part
+        ]
+        await anyio.lowlevel.checkpoint()
+    broken = [{"id": name, "problem": str(at)} for name, at in feed.broken.items()]
+    state = asdict(feed.state) | {"problems": feed.problems}
+    head = encode({"broken": broken, "sync": state})
+    return json_answer(head[:-1] + b',"assets":[' + b",".join(parts) + b"]}")
+
+
+_SUMMARY: Final = ("id", "name", "category", "version", "description")
+
+
+async def _get_asset(request: Request) -> Response:
+    """``GET /api/assets/{asset}``: everything that the library holds of one asset."""
+    library = web_state(request).assets.library
+    found = await library.get(request.path_params["asset"])
+    if found is None:
+        raise HTTPException(404, "there is no such asset, or none that can be read")
+    return json_answer(asdict(found))
+
+
 async def _get_health(request: Request) -> Response:
     """``GET /api/health``: 200 or 503; who is not logged in learns no more."""
     state = web_state(request)
@@ -367,6 +399,8 @@ routes: list[BaseRoute] = [
     Route("/api/changes", _get_changes),
     Route("/api/workers", _get_workers),
     *run_api_routes,
+    Route("/api/assets", _get_assets),
+    Route(f"/api/assets/{ANY_ASSET}", _get_asset),
     Route("/api/health", _get_health),
     Route("/api/openapi.json", _get_openapi),
 ]

@@ -24,6 +24,7 @@ from bls_agent.web.names_in_urls import (
     project_in_query,
     quote_name,
 )
+from bls_agent.web.pages.asset_pages import asset_routes
 from bls_agent.web.pages.cards import KINDS, make_card, place_of, sort_cards
 from bls_agent.web.pages.command_pages import command_routes
 from bls_agent.web.pages.rendering import render, render_large, texts_of
@@ -185,4 +186,5 @@ routes: Final = [
     *command_routes,
     *worker_routes,
     *run_routes,
+    *asset_routes,
 ]
