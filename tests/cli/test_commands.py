@@ -95,7 +95,7 @@ async def test_status_that_has_gone(bls: Bls, redis: Redis, project: str) -> Non
     await add(redis, project, '{"message":"x","level":"error"}')
     ran = await bls("status", project)
     assert ran.code == 3
-    assert "no status any more" in ran.text
+    assert "no status: it was not refreshed" in ran.text
     assert "error x" in ran.text
 
 
@@ -176,7 +176,7 @@ async def test_logs_that_are_wanted(bls: Bls, redis: Redis, project: str) -> Non
     found = await bls("logs", project, "-n", "5", "--grep", "v(A+)+$")
     assert len(found.text.splitlines()) == 5
     ran = await bls("logs", project, "--grep", "nowhere")
-    assert (ran.code, ran.out, "none fits" in ran.said) == (0, b"", True)
+    assert (ran.code, ran.out, "none matches" in ran.said) == (0, b"", True)
 
 
 async def test_send(bls: Bls, redis: Redis, project: str) -> None:
@@ -221,7 +221,7 @@ async def test_send_to_nobody(bls: Bls, redis: Redis, project: str) -> None:
     for name in ("send", "call"):
         ran = await bls(name, project, "reload")
         assert ran.code == 1
-        assert "Nobody has been seen" in ran.said
+        assert "There is no project" in ran.said
         assert "--force" in ran.said
     assert not await redis.exists(f"{project}_控制", f"{project}_项目控制台")
     ran = await bls("send", project, "reload", "--force")
@@ -257,7 +257,7 @@ async def test_what_waits(
     ran = await bls("forget", project)
     assert (ran.code, "no project" in ran.said) == (1, True)
     ran = await bls("queue", project)
-    assert (ran.code, "No command waits" in ran.said) == (0, True)
+    assert (ran.code, "no waiting commands" in ran.said) == (0, True)
 
 
 async def test_send_to_a_name_like_another(
@@ -334,7 +334,7 @@ async def test_call_without_an_outcome(bls: Bls, redis: Redis, project: str) -> 
     await redis.set(f"{project}_项目状态", "在线")
     ran = await bls("call", project, "reload", "--timeout", "0.1")
     assert ran.code == 1
-    assert "still stands in the queue" in ran.said
+    assert "is still in its queue" in ran.said
     assert ran.out == b""
     await redis.set(f"{project}_项目状态", "离线")
     ran = await bls("call", project, "reload", "--timeout", "0.1", "--record")

@@ -254,7 +254,7 @@ def test_a_command_that_was_perhaps_sent() -> None:
     error = RedisUnavailableError("connection", "x", ambiguous=True)
     verdict = judge(error, texts, {"BLS_REDIS_URL": "x"}, redis=None)
     assert verdict.code == 4
-    assert "perhaps executed" in verdict.hint
+    assert "may have been executed" in verdict.hint
 
 
 def test_hints_are_sentences() -> None:

@@ -112,7 +112,7 @@ def test_the_lines() -> None:
     ]
     unknown = for_people(Gap(7, GapReason.LOST, "1-0"), TEXTS)[0][0]
     assert "events are missing here: the server" in unknown
-    assert "fallen silent" in for_people(WriterLost(7, "1-0"), TEXTS)[0][0]
+    assert "writer has stopped" in for_people(WriterLost(7, "1-0"), TEXTS)[0][0]
     assert for_pipe(event("a.b", 3, x=1)) == [
         "3-0", "2026-01-01T00:00:00.123Z", "3", "分析师", "a.b", '{"x":1}',
     ]  # fmt: skip
@@ -275,7 +275,7 @@ async def test_a_run_that_is_awaited(own_server: DevServer) -> None:
                 await store.add(3, "a", "b", {"n": 2})
                 assert orjson.loads(await read())["data"] == {"n": 2}
                 await store.delete(3)
-            assert b"run is gone" in await say() or b"run is gone" in await say()
+            assert b"no longer exists" in await say() or b"no longer exists" in await say()
             assert process.wait(20) == 0
     finally:
         process.kill()

@@ -90,13 +90,13 @@ def test_freshness_in_words() -> None:
     one = view("甲", Status.ONLINE, age=3.0, ttl=57.0)
     assert freshness(one, TEXTS) == "refreshed about 3s ago, expires in 57s"
     unknown = replace(one, age=None, ttl=3_000.0)
-    assert freshness(unknown, TEXTS).startswith("expires in 50m00s; when")
+    assert freshness(unknown, TEXTS).startswith("expires in 50m00s; the time")
     exact = view("甲", Status.ONLINE, age=3.0, ttl=57.0, age_exact=True)
     assert freshness(exact, TEXTS) == "refreshed 3s ago, expires in 57s"
     said = {freshness(view("甲", presence=one, queue=1), TEXTS) for one in Presence}
     assert len(said) == 4
     absent = view("甲", presence=Presence.NEVER)
-    assert freshness(absent, TEXTS) == "no key of it is there"
+    assert freshness(absent, TEXTS) == "it has no key"
 
 
 def test_who_is_well() -> None:

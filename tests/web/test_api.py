@@ -186,7 +186,7 @@ async def test_a_page_withdraws_and_forgets(
     assert "&lt;b&gt;" in shown
     assert "<b>" not in shown
     path = f"/fragments/withdraw?{query}"
-    for said in ("was withdrawn", "does not wait any more"):
+    for said in ("was withdrawn", "is no longer in the queue"):
         answer = await client.post(path, data={"id": "<1>"}, headers=own)
         assert f"The command &lt;1&gt; {said}" in answer.text
     assert await redis.llen(f"{project}_控制") == 1

@@ -228,12 +228,12 @@ def test_a_lost_writer_is_a_row(browser: Any, base: str, writer: Writer) -> None
         looked.wait("document.querySelector('[data-note=lost]') !== null")
         looked.wait("document.querySelector('#cards .card').dataset.state === 'lost'")
         told = looked.texts("#events .gap")
-        assert told[-1] == "The writer has fallen silent without ending the run."
+        assert told[-1] == "The writer has stopped without ending the run."
         writer.add(1, "a.b")
         last_is(looked, "2")
         writer.redis.delete("run:1:events", "bls_agent:{run:1:events}:books")
         looked.wait("document.querySelector('#link').dataset.state === 'over'")
-        assert looked.texts("#log-end")[0].startswith("The run is gone")
+        assert looked.texts("#log-end")[0].startswith("The run no longer exists")
 
 
 @contextmanager
