@@ -275,7 +275,9 @@ async def test_a_run_that_is_awaited(own_server: DevServer) -> None:
                 await store.add(3, "a", "b", {"n": 2})
                 assert orjson.loads(await read())["data"] == {"n": 2}
                 await store.delete(3)
-            assert b"no longer exists" in await say() or b"no longer exists" in await say()
+            assert (
+                b"no longer exists" in await say() or b"no longer exists" in await say()
+            )
             assert process.wait(20) == 0
     finally:
         process.kill()
