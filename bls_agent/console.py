@@ -17,7 +17,7 @@ import anyio
 from bls_agent.access import Store
 from bls_agent.backoff import Backoff
 from bls_agent.console_log import WINDOW, LogReader, as_wrong_type, pause_after
-from bls_agent.console_queue import encode_key, forget_project, has_keys, waiting
+from bls_agent.console_queue import forget_project, has_keys, waiting
 from bls_agent.endpoint import Argument, Reply
 from bls_agent.errors import (
     BlsError,
@@ -34,7 +34,7 @@ from bls_agent.keys import (
     PROJECT_STATUS,
     KeyTemplate,
 )
-from bls_agent.names import check_name
+from bls_agent.names import check_name, encode_key
 from bls_agent.project.commands.sent import SendNote, local_user, make_command
 from bls_agent.project.messages import (
     COMMAND_LIMIT,
@@ -167,8 +167,12 @@ class Console(Store):
 
         An agent that has just been opened may need a moment for its first one.
         """
-        if project in self._seen:
-            return
+        try:
+            if project in self._seen:
+                return
+            encode_key(project)
+        except (TypeError, AttributeError, UnicodeEncodeError):
+            check_name("project", project)  # which says what is wrong
         until = anyio.current_time() + STARTING
         while create or not await has_keys(self._wires, project):
             check_name("project", project)

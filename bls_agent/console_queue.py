@@ -23,22 +23,17 @@ from bls_agent.keys import (
     SEEN,
     find_templates,
 )
-from bls_agent.names import place_beside
+from bls_agent.names import encode_key, place_beside
 from bls_agent.project.messages import Command, Status
 
 if TYPE_CHECKING:
     from bls_agent.keyed_wires import KeyedWires
 
-__all__ = ["encode_key", "forget_project", "has_keys", "waiting"]
+__all__ = ["forget_project", "has_keys", "waiting"]
 
 PAGE: Final = 100  # commands in one read: a command may be long
 GONE: Final = -2  # PTTL of a key that is not there
 REMEDY: Final = "Stop its agent first, or pass force=True."
-
-
-def encode_key(key: str) -> bytes:
-    """Write a key as Redis has it, also where it is no UTF-8."""
-    return key.encode("utf-8", "surrogateescape")
 
 
 async def has_keys(wires: KeyedWires, project: str) -> bool:

@@ -13,6 +13,7 @@ from bls_agent.errors import ConfigurationError
 __all__ = [
     "ask_whether",
     "check_name",
+    "encode_key",
     "escape_glob",
     "hash_tag",
     "key_beside",
@@ -35,6 +36,11 @@ def name_of(value: object) -> object:
     from uuid import UUID  # noqa: PLC0415 - 1 ms, and rare
 
     return str(value) if isinstance(value, UUID) else value
+
+
+def encode_key(key: str) -> bytes:
+    """Write a key as Redis has it, also where it is no UTF-8."""
+    return key.encode("utf-8", "surrogateescape")
 
 
 def ask_whether(name: str, known: Iterable[str]) -> str:

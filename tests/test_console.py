@@ -91,6 +91,13 @@ async def test_how_long_a_command_may_be(
     assert await redis.llen(f"{project}_控制") == 3
 
 
+@pytest.mark.parametrize("name", [None, b"p", ["p"], "\ud800"])
+async def test_what_is_no_name(console: Console, name: Any) -> None:
+    """Said as any other wrong argument."""
+    with pytest.raises(ConfigurationError, match="project"):
+        await console.send(name, "ping")
+
+
 async def test_a_name_that_nobody_has(
     console: Console, redis: Redis, redis_url: str, project: str
 ) -> None:

@@ -18,7 +18,7 @@ import anyio
 from bls_agent.diagnosis import Finding, Question, Sample, Severity
 from bls_agent.doctor.access import Role, judge_access, roles_of, trials
 from bls_agent.doctor.kinds import Kind, kind_of, project_of
-from bls_agent.doctor.reading import Look, encode_key
+from bls_agent.doctor.reading import Look
 from bls_agent.doctor.report import Report, Tally
 from bls_agent.doctor.rules import ASKING_OF, RULES_OF
 from bls_agent.doctor.server import Server, answer
@@ -27,7 +27,7 @@ from bls_agent.endpoint import Endpoint
 from bls_agent.errors import RedisRefusedError
 from bls_agent.keyed_wires import KeyedWires, default_endpoint
 from bls_agent.keys import CONTROL, KEYS, PROJECT_CONSOLE, PROJECT_STATUS
-from bls_agent.names import check_name
+from bls_agent.names import check_name, encode_key
 from bls_agent.project.twins import find_twin, name_fault
 from bls_agent.settings import check_seconds
 

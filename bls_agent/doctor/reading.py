@@ -16,8 +16,9 @@ from bls_agent.doctor.kinds import Kind
 from bls_agent.endpoint import Reply, Request
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.keys import KEYS, RedisType
+from bls_agent.names import encode_key
 
-__all__ = ["Look", "encode_key"]
+__all__ = ["Look"]
 
 BEGINNING: Final = 4_096  # bytes of a string that are read at first
 WHOLE: Final = 65_536  # bytes of a string that is read to its end
@@ -38,11 +39,6 @@ _LENGTH: Final = {
     RedisType.HASH: "HLEN",
     RedisType.STREAM: "XLEN",
 }
-
-
-def encode_key(key: str) -> bytes:
-    """Give a key's bytes again."""
-    return key.encode("utf-8", "surrogateescape")
 
 
 @dataclass

@@ -10,8 +10,8 @@ from typing import Any, Final
 from bls_agent.codec import cut_text
 from bls_agent.diagnosis import Finding, Severity
 from bls_agent.doctor.access import Role
-from bls_agent.doctor.reading import encode_key
 from bls_agent.doctor.server_rules import Facts
+from bls_agent.names import encode_key
 
 __all__ = ["Group", "Report", "Tally", "show_key"]
 

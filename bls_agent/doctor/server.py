@@ -9,11 +9,12 @@ from typing import Any, Final
 import anyio
 
 from bls_agent.diagnosis import Question
-from bls_agent.doctor.reading import Look, encode_key
+from bls_agent.doctor.reading import Look
 from bls_agent.doctor.server_rules import Facts
 from bls_agent.endpoint import Argument, Reply, Request
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.keyed_wires import KeyedWires
+from bls_agent.names import encode_key
 from bls_agent.wire import Wire
 
 __all__ = ["Server", "answer"]
