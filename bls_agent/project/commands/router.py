@@ -249,13 +249,18 @@ class Router:
             result = await self._fallback(context)
         else:
             raise UnknownCommandError(context.command, self._names())
-        return await result if hasattr(type(result), "__await__") else result
+        return await result if _is_awaitable(result) else result
+
+
+def _is_awaitable(result: object) -> bool:
+    """Tell whether it can be awaited; an object may answer to any name, its type not."""
+    return hasattr(type(result), "__await__")
 
 
 def _around(middleware: Middleware, inner: CallNext) -> CallNext:
     async def call(context: CommandContext) -> Any:
         result = await middleware(context, inner)
-        return await result if hasattr(type(result), "__await__") else result
+        return await result if _is_awaitable(result) else result
 
     return call
 
