@@ -87,7 +87,7 @@ $(VENV)/.lint: $(VENV)/.created pyproject.toml
 
 $(VENV)/.bench: $(VENV)/.created pyproject.toml
 	@echo 'installing what the benchmarks need ...'
-	@$(PIP) --editable '.[server,web]' --group bench
+	@$(PIP) --editable '.[assets,server,web]' --group bench
 	@# Each package that we stand beside gets an environment of its own: they need
 	@# different versions of the client.
 	@for peer in $(PEERS); do \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.figures import (
+    assets,
     cache,
     commands,
     fleet,
@@ -37,5 +38,6 @@ FIGURES = {
         runs_following.FIGURE,
         runs_streaming.FIGURE,
         runs_crowd.FIGURE,
+        assets.FIGURE,
     )
 }

@@ -15,10 +15,7 @@ from redis.asyncio import Redis
 
 from bls_agent.assets import AssetLibrary, AssetManifest, manifest_schema
 from bls_agent.assets.sync import SyncStep
-from bls_agent.cli.commands.assets import _draw
-from bls_agent.cli.invocation import Invocation
-from bls_agent.cli.progress import Progress
-from bls_agent.cli.screen import Screen
+from bls_agent.cli.commands.assets import shown_step
 from bls_agent.devserver import DevServer
 from bls_agent.texts import load_texts
 from tests.assets.memory_source import manifest
@@ -77,13 +74,17 @@ async def test_from_a_folder(bls: Bls, own_server: DevServer, folder: Path) -> N
 
 
 async def test_list_search_and_get(
-    bls: Bls, own_server: DevServer, folder: Path
+    bls: Bls, own_server: DevServer, folder: Path, admin: Redis
 ) -> None:
     """By category, by words, whole; one that is not there is answered with its like."""
     url = own_server.url
     assert (await bls("assets", "sync", str(folder), url=url)).code == 0
     rows = await bls("assets", "list", "--category", "skill", url=url)
     assert rows.text == "report\tskill\t1.0.0\treport\t\n"
+    await admin.hset("asset:index", "spoilt", "{")
+    rest = await bls("assets", "list", url=url)
+    assert (rest.code, len(rest.text.splitlines())) == (0, 3)
+    assert "'spoilt' in asset:index is left out" in rest.said
     found = await bls("assets", "list", "--search", "总结", "--json", url=url)
     assert orjson.loads(found.out)["id"] == "summary"
     assert (await bls("assets", "list", "--category", "widget", url=url)).code == 2
@@ -173,20 +174,12 @@ async def test_watch(own_server: DevServer, admin: Redis) -> None:
     process.stdout.close()
 
 
-def test_how_far_it_has_come(capsys: pytest.CaptureFixture[str]) -> None:
+def test_how_far_it_has_come() -> None:
     """A bar with files and bytes, in both languages."""
     for language, unit in (("en", "files"), ("zh", "个文件")):
-        screen = Screen(sys.stderr, {})
-        progress = Progress(screen, "")
-        invocation = Invocation(
-            redis=None, json=False, language=language,
-            texts=load_texts("cli", language), out=screen, err=screen,
-        )  # fmt: skip
-        _draw(invocation, progress, SyncStep("download", 50, 200, 3 * 2**20))
-        assert unit in progress._text
-        assert "50/200" in progress._text
-        assert f"{'█' * 5}{'░' * 15}" in progress._text
-        assert "3.0 MB" in progress._text
-        for phase in ("read", "write"):
-            _draw(invocation, progress, SyncStep(phase))
-            assert progress._text
+        texts = load_texts("cli", language)
+        told = shown_step(texts, SyncStep("download", 50, 200, 3 * 2**20))
+        for part in (unit, "50/200", f"{'█' * 5}{'░' * 15}", "3.0 MB"):
+            assert part in told
+        assert shown_step(texts, SyncStep("read"))
+        assert shown_step(texts, SyncStep("write"))

@@ -22,6 +22,7 @@ from bls_agent.cli.naming import find_likely
 from bls_agent.cli.printable import json_text
 from bls_agent.cli.screen import Column
 from bls_agent.errors import ManifestError, ManifestFault
+from bls_agent.texts import Texts
 
 if TYPE_CHECKING:
     from bls_agent.assets import (
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
         SyncState,
     )
     from bls_agent.assets.sync import SyncStep
-    from bls_agent.cli.progress import Progress
 
 __all__ = [
     "assets",
@@ -40,6 +40,7 @@ __all__ = [
     "get",
     "list_assets",
     "schema",
+    "shown_step",
     "sync",
     "validate",
     "watch",
@@ -270,7 +271,8 @@ async def _synchronise(
     with _told(invocation), invocation.waiting("asset_waiting") as progress:
 
         def tell(step: SyncStep) -> None:
-            _draw(invocation, progress, step)
+            text = shown_step(invocation.texts, step)
+            progress.tell(invocation.err.encodable(text))
 
         async with AssetSync(
             invocation.redis, source, wait=wait, on_progress=tell
@@ -304,18 +306,15 @@ def _line(
         out.line(words[1], *cells, between="\t")
 
 
-def _draw(invocation: Invocation, progress: Progress, step: SyncStep) -> None:
-    """Draw how far it has come, as a bar where that is known."""
+def shown_step(texts: Texts, step: SyncStep) -> str:
+    """Say how far a synchronisation has come, with a bar where that is known."""
     filled = BAR * step.done // step.total if step.total else 0
-    bar = "█" * filled + "░" * (BAR - filled) if step.total else ""
-    text = invocation.say(
-        f"asset_phase_{step.phase}",
-        bar=bar,
+    return texts[f"asset_phase_{step.phase}"].format(
+        bar="█" * filled + "░" * (BAR - filled) if step.total else "",
         done=f"{step.done:,}",
         total=f"{step.total:,}",
         size=f"{step.size / 2**20:,.1f}",
     )
-    progress.tell(invocation.err.encodable(text))
 
 
 @command(app, "validate")
