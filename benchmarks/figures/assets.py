@@ -47,7 +47,7 @@ FIGURE = Figure(
     title="A library of ten thousand assets",
     about=(
         "10,000 manifests of tools in memory are synchronised into an empty library, while "
-        "a second connection lists it every 50 ms and checks that it never shrinks; then "
+        "a second connection lists it twice a second and checks that it never shrinks; then "
         "twice more without changes, and the server counts the requests. Writing is the "
         "part of the first synchronisation behind the parsing of the last manifest. One "
         "by one: redis-py awaits `HGET`, `HSET`, `SADD`, `HSET` and `RPUSH` for each asset "

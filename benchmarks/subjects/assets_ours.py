@@ -88,7 +88,7 @@ async def run(options: Options) -> dict[str, float]:
                     if now < seen:
                         raise RuntimeError(f"{now} assets after {seen}")
                     seen = now
-                    await anyio.sleep(0.05)
+                    await anyio.sleep(0.5)
 
             tasks.start_soon(look)
             report = await sync.run()

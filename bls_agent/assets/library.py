@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, cast
 
 import anyio
 
@@ -29,6 +29,7 @@ from bls_agent.assets.records import (
     read_whole,
 )
 from bls_agent.backoff import Backoff
+from bls_agent.codec import JSONObject, decode
 from bls_agent.complaints import Complaints
 from bls_agent.endpoint import Argument, Reply, Request
 from bls_agent.errors import (
@@ -188,13 +189,18 @@ class AssetLibrary(Store):
             WrongTypeError: As :meth:`list`.
             RedisUnavailableError: Redis cannot answer.
         """
-        found: list[AssetSummary] = []
+        pairs = pair(await self._read(INDEX, "HGETALL"))
         faults: dict[str, DecodeError] = {}
-        for asset_id, payload in pair(await self._read(INDEX, "HGETALL")).items():
-            try:
-                found.append(AssetSummary.read(asset_id, payload))
-            except DecodeError as error:
-                faults[read_text(asset_id)] = error
+        try:  # as one JSON array, which takes half of the time
+            rows: Any = decode(b"[" + b",".join(pairs.values()) + b"]")
+            found = list(map(AssetSummary.of, pairs, _exactly(rows, len(pairs))))
+        except DecodeError:
+            found = []
+            for asset_id, payload in pairs.items():
+                try:
+                    found.append(AssetSummary.read(asset_id, payload))
+                except DecodeError as error:
+                    faults[read_text(asset_id)] = error
         return sorted(found, key=lambda summary: summary.id), faults
 
     async def search(self, text: str) -> _Summaries:
@@ -454,6 +460,13 @@ def portions(writes: Sequence[AssetWrite]) -> Iterator[list[AssetWrite]]:
 def _holds(text: str, words: Sequence[str]) -> bool:
     folded = text.casefold()
     return all(word in folded for word in words)
+
+
+def _exactly(rows: Any, count: int) -> list[JSONObject]:
+    """Make sure that so many values were so many objects."""
+    if len(rows) != count or any(type(row) is not dict for row in rows):
+        raise DecodeError("not_an_asset", b"")
+    return cast("list[JSONObject]", rows)
 
 
 def _keys_of(write: AssetWrite) -> list[str]:

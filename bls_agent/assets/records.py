@@ -114,7 +114,16 @@ class AssetSummary(NamedTuple):
         Raises:
             DecodeError: It is no such object, or that of another asset.
         """
-        get = decode_object(payload).get
+        return cls.of(asset_id, decode_object(payload), payload)
+
+    @classmethod
+    def of(cls, asset_id: bytes, fields: JSONObject, payload: bytes = b"") -> Self:
+        """Check a value of the index that was decoded before.
+
+        Raises:
+            DecodeError: As :meth:`read`.
+        """
+        get = fields.get
         found = cls(
             get("id", ""), get("name", ""), get("category", ""), get("version", ""),
             get("description", ""),

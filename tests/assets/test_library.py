@@ -241,7 +241,8 @@ async def test_what_cannot_be_read_hides_nothing_else(
     broken = {
         "no_json": b"{", "list": b"[]", "other": b'{"id":"x","name":"x","category":"tool","version":"1"}',
         "short": b'{"id":"short"}', "typed": b'{"id":"typed","name":1,"category":"a","version":"1"}',
-        "\udcff": b"\xff",
+        "\udcff": b"\xff", "two": b'{"id":"two"},{"id":"three"}',
+        "half": b'{"id":"half","name":"a"', "rest": b'"version":"1"}',
     }  # fmt: skip
     await admin.hset("asset:index", mapping={name.encode("utf-8", "surrogateescape"): value for name, value in broken.items()})  # fmt: skip
     await admin.set("asset:metadata:wrong", "x")

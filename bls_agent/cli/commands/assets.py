@@ -8,7 +8,6 @@ import re
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -78,10 +77,6 @@ CategoryOption = Annotated[
 ]
 
 
-def _source_class(name: str) -> Any:
-    return getattr(import_module("bls_agent.assets"), name)
-
-
 def _open_source(source: str, branch: str, base_path: str, base_url: str) -> Source:
     """Make the source that a word names: GitHub, any Git server, or a folder."""
     chosen: dict[str, Any] = {"branch": branch, "base_url": base_url}
@@ -94,7 +89,9 @@ def _open_source(source: str, branch: str, base_path: str, base_url: str) -> Sou
         given = {name: value for name, value in chosen.items() if value}
         found = GitHubSource(repo, base_path=base_path, **given)
     elif _GIT.match(source):
-        found = _source_class("GitSource")(source, base_path=base_path, branch=branch)
+        from bls_agent.assets import GitSource
+
+        found = GitSource(source, base_path=base_path, branch=branch)
     elif branch or base_url:
         raise Failure("asset_no_branch", Exit.USAGE, source=source)
     else:
