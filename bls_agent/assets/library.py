@@ -190,6 +190,7 @@ class AssetLibrary(Store):
             RedisUnavailableError: Redis cannot answer.
         """
         pairs = pair(await self._read(INDEX, "HGETALL"))
+        found: list[AssetSummary]
         faults: dict[str, DecodeError] = {}
         try:  # as one JSON array, which takes half of the time
             rows: Any = decode(b"[" + b",".join(pairs.values()) + b"]")
