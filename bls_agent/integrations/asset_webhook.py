@@ -1,0 +1,186 @@
+"""A webhook of GitHub that synchronises the asset library at each push (extra ``web``).
+
+To be mounted as a route of its own, or to be run alone::
+
+    Route("/hooks/assets", AssetWebhookApp(sync, secret), methods=["POST"])
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qs
+
+import anyio
+
+from bls_agent.assets.sources import check_branch
+from bls_agent.assets.sync import AssetSync
+from bls_agent.background import start_background
+from bls_agent.codec import JSONObject, decode_object
+from bls_agent.errors import ConfigurationError, DecodeError, MissingExtraError
+
+try:
+    from starlette.applications import Starlette
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+except ModuleNotFoundError:
+    raise MissingExtraError("web", "the webhook of the asset library") from None
+
+if TYPE_CHECKING:
+    import asyncio  # noqa: TID251 - see background.py
+
+__all__ = ["AssetWebhookApp"]
+
+SHORTEST: Final = 16  # characters of a secret
+MAX_BODY: Final = 5 * 2**20  # bytes
+PATIENCE: Final = 30.0  # seconds for a body to arrive
+REMEMBERED: Final = 1_000  # deliveries
+
+_log = logging.getLogger(__name__)
+
+
+class AssetWebhookApp(Starlette):
+    """Synchronises the library when somebody pushes to the branch.
+
+    An ASGI application for ``POST`` at any path. A delivery is answered at once with
+    202; the synchronisation runs behind it, one at a time, and once more if there was
+    another push meanwhile. Events other than a push, other branches, and deliveries
+    that came before are answered with 200 and do nothing.
+
+    A delivery without a right signature (``X-Hub-Signature-256``) is answered with 401
+    and not read any further. A failed synchronisation is a warning in the log, and
+    forgets the deliveries, so that GitHub's *Redeliver* begins a new one. Let
+    :meth:`AssetSync.run_forever` run as well: GitHub does not repeat what got lost.
+
+    Run alone it closes the synchronisation at the end; mounted, the host calls
+    :meth:`aclose`.
+
+    Args:
+        sync: What to run. Give it ``wait=60`` where several processes synchronise.
+        secret: As it stands in the webhook's settings at GitHub; 16 characters or more.
+        branch: Whose pushes count; default the branch of ``sync.source``, and without
+            one the repository's default branch.
+        max_body: Bytes of a delivery; a longer one is answered with 413.
+
+    Raises:
+        ConfigurationError: The secret is too short, or the branch is no name.
+    """
+
+    def __init__(
+        self,
+        sync: AssetSync,
+        secret: str,
+        *,
+        branch: str = "",
+        max_body: int = MAX_BODY,
+    ) -> None:
+        """Make the application; nothing is asked yet."""
+        if len(secret) < SHORTEST:
+            rule = f"a secret has {SHORTEST} characters or more"
+            raise ConfigurationError("secret", "***", rule)
+        self._sync, self._secret, self._max_body = sync, secret.encode(), max_body
+        self._branch = check_branch(branch) or getattr(sync.source, "branch", "")
+        self._seen: dict[str, None] = {}
+        self._is_wanted = False
+        self._task: asyncio.Task[None] | None = None
+        route = Route("/{path:path}", self._receive, methods=["POST"])
+        super().__init__(routes=[route], lifespan=self._live)
+
+    async def aclose(self) -> None:
+        """Cancel the synchronisation that runs, if any, and wait for its end."""
+        if self._task is not None:
+            ended = anyio.Event()
+            self._task.add_done_callback(lambda _: ended.set())
+            self._task.cancel()
+            with anyio.CancelScope(shield=True):
+                await ended.wait()
+
+    @asynccontextmanager
+    async def _live(self, _app: Starlette) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            await self.aclose()
+            await self._sync.aclose()
+
+    async def _receive(self, request: Request) -> Response:
+        given = request.headers.get("x-hub-signature-256", "")
+        body: bytes | None = None
+        if given:
+            with suppress(ClientDisconnect), anyio.move_on_after(PATIENCE):
+                body = await self._read(request)
+            if body is None:
+                return _answer(400, "the body did not arrive")
+            if len(body) > self._max_body:
+                return _answer(413, f"a delivery has at most {self._max_body} bytes")
+        expected = "sha256=" + hmac.new(self._secret, body or b"", "sha256").hexdigest()
+        if not hmac.compare_digest(given.encode(), expected.encode()):
+            return _answer(401, "the signature is missing or wrong")
+        return self._decide(request, body or b"")
+
+    async def _read(self, request: Request) -> bytes:
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > self._max_body:
+                break
+        return body
+
+    def _decide(self, request: Request, body: bytes) -> Response:
+        """Decide what a genuine delivery means."""
+        event = request.headers.get("x-github-event", "")
+        if event != "push":
+            return _answer(200, f"ignored: {event or 'no event'} is no push")
+        push = _read_push(request, body)
+        if push is None:
+            return _answer(400, "the body is no JSON object")
+        if push.get("ref") != f"refs/heads/{self._branch or _default_branch(push)}":
+            return _answer(200, f"ignored: {str(push.get('ref'))[:200]}")
+        if push.get("deleted") is True:
+            return _answer(200, "ignored: the branch was deleted")
+        delivery = request.headers.get("x-github-delivery", "")[:100]
+        if delivery and delivery in self._seen:
+            return _answer(200, "ignored: this delivery came before")
+        self._seen[delivery] = None
+        while len(self._seen) > REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+        self._is_wanted = True
+        if self._task is None or self._task.done():
+            self._task = start_background(self._work, "bls-agent-asset-webhook")
+        return _answer(202, "accepted")
+
+    async def _work(self) -> None:
+        """Synchronise as long as there are pushes that came after the last beginning."""
+        while self._is_wanted:
+            self._is_wanted = False
+            try:
+                report = await self._sync.run()
+                failure = report.reason if report.status == "failed" else ""
+            except Exception as error:  # noqa: BLE001 - the next push is to be served
+                failure = f"{type(error).__name__}: {error}"
+            if failure:
+                self._seen.clear()
+                _log.warning("assets are not up to date: %s", failure)
+
+
+def _read_push(request: Request, body: bytes) -> JSONObject | None:
+    """Read the body in either of the two forms that GitHub's settings offer."""
+    try:
+        if "form" in request.headers.get("content-type", ""):
+            body = parse_qs(body.decode(), strict_parsing=True)["payload"][0].encode()
+        return decode_object(body)
+    except (DecodeError, ValueError, KeyError):
+        return None
+
+
+def _default_branch(push: JSONObject) -> object:
+    repository: JSONObject | None = push.get("repository")
+    return repository.get("default_branch") if isinstance(repository, dict) else None
+
+
+def _answer(status: int, said: str) -> Response:
+    return JSONResponse({"status": said}, status)
