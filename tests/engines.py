@@ -336,7 +336,7 @@ class ClusterTopology(Topology):
             low = SLOTS * number // self.masters
             high = SLOTS * (number + 1) // self.masters - 1
             ask(node.port, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-            ask(node.port, "CLUSTER", "ADDSLOTSRANGE", low, high)
+            ask(node.port, "CLUSTER", "ADDSLOTS", *range(low, high + 1))
         for node in others:
             ask(node.port, "CLUSTER", "MEET", LOOPBACK, first.port)
         await until(
