@@ -4,7 +4,11 @@
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
+# pip is quiet, and compiles nothing: each program compiles what it imports. A dot every
+# three seconds shows that it works; the exit code is pip's.
+PATIENTLY := ( while sleep 3; do printf . >&2; done ) & dots=$$!; \
+    trap 'kill $$dots; echo >&2' EXIT;
+PIP := $(PATIENTLY) $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile
 CANDIDATES := python3 python3.14 python3.13 python3.12 python3.11
 SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 PEERS := arq taskiq faststream caches
@@ -98,7 +102,7 @@ $(VENV)/.bench: $(VENV)/.created pyproject.toml
 	@touch $@
 
 $(VENV)/.created:
-	@set -- $(if $(PYTHON),'$(PYTHON)',$(CANDIDATES)); \
+	@$(PATIENTLY) set -- $(if $(PYTHON),'$(PYTHON)',$(CANDIDATES)); \
 	for python do \
 	    if "$$python" -c '$(SUITABLE)' 2>/dev/null; then \
 	        echo "creating $(VENV) with $$("$$python" --version) ..."; \

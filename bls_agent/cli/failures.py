@@ -126,6 +126,8 @@ def _judge_outage(
         hint = texts["hint_password"]
     elif not redis and not environ.get("BLS_REDIS_URL"):
         hint = texts["hint_default_redis"]
+    elif not hint:
+        hint = texts["hint_address"]
     text = "refused" if isinstance(error, RedisRefusedError) else "unavailable"
     return Verdict(Exit.UNAVAILABLE, texts[text].format(**values), hint)
 

@@ -51,6 +51,7 @@ async def test_redis_is_not_there(bls: Bls, words: list[str]) -> None:
     ran = await bls(*words, url="redis://127.0.0.1:1/0")
     assert ran.code == 4
     assert "redis://127.0.0.1:1/0 does not answer" in ran.said
+    assert "--redis or BLS_REDIS_URL" in " ".join(ran.said.split())
     assert "Traceback" not in ran.said
     assert ran.out == b""
 
@@ -127,6 +128,16 @@ async def test_keys_of_another_type(bls: Bls, redis: Redis, project: str) -> Non
     assert (await bls("top")).code == 0
     assert (await bls("projects")).code == 0
     assert await redis.type(f"{project}_控制") == b"set"
+
+
+async def test_the_wrong_database(bls: Bls, own_server: DevServer) -> None:
+    """No project there, or no such database: the address and what to look at are said."""
+    ran = await bls("projects", url=own_server.url)
+    assert ran.code == 0
+    assert own_server.url in "".join(ran.said.split())
+    ran = await bls("projects", url=own_server.url.removesuffix("0") + "99")
+    assert ran.code == 4
+    assert "with this database" in " ".join(ran.said.split())
 
 
 @needs_selectors

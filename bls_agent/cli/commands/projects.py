@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from bls_agent.cli.command import command, new_app
 from bls_agent.cli.exits import Exit
 from bls_agent.cli.invocation import Invocation
@@ -34,5 +36,10 @@ async def projects(invocation: Invocation) -> Exit:
         ],
     )
     if not found:
-        invocation.hint("no_projects")
+        from bls_agent.endpoint import Endpoint
+        from bls_agent.keyed_wires import default_endpoint
+
+        given = invocation.redis
+        where = Endpoint.of(given) if given else default_endpoint(os.environ)
+        invocation.hint("no_projects", address=where.address)
     return Exit.DONE
