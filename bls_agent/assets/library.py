@@ -202,7 +202,8 @@ class AssetLibrary(Store):
                     found.append(AssetSummary.read(asset_id, payload))
                 except DecodeError as error:
                     faults[read_text(asset_id)] = error
-        return sorted(found, key=lambda summary: summary.id), faults
+        found.sort(key=lambda summary: summary.id)
+        return found, dict(sorted(faults.items()))
 
     async def search(self, text: str) -> _Summaries:
         """Find the assets whose index entry holds every word of a text.
