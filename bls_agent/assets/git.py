@@ -94,7 +94,7 @@ class GitSource:
     @property
     def name(self) -> str:
         """The URL with its credentials masked, and the branch."""
-        return mask_url(self._url) + (f"@{self.branch}" if self.branch else "")
+        return mask_url(self._url) + (f"#{self.branch}" if self.branch else "")
 
     async def head(self) -> Head:
         """Ask for the commit of the branch.

@@ -148,7 +148,7 @@ class DirectorySource:
         self.base_path = base_path.strip("/")
         folder = (self._root / self.base_path).resolve()
         if not folder.is_dir() or not folder.is_relative_to(self._root.resolve()):
-            rule = "the path of a folder, and base_path that of one inside of it"
+            rule = "a folder that exists, and base_path one inside of it"
             raise ConfigurationError("path", str(self._root / self.base_path), rule)
         self._seen = Head(""), list[SourceFile]()
 

@@ -74,8 +74,9 @@ async def test_a_repository(tmp_path: Path, serving: Any) -> None:
 
 async def test_what_is_not_there(server: GitServer) -> None:
     """No branch, no folder, no repository, a commit that has gone: each says so."""
-    with pytest.raises(SourceError, match="no branch 'gone'"):
+    with pytest.raises(SourceError, match="no branch 'gone'") as caught:
         await GitSource(server.url, branch="gone").head()
+    assert str(caught.value).startswith(f"{server.url}#gone: ")
     for folder in ("gone", "b.yml", "b.yml/x"):
         with pytest.raises(SourceError, match=f"no folder '{folder}'"):
             await read(GitSource(server.url, base_path=folder))

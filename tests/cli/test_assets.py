@@ -58,6 +58,7 @@ async def test_from_a_folder(bls: Bls, own_server: DevServer, folder: Path) -> N
     plan = await bls("assets", "diff", source, url=url)
     ran = await bls("assets", "sync", source, "--wait", "5", url=url)
     assert (plan.code, ran.code) == (3, 1)
+    assert "would end as failed" in plan.said
     assert plan.text == ran.text
     lines = ran.text.splitlines()
     assert lines[:1] == ["updated\tsummary"]
@@ -88,6 +89,8 @@ async def test_list_search_and_get(
     found = await bls("assets", "list", "--search", "总结", "--json", url=url)
     assert orjson.loads(found.out)["id"] == "summary"
     assert (await bls("assets", "list", "--category", "widget", url=url)).code == 2
+    none = await bls("assets", "list", "--search", "nowhere", url=url)
+    assert "No asset matches." in none.said
     shown = await bls("assets", "get", "summary", url=url)
     assert "description\t总结长文本\n" in shown.text
     whole = orjson.loads((await bls("assets", "get", "summary", "--json", url=url)).out)
@@ -134,7 +137,7 @@ async def test_the_schema_for_editors(bls: Bls) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("/nowhere/at/all",), "the path of a folder"),
+        (("/nowhere/at/all",), "a folder that exists"),
         ((".", "--branch", "main"), "is a folder"),
         (("github:nothing",), "owner/name"),
         ((), "SOURCE"),

@@ -157,7 +157,7 @@ async def list_assets(
         heads = [Column(invocation.texts[f"asset_{name}"], 8) for name in names]
         invocation.out.table(heads, rows)
         if not found:
-            invocation.hint("no_assets")
+            invocation.hint("no_assets_found" if search or category else "no_assets")
     _tell_state(invocation, state)
     return Exit.DONE
 
@@ -287,7 +287,8 @@ async def _synchronise(
     values = {"commit": report.commit[:12] or "-", "seconds": f"{report.seconds:.1f}"}
     invocation.hint(f"asset_{report.status}", **counts, **values)
     if report.reason:
-        invocation.warn("asset_sync_reason", reason=report.reason)
+        name = "asset_plan_reason" if dry_run else "asset_sync_reason"
+        invocation.warn(name, reason=report.reason)
     return report
 
 
