@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 UNSHARED_TRIES: Final = 3  # of connecting, in a process that forks and forks
 FAST: Final = 64_000.0  # bytes/s that a long request must pass with
 SLOWEST: Final = 1_600.0  # the same after some that did not; documents promise 2,000
+MOST_PATIENT: Final = 16  # times the timeout, at that rate: replies may be lost, too
 
 
 class Lost(NamedTuple):
@@ -356,7 +357,9 @@ class Link:
 
     def _time_for(self, packed: Sequence[bytes]) -> float:
         """Seconds until something that was sent counts as lost."""
-        return max(self._timeout, sum(map(len, packed)) / self._rate)
+        size = sum(map(len, packed))
+        slow = min(size / self._rate, MOST_PATIENT * self._timeout)
+        return max(self._timeout, size / FAST, slow)
 
     def _learn_rate(self, packed: Sequence[bytes], took: float | None) -> None:
         """Give long requests more time when one did not pass, and less when one did.

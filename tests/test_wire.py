@@ -175,6 +175,9 @@ async def test_long_requests_and_replies_have_time(own_server: DevServer) -> Non
             with pytest.raises(RedisUnavailableError, match="timeout"):
                 await wire.call("SET", "键", long)
             assert time.perf_counter() - began < 1.2
+        for _ in range(9):
+            wire._learn_rate([long], None)  # replies are lost one after the other
+        assert wire._time_for([long]) == pytest.approx(16 * 0.2), "not 12.5 s"
         await wire.aclose()
 
 
