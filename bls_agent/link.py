@@ -103,7 +103,7 @@ class Link:
             where: One server, or the way to the one that serves a key.
             name: Shown by CLIENT LIST.
             timeout: Deadline of one request in seconds. A long request has more time,
-                and still more when it did not pass; a reply as long as some of it comes.
+                up to 16 times it when it did not pass; a reply as long as some of it comes.
             patience: Deadline of connecting in seconds.
             gate: Paces the tries to connect; without one a failure is raised at once.
         """
