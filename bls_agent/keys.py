@@ -26,6 +26,10 @@ __all__ = [
     "ASSET_REPORT",
     "BROADCAST",
     "CONTROL",
+    "CRAWL_COUNTERS",
+    "CRAWL_DELAYED",
+    "CRAWL_LEASES",
+    "CRAWL_WAKE",
     "DEAD_LETTERS",
     "DELIVERIES",
     "INFLIGHT",
@@ -244,6 +248,10 @@ OWNER: Final = KeyTemplate("bls_agent:{place}:owner", _T.STRING, None, _C.OWN)
 RUN_BOOKS: Final = KeyTemplate("bls_agent:{place}:books", _T.HASH, _DAY, _C.OWN)
 ASSET_FEED: Final = KeyTemplate("bls_agent:{place}:feed", _T.STREAM, None, _C.OWN)
 ASSET_REPORT: Final = KeyTemplate("bls_agent:{place}:report", _T.STRING, None, _C.OWN)
+CRAWL_LEASES: Final = KeyTemplate("bls_agent:{place}:leases", _T.HASH, None, _C.OWN)
+CRAWL_DELAYED: Final = KeyTemplate("bls_agent:{place}:delayed", _T.HASH, None, _C.OWN)
+CRAWL_COUNTERS: Final = KeyTemplate("bls_agent:{place}:counters", _T.HASH, None, _C.OWN)
+CRAWL_WAKE: Final = KeyTemplate("bls_agent:{place}:wake", _T.LIST, None, _C.OWN)
 
 KEYS: Final[Mapping[str, KeyTemplate]] = {
     "project_status": PROJECT_STATUS,
@@ -290,7 +298,7 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "project_config": KeyTemplate("project:config:{project_id}", _T.HASH, None, _C.ASSETS),
     "pending_tasks": KeyTemplate("task:queue:pending", _T.LIST, None, _C.ASSETS),
     "queued_task_status": KeyTemplate("task:status:{task_id}", _T.HASH, None, _C.ASSETS),
-    # contract 004: crawling
+    # contract 004: crawling; the four behind it are ours: beside the requests
     "crawl_requests": KeyTemplate("crawlo:{project!}:{spider?}:queue:requests", _T.ZSET, None, _C.CRAWL),
     "crawl_requests_data": KeyTemplate("crawlo:{project!}:{spider?}:queue:requests:data", _T.HASH, None, _C.CRAWL),
     "crawl_processing": KeyTemplate("crawlo:{project!}:{spider?}:queue:processing", _T.ZSET, None, _C.CRAWL),
@@ -299,6 +307,10 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "crawl_failed_retries": KeyTemplate("crawlo:{project!}:{spider?}:queue:failed:retries:{key}", _T.STRING, None, _C.CRAWL),
     "crawl_filter_fingerprint": KeyTemplate("crawlo:{project!}:{spider?}:filter:fingerprint", _T.SET, None, _C.CRAWL),
     "crawl_item_fingerprint": KeyTemplate("crawlo:{project!}:{spider?}:item:fingerprint", _T.SET, None, _C.CRAWL),
+    "crawl_leases": CRAWL_LEASES,
+    "crawl_delayed": CRAWL_DELAYED,
+    "crawl_counters": CRAWL_COUNTERS,
+    "crawl_wake": CRAWL_WAKE,
 }
 # fmt: on
 

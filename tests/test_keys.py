@@ -79,6 +79,10 @@ EXAMPLES: dict[str, tuple[dict[str, str | int], str, str | None, int | None]] = 
     "crawl_failed_retries": ({"project": "p", "key": "a:b"}, "crawlo:p:queue:failed:retries:a:b", "string", None),
     "crawl_filter_fingerprint": ({"project": "p", "spider": "s"}, "crawlo:p:s:filter:fingerprint", "set", None),
     "crawl_item_fingerprint": ({"project": "p"}, "crawlo:p:item:fingerprint", "set", None),
+    "crawl_leases": ({"place": "{crawlo:新闻:queue:requests}"}, "bls_agent:{crawlo:新闻:queue:requests}:leases", "hash", None),
+    "crawl_delayed": ({"place": "{crawlo:新闻:queue:requests}"}, "bls_agent:{crawlo:新闻:queue:requests}:delayed", "hash", None),
+    "crawl_counters": ({"place": "{crawlo:新闻:queue:requests}"}, "bls_agent:{crawlo:新闻:queue:requests}:counters", "hash", None),
+    "crawl_wake": ({"place": "{crawlo:新闻:queue:requests}"}, "bls_agent:{crawlo:新闻:queue:requests}:wake", "list", None),
 }
 # fmt: on
 every_row = pytest.mark.parametrize("row", KEYS)
