@@ -88,7 +88,6 @@ PROGRAMS = [
     "texts",
     "terminal",
     "devserver",
-    "testing",
     "integrations",
     "doctor",
     "web",

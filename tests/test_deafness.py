@@ -17,7 +17,6 @@ from bls_agent import Console, ProjectAgent
 from bls_agent.devserver import DevServer
 from bls_agent.project.receiving import parked_read
 from bls_agent.project.receiving.parked_read import BLOCK
-from bls_agent.testing.chaos import FaultProxy, Rate
 from tests.harness import (
     PASSWORD,
     History,
@@ -25,6 +24,7 @@ from tests.harness import (
     status_of,
     url_with_rights,
 )
+from tests.kit import FaultProxy, Rate
 
 NOTICED = BLOCK + 5  # seconds after the cut
 SPARE = 15  # seconds more on a busy machine

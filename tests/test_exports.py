@@ -37,7 +37,7 @@ def trees() -> Trees:
 # A folder whose face lists what its modules define, so that users import from one place.
 FACES = {
     "bls_agent.assets",
-    "bls_agent.testing.chaos",
+    "bls_agent.crawl",
     "bls_agent.fleet",
     "bls_agent.workers",
     "bls_agent.runs",

@@ -12,8 +12,8 @@ from redis.exceptions import InvalidResponse
 
 from bls_agent import Console, ProjectAgent, RedisRefusedError, RedisUnavailableError
 from bls_agent.faults import translate
-from bls_agent.testing.chaos import FaultProxy, Flip
 from tests.harness import History, eventually
+from tests.kit import FaultProxy, Flip
 
 
 def test_what_never_was_redis_is_refused_for_good() -> None:

@@ -14,7 +14,6 @@ from redis.exceptions import RedisError
 
 from bls_agent import ProjectAgent, RedisUnavailableError, Status
 from bls_agent.devserver import DevServer
-from bls_agent.testing.chaos import FaultProxy, Rate
 from tests.harness import (
     History,
     cut_connections,
@@ -23,6 +22,7 @@ from tests.harness import (
     records,
     status_of,
 )
+from tests.kit import FaultProxy, Rate
 
 DEADLINE = 0.8  # seconds, of a request and of connecting, while nobody answers
 

@@ -13,8 +13,8 @@ from redis.asyncio import Redis
 
 from bls_agent import Console, ProjectAgent
 from bls_agent.devserver import DevServer
-from bls_agent.testing.chaos import Cut, Direction, FaultProxy
 from tests.harness import History, eventually, producing, records, status_of
+from tests.kit import Cut, Direction, FaultProxy
 
 ROUNDS = 100  # `make chaos` makes ten thousand
 

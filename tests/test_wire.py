@@ -24,7 +24,6 @@ from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
 from bls_agent.endpoint import Endpoint
 from bls_agent.link import Lost
-from bls_agent.testing.chaos import FaultProxy, Hold, Rate
 from bls_agent.wire import Wire
 from tests.harness import (
     PASSWORD,
@@ -36,6 +35,7 @@ from tests.harness import (
     status_of,
     url_with_rights,
 )
+from tests.kit import FaultProxy, Hold, Rate
 
 
 @pytest.fixture

@@ -30,9 +30,9 @@ from bls_agent.assets import (
     SyncStep,
 )
 from bls_agent.devserver import DevServer
-from bls_agent.testing.chaos import Cut, Direction, FaultProxy
 from tests.assets.memory_source import MemorySource, manifest
 from tests.harness import eventually
+from tests.kit import Cut, Direction, FaultProxy
 
 STATE = "asset:sync:state"
 REPORT = "bls_agent:{asset:sync:state}:report"

@@ -12,7 +12,6 @@ from typing import Any
 
 import anyio
 
-from bls_agent.testing.chaos import Event, Footprint, Tally, Violation, check_invariants
 from tests.chaos import (
     engine_faults,
     host_faults,
@@ -25,6 +24,7 @@ from tests.chaos.modes import MODES, Damage, Mode
 from tests.chaos.nursery import Nursery
 from tests.chaos.stage import Stage
 from tests.chaos.table import FAULTS, Fault
+from tests.kit import Event, Footprint, Tally, Violation, check_invariants
 
 __all__ = ["FAMILIES", "Row", "play_all", "rows_of"]
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from bls_agent.testing.chaos import HurtableServer
 from tests.chaos.campaign import Row
 from tests.chaos.soaks import SoakResult
+from tests.kit import HurtableServer
 
 __all__ = ["write_ledger"]
 

@@ -6,7 +6,9 @@ import time
 
 import anyio
 
-from bls_agent.testing.chaos import (
+from tests.chaos.stage import Stage
+from tests.chaos.table import fault
+from tests.kit import (
     Cut,
     Delay,
     Direction,
@@ -20,8 +22,6 @@ from bls_agent.testing.chaos import (
     Step,
     Swallow,
 )
-from tests.chaos.stage import Stage
-from tests.chaos.table import fault
 
 NOTICED = 10.0  # seconds within which a half-open link is noticed
 LONGEST = 600  # bytes of what is cut, at most

@@ -8,7 +8,11 @@ from contextlib import AbstractContextManager, asynccontextmanager
 
 import anyio
 
-from bls_agent.testing.chaos import (
+from tests.chaos.link_faults import SWEPT
+from tests.chaos.modes import MODES
+from tests.chaos.stage import Stage
+from tests.chaos.table import fault
+from tests.kit import (
     Cut,
     Delay,
     Direction,
@@ -22,10 +26,6 @@ from bls_agent.testing.chaos import (
     Slices,
     Swallow,
 )
-from tests.chaos.link_faults import SWEPT
-from tests.chaos.modes import MODES
-from tests.chaos.stage import Stage
-from tests.chaos.table import fault
 
 COMMANDS = ("BLPOP", "BLMOVE", "EVALSHA", "LRANGE", "LTRIM", "RPUSH", "SET")
 CONDITIONS = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bls_agent.settings import rules
-from bls_agent.testing.chaos import Promise
+from tests.kit import Promise
 
 __all__ = ["MODES", "Damage", "Mode"]
 

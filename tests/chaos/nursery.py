@@ -21,7 +21,7 @@ import orjson
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from bls_agent import ProjectAgent
-from bls_agent.testing.chaos import History
+from tests.kit import History
 
 __all__ = ["Nursery"]
 

@@ -14,9 +14,9 @@ from typing import Any
 import anyio
 
 from bls_agent.keys import PROJECT_STATUS
-from bls_agent.testing.chaos import History
 from tests.chaos.stage import Stage
 from tests.chaos.table import fault
+from tests.kit import History
 
 AHEAD = 12  # commands that wait for each process
 LIFE = 0.15  # seconds, at most, until the signal

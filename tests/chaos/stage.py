@@ -20,7 +20,9 @@ from redis.exceptions import RedisError
 from bls_agent import ProjectAgent, Status
 from bls_agent.keys import CONTROL, DEAD_LETTERS, INFLIGHT, PROJECT_CONSOLE
 from bls_agent.names import place_beside
-from bls_agent.testing.chaos import (
+from tests.chaos.modes import Damage, Mode
+from tests.chaos.nursery import Nursery
+from tests.kit import (
     FaultProxy,
     History,
     HurtableServer,
@@ -29,8 +31,6 @@ from bls_agent.testing.chaos import (
     StatusSampler,
     Step,
 )
-from tests.chaos.modes import Damage, Mode
-from tests.chaos.nursery import Nursery
 
 __all__ = ["Stage"]
 

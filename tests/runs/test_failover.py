@@ -17,10 +17,10 @@ from bls_agent.devserver import DevServer
 from bls_agent.runs import EventStore, Gap, GapReason
 from bls_agent.runs.following.channel import Channel
 from bls_agent.runs.reading import RunKeys
-from bls_agent.testing.chaos import Cut, Direction, FaultProxy
 from tests.engines import LOOPBACK, ask, until
 from tests.failovers import Told
 from tests.harness import eventually
+from tests.kit import Cut, Direction, FaultProxy
 
 RUN = 1
 KEPT = 5  # events that the other server has, too

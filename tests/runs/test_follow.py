@@ -25,8 +25,8 @@ from bls_agent.runs.following.follower import BATCH
 from bls_agent.runs.following.shared_pages import SharedPages
 from bls_agent.runs.reading import FIRST_PAGE, Page, RunKeys, RunReader
 from bls_agent.scripts import HOLD_RUN
-from bls_agent.testing.chaos import Delay, FaultProxy
 from tests.harness import eventually, execute
+from tests.kit import Delay, FaultProxy
 from tests.runs.writing import write
 
 

@@ -17,8 +17,8 @@ from bls_agent.runs.following.lane import COUNT, Lane
 from bls_agent.runs.following.ring import MOST
 from bls_agent.runs.reading import RunReader
 from bls_agent.runs.sse import event_frames, write_chunks
-from bls_agent.testing.chaos import Delay, FaultProxy
 from tests.harness import eventually
+from tests.kit import Delay, FaultProxy
 
 
 async def test_waits_shorter_than_a_read(own_server: DevServer) -> None:

@@ -28,7 +28,6 @@ from bls_agent.runs import (
 )
 from bls_agent.runs.following import channel, lane, presence
 from bls_agent.runs.following.channel import Channel
-from bls_agent.testing.chaos import FaultProxy, Swallow
 from tests.harness import (
     PASSWORD,
     are_blocked,
@@ -37,6 +36,7 @@ from tests.harness import (
     needs_selectors,
     url_with_rights,
 )
+from tests.kit import FaultProxy, Swallow
 from tests.runs.writing import write
 from tests.soak.followers import follow_through_cuts
 

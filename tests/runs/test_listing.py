@@ -27,8 +27,8 @@ from bls_agent.runs.summaries import (
     summarise,
     summarise_end,
 )
-from bls_agent.testing.chaos import FaultProxy, Rate
 from tests.harness import execute
+from tests.kit import FaultProxy, Rate
 
 NO_KEY = -2
 

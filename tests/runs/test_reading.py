@@ -21,7 +21,7 @@ from bls_agent.runs.reading import (
     RunReader,
     next_portion,
 )
-from bls_agent.testing.chaos import FaultProxy, Rate
+from tests.kit import FaultProxy, Rate
 from tests.runs.writing import write
 
 

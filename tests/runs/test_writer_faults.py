@@ -18,8 +18,8 @@ from bls_agent import EventStore, LeaseHeldError, WrongTypeError
 from bls_agent.devserver import DevServer
 from bls_agent.runs import RunWriter
 from bls_agent.runs.reading import RunKeys
-from bls_agent.testing.chaos import Cut, Direction, FaultProxy, Lose, Rate, Rule
 from tests.harness import cut_connections, eventually, execute, is_gone, url_with_rights
+from tests.kit import Cut, Direction, FaultProxy, Lose, Rate, Rule
 
 KEYS = RunKeys(1)
 ENDS = ["lifecycle.completed", "system.close"]

@@ -15,7 +15,7 @@ import anyio
 from bls_agent import RedisUnavailableError
 from bls_agent.devserver import DevServer
 from bls_agent.runs import EventStore, StreamEvent
-from bls_agent.testing.chaos import FaultProxy
+from tests.kit import FaultProxy
 
 __all__ = ["Followed", "follow_through_cuts"]
 

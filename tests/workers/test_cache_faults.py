@@ -15,9 +15,9 @@ from redis.asyncio import Redis
 
 from bls_agent.devserver import DevServer
 from bls_agent.errors import RedisUnavailableError
-from bls_agent.testing.chaos import Direction, FaultProxy, Late
 from bls_agent.workers import FunctionCache
 from tests.harness import eventually, execute, url_with_rights
+from tests.kit import Direction, FaultProxy, Late
 
 NOWHERE = "redis://127.0.0.1:1/0"
 

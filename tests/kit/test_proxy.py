@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Self
 
 import pytest
 
 from bls_agent import ConfigurationError, Console, ProjectAgent
 from bls_agent.endpoint import pack
-from bls_agent.testing.chaos import (
+from tests.harness import eventually
+from tests.kit import (
     Cut,
     Delay,
     Direction,
@@ -32,10 +30,8 @@ from bls_agent.testing.chaos import (
     Slices,
     Swallow,
 )
-from tests.harness import eventually
 
 REQUESTS, REPLIES = Direction.REQUESTS, Direction.REPLIES
-ROOT = Path(__file__).parents[2]
 
 
 class Peer:
@@ -302,17 +298,6 @@ async def test_the_url_keeps_login_and_database(redis_url: str) -> None:
         assert proxy.url == f"redis://me:p%40w@127.0.0.1:{proxy.port}/3?a=b"
         assert str(proxy.seed) in repr(proxy)
         assert "p%40w" not in repr(proxy)
-
-
-async def test_the_example_of_the_documentation_runs() -> None:
-    """As it stands, in a process of its own."""
-    text = (ROOT / "docs/chaos.md").read_text("utf-8")
-    code = text.partition("```python\n")[2].partition("```")[0]
-    done = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-c", code], capture_output=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    assert b"command='BLPOP'" in done.stdout
 
 
 @pytest.mark.parametrize("cycles", range(4, 10))  # before that it is still asyncio's

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from bls_agent.project.messages import Status
-from bls_agent.testing.chaos.evidence import Footprint, LogCount, StatusSample
-from bls_agent.testing.chaos.history import History, Step
+from tests.kit.evidence import Footprint, LogCount, StatusSample
+from tests.kit.history import History, Step
 
 __all__ = ["Promise", "Tally", "Violation", "check_invariants"]
 
@@ -262,7 +262,7 @@ def _check_host(history: History, _: Promise) -> Iterator[str]:
     evidence = history.evidence
     yield from (f"reached the host: {error}" for error in evidence.host_errors)
     footprints = evidence.footprints
-    if len(footprints) < 2:  # noqa: PLR2004 - before and after
+    if len(footprints) < 2:
         return
     for name in ("descriptors", "threads", "tasks"):
         before, after = (_part(footprints[place], name) for place in (0, -1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio  # noqa: TID251 - counts tasks; anyio knows no others than its own
+import asyncio
 import os
 import sys
 import threading
@@ -15,7 +15,7 @@ from bls_agent.errors import RedisUnavailableError
 from bls_agent.keys import PROJECT_STATUS
 from bls_agent.project.messages import Status
 from bls_agent.stats import AgentStats
-from bls_agent.testing.chaos.admin import AdminConnection
+from tests.kit.admin import AdminConnection
 
 __all__ = [
     "Evidence",

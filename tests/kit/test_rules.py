@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from bls_agent import ConfigurationError
-from bls_agent.testing.chaos import (
+from tests.kit import (
     Armed,
     Cut,
     Delay,
@@ -19,8 +19,8 @@ from bls_agent.testing.chaos import (
     Rule,
     Slices,
 )
-from bls_agent.testing.chaos.resp import Direction, Piece
-from bls_agent.testing.chaos.rules import Act, RuleBook
+from tests.kit.resp import Direction, Piece
+from tests.kit.rules import Act, RuleBook
 
 REPLY = b"*2\r\n$1\r\nq\r\n$1\r\nx\r\n"
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from bls_agent.endpoint import pack
-from bls_agent.testing.chaos.resp import Conversation, Direction, Piece, Scanner
+from tests.kit.resp import Conversation, Direction, Piece, Scanner
 
 REPLIES = [
     b"+OK\r\n",

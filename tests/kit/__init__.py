@@ -1,4 +1,4 @@
-"""Hurt a service on purpose, write down what happens, and check what must be true.
+"""The chaos kit: hurt a program on purpose, write down what happens, and check what must be true.
 
 * :class:`FaultProxy`: a bad link, with :class:`Delay`, :class:`Rate`, :class:`Slices`,
   :class:`Swallow`, :class:`Hold`, :class:`Refuse` while they are on, and
@@ -7,15 +7,12 @@
 * :class:`History`: who did what to which command; :class:`StatusSampler` and
   :class:`Footprint`: what was seen meanwhile.
 * :func:`check_invariants`: whether a :class:`Promise` was kept.
-
-Nothing but the core dependencies is needed; ``HurtableServer`` needs a server on this
-machine, such as the one of the extra ``server``.
 """
 
 from __future__ import annotations
 
-from bls_agent.testing.chaos.admin import AdminConnection
-from bls_agent.testing.chaos.evidence import (
+from tests.kit.admin import AdminConnection
+from tests.kit.evidence import (
     Evidence,
     Footprint,
     LogCount,
@@ -23,17 +20,17 @@ from bls_agent.testing.chaos.evidence import (
     StatusSample,
     StatusSampler,
 )
-from bls_agent.testing.chaos.history import Event, History, Step
-from bls_agent.testing.chaos.invariants import (
+from tests.kit.history import Event, History, Step
+from tests.kit.invariants import (
     Promise,
     Tally,
     Violation,
     check_invariants,
 )
-from bls_agent.testing.chaos.link import Fired
-from bls_agent.testing.chaos.proxy import FaultProxy
-from bls_agent.testing.chaos.resp import Direction
-from bls_agent.testing.chaos.rules import (
+from tests.kit.link import Fired
+from tests.kit.proxy import FaultProxy
+from tests.kit.resp import Direction
+from tests.kit.rules import (
     Armed,
     Condition,
     Cut,
@@ -48,7 +45,7 @@ from bls_agent.testing.chaos.rules import (
     Slices,
     Swallow,
 )
-from bls_agent.testing.chaos.server import HurtableServer
+from tests.kit.server import HurtableServer
 
 __all__ = [
     "AdminConnection",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio  # noqa: TID251 - see link.py
+import asyncio
 import random
 import secrets
 from collections.abc import AsyncGenerator
@@ -11,8 +11,8 @@ from typing import Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 from bls_agent.errors import ConfigurationError
-from bls_agent.testing.chaos.link import Fired, Link, Weather
-from bls_agent.testing.chaos.rules import Armed, Condition, Refuse, Rule, RuleBook
+from tests.kit.link import Fired, Link, Weather
+from tests.kit.rules import Armed, Condition, Refuse, Rule, RuleBook
 
 __all__ = ["FaultProxy"]
 
@@ -51,7 +51,7 @@ class FaultProxy:
     ) -> None:
         self.seed = secrets.randbits(32) if seed is None else seed
         self._host, self._server_port, self._around = _understand(target)
-        self._weather = Weather(RuleBook(random.Random(self.seed)))  # noqa: S311 - not for secrets
+        self._weather = Weather(RuleBook(random.Random(self.seed)))
         self._port = 0
         self._listener: asyncio.Server | None = None
         self._links: dict[int, tuple[Link, asyncio.Task[None]]] = {}
@@ -200,7 +200,7 @@ class FaultProxy:
         self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - we have made one
+        assert task is not None
         with suppress(asyncio.CancelledError):  # broken, or the proxy ends
             await self._carry(number, task, reader, writer)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bls_agent import Status
-from bls_agent.testing.chaos import (
+from tests.kit import (
     Footprint,
     History,
     LogCount,

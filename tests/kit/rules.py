@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from bls_agent.errors import ConfigurationError
-from bls_agent.testing.chaos.resp import Direction, Piece
+from tests.kit.resp import Direction, Piece
 
 __all__ = [
     "Act",

@@ -19,7 +19,7 @@ from bls_agent.agent import ProjectAgent
 from bls_agent.codec import decode_object, encode
 from bls_agent.project.commands.context import CommandContext
 from bls_agent.project.messages import LogEntry
-from bls_agent.testing.chaos.evidence import Evidence
+from tests.kit.evidence import Evidence
 
 __all__ = ["Event", "History", "Step"]
 

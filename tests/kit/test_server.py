@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from bls_agent import ConfigurationError, RedisUnavailableError
-from bls_agent.testing.chaos import AdminConnection, HurtableServer
+from tests.kit import AdminConnection, HurtableServer
 
 INJURIES = {
     "full": ("OOM", "PONG"),

@@ -14,7 +14,8 @@ from redis.asyncio import Redis
 
 from bls_agent import Console, ProjectAgent, Status
 from bls_agent.devserver import DevServer
-from bls_agent.testing.chaos import (
+from tests.harness import eventually
+from tests.kit import (
     Footprint,
     History,
     LogCount,
@@ -24,7 +25,8 @@ from bls_agent.testing.chaos import (
     Step,
     check_invariants,
 )
-from tests.harness import eventually
+
+ROOT = Path(__file__).parents[2]
 
 
 async def test_an_agent_writes_its_own_history(
@@ -91,12 +93,13 @@ def test_a_killed_process_leaves_its_history(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     script = (
         "import os, pathlib, sys\n"
-        "from bls_agent.testing.chaos import History, Step\n"
+        "from tests.kit import History, Step\n"
         "history = History(pathlib.Path(sys.argv[1]))\n"
         "history.note(Step.STARTED, '订单-1', 'child')\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(path)], check=False)
+    words = [sys.executable, "-c", script, str(path)]
+    done = subprocess.run(words, cwd=ROOT, check=False)
     assert done.returncode == -9
     with path.open("ab") as file:
         file.write(b'{"step":"ended","id":"')

@@ -12,7 +12,7 @@ from typing import Final
 
 from bls_agent.devserver import DevServer
 from bls_agent.errors import ConfigurationError, RedisUnavailableError
-from bls_agent.testing.chaos.admin import AdminConnection, AdminReply
+from tests.kit.admin import AdminConnection, AdminReply
 
 __all__ = ["HurtableServer"]
 
@@ -197,8 +197,8 @@ class HurtableServer(DevServer):
         try:
             for name in values:
                 found = admin.ask("CONFIG", "GET", name)
-                assert isinstance(found, list)  # noqa: S101 - what CONFIG GET answers
-                assert isinstance(found[1], bytes)  # noqa: S101 - as above
+                assert isinstance(found, list)
+                assert isinstance(found[1], bytes)
                 before[name] = found[1]
             for name, value in values.items():
                 admin.ask("CONFIG", "SET", name, value)

@@ -6,15 +6,15 @@ connection off (RST) and no server that can stop listening and keep its connecti
 
 from __future__ import annotations
 
-import asyncio  # noqa: TID251 - see above
+import asyncio
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
-from bls_agent.testing.chaos.resp import Conversation, Direction
-from bls_agent.testing.chaos.rules import (
+from tests.kit.resp import Conversation, Direction
+from tests.kit.rules import (
     Act,
     Condition,
     Delay,

@@ -1,1 +1,0 @@
-"""What helps to test a service that embeds the agent."""
