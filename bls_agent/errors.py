@@ -252,7 +252,8 @@ class DecodeError(ContractError):
 
     Attributes:
         reason: One word: ``not_utf8``, ``not_json``, ``not_an_object``,
-            ``no_command``, ``bad_args``, ``too_deep``, ``too_large``, ``bad_status``.
+            ``no_command``, ``bad_args``, ``too_deep``, ``too_large``, ``bad_status``,
+            ``bad_request``.
         payload: The first bytes of what was read.
         size: Length of the whole value in bytes.
     """

@@ -26,8 +26,10 @@ __all__ = [
     "ASSET_REPORT",
     "BROADCAST",
     "CONTROL",
+    "CRAWL_BLOOM",
     "CRAWL_COUNTERS",
     "CRAWL_DELAYED",
+    "CRAWL_KEY_FAULT",
     "CRAWL_LEASES",
     "CRAWL_WAKE",
     "DEAD_LETTERS",
@@ -252,6 +254,8 @@ CRAWL_LEASES: Final = KeyTemplate("bls_agent:{place}:leases", _T.HASH, None, _C.
 CRAWL_DELAYED: Final = KeyTemplate("bls_agent:{place}:delayed", _T.HASH, None, _C.OWN)
 CRAWL_COUNTERS: Final = KeyTemplate("bls_agent:{place}:counters", _T.HASH, None, _C.OWN)
 CRAWL_WAKE: Final = KeyTemplate("bls_agent:{place}:wake", _T.LIST, None, _C.OWN)
+CRAWL_BLOOM: Final = KeyTemplate("bls_agent:{place}:bloom", None, None, _C.OWN)  # each server calls the type otherwise
+CRAWL_KEY_FAULT: Final = "Key不符合命名规范"  # what contract 004 says of a key of another form
 
 KEYS: Final[Mapping[str, KeyTemplate]] = {
     "project_status": PROJECT_STATUS,
@@ -298,7 +302,7 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "project_config": KeyTemplate("project:config:{project_id}", _T.HASH, None, _C.ASSETS),
     "pending_tasks": KeyTemplate("task:queue:pending", _T.LIST, None, _C.ASSETS),
     "queued_task_status": KeyTemplate("task:status:{task_id}", _T.HASH, None, _C.ASSETS),
-    # contract 004: crawling; the four behind it are ours: beside the requests
+    # contract 004: crawling; the five behind it are ours: beside the requests, the last beside a filter
     "crawl_requests": KeyTemplate("crawlo:{project!}:{spider?}:queue:requests", _T.ZSET, None, _C.CRAWL),
     "crawl_requests_data": KeyTemplate("crawlo:{project!}:{spider?}:queue:requests:data", _T.HASH, None, _C.CRAWL),
     "crawl_processing": KeyTemplate("crawlo:{project!}:{spider?}:queue:processing", _T.ZSET, None, _C.CRAWL),
@@ -311,6 +315,7 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "crawl_delayed": CRAWL_DELAYED,
     "crawl_counters": CRAWL_COUNTERS,
     "crawl_wake": CRAWL_WAKE,
+    "crawl_bloom": CRAWL_BLOOM,
 }
 # fmt: on
 

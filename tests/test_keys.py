@@ -83,6 +83,7 @@ EXAMPLES: dict[str, tuple[dict[str, str | int], str, str | None, int | None]] = 
     "crawl_delayed": ({"place": "{crawlo:新闻:queue:requests}"}, "bls_agent:{crawlo:新闻:queue:requests}:delayed", "hash", None),
     "crawl_counters": ({"place": "{crawlo:新闻:queue:requests}"}, "bls_agent:{crawlo:新闻:queue:requests}:counters", "hash", None),
     "crawl_wake": ({"place": "{crawlo:新闻:queue:requests}"}, "bls_agent:{crawlo:新闻:queue:requests}:wake", "list", None),
+    "crawl_bloom": ({"place": "{crawlo:新闻:item:fingerprint}"}, "bls_agent:{crawlo:新闻:item:fingerprint}:bloom", None, None),
 }
 # fmt: on
 every_row = pytest.mark.parametrize("row", KEYS)

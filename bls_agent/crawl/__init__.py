@@ -1,11 +1,22 @@
 """Crawl queues: many crawler processes share one queue and one duplicate filter.
 
-Fingerprints need the extra ``crawl``; the classes for Scrapy, in
-:mod:`bls_agent.integrations.scrapy`, need the extra ``scrapy``.
+The classes for Scrapy, in :mod:`bls_agent.integrations.scrapy`, need the extra
+``scrapy``; what stands here needs none.
 """
 
 from __future__ import annotations
 
+from bls_agent.crawl.fingerprint import CrawlRequest, fingerprint, item_fingerprint
+from bls_agent.crawl.keys import (
+    RedisKeyManager,
+    RedisKeyValidator,
+    create_redis_key_manager,
+    get_redis_key_info,
+    get_redis_key_manager_from_settings,
+    print_validation_report,
+    validate_multiple_redis_keys,
+    validate_redis_key_naming,
+)
 from bls_agent.crawl.queue import (
     FailedRequest,
     QueueStats,
@@ -14,8 +25,19 @@ from bls_agent.crawl.queue import (
 )
 
 __all__ = [
+    "CrawlRequest",
     "FailedRequest",
     "QueueStats",
+    "RedisKeyManager",
+    "RedisKeyValidator",
     "RequestQueue",
     "TakenRequest",
+    "create_redis_key_manager",
+    "fingerprint",
+    "get_redis_key_info",
+    "get_redis_key_manager_from_settings",
+    "item_fingerprint",
+    "print_validation_report",
+    "validate_multiple_redis_keys",
+    "validate_redis_key_naming",
 ]

@@ -1,34 +1,369 @@
-"""Requests of crawlers, and the fingerprints by which duplicates are told: no I/O here."""
+"""Requests of crawlers, and the fingerprints by which duplicates are told: no I/O here.
+
+Fingerprints stay in Redis for months and are compared between processes. They must not
+change with the version of a library, so the form of a URL that they are made of is
+written here, on the standard library alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import base64
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass
+from ipaddress import ip_address
+from typing import Any, Final, Protocol, Self, cast, runtime_checkable
+from urllib.parse import (
+    SplitResult,
+    quote,
+    quote_plus,
+    unquote_to_bytes,
+    urlsplit,
+)
 
-__all__ = ["CrawlRequest"]
+from bls_agent.codec import decode, decode_object, encode_sorted, encode_strictly
+from bls_agent.errors import ConfigurationError, DecodeError
+
+__all__ = [
+    "CrawlRequest",
+    "RequestLike",
+    "canonical_url",
+    "fingerprint",
+    "item_fingerprint",
+]
+
+MAX_URL: Final = 65_535  # bytes
+MAX_BODY: Final = 2**20
+MAX_REQUEST: Final = 2**21  # bytes of JSON
+
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|(?:about|data):")
+_UNPRINTED: Final = re.compile("[\0-\x1f\x7f-\x9f\ud800-\udfff]")
+_TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110
+_PORTS: Final = {"http": 80, "ws": 80, "https": 443, "wss": 443, "ftp": 21}
+# In a path these mean something else than their escapes; the others are the same.
+_KEPT: Final = frozenset(b"/?#;%")
+_PATH: Final = "/:@!$&'()*+,;=|[]"
+_ESCAPE: Final = re.compile("%([0-9A-Fa-f]{2})|[^%]+|%")
+
+
+@runtime_checkable
+class RequestLike(Protocol):
+    """What has the parts of a request: a :class:`CrawlRequest`, a request of Scrapy."""
+
+    @property
+    def url(self) -> str:
+        """Its URL."""
+        ...
+
+    @property
+    def method(self) -> str:
+        """Its HTTP method."""
+        ...
+
+    @property
+    def headers(self) -> Any:
+        """A mapping: name → value or list of values, as text or bytes."""
+        ...
+
+    @property
+    def body(self) -> bytes:
+        """Its body."""
+        ...
 
 
 @dataclass(frozen=True)
 class CrawlRequest:
-    """One request of a crawler."""
+    """One request of a crawler, checked at construction; JSON in Redis.
+
+    Attributes:
+        url: With a scheme, at most 65,535 bytes.
+        method: An HTTP method, in capitals.
+        headers: Name → value.
+        body: At most 1 MiB; a ``str`` is taken as UTF-8.
+        meta: Whatever the crawler wants to find again, as JSON has it: a tuple becomes
+            a list, a ``datetime`` its text.
+        callback: Name of the function that is to have the response.
+
+    Raises:
+        ConfigurationError: A part breaks its rule, or all of it together has more than
+            2 MiB of JSON.
+    """
 
     url: str
     method: str = "GET"
-    headers: Mapping[str, str] | None = None
+    headers: Mapping[str, str] | None = field(default=None, hash=False)
     body: bytes = b""
-    meta: Mapping[str, Any] | None = None
+    meta: Mapping[str, Any] | None = field(default=None, hash=False)
     callback: str | None = None
 
+    def __post_init__(self) -> None:
+        """Check every part, and keep it in the form in which it is read back."""
+        _check_url(self.url)
+        object.__setattr__(self, "method", _check_method(self.method))
+        object.__setattr__(self, "headers", _check_headers(self.headers))
+        object.__setattr__(self, "body", _check_body(self.body))
+        _check_callback(self.callback)
+        object.__setattr__(self, "meta", _check_meta(self.meta))
+        size = len(self.encode())
+        if size > MAX_REQUEST:
+            rule = f"a request has at most {MAX_REQUEST} bytes of JSON, not {size}"
+            remedy = "Keep what is large elsewhere, and its key in meta."
+            raise ConfigurationError("request", self.url[:200], rule, remedy)
+
     def encode(self) -> bytes:
-        """Write the request as the JSON object that stands in Redis."""
-        raise NotImplementedError
+        """Write the request as the JSON object that stands in Redis.
+
+        What has its default is left out; a body that is no UTF-8 is ``body_base64``.
+        """
+        parts: dict[str, object] = {"url": self.url}
+        if self.method != "GET":
+            parts["method"] = self.method
+        if self.body:
+            try:
+                parts["body"] = self.body.decode()
+            except UnicodeDecodeError:
+                parts["body_base64"] = base64.b64encode(self.body).decode()
+        for name in ("headers", "meta", "callback"):
+            if (value := getattr(self, name)) is not None:
+                parts[name] = value
+        return encode_strictly("request", parts)
 
     @classmethod
-    def decode(cls, payload: bytes) -> CrawlRequest:
+    def decode(cls, payload: bytes) -> Self:
         """Read what :meth:`encode` wrote.
 
         Raises:
-            DecodeError: It is no request; it is never unpickled.
+            DecodeError: It is no such request: not JSON, more than 2 MiB, a field that
+                is unknown or of another type. Nothing is ever unpickled.
         """
-        raise NotImplementedError
+        parts = decode_object(payload, limit=MAX_REQUEST)
+        try:
+            if "body_base64" in parts:
+                if "body" in parts:
+                    raise DecodeError("bad_request", payload, "two bodies")
+                coded = parts.pop("body_base64")
+                parts["body"] = base64.b64decode(coded, validate=True)
+            return cls(**parts)
+        except (TypeError, ValueError) as error:  # a ConfigurationError, too
+            raise DecodeError("bad_request", payload, str(error)) from None
+
+
+def _check_url(url: object) -> None:
+    rule, remedy = "", ""
+    if not isinstance(url, str):
+        rule = f"a URL is text, not {type(url).__name__}"
+    elif len(url) > MAX_URL or len(url.encode("utf-8", "replace")) > MAX_URL:
+        rule, remedy = f"a URL has at most {MAX_URL} bytes", "Shorten it."
+    elif not _SCHEME.match(url):
+        rule, remedy = "a URL begins with its scheme", "Write https:// before it."
+    elif url[-1].isspace() or _UNPRINTED.search(url):
+        rule = "a URL holds no control characters, lone surrogates or blanks around it"
+        remedy = "Strip it, and percent-encode what belongs to it."
+    else:
+        try:
+            _authority(urlsplit(url))
+        except ValueError as error:
+            rule, remedy = f"it is no URL ({error})", "Look at its host and port."
+    if rule:
+        shown = url[:200] if isinstance(url, str) else url
+        raise ConfigurationError("url", shown, rule, remedy)
+
+
+def _check_method(method: object) -> str:
+    if not isinstance(method, str) or not _TOKEN.fullmatch(method):
+        raise ConfigurationError("method", method, "it is an HTTP method", "Try GET.")
+    return method.upper()
+
+
+def _check_callback(callback: object) -> None:
+    if callback is not None and (not isinstance(callback, str) or not callback):
+        rule, remedy = "it is the name of a function, or None", "Pass its __name__."
+        raise ConfigurationError("callback", callback, rule, remedy)
+
+
+def _check_headers(headers: object) -> dict[str, str] | None:
+    if headers is None:
+        return None
+    if not isinstance(headers, Mapping):
+        rule, remedy = "headers are a mapping", "Pass a dict of texts."
+        raise ConfigurationError("headers", headers, rule, remedy)
+    given = cast("Mapping[object, object]", headers)
+    for name, value in given.items():
+        if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+            rule, remedy = "it is no name of a header", "Pass a dict of texts."
+            raise ConfigurationError("headers", name, rule, remedy)
+        if not isinstance(value, str) or re.search(r"[\0\r\n]", value):
+            rule = f"the value of {name} is text on one line"
+            remedy = "Decode bytes, join several values by a comma."
+            raise ConfigurationError("headers", value, rule, remedy)
+    return cast("dict[str, str]", dict(given)) or None
+
+
+def _check_body(body: object) -> bytes:
+    if isinstance(body, str):
+        try:
+            body = body.encode()
+        except UnicodeEncodeError:
+            rule, remedy = "a text is valid Unicode", "Pass bytes."
+            raise ConfigurationError("body", body[:80], rule, remedy) from None
+    if not isinstance(body, bytes):
+        raise ConfigurationError("body", body, "it is bytes or text", "Encode it.")
+    if len(body) > MAX_BODY:
+        rule = f"a body has at most {MAX_BODY} bytes, not {len(body)}"
+        raise ConfigurationError("body", body[:80], rule, "Keep it elsewhere.")
+    return body
+
+
+def _check_meta(meta: object) -> dict[str, Any] | None:
+    if meta is None:
+        return None
+    if not isinstance(meta, Mapping):
+        raise ConfigurationError("meta", meta, "it is a mapping", "Pass a dict.")
+    payload = encode_strictly("meta", dict(cast("Mapping[str, Any]", meta)))
+    return cast("dict[str, Any]", decode(payload)) or None
+
+
+def canonical_url(url: str) -> str:
+    """Write a URL in the one form that all its spellings share.
+
+    Scheme and host in small letters, the host as ASCII (IDNA), no default port, dot
+    segments resolved, escapes only where they are needed and in capitals, the query
+    sorted by name and value, no fragment.
+
+    Raises:
+        ValueError: The host or the port is no such thing.
+    """
+    parts = urlsplit(url)
+    around = _authority(parts)
+    path = "".join(_normalize(match) for match in _ESCAPE.finditer(parts.path))
+    if parts.netloc:
+        path = _resolve(path)
+    pairs = sorted(
+        tuple(unquote_to_bytes(part.replace("+", " ")) for part in (name, value))
+        for name, _, value in (one.partition("=") for one in parts.query.split("&"))
+        if name or value
+    )
+    query = "&".join(f"{quote_plus(name)}={quote_plus(value)}" for name, value in pairs)
+    return f"{parts.scheme}:{around}{path}{query and '?'}{query}"
+
+
+def _authority(parts: SplitResult) -> str:
+    """Write the host and what stands around it; a ValueError says that it is none."""
+    if not parts.hostname:
+        if parts.scheme in _PORTS:
+            message = "it has no host"
+            raise ValueError(message)
+        return parts.netloc and f"//{parts.netloc}"
+    login, at, _ = parts.netloc.rpartition("@")
+    port = parts.port
+    shown = "" if port is None or port == _PORTS.get(parts.scheme) else f":{port}"
+    return f"//{login}{at}{_host(parts.hostname)}{shown}"
+
+
+def _normalize(match: re.Match[str]) -> str:
+    """Write a part of a path, or one escape in it."""
+    if match[1] is None:
+        return quote(match[0], _PATH)
+    byte = int(match[1], 16)
+    return f"%{byte:02X}" if byte in _KEPT else quote(bytes([byte]), _PATH)
+
+
+def _resolve(path: str) -> str:
+    """Remove dot segments, as RFC 3986 (5.2.4) does."""
+    kept: list[str] = []
+    segments = path.split("/")[1:] or [""]
+    for segment in segments:
+        if segment == "..":
+            del kept[-1:]
+        elif segment != ".":
+            kept.append(segment)
+    if segments[-1] in {".", ".."}:
+        kept.append("")
+    return "/" + "/".join(kept)
+
+
+def _host(host: str) -> str:
+    if ":" in host:
+        return f"[{ip_address(host).compressed}]"
+    if host.isascii():
+        return host
+    try:
+        return host.encode("idna").decode()
+    except UnicodeError:  # a label that is too long or empty
+        return host.lower()
+
+
+def fingerprint(request: RequestLike, headers: Iterable[str] = ()) -> str:
+    """Give what two requests for the same thing have in common.
+
+    Equal in every process, on every machine and with every version of Python: it is
+    made of the method, the URL in its canonical form and the body.
+
+    Args:
+        request: A :class:`CrawlRequest`, or what has its ``url``, ``method``, ``body``
+            and ``headers``, as a request of Scrapy.
+        headers: Names of headers whose values make a difference, too.
+
+    Returns:
+        SHA-256, 64 hexadecimal digits.
+
+    Raises:
+        ConfigurationError: It is no request.
+    """
+    if not isinstance(request, CrawlRequest):
+        _check_foreign(request)
+    method, url = request.method.upper(), canonical_url(request.url)
+    parts = [method.encode(), url.encode(), request.body]
+    for name in sorted({name.lower() for name in headers}):
+        values = _values(request.headers, name)
+        parts += [name.encode(), str(len(values)).encode(), *values]
+    # Each with its length before it, so that nothing can pass from one to the next.
+    return hashlib.sha256(b"".join(b"%d:%b" % (len(p), p) for p in parts)).hexdigest()
+
+
+def _check_foreign(request: object) -> None:
+    if not isinstance(request, RequestLike):
+        rule = "a request has url, method, headers and body"
+        raise ConfigurationError("request", request, rule, "Pass a CrawlRequest.")
+    _check_url(request.url)
+    _check_method(request.method)
+
+
+def _values(headers: Mapping[Any, Any] | None, name: str) -> list[bytes]:
+    """Give the values of a header: one text, or the list of bytes that Scrapy keeps."""
+    found: list[Any] = []
+    for key, value in (headers or {}).items():
+        if _encoded(key).lower() == name.encode():
+            found += value if isinstance(value, list | tuple) else [value]
+    return [_encoded(value) for value in found]
+
+
+def _encoded(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text
+
+
+def item_fingerprint(item: object) -> str:
+    """Give what two equal items have in common, in whatever order their fields stand.
+
+    Args:
+        item: A mapping (an ``Item`` of Scrapy is one), a dataclass, or any other value
+            that JSON can hold.
+
+    Returns:
+        SHA-256 of its canonical JSON, 64 hexadecimal digits.
+
+    Raises:
+        ConfigurationError: JSON cannot hold it.
+    """
+    if is_dataclass(item) and not isinstance(item, type):
+        item = asdict(item)
+    elif isinstance(item, Mapping):
+        item = dict(cast("Mapping[object, object]", item))
+    payload = encode_strictly("item", item)
+    try:
+        payload = encode_sorted(decode(payload))
+    except TypeError as error:
+        rule = f"it must be a value that JSON can hold ({error})"
+        raise ConfigurationError("item", item, rule) from None
+    return hashlib.sha256(payload).hexdigest()

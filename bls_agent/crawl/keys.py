@@ -1,0 +1,321 @@
+"""The keys of a crawl's project and spider, and whether a key is one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple, Protocol, cast
+
+from bls_agent.errors import ConfigurationError
+from bls_agent.keys import CRAWL_KEY_FAULT, KEYS, Contract
+from bls_agent.names import key_beside, name_of, place_beside
+
+__all__ = [
+    "CrawlKey",
+    "RedisKeyManager",
+    "RedisKeyValidator",
+    "create_redis_key_manager",
+    "get_redis_key_info",
+    "get_redis_key_manager_from_settings",
+    "print_validation_report",
+    "read_key",
+    "validate_multiple_redis_keys",
+    "validate_redis_key_naming",
+]
+
+_ROWS: Final = [name for name, row in KEYS.items() if row.contract is Contract.CRAWL]
+
+# Rows of ours → the contract's rows beside which they lie.
+_BESIDE: Final = {
+    "crawl_leases": ("crawl_requests",),
+    "crawl_delayed": ("crawl_requests",),
+    "crawl_counters": ("crawl_requests",),
+    "crawl_wake": ("crawl_requests",),
+    "crawl_bloom": ("crawl_filter_fingerprint", "crawl_item_fingerprint"),
+}
+_COMPONENTS: Final = ("queue", "filter", "item")
+
+
+class _Settings(Protocol):
+    def get(self, name: str, default: Any = None, /) -> Any: ...
+
+
+class RedisKeyManager:
+    """Gives every key of one namespace: of a project, or of one spider of it.
+
+    Args:
+        project_name: Name of the project.
+        spider_name: Name of the spider; ``None`` or ``""`` for the keys that belong to
+            the project alone. The keys of its spiders are other namespaces.
+
+    Raises:
+        ConfigurationError: A name holds a ``:``, breaks another rule for names, or a
+            spider is called ``queue``, ``item`` or ``filter``: its keys could be read
+            as those of another namespace.
+
+    Source: contract 004.
+    """
+
+    def __init__(
+        self, project_name: str = "default", spider_name: str | None = None
+    ) -> None:
+        self._project = cast("str", name_of(project_name))
+        self._spider: str | None = None
+        self.set_spider_name(spider_name)
+
+    @classmethod
+    def from_settings(cls, settings: _Settings) -> RedisKeyManager:
+        """Read ``PROJECT_NAME`` and ``SPIDER_NAME``.
+
+        Args:
+            settings: Anything with ``get(name, default)``: a ``dict``, the settings of
+                Scrapy.
+
+        Raises:
+            ConfigurationError: As at construction.
+        """
+        project = settings.get("PROJECT_NAME", "default")
+        return cls(project, settings.get("SPIDER_NAME", None))
+
+    def set_spider_name(self, spider_name: str | None) -> None:
+        """Change the spider; ``None`` or ``""`` for the project alone.
+
+        Raises:
+            ConfigurationError: As at construction; the manager stays as it was.
+        """
+        none = spider_name is None or spider_name == ""
+        spider = None if none else cast("str", name_of(spider_name))
+        if spider in _COMPONENTS:
+            rule = (
+                f"no spider is called {', '.join(_COMPONENTS)}: they are parts of keys"
+            )
+            raise ConfigurationError("spider", spider, rule, f"Try '{spider}_spider'.")
+        KEYS["crawl_requests"].build(project=self._project, spider=spider)
+        self._spider = spider
+
+    @property
+    def project_name(self) -> str:
+        """The name of the project."""
+        return self._project
+
+    @property
+    def spider_name(self) -> str | None:
+        """The name of the spider, or ``None``."""
+        return self._spider
+
+    @property
+    def namespace(self) -> str:
+        """The project's name, or ``project:spider``."""
+        return ":".join(filter(None, (self._project, self._spider)))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.namespace}>"
+
+    def get_requests_queue_key(self) -> str:
+        """Give the key of the waiting requests: sorted set, member → priority."""
+        return self._key("crawl_requests")
+
+    def get_requests_data_key(self) -> str:
+        """Give the key of their bodies: hash, member → body."""
+        return self._key("crawl_requests_data")
+
+    def get_processing_queue_key(self) -> str:
+        """Give the key of the requests that were taken: sorted set."""
+        return self._key("crawl_processing")
+
+    def get_processing_data_key(self) -> str:
+        """Give the key of their bodies: hash, member → body."""
+        return self._key("crawl_processing_data")
+
+    def get_failed_queue_key(self) -> str:
+        """Give the key of the requests that failed for good: list."""
+        return self._key("crawl_failed")
+
+    def get_failed_retries_key(self, key: str) -> str:
+        """Give the key that counts the failed attempts of one request.
+
+        Args:
+            key: The request's member in the queue.
+
+        Raises:
+            ConfigurationError: It cannot become part of a key.
+        """
+        return self._key("crawl_failed_retries", key=key)
+
+    def get_filter_fingerprint_key(self) -> str:
+        """Give the key of the fingerprints of requests: set."""
+        return self._key("crawl_filter_fingerprint")
+
+    def get_item_fingerprint_key(self) -> str:
+        """Give the key of the fingerprints of items: set."""
+        return self._key("crawl_item_fingerprint")
+
+    def get_own_key(self, row: str, beside: str = "") -> str:
+        """Give a key of this package's own, which no contract knows.
+
+        Args:
+            row: Its name in the table of keys, as ``crawl_leases``.
+            beside: The name of the contract's key in whose slot it lies, where there
+                is more than one.
+        """
+        place = place_beside(self._key(beside or _BESIDE[row][0]))
+        return KEYS[row].locate(place=place)
+
+    def _key(self, row: str, **more: str) -> str:
+        return KEYS[row].build(project=self._project, spider=self._spider, **more)
+
+    @staticmethod
+    def extract_project_name_from_key(key: object) -> str | None:
+        """Read the project out of a key; ``None`` if it is no key of contract 004."""
+        found = _read_contract(key)
+        return found.project if found else None
+
+    @staticmethod
+    def extract_spider_name_from_key(key: object) -> str | None:
+        """Read the spider out of a key; ``None`` if there is none."""
+        found = _read_contract(key)
+        return found.spider if found else None
+
+
+class CrawlKey(NamedTuple):
+    """What a key says: its row in the table of keys, and whose it is."""
+
+    row: str
+    project: str
+    spider: str | None
+
+
+def read_key(key: object) -> CrawlKey | None:
+    """Read a key back, also one of ours beside the contract's.
+
+    Args:
+        key: Text, or the bytes that Redis gave.
+
+    Returns:
+        What it says, or ``None`` if no :class:`RedisKeyManager` makes such a key.
+    """
+    if not isinstance(key, str | bytes):
+        return None
+    for name, beside in _BESIDE.items():
+        fields = KEYS[name].parse(key)
+        if fields is not None:
+            found = _read_contract(key_beside(fields["place"]))
+            if found is not None and found.row in beside:
+                return found._replace(row=name)
+    return _read_contract(key)
+
+
+def _read_contract(key: object) -> CrawlKey | None:
+    if not isinstance(key, str | bytes):
+        return None
+    for name in _ROWS:
+        fields = KEYS[name].parse(key)
+        if fields is None:
+            continue
+        try:
+            manager = RedisKeyManager(fields["project"], fields.get("spider"))
+            KEYS[name].build(**fields)
+        except ConfigurationError:
+            return None
+        return CrawlKey(name, manager.project_name, manager.spider_name)
+    return None
+
+
+class RedisKeyValidator:
+    """Tells whether a key is one that :class:`RedisKeyManager` makes.
+
+    Source: contract 004.
+    """
+
+    def validate_key_naming(self, key: object, project_name: str | None = None) -> bool:
+        """Tell whether a key follows the contract.
+
+        Args:
+            key: The key; what is no key is not valid, never an exception.
+            project_name: The project to which it must belong; ``None`` for any.
+        """
+        found = _read_contract(key)
+        return found is not None and (not project_name or found.project == project_name)
+
+    def validate_multiple_keys(
+        self, keys: Iterable[object], project_name: str | None = None
+    ) -> tuple[bool, list[object]]:
+        """Tell whether all keys follow the contract, and give those that do not."""
+        wrong = [key for key in keys if not self.validate_key_naming(key, project_name)]
+        return not wrong, wrong
+
+    def get_key_info(self, key: object) -> dict[str, Any]:
+        """Give the parts of a key.
+
+        Returns:
+            ``{valid, framework, project, [spider], component, sub_component}``, or
+            ``{valid: False, error}`` for what is no key of the contract.
+        """
+        found = _read_contract(key)
+        if found is None:
+            return {"valid": False, "error": CRAWL_KEY_FAULT}
+        framework, *_, rest = KEYS[found.row].template.split(":", 3)
+        component, sub_component = rest.split(":")[:2]
+        return {
+            "valid": True,
+            "framework": framework,
+            "project": found.project,
+            **({"spider": found.spider} if found.spider is not None else {}),
+            "component": component,
+            "sub_component": sub_component,
+        }
+
+
+def create_redis_key_manager(
+    project_name: str = "default", spider_name: str | None = None
+) -> RedisKeyManager:
+    """Make a :class:`RedisKeyManager`.
+
+    Raises:
+        ConfigurationError: As at its construction.
+    """
+    return RedisKeyManager(project_name, spider_name)
+
+
+def get_redis_key_manager_from_settings(settings: _Settings) -> RedisKeyManager:
+    """Make a manager by settings: :meth:`RedisKeyManager.from_settings`.
+
+    Raises:
+        ConfigurationError: As at its construction.
+    """
+    return RedisKeyManager.from_settings(settings)
+
+
+def validate_redis_key_naming(key: object, project_name: str | None = None) -> bool:
+    """Tell whether a key follows the contract."""
+    return RedisKeyValidator().validate_key_naming(key, project_name)
+
+
+def validate_multiple_redis_keys(
+    keys: Iterable[object], project_name: str | None = None
+) -> tuple[bool, list[object]]:
+    """Tell whether all keys follow the contract, and give those that do not."""
+    return RedisKeyValidator().validate_multiple_keys(keys, project_name)
+
+
+def get_redis_key_info(key: object) -> dict[str, Any]:
+    """Give the parts of a key: :meth:`RedisKeyValidator.get_key_info`."""
+    return RedisKeyValidator().get_key_info(key)
+
+
+def print_validation_report(
+    keys: Iterable[object], project_name: str | None = None
+) -> None:
+    """Print one line for each key: whether it follows the contract, and its parts.
+
+    Args:
+        keys: What to look at.
+        project_name: The project to which they must belong; ``None`` for any.
+    """
+    keys = [*keys]
+    for key in keys:
+        valid = validate_redis_key_naming(key, project_name)
+        info = get_redis_key_info(key)
+        said = [f"{name}={value}" for name, value in info.items() if name != "valid"]
+        print("valid  " if valid else "INVALID", repr(key), *said)  # noqa: T201 - it prints
+    _, wrong = validate_multiple_redis_keys(keys, project_name)
+    print(f"{len(keys) - len(wrong)} of {len(keys)} keys are valid")  # noqa: T201 - as above
