@@ -17,12 +17,8 @@ from bls_agent.crawl.keys import (
     validate_multiple_redis_keys,
     validate_redis_key_naming,
 )
-from bls_agent.crawl.queue import (
-    FailedRequest,
-    QueueStats,
-    RequestQueue,
-    TakenRequest,
-)
+from bls_agent.crawl.queue import FailedRequest, QueueStats, RequestQueue
+from bls_agent.crawl.taken import TakenRequest
 
 __all__ = [
     "CrawlRequest",

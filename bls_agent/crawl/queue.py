@@ -2,26 +2,58 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from types import TracebackType
+from typing import ClassVar, Final, Literal
 
 from bls_agent.access import Store
-from bls_agent.crawl.fingerprint import CrawlRequest
+from bls_agent.codec import decode_object, encode
+from bls_agent.complaints import Complaints
+from bls_agent.crawl.exchange import (
+    FAILED_KEPT,
+    MOST_BYTES,
+    MOST_PUSHES,
+    Exchange,
+)
+from bls_agent.crawl.fingerprint import CrawlRequest, fingerprint
+from bls_agent.crawl.keys import RedisKeyManager
+from bls_agent.crawl.records import Push, QueueKeys, QueueOptions
+from bls_agent.crawl.taken import TakenRequest
+from bls_agent.endpoint import Reply, Request
+from bls_agent.errors import (
+    ConfigurationError,
+    DecodeError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
+from bls_agent.forking import register
+from bls_agent.keys import KEYS
+from bls_agent.loop_local import LoopLocal
+from bls_agent.names import slot_of
+from bls_agent.settings import check_seconds
 
-__all__ = ["FailedRequest", "QueueStats", "RequestQueue", "TakenRequest"]
+__all__ = ["FailedRequest", "QueueStats", "RequestQueue"]
+
+logger = logging.getLogger(__name__)
+
+SHORTEST_LEASE: Final = 0.5  # seconds
+LONGEST_LEASE: Final = 86_400.0
+PAGE: Final = 100  # entries of the failed list that are read at once
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """What a queue holds now, and what happened to it so far.
+    """What a queue holds now, and what happened to it since it was made or cleaned up.
 
     Attributes:
         waiting: Requests that may be taken now.
-        delayed: Requests that are tried again at the end of their backoff.
+        delayed: Requests that are tried again at the end of their delay.
         in_flight: Requests in the hands of a worker.
         failed: Requests in the failed list.
-        pushed: Requests that were ever queued, duplicates not counted.
+        pushed: Requests that were queued; duplicates are not counted.
         taken: How often a request was taken.
         acknowledged: Requests that were finished.
         retried: How often a request was queued again after a failure.
@@ -48,9 +80,9 @@ class FailedRequest:
     Attributes:
         request: What failed; ``None`` where no request can be read.
         reason: Why, of the last attempt.
-        attempts: How often it was tried.
-        failed_at: Of the last attempt, in seconds since 1970, by the server's clock.
-        priority: With which it was queued.
+        attempts: How often it was tried; 0 where that cannot be read.
+        failed_at: Of the last attempt, in seconds since 1970.
+        priority: With which it was taken last.
         raw: The entry as it stands in Redis.
     """
 
@@ -61,34 +93,92 @@ class FailedRequest:
     priority: float
     raw: bytes
 
+    @classmethod
+    def read(cls, raw: bytes) -> FailedRequest:
+        """Read an entry; one that another program wrote in another form is kept whole."""
+        request, reason = None, "the entry cannot be read"
+        numbers = {"attempts": 0.0, "failed_at": 0.0, "priority": 0.0}
+        try:
+            entry = decode_object(raw)
+            reason = str(entry.get("reason", ""))
+            for name in numbers:
+                if isinstance(value := entry.get(name), int | float):
+                    numbers[name] = float(value)
+            if entry.get("request"):
+                request = CrawlRequest.decode(encode(entry["request"]))
+        except DecodeError:
+            pass
+        attempts = int(numbers["attempts"])
+        failed_at, priority = numbers["failed_at"], numbers["priority"]
+        return cls(request, reason, attempts, failed_at, priority, raw)
 
-class TakenRequest:
-    """A request in the hands of this worker."""
 
-    request: CrawlRequest
-    attempt: int  # 1 for the first
-    priority: float
+class _Take:
+    """The block in which a request is in the hands of this worker."""
 
-    @property
-    def valid(self) -> bool:
-        """Whether the lease is surely still ours."""
-        raise NotImplementedError
+    def __init__(self, queue: RequestQueue, timeout: float | None) -> None:
+        self._queue = queue
+        self._timeout = timeout
+        self._taken: TakenRequest | None = None
 
-    async def ack(self) -> bool:
-        """Finish the request; say whether it was still ours."""
-        raise NotImplementedError
+    async def __aenter__(self) -> TakenRequest | None:
+        exchange = self._queue.exchange
+        held = await exchange.take(self._timeout)
+        if held is not None and held.request is not None:
+            self._taken = TakenRequest(exchange, held, held.request)
+        return self._taken
 
-    async def fail(self, reason: str) -> bool:
-        """Have the request tried again after a backoff, or put into the failed list."""
-        raise NotImplementedError
-
-    async def give_back(self) -> bool:
-        """Put the request back where it was; the attempt does not count."""
-        raise NotImplementedError
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        taken = self._taken
+        if taken is None or taken.settled:
+            return
+        if error is None:
+            if not await taken.ack():
+                logger.warning("%r ends without its lease: it may be done twice", taken)
+        elif isinstance(error, Exception):
+            await taken.fail(f"{type(error).__name__}: {error}")
+        else:
+            await taken.give_back()
 
 
 class RequestQueue(Store):
-    """A queue of requests; see docs/crawl.md."""
+    """A queue of requests that many workers share, by the document's keys.
+
+    The lowest priority comes first, and within one the oldest. A worker holds what it
+    takes by a lease that the server's clock ends: the requests of a worker that died,
+    froze or lost its connection return at most ``lease`` seconds later, with
+    priority + 1. So each request is done at least once, and twice only if its worker was
+    cut off. Every step is one script: no crash leaves a request without its body or a
+    fingerprint without its request.
+
+    Works with and without ``async with``, in any event loop, for any number of tasks:
+    what they ask at the same time leaves in one write. Leaving the block gives back what
+    is still held. After a fork the child holds nothing.
+
+    Args:
+        redis: A URL, a client of redis-py or a ``ProjectAgent``; ``None`` for
+            ``BLS_REDIS_URL``.
+        project: Name of the project, without ``:``. On a Redis Cluster it needs a hash
+            tag, such as ``{新闻}``, so that all keys of the queue share a slot.
+        spider: Name of the spider; ``None`` for the queue of the whole project.
+        lease: Seconds until a request returns whose worker is not heard of any more.
+        max_retries: How often a failed request is tried again before it goes into the
+            failed list.
+        mode: ``leased``, or ``simple``: a request is done as soon as it was taken, as
+            the document has it, and is lost if its worker dies.
+        retry_delay: Seconds before the first retry; doubled with each, 60 at most.
+        timeout: Deadline of one request to Redis in seconds.
+
+    Raises:
+        ConfigurationError: One of these cannot be used.
+    """
+
+    client_name: ClassVar[str] = "bls-crawl"
 
     def __init__(
         self,
@@ -98,45 +188,271 @@ class RequestQueue(Store):
         *,
         lease: float = 60.0,
         max_retries: int = 3,
-        mode: str = "leased",
+        mode: Literal["leased", "simple"] = "leased",
+        retry_delay: float = 1.0,
         timeout: float = 5.0,
     ) -> None:
         """Remember where the queue is; nothing is opened yet."""
         super().__init__(redis, timeout=timeout)
+        manager = RedisKeyManager(project, spider)
+        self.project, self.spider = manager.project_name, manager.spider_name
+        rule = "between 0.5 seconds and a day"
+        if not SHORTEST_LEASE <= check_seconds("lease", lease, rule) <= LONGEST_LEASE:
+            raise ConfigurationError("lease", lease, rule)
+        if type(max_retries) is not int or max_retries < 0:
+            raise ConfigurationError(
+                "max_retries", max_retries, "a whole number, 0 or more"
+            )
+        if mode not in ("leased", "simple"):
+            raise ConfigurationError("mode", mode, "one of leased, simple")
+        self._keys = QueueKeys.of(manager)
+        self._options = QueueOptions(
+            lease=lease,
+            max_retries=max_retries,
+            retry_delay=check_seconds("retry_delay", retry_delay),
+            leased=mode == "leased",
+            timeout=timeout,
+        )
+        self._complaints = Complaints()
+        self._by_loop: LoopLocal[Exchange] = LoopLocal()
+
+    def __repr__(self) -> str:
+        name = ":".join(filter(None, (self.project, self.spider)))
+        return f"<RequestQueue {name} {self._access.shown}>"
+
+    def forget_parent(self) -> None:
+        """In a forked child: what is held is the parent's."""
+        self._by_loop.forget_parent()
+
+    @property
+    def exchange(self) -> Exchange:
+        """What talks to Redis in the running event loop.
+
+        Raises:
+            ConfigurationError: The keys lie in several slots of a Redis Cluster.
+        """
+        found = self._by_loop.find()
+        if found is None:
+            self._check_slots()
+            register(self)
+            found = Exchange(
+                self._access.wires, self._keys, self._options, self._complaints
+            )
+            self._by_loop.keep(found)
+        return found
+
+    def _check_slots(self) -> None:
+        keys = self._keys.by_row.values()
+        if self._access.wires.is_cluster and len(set(map(slot_of, keys))) > 1:
+            rule = "on a Redis Cluster all keys of a queue share one slot"
+            remedy = f"Name it {{{self.project}}}: what is in braces chooses the slot."
+            raise ConfigurationError("project", self.project, rule, remedy)
 
     async def push(
-        self, request: CrawlRequest, priority: float = 0, unique: bool = False
+        self,
+        request: CrawlRequest,
+        priority: float = 0,
+        unique: bool = False,  # noqa: FBT001, FBT002 - as the document's queue has it
     ) -> bool:
-        """Queue a request; say whether it was new."""
-        raise NotImplementedError
+        """Queue a request.
+
+        Args:
+            request: What to fetch.
+            priority: The lowest is taken first.
+            unique: Whether to queue it only if its :func:`fingerprint` is new; test and
+                write are one step. Needs the extra ``crawl``.
+
+        Returns:
+            Whether it was queued; ``False`` for a duplicate.
+
+        Raises:
+            ConfigurationError: The priority is no finite number.
+            RedisUnavailableError: Nothing was queued, unless ``error.ambiguous``: then
+                push it again with ``unique``, or risk that it is there twice.
+            WrongTypeError: A key holds another type than the document says.
+        """
+        return bool(await self.push_many((request,), priority, unique))
 
     async def push_many(
         self,
         requests: Iterable[CrawlRequest],
         priority: float = 0,
-        unique: bool = False,
+        unique: bool = False,  # noqa: FBT001, FBT002 - as push()
     ) -> int:
-        """Queue many requests; say how many were new."""
-        raise NotImplementedError
+        """Queue many requests, up to 500 in one step; see :meth:`push`.
 
-    def take(
-        self, timeout: float | None = None
-    ) -> AbstractAsyncContextManager[TakenRequest | None]:
-        """Take the next request for as long as the block lasts."""
-        raise NotImplementedError
+        Returns:
+            How many were queued. After an error those of earlier steps are.
+
+        Raises:
+            ConfigurationError: As :meth:`push`, as the next ones.
+            RedisUnavailableError: As above.
+            WrongTypeError: As above.
+        """
+        score = _score(priority)
+        return await self._push(
+            Push(score, request.encode(), fingerprint(request) if unique else "")
+            for request in requests
+        )
+
+    async def _push(self, pushes: Iterable[Push]) -> int:
+        count = size = 0
+        batch: list[Push] = []
+        for push in pushes:
+            size += len(push.body)
+            if batch and (len(batch) == MOST_PUSHES or size > MOST_BYTES):
+                count += sum(await self.exchange.push(batch))
+                batch, size = [], len(push.body)
+            batch.append(push)
+        if batch:
+            count += sum(await self.exchange.push(batch))
+        return count
+
+    def take(self, timeout: float | None = None) -> _Take:
+        """Take the next request, for as long as an ``async with`` block lasts.
+
+        Leaving the block acknowledges the request. An exception fails it with its
+        reason and goes on to the caller; a cancellation gives the request back. What
+        was settled in the block by hand stays so. The lease is renewed meanwhile.
+
+        Args:
+            timeout: Seconds to wait for a request; 0 to look once, ``None`` to wait for
+                ever, also while Redis is away.
+
+        Returns:
+            A block that gives a :class:`TakenRequest`, or ``None`` if none came in time.
+
+        Raises:
+            ConfigurationError: ``timeout`` is no time.
+            RedisUnavailableError: From the block's beginning: Redis was away when the
+                time was over. :class:`RedisRefusedError` at once.
+            WrongTypeError: From the block's beginning: as :meth:`push`.
+        """
+        if timeout:
+            check_seconds("timeout", timeout, "0 or more seconds, or None")
+        return _Take(self, timeout)
 
     async def size(self) -> int:
-        """Count the requests that may be taken now."""
-        raise NotImplementedError
+        """Count the requests that may be taken now.
+
+        Raises:
+            RedisUnavailableError: Redis cannot answer.
+            WrongTypeError: As :meth:`push`.
+        """
+        return int((await self._read("requests ZCARD"))[0])
 
     async def stats(self) -> QueueStats:
-        """Tell what the queue holds, and what happened to it."""
-        raise NotImplementedError
+        """Tell what the queue holds, and what happened to it.
+
+        Raises:
+            RedisUnavailableError: Redis cannot answer.
+            WrongTypeError: As :meth:`push`.
+        """
+        waiting, delayed, in_flight, failed, pairs, clock = await self._read(
+            "requests ZCARD",
+            "delayed HLEN",
+            "leases HLEN",
+            "failed LLEN",
+            "counters HGETALL",
+            "",
+        )
+        counters = dict(zip(pairs[::2], pairs[1::2], strict=True))
+
+        def count(name: bytes) -> int:
+            value = counters.get(name, b"0")
+            return int(value) if value.isdigit() else 0
+
+        return QueueStats(
+            waiting=waiting,
+            delayed=delayed,
+            in_flight=in_flight,
+            failed=failed,
+            pushed=count(b"pushed"),
+            taken=count(b"taken"),
+            acknowledged=count(b"acknowledged"),
+            retried=count(b"retried"),
+            expired=count(b"expired"),
+            seen_at=int(clock[0]) + int(clock[1]) / 1e6,
+        )
 
     async def failed(self, limit: int = 100) -> list[FailedRequest]:
-        """Give the newest entries of the failed list, the newest first."""
-        raise NotImplementedError
+        """Give the newest entries of the failed list, the newest first.
+
+        Args:
+            limit: How many; the list keeps 10,000.
+
+        Raises:
+            ConfigurationError: ``limit`` is not between 1 and 10,000.
+            RedisUnavailableError: Redis cannot answer.
+            WrongTypeError: As :meth:`push`.
+        """
+        if not 1 <= limit <= FAILED_KEPT:
+            raise ConfigurationError("limit", limit, f"between 1 and {FAILED_KEPT:,}")
+        (entries,) = await self._read(f"failed LRANGE {-limit} -1")
+        return [FailedRequest.read(raw) for raw in reversed(entries)]
 
     async def requeue_failed(self) -> int:
-        """Queue what failed once more; say how many."""
-        raise NotImplementedError
+        """Queue what is in the failed list once more, each in one step, oldest first.
+
+        Entries without a readable request stay where they are.
+
+        Returns:
+            How many were queued.
+
+        Raises:
+            RedisUnavailableError: Redis cannot answer; what was queued stays queued.
+            WrongTypeError: As :meth:`push`.
+        """
+        count = start = seen = 0
+        while seen < FAILED_KEPT:
+            (entries,) = await self._read(f"failed LRANGE {start} {start + PAGE - 1}")
+            found = map(FailedRequest.read, entries)
+            moved = await self._push(
+                Push(_score(one.priority), one.request.encode(), "", one.raw)
+                for one in found
+                if one.request is not None
+            )
+            count += moved
+            seen += len(entries)
+            start += len(entries) - moved
+            if len(entries) < PAGE:
+                break
+        return count
+
+    async def _read(self, *questions: str) -> list[Reply]:
+        """Ask several keys, each by row, command and arguments; nothing for the clock."""
+        requests: list[Request] = []
+        for question in questions:
+            row, command, *rest = question.split() or ("", "TIME")
+            keys = [self._keys.by_row[row]] if row else []
+            requests.append((command, *keys, *rest))
+        self._check_slots()
+        async with self._access.wires.to(self._keys.by_row["requests"]) as wire:
+            replies = await wire.read_many(requests)
+        for question, reply in zip(questions, replies, strict=True):
+            if isinstance(reply, RedisUnavailableError):
+                row = question.partition(" ")[0]
+                if reply.kind == "wrong_type":
+                    key, kind = self._keys.by_row[row], KEYS[f"crawl_{row}"].type
+                    raise WrongTypeError(key, str(kind)) from reply
+                raise reply
+        return replies
+
+    async def aclose(self) -> None:
+        """Give back what this event loop holds, and close its connections."""
+        exchange = self._by_loop.pop()
+        if exchange is not None:
+            await exchange.aclose()
+        await super().aclose()
+
+
+def _score(priority: float) -> str:
+    """Write a priority as Redis reads it.
+
+    Raises:
+        ConfigurationError: It is no finite number.
+    """
+    if type(priority) not in (int, float) or not math.isfinite(priority):
+        rule = "a finite number; the lowest is taken first"
+        raise ConfigurationError("priority", priority, rule)
+    return repr(float(priority))

@@ -25,6 +25,9 @@ __all__ = [
     "ADD_MEMBERS",
     "ADMIT",
     "BEAT",
+    "CRAWL_PUSH",
+    "CRAWL_SETTLE",
+    "CRAWL_TAKE",
     "END_BEAT",
     "END_LEASE",
     "HAND_BACK",
@@ -141,6 +144,9 @@ ADD_MEMBERS: Final = Script("add_members")
 ADMIT: Final = Script("admit")
 ACK: Final = Script("ack")
 BEAT: Final = Script("beat")
+CRAWL_PUSH: Final = Script("crawl_push")
+CRAWL_SETTLE: Final = Script("crawl_settle")
+CRAWL_TAKE: Final = Script("crawl_take")
 END_BEAT: Final = Script("end_beat")
 END_LEASE: Final = Script("end_lease")
 HAND_BACK: Final = Script("hand_back")

@@ -1,0 +1,495 @@
+"""The requests of one event loop to its crawl queue, gathered into few writes.
+
+One task of each event loop talks to Redis: pushes, ends of leases and takes that the other
+tasks ask for meanwhile leave in one write. It runs as long as something is asked for,
+awaited or held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import anyio
+
+from bls_agent.backoff import Backoff
+from bls_agent.complaints import Complaints
+from bls_agent.crawl.fingerprint import CrawlRequest
+from bls_agent.crawl.records import (
+    Batch,
+    Held,
+    Push,
+    QueueKeys,
+    QueueOptions,
+    Settlement,
+)
+from bls_agent.endpoint import Argument, Reply
+from bls_agent.errors import (
+    BlsError,
+    ContractError,
+    DecodeError,
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
+from bls_agent.keyed_wires import KeyedWires
+from bls_agent.keys import KEYS
+from bls_agent.lease import boot_seconds, valid_until
+from bls_agent.scripts import CRAWL_PUSH, CRAWL_SETTLE, CRAWL_TAKE, Script
+
+__all__ = ["FAILED_KEPT", "MOST_BYTES", "MOST_PUSHES", "Exchange"]
+
+FAILED_KEPT: Final = 10_000  # entries of the failed list
+MOST_PUSHES: Final = 500  # in one write
+MOST_BYTES: Final = 2**20
+MOST_TAKEN: Final = 100
+WAIT: Final = 2.0  # seconds of one blocking read, below the deadline of a request
+RENEWALS: Final = 3  # of a lease, before it would end
+
+_Run: TypeAlias = tuple[Script, list[str], Sequence[Argument]]
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    """A task that waits for a request, until a moment of the loop's clock."""
+
+    future: asyncio.Future[Held | None]
+    until: float
+
+
+@dataclass(eq=False)
+class _Write:
+    """What leaves in one write: up to three runs of scripts, in this order.
+
+    Attributes:
+        settlements: Ends and renewals of leases.
+        batches: Requests that are pushed.
+        count: How many requests are taken; -1 if none is looked for.
+        token: Of the leases of what is taken; none where it is taken for good.
+        sent_at: By the clock of leases.
+    """
+
+    settlements: Sequence[Settlement]
+    batches: Sequence[Batch]
+    count: int
+    token: str
+    sent_at: float = field(default_factory=boot_seconds)
+
+    def runs(self, keys: QueueKeys, options: QueueOptions) -> list[_Run]:
+        """Give scripts, keys and arguments."""
+        found: list[_Run] = []
+        words: list[Argument]
+        if self.settlements:
+            words = [FAILED_KEPT, keys.retries]
+            words += (word for one in self.settlements for word in one.words)
+            found.append((CRAWL_SETTLE, keys.settling, words))
+        if self.batches:
+            pushes = (push for batch in self.batches for push in batch.pushes)
+            words = [word for push in pushes for word in push]
+            found.append((CRAWL_PUSH, keys.pushing, words))
+        if self.count >= 0:
+            words = [self.count, self.token, int(options.lease * 1000), keys.retries]
+            found.append((CRAWL_TAKE, keys.taking, words))
+        return found
+
+
+class Exchange:
+    """What the tasks of one event loop ask of a queue, and the task that asks Redis.
+
+    Attributes:
+        options: How the queue is used.
+    """
+
+    def __init__(
+        self,
+        wires: KeyedWires,
+        keys: QueueKeys,
+        options: QueueOptions,
+        complaints: Complaints,
+    ) -> None:
+        """Remember; nothing is sent yet. Made in the running event loop."""
+        self.options = options
+        self._wires = wires
+        self._keys = keys
+        self._complaints = complaints
+        self._wake = keys.by_row["wake"]
+        self._blocking = wires.waiting(self._wake)
+        self._loop = asyncio.get_running_loop()
+        self._name = secrets.token_hex(8)
+        self._held: dict[bytes, Held] = {}
+        self._batches: deque[Batch] = deque()
+        self._settlements: list[Settlement] = []
+        self._waiters: deque[_Waiter] = deque()
+        self._asked = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._takes = 0
+        self._look_at = 0.0  # the loop's clock: when something may wait in the queue
+        self._must_look = False  # our blocking read has emptied the list of wakes
+        self._renew_at = math.inf
+
+    # --- what the other tasks ask
+
+    async def push(self, pushes: Sequence[Push]) -> list[int]:
+        """Queue requests, 500 at most; give 1 for each that was queued.
+
+        Raises:
+            RedisUnavailableError: Nothing was queued, unless ``error.ambiguous``.
+            WrongTypeError: A key holds another type than the contract says.
+        """
+        batch = Batch(pushes, self._loop.create_future())
+        self._batches.append(batch)
+        self._start()
+        return await batch.future
+
+    async def take(self, timeout: float | None) -> Held | None:
+        """Wait for a request; ``None`` if none came in time.
+
+        Raises:
+            RedisUnavailableError: Redis was away when the time was over, or refuses.
+            WrongTypeError: As :meth:`push`.
+        """
+        until = math.inf if timeout is None else self._loop.time() + timeout
+        waiter = _Waiter(self._loop.create_future(), until)
+        self._waiters.append(waiter)
+        self._look_at = 0.0
+        self._start()
+        try:
+            return await waiter.future
+        except asyncio.CancelledError:
+            future = waiter.future  # a request may have been handed out just before
+            given = future.done() and not future.cancelled() and not future.exception()
+            if given and (held := future.result()):
+                await self.give_back(held)
+            raise
+
+    async def give_back(self, held: Held) -> bool:
+        """Put a request back; in mode ``simple`` behind those of its priority."""
+        if held.token:
+            return await self.settle(Settlement("back", held))
+        return bool((await self.push([Push(repr(held.priority), held.body)]))[0])
+
+    async def settle(self, one: Settlement) -> bool:
+        """End a lease, and wait until Redis knows, but not for long."""
+        self._held.pop(one.held.member, None)
+        one.future = self._loop.create_future()
+        self._settlements.append(one)
+        self._start()
+        with anyio.move_on_after(self.options.timeout, shield=True):
+            return await asyncio.shield(one.future)
+        return False
+
+    async def aclose(self) -> None:
+        """Give back what is held, wait for what is under way, and end the task."""
+        for held in list(self._held.values()):
+            self._settlements.append(Settlement("back", held))
+        self._held.clear()
+        if self._settlements or self._batches:
+            self._start()
+        tasks = [task for task in (self._task, self._reader) if task is not None]
+        with anyio.CancelScope(shield=True):
+            if self._task is not None and not self._waiters:
+                await asyncio.wait({self._task}, timeout=self.options.timeout)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+            await self._blocking.aclose()
+        closed = RedisUnavailableError("connection", "the queue was closed")
+        for waiter in self._waiters:
+            if not waiter.future.done():
+                waiter.future.set_exception(closed)
+
+    # --- the task that asks Redis
+
+    def _start(self) -> None:
+        self._asked.set()
+        if self._task is None or self._task.done():
+            self._task = self._loop.create_task(self._run(), name="bls-crawl-queue")
+
+    @property
+    def _is_needed(self) -> bool:
+        asked = self._batches or self._settlements or self._waiters
+        return bool(asked or self._held or self._must_look)
+
+    async def _run(self) -> None:
+        backoff = Backoff()
+        try:
+            while self._is_needed:
+                self._asked.clear()
+                try:
+                    await self._exchange()
+                except (RedisUnavailableError, ContractError) as error:
+                    await self._pause_after(error, backoff)
+                else:
+                    backoff.succeeded()
+                    await self._pause()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)  # what is cancelled with this task gives back first
+            with suppress(BlsError), anyio.move_on_after(1, shield=True):
+                await self._exchange()
+            raise
+
+    async def _pause(self) -> None:
+        """Wait until there is something to send."""
+        await asyncio.sleep(0)  # tasks that were answered may ask the next thing now
+        if self._asked.is_set() or self._must_look:
+            return
+        moment = self._renew_at if self._held else math.inf
+        if self._waiters:
+            if self._reader is None or self._reader.done():
+                self._reader = self._loop.create_task(
+                    self._read(), name="bls-crawl-read"
+                )
+            moment = min(moment, self._look_at, *(one.until for one in self._waiters))
+        elif not self._held:
+            return
+        timer = None
+        if moment < math.inf:
+            timer = self._loop.call_at(moment, self._asked.set)
+        try:
+            await self._asked.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    async def _read(self) -> None:
+        """Wait for a push; one by a peer that wakes nobody is seen after two seconds."""
+        wait = min(WAIT, self.options.timeout / 2)
+        try:
+            said = await self._blocking.call("BLPOP", self._wake, wait)
+            self._must_look = self._must_look or said is not None
+        except RedisUnavailableError:  # the next look finds out what is wrong
+            await asyncio.sleep(wait)
+        self._look_at = 0.0
+        if self._is_needed:
+            self._start()
+
+    async def _pause_after(self, error: BlsError, backoff: Backoff) -> None:
+        """Tell the tasks whose time is over, and wait before the next attempt."""
+        final = isinstance(error, RedisRefusedError | ContractError)
+        now = self._loop.time()
+        for waiter in [one for one in self._waiters if final or one.until <= now]:
+            self._waiters.remove(waiter)
+            if not waiter.future.done():
+                waiter.future.set_exception(error)
+        kept: list[Settlement] = []
+        for one in self._settlements:
+            if final or one.held.valid_until <= boot_seconds():
+                one.answer(done=False)
+            else:
+                kept.append(one)
+        self._settlements = kept
+        if self._is_needed:
+            self._complaints.say("the crawl queue is not served", error)
+            await asyncio.sleep(backoff.failed())
+
+    # --- one write to Redis
+
+    async def _exchange(self) -> None:
+        """Send what was asked, and hand out what comes back.
+
+        Raises:
+            RedisUnavailableError: Redis did not do it; what may be sent again is kept.
+            WrongTypeError: A key holds another type than the contract says.
+        """
+        write = _Write(
+            self._next_settlements(), batches := self._next_batches(), -1, ""
+        )
+        count = self._count_wanted(pushing=bool(batches))
+        if count or self._must_look:
+            write.count = count
+            write.token = self._next_token() if self.options.leased else ""
+        runs = write.runs(self._keys, self.options)
+        if not runs:
+            return
+        try:
+            replies = await self._send(runs)
+        except RedisUnavailableError as error:
+            self._keep_for_later(write, error)
+            raise
+        by_script = {
+            script: reply for (script, *_), reply in zip(runs, replies, strict=True)
+        }
+        self._end_pushes(write, by_script.get(CRAWL_PUSH))
+        faults = (
+            self._end_leases(write, by_script.get(CRAWL_SETTLE)),
+            self._hand_out(write, by_script.get(CRAWL_TAKE)),
+        )
+        for fault in filter(None, faults):
+            raise fault
+
+    def _keep_for_later(self, write: _Write, error: RedisUnavailableError) -> None:
+        """Send again what may be sent again; tell the tasks whose push is in doubt."""
+        self._keep(write.settlements, in_doubt=error.ambiguous)
+        for batch in write.batches:
+            batch.fail(error)
+        if write.token and error.ambiguous:  # nobody has what may have been taken
+            lost = Held(
+                b"", write.token, valid_until=write.sent_at + self.options.lease
+            )
+            self._settlements.append(Settlement("recall", lost))
+
+    def _next_settlements(self) -> list[Settlement]:
+        """Give what ends or renews leases: first what needs no memory in the server."""
+        found, self._settlements = (
+            self._settlements[:MOST_PUSHES],
+            (self._settlements[MOST_PUSHES:]),
+        )
+        if self._held and self._loop.time() >= self._renew_at:
+            milliseconds = int(self.options.lease * 1000)
+            found += (
+                Settlement("renew", held, milliseconds) for held in self._held.values()
+            )
+            self._plan_renewal()
+        return sorted(found, key=lambda one: one.what != "ack")
+
+    def _plan_renewal(self) -> None:
+        self._renew_at = self._loop.time() + self.options.lease / RENEWALS
+
+    def _next_batches(self) -> list[Batch]:
+        found: list[Batch] = []
+        pushes = size = 0
+        while self._batches:
+            pushes += len(self._batches[0].pushes)
+            size += self._batches[0].size
+            if found and (pushes > MOST_PUSHES or size > MOST_BYTES):
+                break
+            found.append(self._batches.popleft())
+        return found
+
+    def _count_wanted(self, *, pushing: bool) -> int:
+        """Count the requests to take now; 0 where none can be in the queue."""
+        waiters = (one for one in self._waiters if not one.future.done())
+        self._waiters = deque(waiters)
+        now = self._loop.time()
+        if (
+            pushing
+            or now >= self._look_at
+            or any(w.until <= now for w in self._waiters)
+        ):
+            return min(len(self._waiters), MOST_TAKEN)
+        return 0
+
+    def _next_token(self) -> str:
+        self._takes += 1
+        return f"{self._name}.{self._takes}"
+
+    async def _send(self, runs: Sequence[_Run]) -> list[Reply]:
+        requests = [script.request(keys, words) for script, keys, words in runs]
+        async with self._wires.to(self._wake) as wire:
+            replies = await wire.call_many(requests)
+            for at, reply in enumerate(replies):
+                if (
+                    isinstance(reply, RedisUnavailableError)
+                    and reply.kind == "no_script"
+                ):
+                    script, keys, words = runs[at]
+                    text = script.request(keys, words, known=False)
+                    replies[at] = (await wire.call_many([text]))[0]
+        return [await self._explain(reply) for reply in replies]
+
+    def _keep(self, settlements: Iterable[Settlement], *, in_doubt: bool) -> None:
+        """Send ends of leases again with the next write."""
+        for one in settlements:
+            if one.what != "renew":
+                one.in_doubt = one.in_doubt or in_doubt
+                self._settlements.append(one)
+        self._renew_at = self._loop.time()
+
+    def _end_leases(self, write: _Write, reply: Reply) -> BlsError | None:
+        if isinstance(reply, BlsError):
+            self._keep(write.settlements, in_doubt=False)
+            return reply
+        for one, done in zip(write.settlements, reply or (), strict=True):
+            held = one.held
+            if one.what != "renew":
+                one.answer(done=bool(done) or one.in_doubt)
+            elif done:
+                held.valid_until = valid_until(write.sent_at, self.options.lease)
+            else:
+                held.valid_until = -math.inf
+                self._held.pop(held.member, None)
+        return None
+
+    def _end_pushes(self, write: _Write, reply: Reply) -> None:
+        at = 0
+        for batch in write.batches:
+            if isinstance(reply, BlsError):
+                batch.fail(reply)
+            elif not batch.future.done():
+                batch.future.set_result(reply[at : at + len(batch.pushes)])
+            at += len(batch.pushes)
+
+    def _hand_out(self, write: _Write, reply: Reply) -> BlsError | None:
+        """Give what was taken to the tasks that wait for it."""
+        if isinstance(reply, BlsError) or reply is None:
+            return reply
+        self._must_look = False
+        for at in range(1, len(reply), 4):
+            member, body, score, failures = reply[at : at + 4]
+            held = Held(member, write.token, body or b"", float(score), failures + 1)
+            if held.token:
+                held.valid_until = valid_until(write.sent_at, self.options.lease)
+            self._hand_over(held)
+        now = self._loop.time()
+        if len(reply) > 1:
+            self._look_at = now
+            return None
+        self._look_at = now + reply[0] / 1000 if reply[0] >= 0 else math.inf
+        for waiter in [one for one in self._waiters if one.until <= now]:
+            self._waiters.remove(waiter)
+            if not waiter.future.done():
+                waiter.future.set_result(None)
+        return None
+
+    def _fault_of(self, held: Held) -> str:
+        """Read a request; say why no worker can do it."""
+        try:
+            held.request = CrawlRequest.decode(held.body)
+        except DecodeError as error:
+            return str(error) if held.body else "it has no body"
+        if held.attempt > self.options.max_retries + 1:
+            held.attempt -= 1
+            return "its lease ended too often: the workers that had it died"
+        return ""
+
+    def _hand_over(self, held: Held) -> None:
+        """Give a request to a task that waits for one, or back where none does."""
+        if fault := self._fault_of(held):
+            entry = held.failed_entry(fault)
+            self._settlements.append(Settlement("fail", held, entry))
+            return
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.future.done():
+                waiter.future.set_result(held)
+                if held.token:
+                    if not self._held:
+                        self._plan_renewal()
+                    self._held[held.member] = held
+                return
+        if held.token:
+            self._settlements.append(Settlement("back", held))
+        else:
+            push = Push(repr(held.priority), held.body)
+            self._batches.append(Batch([push], self._loop.create_future()))
+
+    async def _explain(self, reply: Reply) -> Reply:
+        """Name the key that holds another type, if that is what an error says."""
+        if not isinstance(reply, RedisUnavailableError) or reply.kind != "wrong_type":
+            return reply
+        rows = self._keys.by_row
+        async with self._wires.to(self._wake) as wire:
+            kinds = await wire.read_many([("TYPE", key) for key in rows.values()])
+        for (row, key), kind in zip(rows.items(), kinds, strict=True):
+            expected = str(KEYS[f"crawl_{row}"].type)
+            if kind not in (b"none", expected.encode()):
+                return WrongTypeError(key, expected)
+        return reply

@@ -1,0 +1,51 @@
+-- KEYS[1]  …:queue:requests, a sorted set: member to priority
+-- KEYS[2]  …:queue:requests:data, a hash: member to body
+-- KEYS[3]  …:counters, a hash: the last serial number, and what happened so far
+-- KEYS[4]  …:wake, a list: one element while requests wait
+-- KEYS[5]  …:filter:fingerprint, a set
+-- KEYS[6]  …:queue:failed, a list
+-- ARGV[…]  priority, body, fingerprint and entry of the failed list in turn; no
+--          fingerprint for a request that may be there twice, no entry for a new one
+--
+-- Queues requests, and says 1 for each that was queued, 0 for each that was not: its
+-- fingerprint was known, or its entry is not in the failed list any more.
+--
+-- One step, because a fingerprint without its request would never be fetched, a request
+-- without its body could not be, and an entry must not be queued twice.
+local added, moved, serial = {}, 0, nil
+redis.call('ZCARD', KEYS[1])
+redis.call('HLEN', KEYS[2])
+serial = tonumber(redis.call('HGET', KEYS[3], 'serial') or '')
+redis.call('LLEN', KEYS[4])
+redis.call('SCARD', KEYS[5])
+redis.call('LLEN', KEYS[6])
+if not serial then  -- above all that were ever given, also where the hash was lost
+  local now = redis.call('TIME')
+  serial = now[1] * 1000000 + now[2]
+end
+local count = 0
+for at = 1, #ARGV, 4 do
+  local fingerprint, entry = ARGV[at + 2], ARGV[at + 3]
+  local new = 1
+  if entry ~= '' then
+    new = redis.call('LREM', KEYS[6], 1, entry)
+  elseif fingerprint ~= '' then
+    new = redis.call('SADD', KEYS[5], fingerprint)
+  end
+  if new == 1 then
+    serial = serial + 1
+    local member = string.format('%016.0f', serial)
+    redis.call('ZADD', KEYS[1], ARGV[at], member)
+    redis.call('HSET', KEYS[2], member, ARGV[at + 1])
+    count = count + 1
+  end
+  added[#added + 1] = new
+end
+if count > 0 then
+  redis.call('HSET', KEYS[3], 'serial', string.format('%.0f', serial))
+  redis.pcall('HINCRBY', KEYS[3], 'pushed', count)
+  if redis.call('LLEN', KEYS[4]) == 0 then
+    redis.call('RPUSH', KEYS[4], '1')
+  end
+end
+return added
