@@ -22,6 +22,7 @@
        ├─ UnknownProjectError    a project without any key; nothing was sent
        └─ NoOutcomeError         no outcome record in time; also TimeoutError
 
+    DuplicateItem                not an error: an equal item was crawled before
     Reject                       not an error: a handler raises it to turn a command down
 
 Each class builds its message from typed fields, so that a ``raise`` carries data
@@ -44,6 +45,7 @@ __all__ = [
     "ContractError",
     "DecodeError",
     "DuplicateHandlerError",
+    "DuplicateItem",
     "LeaseHeldError",
     "ManifestError",
     "ManifestFault",
@@ -454,6 +456,19 @@ _STATES: Mapping[str, str] = {
     "waiting": "it still stands in the queue of the project, which is running",
     "taken": "it was taken from the queue, and may be running, or done",
 }
+
+
+class DuplicateItem(Exception):  # noqa: N818 - a signal, not an error
+    """Raised by a pipeline for an item that is to be dropped: an equal one was there.
+
+    Attributes:
+        fingerprint: What the two have in common.
+    """
+
+    def __init__(self, fingerprint: str) -> None:
+        """Keep the fingerprint."""
+        self.fingerprint = fingerprint
+        super().__init__(f"an item with the fingerprint {fingerprint} was there before")
 
 
 class Reject(Exception):  # noqa: N818 - a signal, not an error

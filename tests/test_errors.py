@@ -15,6 +15,7 @@ from bls_agent.errors import (
     ConfigurationError,
     DecodeError,
     DuplicateHandlerError,
+    DuplicateItem,
     ManifestError,
     ManifestFault,
     MissingExtraError,
@@ -104,6 +105,10 @@ MESSAGES = {
             "no outcome of 'reload' (cmd-1-abcdef) within 2.5 s; "
             "it may still be waiting, running, or done"
         ),
+    ),
+    "duplicate item": (
+        DuplicateItem("9f86d08"),
+        "an item with the fingerprint 9f86d08 was there before",
     ),
     "reject": (Reject("closed on sundays"), "closed on sundays"),
 }

@@ -18,15 +18,18 @@ from bls_agent.crawl.keys import (
     validate_redis_key_naming,
 )
 from bls_agent.crawl.queue import FailedRequest, QueueStats, RequestQueue
+from bls_agent.crawl.seen import DedupPipeline, SeenFilter
 from bls_agent.crawl.taken import TakenRequest
 
 __all__ = [
     "CrawlRequest",
+    "DedupPipeline",
     "FailedRequest",
     "QueueStats",
     "RedisKeyManager",
     "RedisKeyValidator",
     "RequestQueue",
+    "SeenFilter",
     "TakenRequest",
     "create_redis_key_manager",
     "fingerprint",

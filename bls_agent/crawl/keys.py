@@ -11,12 +11,14 @@ from bls_agent.names import key_beside, name_of, place_beside
 
 __all__ = [
     "CrawlKey",
+    "CrawlSettings",
     "RedisKeyManager",
     "RedisKeyValidator",
     "create_redis_key_manager",
     "get_redis_key_info",
     "get_redis_key_manager_from_settings",
     "print_validation_report",
+    "read_flag",
     "read_key",
     "validate_multiple_redis_keys",
     "validate_redis_key_naming",
@@ -32,11 +34,29 @@ _BESIDE: Final = {
     "crawl_wake": ("crawl_requests",),
     "crawl_bloom": ("crawl_filter_fingerprint", "crawl_item_fingerprint"),
 }
+_FLAGS: Final = {"1": True, "true": True, "0": False, "false": False, "none": False}
 _COMPONENTS: Final = ("queue", "filter", "item")
 
 
-class _Settings(Protocol):
-    def get(self, name: str, default: Any = None, /) -> Any: ...
+class CrawlSettings(Protocol):
+    """Settings of a crawler: a ``dict``, those of Scrapy."""
+
+    def get(self, name: str, default: Any = None, /) -> Any:
+        """Give a setting."""
+        ...
+
+
+def read_flag(settings: CrawlSettings, name: str) -> bool:
+    """Read a setting that is true or false; off by default.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
+    said = str(settings.get(name, False)).lower()
+    if said not in _FLAGS:
+        rule = f"one of {', '.join(_FLAGS)}"
+        raise ConfigurationError(name, settings.get(name, None), rule)
+    return _FLAGS[said]
 
 
 class RedisKeyManager:
@@ -63,7 +83,7 @@ class RedisKeyManager:
         self.set_spider_name(spider_name)
 
     @classmethod
-    def from_settings(cls, settings: _Settings) -> RedisKeyManager:
+    def from_settings(cls, settings: CrawlSettings) -> RedisKeyManager:
         """Read ``PROJECT_NAME`` and ``SPIDER_NAME``.
 
         Args:
@@ -276,7 +296,7 @@ def create_redis_key_manager(
     return RedisKeyManager(project_name, spider_name)
 
 
-def get_redis_key_manager_from_settings(settings: _Settings) -> RedisKeyManager:
+def get_redis_key_manager_from_settings(settings: CrawlSettings) -> RedisKeyManager:
     """Make a manager by settings: :meth:`RedisKeyManager.from_settings`.
 
     Raises:

@@ -23,6 +23,7 @@ __all__ = [
     "ACK",
     "ADD_EVENTS",
     "ADD_MEMBERS",
+    "ADD_SEEN",
     "ADMIT",
     "BEAT",
     "CRAWL_PUSH",
@@ -141,6 +142,7 @@ class Script:
 
 ADD_EVENTS: Final = Script("add_events")
 ADD_MEMBERS: Final = Script("add_members")
+ADD_SEEN: Final = Script("add_seen")
 ADMIT: Final = Script("admit")
 ACK: Final = Script("ack")
 BEAT: Final = Script("beat")

@@ -1,0 +1,283 @@
+"""The filters that tell duplicates: of requests, and of items."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Final, Literal, Self, TypeVar
+
+from bls_agent.access import Store
+from bls_agent.crawl.fingerprint import CrawlRequest, fingerprint, item_fingerprint
+from bls_agent.crawl.keys import CrawlSettings, RedisKeyManager, read_flag
+from bls_agent.endpoint import Argument, Reply
+from bls_agent.errors import (
+    ConfigurationError,
+    DuplicateItem,
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
+from bls_agent.scripts import ADD_SEEN
+from bls_agent.settings import check_seconds
+
+__all__ = ["DedupPipeline", "SeenFilter"]
+
+_Item = TypeVar("_Item")
+
+PORTION: Final = 1_000  # members in one write
+_ROWS: Final = {"request": "crawl_filter_fingerprint", "item": "crawl_item_fingerprint"}
+# What is said of a fingerprint while Redis cannot be asked: whether it is new.
+_ANSWERS: Final = {"raise": None, "new": True, "seen": False}
+
+
+class SeenFilter(Store):
+    """Tells which fingerprints are new, for all processes that share it.
+
+    Any number of processes may add the same fingerprint at once: exactly one of them is
+    told that it is new. If the connection is lost before the answer has come, it may have
+    been added all the same; whoever adds it again is then told that it was there.
+
+    Works with and without ``async with``, in any event loop; close it with
+    :meth:`aclose` when it was used without.
+
+    Args:
+        redis: A URL, a client of redis-py or a ``ProjectAgent``; ``None`` for
+            ``BLS_REDIS_URL``, read at the first request.
+        project: Name of the project.
+        spider: Name of the spider; ``None`` for the project alone.
+        ttl: Seconds after which all of it is forgotten, counted from the first
+            fingerprint; ``None`` for never.
+        kind: ``"request"`` for the contract's ``filter:fingerprint``, ``"item"`` for
+            ``item:fingerprint``.
+        bloom: Keep a Bloom filter in a key of our own instead of the contract's set: a
+            few bits for each fingerprint, but about one in a hundred new ones is taken
+            for seen, unless ``BF.RESERVE`` made the key with another rate. Needs
+            valkey-bloom or RedisBloom.
+        on_error: What to answer while Redis is away: ``"raise"`` the error, or take
+            everything for ``"new"`` or for ``"seen"``. What Redis refuses is always
+            raised.
+        timeout: Deadline of one request in seconds.
+
+    Attributes:
+        key: The key in Redis.
+
+    Raises:
+        ConfigurationError: An argument breaks its rule.
+
+    Source: contract 004.
+    """
+
+    client_name: ClassVar[str] = "bls-crawl"
+
+    def __init__(
+        self,
+        redis: object,
+        project: str,
+        spider: str | None = None,
+        *,
+        ttl: float | None = None,
+        kind: Literal["request", "item"] = "request",
+        bloom: bool = False,
+        on_error: Literal["raise", "new", "seen"] = "raise",
+        timeout: float = 5.0,
+    ) -> None:
+        super().__init__(redis, timeout=timeout)
+        if kind not in _ROWS:
+            raise ConfigurationError("kind", kind, f"one of {', '.join(_ROWS)}")
+        if on_error not in _ANSWERS:
+            rule = f"one of {', '.join(_ANSWERS)}"
+            raise ConfigurationError("on_error", on_error, rule)
+        self._answer = _ANSWERS[on_error]
+        self._ttl = None
+        if ttl is not None:
+            self._ttl = max(1, round(check_seconds("ttl", ttl) * 1_000))
+        self._bloom = bloom
+        manager = RedisKeyManager(project, spider)
+        if bloom:
+            self.key = manager.get_own_key("crawl_bloom", _ROWS[kind])
+        elif kind == "item":
+            self.key = manager.get_item_fingerprint_key()
+        else:
+            self.key = manager.get_filter_fingerprint_key()
+
+    async def add(self, fingerprint: str | CrawlRequest) -> bool:
+        """Add one fingerprint, in one step; say whether it was new.
+
+        Args:
+            fingerprint: Any text, or a request whose fingerprint is made.
+
+        Raises:
+            RedisUnavailableError: No answer, and ``on_error`` is ``"raise"``.
+            RedisRefusedError: Redis refused it, as for want of a right.
+            WrongTypeError: The key holds something else; it was left alone.
+            ConfigurationError: It is no fingerprint, or the server has no Bloom filters.
+        """
+        return (await self.add_many([fingerprint]))[0]
+
+    async def add_many(self, fingerprints: Iterable[str | CrawlRequest]) -> list[bool]:
+        """Add many fingerprints, each in one step, a thousand in one write.
+
+        Returns:
+            For each, in order, whether it was new.
+
+        Raises:
+            As :meth:`add`.
+        """
+        members = [_member(one) for one in fingerprints]
+        found: list[bool] = []
+        for begin in range(0, len(members), PORTION):
+            found += await self._add(members[begin : begin + PORTION])
+        return found
+
+    async def _add(self, members: list[bytes]) -> list[bool]:
+        verb = "BF.ADD" if self._bloom else "SADD"
+        try:
+            async with self._access.wires.to(self.key) as wire:
+                if self._ttl is None:
+                    replies = await wire.call_many(
+                        [(verb, self.key, member) for member in members]
+                    )
+                else:
+                    runs = [(self._ttl, verb, member) for member in members]
+                    replies = await ADD_SEEN.run_each(wire, [self.key], runs)
+        except RedisUnavailableError as error:
+            replies = [error] * len(members)
+        return [bool(self._checked(reply, self._answer)) for reply in replies]
+
+    async def contains(self, fingerprint: str | CrawlRequest) -> bool:
+        """Say whether a fingerprint was added before; nothing is added.
+
+        Raises:
+            As :meth:`add`.
+        """
+        verb = "BF.EXISTS" if self._bloom else "SISMEMBER"
+        missing = None if self._answer is None else not self._answer
+        return bool(await self._read(verb, _member(fingerprint), missing=missing))
+
+    async def size(self) -> int:
+        """Count the fingerprints; a Bloom filter leaves out those it took for seen.
+
+        Raises:
+            As :meth:`add`, whatever ``on_error`` says.
+        """
+        return int(await self._read("BF.CARD" if self._bloom else "SCARD"))
+
+    async def clear(self) -> None:
+        """Forget all fingerprints: the key is removed.
+
+        Raises:
+            RedisUnavailableError: No answer, or Redis refused it.
+        """
+        async with self._access.wires.to(self.key) as wire:
+            await wire.call("UNLINK", self.key)
+
+    async def _read(
+        self, verb: str, *rest: Argument, missing: bool | None = None
+    ) -> Any:
+        reply: Reply
+        try:
+            async with self._access.wires.to(self.key) as wire:
+                reply = await wire.read(verb, self.key, *rest)
+        except RedisUnavailableError as error:
+            reply = error
+        return self._checked(reply, missing)
+
+    def _checked(self, reply: Reply, missing: Reply) -> Reply:
+        """Give a reply, or what stands for it while Redis is away."""
+        if not isinstance(reply, RedisUnavailableError):
+            return reply
+        if reply.kind == "wrong_type":
+            expected = "a Bloom filter" if self._bloom else "set"
+            raise WrongTypeError(self.key, expected) from reply
+        if reply.kind == "unknown_command" and self._bloom:
+            rule = "the server has no Bloom filters"
+            remedy = "Load valkey-bloom or RedisBloom into it, or leave bloom=False."
+            raise ConfigurationError("bloom", "True", rule, remedy) from reply
+        if isinstance(reply, RedisRefusedError) or missing is None:
+            raise reply
+        return missing
+
+
+def _member(one: str | CrawlRequest) -> bytes:
+    text = fingerprint(one) if isinstance(one, CrawlRequest) else one
+    try:
+        member = text.encode()
+    except (AttributeError, UnicodeEncodeError):
+        member = b""
+    if not member:
+        rule, remedy = "a fingerprint is text", "Pass fingerprint(request)."
+        raise ConfigurationError("fingerprint", one, rule, remedy)
+    return member
+
+
+class DedupPipeline:
+    """Lets each item pass once; a pipeline as Scrapy calls them, and without Scrapy.
+
+    Args:
+        seen: The filter that it asks; ``kind="item"``.
+        cleanup: Whether closing it forgets all items.
+        identify: Makes the fingerprint of an item; the whole item counts by default.
+    """
+
+    def __init__(
+        self,
+        seen: SeenFilter,
+        *,
+        cleanup: bool = False,
+        identify: Callable[[Any], str] = item_fingerprint,
+    ) -> None:
+        self._seen = seen
+        self._cleanup = cleanup
+        self._identify = identify
+
+    @classmethod
+    def from_settings(cls, settings: CrawlSettings) -> Self:
+        """Make a pipeline by settings, all of them optional.
+
+        Args:
+            settings: Anything with ``get(name, default)``: ``REDIS_URL`` or
+                ``BLS_REDIS_URL``, ``PROJECT_NAME``, ``SPIDER_NAME``, ``REDIS_TTL`` in
+                seconds (0 or ``None`` for never) and ``CLEANUP_REDIS_DATA``.
+
+        Raises:
+            ConfigurationError: One of them breaks its rule.
+        """
+        manager = RedisKeyManager.from_settings(settings)
+        url = settings.get("REDIS_URL", None) or settings.get("BLS_REDIS_URL", None)
+        given = settings.get("REDIS_TTL", None)
+        try:
+            ttl = float(given or 0) or None
+        except (TypeError, ValueError):
+            raise ConfigurationError("REDIS_TTL", given, "it is a number") from None
+        project, spider = manager.project_name, manager.spider_name
+        seen = SeenFilter(url, project, spider, ttl=ttl, kind="item")
+        return cls(seen, cleanup=read_flag(settings, "CLEANUP_REDIS_DATA"))
+
+    @classmethod
+    def from_crawler(cls, crawler: Any) -> Self:
+        """Make a pipeline by ``crawler.settings``: :meth:`from_settings`."""
+        return cls.from_settings(crawler.settings)
+
+    async def process_item(self, item: _Item, spider: object = None) -> _Item:  # noqa: ARG002 - Scrapy passes it
+        """Give back an item that is new.
+
+        Raises:
+            DuplicateItem: An equal item was here before.
+            ConfigurationError: The item is no JSON.
+            RedisUnavailableError: As :meth:`SeenFilter.add`.
+        """
+        known = self._identify(item)
+        if not await self._seen.add(known):
+            raise DuplicateItem(known)
+        return item
+
+    async def close_spider(self, spider: object = None) -> None:  # noqa: ARG002 - as above
+        """Close the connection; with ``CLEANUP_REDIS_DATA`` forget all items before."""
+        try:
+            if self._cleanup:
+                await self._seen.clear()
+        finally:
+            await self._seen.aclose()
+
+    async def aclose(self) -> None:
+        """The same."""
+        await self.close_spider()
