@@ -468,7 +468,11 @@ class DuplicateItem(Exception):  # noqa: N818 - a signal, not an error
     def __init__(self, fingerprint: str) -> None:
         """Keep the fingerprint."""
         self.fingerprint = fingerprint
-        super().__init__(f"an item with the fingerprint {fingerprint} was there before")
+        super().__init__(fingerprint)
+
+    def __str__(self) -> str:
+        """Say that the item is no new one."""
+        return f"an item with the fingerprint {self.fingerprint} was there before"
 
 
 class Reject(Exception):  # noqa: N818 - a signal, not an error
