@@ -13,7 +13,7 @@ import secrets
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 import anyio
@@ -188,7 +188,8 @@ class Exchange:
     async def aclose(self) -> None:
         """Give back what is held, wait for what is under way, and end the task."""
         for held in list(self._held.values()):
-            self._settlements.append(Settlement("back", held))
+            self._settlements.append(Settlement("back", replace(held)))
+            held.valid_until = -math.inf
         self._held.clear()
         if self._settlements or self._batches:
             self._start()

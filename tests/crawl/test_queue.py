@@ -1,0 +1,752 @@
+"""The request queue: the document's bytes, order, leases, retries, bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import multiprocessing
+import os
+import pickle
+import secrets
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import anyio
+import orjson
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent import ConfigurationError, RedisUnavailableError, WrongTypeError
+from bls_agent.crawl import (
+    CrawlRequest,
+    RedisKeyManager,
+    RequestQueue,
+    TakenRequest,
+    fingerprint,
+)
+from bls_agent.devserver import DevServer
+from tests.engines import ClusterTopology
+from tests.harness import are_blocked, eventually, execute
+from tests.kit import Cut, Direction, FaultProxy
+
+Keys = dict[str, Any]
+PAGE = CrawlRequest("https://例子.测试/新闻?页=1")
+
+
+@pytest.fixture
+def name() -> str:
+    return f"新闻_{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+async def queue(redis_url: str, name: str) -> AsyncIterator[RequestQueue]:
+    async with RequestQueue(redis_url, name, retry_delay=0.02) as opened:
+        yield opened
+
+
+def page(number: int) -> CrawlRequest:
+    return CrawlRequest(f"https://example.org/{number}")
+
+
+async def contents(redis: Any, name: str) -> Keys:
+    """The document's keys of a project, as a reader of the document sees them."""
+    found: Keys = {}
+    async for key in redis.scan_iter(f"crawlo:{name}:*", count=1_000):
+        short = key.decode().removeprefix(f"crawlo:{name}:")
+        match (await redis.type(key)).decode():
+            case "zset":
+                found[short] = await redis.zrange(key, 0, -1, withscores=True)
+            case "hash":
+                found[short] = await redis.hgetall(key)
+            case "list":
+                found[short] = await redis.lrange(key, 0, -1)
+            case "set":
+                found[short] = await redis.smembers(key)
+            case _:
+                found[short] = await redis.get(key)
+    return found
+
+
+async def drain(queue: RequestQueue) -> list[str]:
+    """Take and finish everything that may be taken now; give the ends of the URLs."""
+    urls: list[str] = []
+    while True:
+        async with queue.take(timeout=0) as taken:
+            if taken is None:
+                return urls
+            urls.append(taken.request.url.rpartition("/")[2])
+
+
+# --- the document's keys
+
+
+async def test_a_request_on_its_way_through_the_keys(
+    queue: RequestQueue, redis: Any, name: str
+) -> None:
+    """Sorted set and hash beside it; taken: the processing pair; finished: nothing."""
+    before = time.time()
+    assert await queue.push(PAGE, priority=2, unique=True)
+    found = await contents(redis, name)
+    ((member, score),) = found["queue:requests"]
+    assert score == 2
+    assert found["queue:requests:data"] == {member: PAGE.encode()}
+    assert found["filter:fingerprint"] == {fingerprint(PAGE).encode()}
+    assert len(found) == 3
+
+    async with queue.take() as taken:
+        assert taken is not None
+        assert (taken.request, taken.attempt, taken.priority) == (PAGE, 1, 2)
+        assert taken.valid
+        found = await contents(redis, name)
+        ((held, ends),) = found["queue:processing"]
+        assert held == member
+        assert before + 55 < ends < time.time() + 65
+        assert found["queue:processing:data"] == {member: PAGE.encode()}
+        assert len(found) == 3
+    assert set(await contents(redis, name)) == {"filter:fingerprint"}
+    stats = await queue.stats()
+    assert (stats.pushed, stats.taken, stats.acknowledged) == (1, 1, 1)
+
+
+async def test_the_lowest_priority_comes_first_and_the_oldest_of_one(
+    queue: RequestQueue,
+) -> None:
+    """Whole numbers, fractions, negative ones; within one in the order of the pushes."""
+    for number, priority in enumerate((1, 0, -5, 0.5, 0, 1)):
+        await queue.push(page(number), priority)
+    await queue.push_many([page(6), page(7)])
+    assert await queue.size() == 8
+    assert await drain(queue) == ["2", "1", "4", "6", "7", "3", "0", "5"]
+
+
+async def test_many_pushes_at_once_keep_their_order(queue: RequestQueue) -> None:
+    """What more than one step takes is all there, in order."""
+    assert await queue.push_many(page(number) for number in range(601)) == 601
+    assert await drain(queue) == [str(number) for number in range(601)]
+
+
+# --- duplicates
+
+
+async def test_a_duplicate_is_not_queued(queue: RequestQueue) -> None:
+    """GET and POST of one URL are two requests; without ``unique`` nothing is compared."""
+    post = CrawlRequest(PAGE.url, method="POST")
+    assert await queue.push(PAGE, unique=True)
+    assert not await queue.push(PAGE, unique=True)
+    assert await queue.push_many([post, PAGE, post], unique=True) == 1
+    assert await queue.push(PAGE)
+    assert await queue.size() == 3
+
+
+async def test_of_equal_pushes_at_once_one_is_new(
+    queue: RequestQueue, redis_url: str, name: str
+) -> None:
+    """Of two processes' worth of queues, too: test and write are one step."""
+    async with RequestQueue(redis_url, name) as other:
+        for number in range(50):
+            pushes = (
+                one.push(page(number), unique=True) for one in [queue, other] * 10
+            )
+            assert sum(await asyncio.gather(*pushes)) == 1
+    assert await queue.size() == 50
+
+
+# --- ends of a block
+
+
+async def test_a_failure_is_tried_again_three_times(
+    queue: RequestQueue, redis: Any, name: str
+) -> None:
+    """Each time with priority + 1 and a longer delay, then it is in the failed list."""
+    await queue.push(PAGE, priority=1)
+    seen: list[tuple[int, float]] = []
+
+    async def fail() -> None:
+        async with queue.take(timeout=5) as taken:
+            assert taken is not None
+            seen.append((taken.attempt, taken.priority))
+            raise ValueError("kaputt: password=geheim123")
+
+    for _ in range(4):
+        with pytest.raises(ValueError, match="kaputt"):
+            await fail()
+        if len(seen) < 4:
+            assert (await queue.stats()).delayed == 1
+            found = await contents(redis, name)
+            (retries,) = [key for key in found if "retries" in key]
+            assert found[retries] == str(len(seen)).encode()
+    assert seen == [(1, 1), (2, 2), (3, 3), (4, 4)]
+    found = await contents(redis, name)
+    assert list(found) == ["queue:failed"]
+    entry = orjson.loads(found["queue:failed"][0])
+    assert entry["request"] == orjson.loads(PAGE.encode())
+    assert "geheim123" not in entry["reason"]
+    assert entry["reason"].startswith("ValueError: kaputt")
+    assert (entry["attempts"], entry["priority"]) == (4, 4)
+    (failed,) = await queue.failed()
+    assert failed.request == PAGE
+    assert (failed.attempts, failed.priority) == (4, 4)
+    assert abs(failed.failed_at - time.time()) < 60
+
+    assert await queue.requeue_failed() == 1
+    assert list(await contents(redis, name)) == [
+        "queue:requests",
+        "queue:requests:data",
+    ]
+    assert await drain(queue) == [PAGE.url.rpartition("/")[2]]
+
+
+async def test_the_delay_of_a_retry_passes_before_it_comes_back(
+    redis_url: str, name: str
+) -> None:
+    """Not earlier than half of it, and without any push the waiting worker gets it."""
+    async with RequestQueue(redis_url, name, retry_delay=0.4) as queue:
+        await queue.push(PAGE)
+        async with queue.take() as taken:
+            assert taken is not None
+            began = time.monotonic()
+            assert await taken.fail("503")
+        async with queue.take(timeout=0) as nothing:
+            assert nothing is None
+        async with queue.take(timeout=5) as again:
+            assert again is not None
+            assert 0.2 <= time.monotonic() - began < 2
+            assert again.attempt == 2
+
+
+async def test_a_cancelled_block_gives_back_at_once(queue: RequestQueue) -> None:
+    """To the same place, and the attempt does not count."""
+    await queue.push_many([page(1), page(2)])
+    taken_now = asyncio.Event()
+
+    async def crawl() -> None:
+        async with queue.take():
+            taken_now.set()
+            await anyio.sleep_forever()
+
+    task = asyncio.create_task(crawl())
+    await taken_now.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with queue.take(timeout=0) as taken:
+        assert taken is not None
+        assert (taken.request, taken.attempt) == (page(1), 1)
+
+
+async def test_a_cancelled_wait_loses_nothing(queue: RequestQueue) -> None:
+    """Whenever it is cancelled: what arrives meanwhile is somebody else's."""
+
+    async def crawl(found: list[str]) -> None:
+        while True:
+            async with queue.take() as taken:
+                assert taken is not None
+                found.append(taken.request.url)
+
+    found: list[str] = []
+    for number in range(60):
+        task = asyncio.create_task(crawl(found))
+        push = asyncio.create_task(queue.push(page(number)))
+        for _ in range(number % 12):
+            await asyncio.sleep(0)
+        if number % 3 == 0:
+            await push
+        task.cancel()
+        await asyncio.gather(task, push, return_exceptions=True)
+    await drain_into(queue, found)
+    assert sorted(found) == sorted(page(number).url for number in range(60))
+
+
+async def drain_into(queue: RequestQueue, found: list[str]) -> None:
+    while True:
+        async with queue.take(timeout=0) as taken:
+            if taken is None:
+                return
+            found.append(taken.request.url)
+
+
+async def test_an_end_by_hand_stays(queue: RequestQueue) -> None:
+    """Leaving the block does not end a request a second time."""
+    await queue.push_many([page(1), page(2), page(3)])
+    async with queue.take() as taken:
+        assert taken is not None
+        assert await taken.ack()
+        assert not await taken.fail("too late")
+    async with queue.take() as taken:
+        assert taken is not None
+        assert await taken.give_back()
+    async with queue.take() as taken:
+        assert taken is not None
+        assert taken.request == page(2)
+        assert await taken.fail("404")
+    stats = await queue.stats()
+    assert (stats.acknowledged, stats.waiting, stats.delayed) == (1, 1, 1)
+
+
+async def test_leaving_the_queue_gives_back(redis_url: str, name: str) -> None:
+    """What a closed queue held may be taken by another one at once."""
+    async with RequestQueue(redis_url, name) as queue:
+        await queue.push(PAGE)
+        held = await queue.take().__aenter__()
+        assert held is not None
+    async with RequestQueue(redis_url, name) as other, other.take(timeout=0) as taken:
+        assert taken is not None
+        assert taken.attempt == 1
+    assert not held.valid
+
+
+# --- leases
+
+
+def hold_a_request(url: str, name: str) -> None:
+    """A worker in a process of its own that takes one request and never ends it."""
+
+    async def hold() -> None:
+        queue = RequestQueue(url, name, lease=0.5)
+        async with queue.take() as taken:
+            assert taken is not None
+            while True:
+                await asyncio.sleep(0.05)
+
+    asyncio.run(hold())
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+async def test_the_request_of_a_dead_or_frozen_worker_returns(
+    redis_url: str, name: str, fault: signal.Signals
+) -> None:
+    """At the end of its lease, to a worker that waits, with priority + 1."""
+    worker = multiprocessing.get_context("spawn").Process(
+        target=hold_a_request, args=(redis_url, name)
+    )
+    async with RequestQueue(redis_url, name, lease=0.5) as queue:
+        await queue.push(PAGE)
+        worker.start()
+        try:
+
+            async def is_taken() -> bool:
+                return (await queue.stats()).in_flight == 1
+
+            await eventually(is_taken)
+            with anyio.move_on_after(1.0):  # longer than the lease: it is renewed
+                async with queue.take() as early:
+                    assert early is None
+            assert worker.pid is not None
+            os.kill(worker.pid, fault)
+            async with queue.take(timeout=10) as taken:
+                assert taken is not None
+                assert (taken.attempt, taken.priority) == (2, 1)
+            assert (await queue.stats()).expired == 1
+        finally:
+            worker.kill()
+            worker.join()
+
+
+async def test_a_worker_that_stood_still_has_lost_its_request(
+    redis_url: str, name: str
+) -> None:
+    """Its acknowledgement does not end what another worker has been given."""
+    has_taken, may_end = threading.Event(), threading.Event()
+
+    async def take_over() -> None:
+        async with RequestQueue(redis_url, name) as other:
+            async with other.take(timeout=10) as taken:
+                assert taken is not None
+                assert taken.attempt == 2
+                has_taken.set()
+                await asyncio.to_thread(may_end.wait, 10)
+                assert taken.valid
+            assert (await other.stats()).acknowledged == 1
+
+    async with RequestQueue(redis_url, name, lease=0.5) as frozen:
+        await frozen.push(PAGE)
+        async with frozen.take() as late:
+            assert late is not None
+            with ThreadPoolExecutor(1) as threads:
+                end = threads.submit(asyncio.run, take_over())
+                assert has_taken.wait(10)  # this event loop stands still meanwhile
+                assert not late.valid
+                assert not await late.ack()
+                assert (await frozen.stats()).in_flight == 1
+                may_end.set()
+                end.result(10)
+
+
+async def test_what_kills_every_worker_ends_in_the_failed_list(
+    redis_url: str, redis: Any, name: str
+) -> None:
+    """A lease that ended counts as an attempt."""
+    async with RequestQueue(redis_url, name, max_retries=1) as queue:
+        await queue.push(PAGE)
+        processing = f"crawlo:{name}:queue:processing"
+        for attempt in (1, 2):
+            taken = await queue.take(timeout=5).__aenter__()
+            assert taken is not None
+            assert taken.attempt == attempt
+            ((member, _),) = await redis.zrange(processing, 0, -1, withscores=True)
+            await redis.zadd(processing, {member: 1})  # its worker is long gone
+        async with queue.take(timeout=0) as nothing:
+            assert nothing is None
+
+        async def has_failed() -> bool:
+            return len(await queue.failed()) == 1
+
+        await eventually(has_failed)
+        (failed,) = await queue.failed()
+        assert (failed.request, failed.attempts) == (PAGE, 2)
+        assert "lease ended too often" in failed.reason
+
+
+async def test_simple_mode_is_done_when_taken(
+    redis_url: str, redis: Any, name: str
+) -> None:
+    """As the document has it; a failure is in the failed list at once."""
+    async with RequestQueue(redis_url, name, mode="simple") as queue:
+        await queue.push_many([page(1), page(2), page(3)])
+        async with queue.take() as taken:
+            assert taken is not None
+            found = await contents(redis, name)
+            assert set(found) == {"queue:requests", "queue:requests:data"}
+        with pytest.raises(ValueError, match="kaputt"):
+            async with queue.take():
+                raise ValueError("kaputt")
+        (failed,) = await queue.failed()
+        assert (failed.request, failed.attempts) == (page(2), 1)
+        async with queue.take() as taken:
+            assert taken is not None
+            assert await taken.give_back()
+        assert await drain(queue) == ["3"]
+        assert list(await contents(redis, name)) == ["queue:failed"]
+
+
+# --- waiting
+
+
+async def test_a_waiting_worker_gets_a_push_at_once(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """By a blocking read: while nothing comes, it asks the server once in two seconds."""
+    async with (
+        RequestQueue(own_server.url, "新闻") as queue,
+        RequestQueue(own_server.url, "新闻") as producer,
+    ):
+        await producer.push(PAGE)
+        await drain(queue)
+        times: list[float] = []
+
+        async def wait() -> None:
+            async with queue.take() as taken:
+                assert taken is not None
+                times.append(time.monotonic())
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(wait)
+            await eventually(lambda: are_blocked(admin, 1))
+            before = (await admin.info("stats"))["total_commands_processed"]
+            await anyio.sleep(0.5)
+            after = (await admin.info("stats"))["total_commands_processed"]
+            assert after - before < 20
+            pushed_at = time.monotonic()
+            await producer.push_many([page(number) for number in range(3)])
+        assert max(times) - pushed_at < 1
+
+
+async def test_waiting_workers_of_many_processes_share_one_push_of_many(
+    redis_url: str, name: str
+) -> None:
+    """One wake is enough for all: each that finds more wakes the next one."""
+    queues = [RequestQueue(redis_url, name) for _ in range(5)]
+    done: list[str] = []
+
+    async def wait(queue: RequestQueue) -> None:
+        async with queue, queue.take() as taken:
+            assert taken is not None
+            done.append(taken.request.url)
+            await eventually(lambda: len(done) == 5)
+
+    async with anyio.create_task_group() as tasks:
+        for queue in queues:
+            tasks.start_soon(wait, queue)
+        await anyio.sleep(0.1)
+        async with RequestQueue(redis_url, name) as producer:
+            await producer.push_many(page(number) for number in range(5))
+    assert len(set(done)) == 5
+
+
+async def test_a_push_by_a_peer_that_knows_no_wake_is_noticed(
+    queue: RequestQueue, redis: Any, name: str
+) -> None:
+    """Sorted set and hash are enough."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(drain_one, queue)
+        await anyio.sleep(0.1)
+        await redis.hset(f"crawlo:{name}:queue:requests:data", "peer-1", PAGE.encode())
+        await redis.zadd(f"crawlo:{name}:queue:requests", {"peer-1": 0})
+        with anyio.fail_after(5):
+            await eventually(lambda: not tasks._tasks)  # type: ignore[attr-defined]
+
+
+async def drain_one(queue: RequestQueue) -> None:
+    async with queue.take() as taken:
+        assert taken is not None
+
+
+@pytest.mark.parametrize("timeout", [0, 0.2])
+async def test_nothing_in_time(queue: RequestQueue, timeout: float) -> None:
+    began = time.monotonic()
+    async with queue.take(timeout) as taken:
+        assert taken is None
+    assert timeout <= time.monotonic() - began < timeout + 2
+
+
+# --- Redis away
+
+
+async def test_a_worker_waits_through_a_restart(own_server: DevServer) -> None:
+    """What it holds stays its own, its acknowledgement is sent when Redis is back."""
+    async with RequestQueue(own_server.url, "新闻", timeout=1) as queue:
+        await queue.push_many([page(1), page(2)])
+        async with queue.take() as taken:
+            assert taken is not None
+            own_server.kill()
+            with pytest.raises(RedisUnavailableError):
+                async with queue.take(timeout=0.1):
+                    pass
+            with pytest.raises(RedisUnavailableError):
+                await queue.push(page(3))
+        own_server.restart()
+        async with queue.take() as taken:
+            assert taken is not None
+            assert (taken.request, taken.attempt) == (page(2), 1)
+
+        async def is_done() -> bool:
+            stats = await queue.stats()
+            return stats.acknowledged == 2 and stats.in_flight == 0
+
+        await eventually(is_done)
+
+
+async def test_a_request_whose_reply_was_lost_comes_back(own_server: DevServer) -> None:
+    """Taken at the server, never given to anybody: it is put back, not waited for."""
+    async with (
+        FaultProxy(own_server.url, seed=7) as proxy,
+        RequestQueue(proxy.url, "新闻", timeout=1) as queue,
+    ):
+        await queue.push(PAGE)
+        await drain(queue)  # the server knows the scripts
+        await queue.push(PAGE)
+        proxy.arm(Cut(command="EVALSHA", direction=Direction.REPLIES))
+        began = time.monotonic()
+        async with queue.take(timeout=20) as taken:
+            assert taken is not None
+            assert (taken.request, taken.attempt) == (PAGE, 1)
+        assert proxy.fired
+        assert time.monotonic() - began < 15  # the lease is a minute
+
+
+async def test_memory_is_out(own_server: DevServer, admin: Redis) -> None:
+    """Nothing is taken or pushed, nothing is lost, and what was taken may be finished."""
+    async with RequestQueue(own_server.url, "新闻") as queue:
+        await queue.push_many([page(1), page(2)])
+        async with queue.take() as taken:
+            assert taken is not None
+            await admin.config_set("maxmemory", "1mb")
+            with pytest.raises(RedisUnavailableError, match="out_of_memory"):
+                await queue.push(page(3))
+            with pytest.raises(RedisUnavailableError, match="out_of_memory"):
+                async with queue.take(timeout=0):
+                    pass
+            assert await taken.ack()
+        assert (await queue.stats()).waiting == 1
+        await admin.config_set("maxmemory", "0")
+        assert await drain(queue) == ["2"]
+
+
+# --- bad input
+
+
+class Bomb:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
+
+
+async def test_what_no_worker_can_do_is_put_aside(
+    queue: RequestQueue, redis: Any, name: str, tmp_path: Path
+) -> None:
+    """A peer's pickle, other JSON, a member without body: the next request comes."""
+    manager = RedisKeyManager(name)
+    bodies: Any = {
+        "pickle": pickle.dumps(Bomb(tmp_path / "executed")),
+        "other": b'{"no": "url"}',
+        "broken": b"{",
+        "url": b'{"url": "no scheme"}',
+    }
+    await redis.hset(manager.get_requests_data_key(), mapping=bodies)
+    members: Any = dict.fromkeys([*bodies, "nothing", b"\xff\xfe"], -1)
+    await redis.zadd(manager.get_requests_queue_key(), members)
+    await queue.push(PAGE)
+    async with queue.take(timeout=5) as taken:
+        assert taken is not None
+        assert taken.request == PAGE
+
+    async def are_aside() -> bool:
+        return len(await queue.failed()) == len(members)
+
+    await eventually(are_aside)
+    assert not (tmp_path / "executed").exists()
+    failed = {orjson.loads(one.raw)["member"]: one for one in await queue.failed()}
+    assert all(one.request is None for one in failed.values())
+    assert failed["nothing"].reason == "it has no body"
+    assert "raw_base64" in orjson.loads(failed["pickle"].raw)
+    assert await queue.requeue_failed() == 0
+    assert set(await contents(redis, name)) == {"queue:failed"}
+
+
+async def test_foreign_entries_of_the_failed_list_stay(
+    queue: RequestQueue, redis: Any, name: str
+) -> None:
+    """They are shown as what they are, and not queued."""
+    key = f"crawlo:{name}:queue:failed"
+    await redis.rpush(key, b"\x80\x04}.", b"[]", b'{"request": 7, "attempts": "x"}')
+    assert [one.request for one in await queue.failed()] == [None] * 3
+    assert await queue.requeue_failed() == 0
+    assert await redis.llen(key) == 3
+
+
+ROWS = ["requests_queue", "requests_data", "processing_queue", "processing_data"]
+
+
+@pytest.mark.parametrize("row", [*ROWS, "failed_queue", "filter_fingerprint"])
+async def test_a_key_of_another_type_is_named(
+    queue: RequestQueue, redis: Any, name: str, row: str
+) -> None:
+    """And left alone, with everything else of the queue."""
+    key = getattr(RedisKeyManager(name), f"get_{row}_key")()
+    await redis.set(key, "other")
+    if row in ("requests_queue", "requests_data", "filter_fingerprint", "failed_queue"):
+        with pytest.raises(WrongTypeError, match=key):
+            await queue.push(PAGE, unique=True)
+    if row not in ("filter_fingerprint", "failed_queue"):
+        with pytest.raises(WrongTypeError, match=key):
+            async with queue.take(timeout=5):
+                pass
+    assert await contents(redis, name) == {key.partition(f"{name}:")[2]: b"other"}
+
+
+@pytest.mark.parametrize("priority", [math.nan, math.inf, -math.inf, True, "1", None])
+async def test_a_priority_is_a_finite_number(
+    queue: RequestQueue, priority: Any
+) -> None:
+    with pytest.raises(ConfigurationError, match="finite number"):
+        await queue.push(PAGE, priority)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"lease": 0.1}, "lease"),
+        ({"lease": math.nan}, "lease"),
+        ({"lease": 100_000}, "lease"),
+        ({"max_retries": -1}, "max_retries"),
+        ({"max_retries": 1.5}, "max_retries"),
+        ({"mode": "fast"}, "mode"),
+        ({"retry_delay": 0}, "retry_delay"),
+        ({"timeout": -1}, "timeout"),
+        ({"project": "a:b"}, "project"),
+        ({"spider": "queue"}, "spider"),
+        ({"redis": "http://x"}, "redis"),
+    ],
+)
+def test_wrong_arguments_fail_at_construction(
+    wrong: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        RequestQueue(**({"redis": "redis://127.0.0.1:1", "project": "新闻"} | wrong))
+
+
+@pytest.mark.parametrize("limit", [0, 10_001])
+async def test_a_limit_is_a_number_of_entries(queue: RequestQueue, limit: int) -> None:
+    with pytest.raises(ConfigurationError, match="limit"):
+        await queue.failed(limit)
+
+
+# --- where it is used
+
+
+async def test_two_requeue_at_once(
+    queue: RequestQueue, redis_url: str, redis: Any, name: str
+) -> None:
+    """Each failed request is queued once."""
+    async with RequestQueue(redis_url, name, max_retries=0) as failing:
+        await failing.push_many(page(number) for number in range(250))
+        for _ in range(250):
+            async with failing.take() as taken:
+                assert taken is not None
+                await taken.fail("404")
+    async with RequestQueue(redis_url, name) as other:
+        both = await asyncio.gather(queue.requeue_failed(), other.requeue_failed())
+    assert sum(both) == 250
+    assert await queue.size() == 250
+    assert await redis.llen(f"crawlo:{name}:queue:failed") == 0
+
+
+def test_one_queue_in_several_event_loops(redis_url: str, name: str) -> None:
+    """Without ``async with``, one loop after the other."""
+    queue = RequestQueue(redis_url, name)
+
+    async def use() -> str:
+        await queue.push(PAGE)
+        async with queue.take() as taken:
+            assert isinstance(taken, TakenRequest)
+        await queue.aclose()
+        return taken.request.url
+
+    assert [asyncio.run(use()) for _ in range(2)] == [PAGE.url] * 2
+
+
+async def test_on_a_cluster() -> None:
+    """The name needs a hash tag there; with one, everything is in one slot."""
+    async with ClusterTopology() as topology:
+        async with RequestQueue(topology.url, "新闻") as wrong:
+            with pytest.raises(ConfigurationError, match="share one slot"):
+                await wrong.push(PAGE)
+            with pytest.raises(ConfigurationError, match=r"\{新闻\}"):
+                await wrong.stats()
+        async with RequestQueue(topology.url, "{新闻}", retry_delay=0.02) as queue:
+            assert await queue.push(PAGE, unique=True)
+            assert not await queue.push(PAGE, unique=True)
+            async with queue.take() as taken:
+                assert taken is not None
+                await taken.fail("503")
+            async with queue.take(timeout=5) as taken:
+                assert taken is not None
+                assert taken.attempt == 2
+            assert (await queue.stats()).acknowledged == 1
+
+
+async def test_rights_are_withdrawn(own_server: DevServer, admin: Redis) -> None:
+    """The refusal is raised at once where it is asked for, and ends with it."""
+    await execute(admin, "ACL", "SETUSER", "crawler", "on", ">geheim", "~*", "+@all")
+    url = own_server.url.replace("redis://", "redis://crawler:geheim@")
+    async with RequestQueue(url, "新闻") as queue:
+        await queue.push_many([page(1), page(2)])
+        async with queue.take() as taken:
+            assert taken is not None
+            await execute(admin, "ACL", "SETUSER", "crawler", "-evalsha", "-eval")
+            with pytest.raises(RedisUnavailableError, match="no_permission"):
+                async with queue.take():
+                    pass
+            await execute(admin, "ACL", "SETUSER", "crawler", "+@all")
+        assert await drain(queue) == ["2"]
+        assert (await queue.stats()).in_flight == 0
