@@ -585,7 +585,7 @@ async def test_memory_is_out(own_server: DevServer, admin: Any) -> None:
                     pass
             # An end that needs memory follows one that needs none.
             ends = await asyncio.gather(failing.fail("404"), taken.ack())
-            assert ends == [True, True]
+            assert [*ends] == [True, True]
         stats = await queue.stats()
         assert (stats.waiting, stats.failed, stats.acknowledged) == (1, 1, 1)
         await admin.config_set("maxmemory", "0")
