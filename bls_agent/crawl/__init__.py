@@ -17,21 +17,31 @@ from bls_agent.crawl.keys import (
     validate_multiple_redis_keys,
     validate_redis_key_naming,
 )
+from bls_agent.crawl.namespace import (
+    CleanupReport,
+    Namespace,
+    cleanup,
+    find_queues,
+)
 from bls_agent.crawl.queue import FailedRequest, QueueStats, RequestQueue
 from bls_agent.crawl.seen import DedupPipeline, SeenFilter
 from bls_agent.crawl.taken import TakenRequest
 
 __all__ = [
+    "CleanupReport",
     "CrawlRequest",
     "DedupPipeline",
     "FailedRequest",
+    "Namespace",
     "QueueStats",
     "RedisKeyManager",
     "RedisKeyValidator",
     "RequestQueue",
     "SeenFilter",
     "TakenRequest",
+    "cleanup",
     "create_redis_key_manager",
+    "find_queues",
     "fingerprint",
     "get_redis_key_info",
     "get_redis_key_manager_from_settings",

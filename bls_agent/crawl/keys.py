@@ -180,6 +180,13 @@ class RedisKeyManager:
         place = place_beside(self._key(beside or _BESIDE[row][0]))
         return KEYS[row].locate(place=place)
 
+    def single_keys(self) -> dict[str, str]:
+        """Give every key of which the namespace has one, with its row: also our own."""
+        found = {self._key(row): row for row in _ROWS if row != "crawl_failed_retries"}
+        for row, places in _BESIDE.items():
+            found |= {self.get_own_key(row, beside): row for beside in places}
+        return found
+
     def _key(self, row: str, **more: str) -> str:
         return KEYS[row].build(project=self._project, spider=self._spider, **more)
 

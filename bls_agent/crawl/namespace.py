@@ -1,0 +1,215 @@
+"""Which crawls Redis holds, and how the keys of one of them are removed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import ClassVar, Final, NamedTuple, cast
+
+from bls_agent.access import Store
+from bls_agent.crawl.keys import RedisKeyManager, read_key
+from bls_agent.endpoint import Reply, Request
+from bls_agent.errors import RedisUnavailableError
+from bls_agent.keyed_wires import KeyedWires
+from bls_agent.keys import KEYS
+from bls_agent.names import encode_key
+
+__all__ = ["CleanupReport", "Namespace", "cleanup", "find_queues"]
+
+BATCH: Final = 500  # keys in one UNLINK
+RETRIES: Final = "crawl_failed_retries"
+ALL: Final = f"*{KEYS['crawl_requests'].template.partition('{')[0]}*"
+
+
+class Namespace(NamedTuple):
+    """The project and the spider of a crawl; no spider for the project alone."""
+
+    project: str
+    spider: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupReport:
+    """What a cleanup has found, and how much of it was removed.
+
+    Attributes:
+        project: Name of the project.
+        spider: Name of the spider, or ``None``.
+        dry_run: Whether it only looked.
+        keys: How many keys of each kind were found, by their row in the table of keys.
+        odd: Those that hold another type than they should; they are removed, too.
+        in_flight: Requests in the hands of living workers when it began: whoever cleans
+            up then takes their queue away.
+        removed: Keys that are gone; 0 in a dry run.
+    """
+
+    project: str
+    spider: str | None
+    dry_run: bool
+    keys: Mapping[str, int]
+    odd: tuple[str, ...]
+    in_flight: int
+    removed: int
+
+    @property
+    def found(self) -> int:
+        """All keys of the namespace."""
+        return sum(self.keys.values())
+
+
+class _Store(Store):
+    client_name: ClassVar[str] = "bls-crawl"
+
+    @property
+    def wires(self) -> KeyedWires:
+        return self._access.wires
+
+
+async def find_queues(redis: object = None, *, timeout: float = 5.0) -> list[Namespace]:
+    """List the crawls of which any key is in Redis, by SCAN; on a cluster on all masters.
+
+    Args:
+        redis: A URL, a client of redis-py or a ``ProjectAgent``. Default:
+            ``BLS_REDIS_URL``.
+        timeout: Deadline of one request in seconds.
+
+    Returns:
+        Project and spider of each, in order. What is no key of the contract is left out.
+
+    Raises:
+        RedisUnavailableError: Redis cannot answer.
+    """
+    found: set[Namespace] = set()
+    async with _Store(redis, timeout=timeout) as store:
+        async for key in store.wires.scan(ALL):
+            retries = KEYS[RETRIES].parse(key)  # there may be many, of few namespaces
+            if retries and _namespace_of(retries) in found:
+                continue
+            if read := read_key(key):
+                found.add(Namespace(read.project, read.spider))
+    return sorted(found, key=lambda one: (one.project, one.spider or ""))
+
+
+async def cleanup(
+    redis: object,
+    project: str,
+    spider: str | None = None,
+    dry_run: bool = True,  # noqa: FBT001, FBT002 - as the contract has it
+    on_progress: Callable[[int, int], None] | None = None,
+    *,
+    timeout: float = 5.0,
+) -> CleanupReport:
+    """Remove the keys of one namespace: its queue, its filters and what lies beside them.
+
+    Nothing else is touched: neither another project's keys, nor those of a project's
+    spiders where ``spider`` is ``None``. What counts failed attempts is found by SCAN;
+    keys are removed by UNLINK. A worker that goes on meanwhile makes some of them anew.
+
+    Args:
+        redis: A URL, a client of redis-py or a ``ProjectAgent``; ``None`` for
+            ``BLS_REDIS_URL``.
+        project: Name of the project.
+        spider: Name of the spider; ``None`` for the project alone.
+        dry_run: Only look; the default.
+        on_progress: Called after each step, in the event loop, with the number of keys
+            found and removed so far.
+        timeout: Deadline of one request in seconds.
+
+    Raises:
+        RedisUnavailableError: Redis cannot answer, or refuses it. What was removed before
+            is gone; call it again.
+        ConfigurationError: A name breaks its rule.
+    """
+    manager = RedisKeyManager(project, spider)
+    namespace = Namespace(manager.project_name, manager.spider_name)
+    progress = on_progress or _say_nothing
+    counts: Counter[str] = Counter()
+    removed = 0
+    async with _Store(redis, timeout=timeout) as store:
+        wires = store.wires
+        in_flight = await _count_in_flight(wires, manager)
+        there, odd = await _look(wires, manager)
+        counts.update(there.values())
+        if not dry_run:
+            removed += await _remove(wires, map(encode_key, there))
+        progress(counts.total(), removed)
+        known: set[bytes] = set()  # SCAN may give a key twice
+        async with aclosing(wires.scan_steps(_retries_of(namespace))) as steps:
+            async for step in steps:
+                keys = {key for key in step if _is_of(namespace, key)} - known
+                known |= keys
+                counts[RETRIES] += len(keys)
+                if not dry_run:
+                    removed += await _remove(wires, sorted(keys))
+                progress(counts.total(), removed)
+    return CleanupReport(*namespace, dry_run, +counts, odd, in_flight, removed)
+
+
+def _say_nothing(found: int, removed: int) -> None:
+    pass
+
+
+def _namespace_of(fields: Mapping[str, str]) -> Namespace:
+    return Namespace(fields["project"], fields.get("spider"))
+
+
+def _is_of(namespace: Namespace, key: bytes) -> bool:
+    """Tell whether a key counts the attempts of a request of this namespace."""
+    fields = KEYS[RETRIES].parse(key)
+    return fields is not None and _namespace_of(fields) == namespace
+
+
+def _retries_of(namespace: Namespace) -> str:
+    fixed = {name: value for name, value in namespace._asdict().items() if value}
+    return KEYS[RETRIES].pattern(**fixed)
+
+
+async def _look(
+    wires: KeyedWires, manager: RedisKeyManager
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Find the keys of which there is one each: key → row, and those of odd types."""
+    rows = manager.single_keys()
+    replies = await wires.read_many([("TYPE", encode_key(key)) for key in rows])
+    there: dict[str, str] = {}
+    odd: list[str] = []
+    for (key, row), reply in zip(rows.items(), replies, strict=True):
+        kind = cast("bytes", _taken(reply)).decode()
+        if kind != "none":
+            there[key] = row
+        if (expected := KEYS[row].type) and kind not in {expected, "none"}:
+            odd.append(key)
+    return there, tuple(odd)
+
+
+async def _count_in_flight(wires: KeyedWires, manager: RedisKeyManager) -> int:
+    """Count the leases that have not ended, by the server's clock."""
+    leases = encode_key(manager.get_own_key("crawl_leases"))
+    processing = encode_key(manager.get_processing_queue_key())
+    async with wires.to(manager.get_processing_queue_key()) as wire:
+        seconds = cast("list[bytes]", await wire.read("TIME"))[0]
+    asked = [("HLEN", leases), ("ZCOUNT", processing, seconds, "+inf")]
+    held, later = await wires.read_many(asked)
+    # Of another type: then there are none. A delayed request is in processing alone.
+    return min(*(n if isinstance(n, int) else 0 for n in (held, later)))
+
+
+async def _remove(wires: KeyedWires, keys: Iterable[bytes]) -> int:
+    by_slot: dict[int, list[bytes]] = {}
+    for key in keys:
+        slot = wires.slot_of(key.decode("utf-8", "surrogateescape"))
+        by_slot.setdefault(slot, []).append(key)
+    requests: list[Request] = [
+        ("UNLINK", *some[begin : begin + BATCH])
+        for some in by_slot.values()
+        for begin in range(0, len(some), BATCH)
+    ]
+    replies = map(_taken, await wires.call_many(requests))
+    return sum(cast("list[int]", list(replies)))
+
+
+def _taken(reply: Reply) -> Reply:
+    if isinstance(reply, RedisUnavailableError):
+        raise reply
+    return reply
