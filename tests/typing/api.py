@@ -37,6 +37,18 @@ from bls_agent import (
 )
 from bls_agent.agent_thread import AgentThread
 from bls_agent.codec import JSONObject, JSONValue
+from bls_agent.crawl import (
+    CleanupReport,
+    CrawlRequest,
+    DedupPipeline,
+    Namespace,
+    RedisKeyManager,
+    SeenFilter,
+    cleanup,
+    find_queues,
+    fingerprint,
+    validate_multiple_redis_keys,
+)
 from bls_agent.delivery import Flushed
 from bls_agent.project.log.logs import Log
 from bls_agent.runs import (
@@ -421,3 +433,26 @@ async def write_and_follow() -> None:
                     assert_type(item, WriterLost)
         await store.add("1", "a", "b")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     EventStore(on_error="ignore")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def told(found: int, removed: int) -> None:
+    """Progress of a cleanup."""
+
+
+async def crawl(settings: dict[str, Any]) -> None:
+    """Keys, requests, filters, pipelines; a dict is settings enough."""
+    manager = RedisKeyManager.from_settings(settings)
+    assert_type(manager.spider_name, str | None)
+    assert_type(validate_multiple_redis_keys(["a"]), tuple[bool, list[object]])
+    request = CrawlRequest("https://example.org/", meta={"depth": 1})
+    assert_type(fingerprint(request, ["accept"]), str)
+    async with SeenFilter(agent, "新闻", ttl=3_600, on_error="new") as seen:
+        assert_type(seen, SeenFilter)
+        assert_type(await seen.add(request), bool)
+        assert_type(await seen.add_many(["a", request]), list[bool])
+        item = await DedupPipeline(seen).process_item({"title": "茶"})
+        assert_type(item, dict[str, str])
+    assert_type(await find_queues(agent), list[Namespace])
+    report = await cleanup(agent, "新闻", dry_run=False, on_progress=told)
+    assert_type(report, CleanupReport)
+    SeenFilter(agent, "新闻", kind="page")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
