@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 
 from tests.chaos import (
+    crawl_faults,
     engine_faults,
     host_faults,
     link_faults,
@@ -20,7 +21,8 @@ from tests.chaos import (
     process_faults,
     server_faults,
 )
-from tests.chaos.modes import MODES, Damage, Mode
+from tests.chaos.crawl_faults import CrawlStage
+from tests.chaos.modes import AGENT_MODES, MODES, Damage, Mode
 from tests.chaos.nursery import Nursery
 from tests.chaos.stage import Stage
 from tests.chaos.table import FAULTS, Fault
@@ -36,6 +38,7 @@ FAMILIES = [
     host_faults,
     mixed_faults,
     engine_faults,
+    crawl_faults,
 ]
 
 ROW_LIMIT = 400.0  # seconds
@@ -85,7 +88,7 @@ def rows_of(
         )
         for name in ordered
         for mode in modes
-        if mode in (FAULTS[name].modes or MODES)
+        if mode in (FAULTS[name].modes or AGENT_MODES)
         and (FAULTS[name].in_short or not short)
     ]
 
@@ -160,7 +163,8 @@ async def play(row: Row, nursery: Nursery, *, short: bool) -> None:
     """Play one row: do the fault, check the invariants, fill in the figures."""
     began = time.monotonic()
     try:
-        async with Stage.opened(row.mode, row.seed, nursery, short=short) as stage:
+        kind = Stage if row.mode.name in AGENT_MODES else CrawlStage
+        async with kind.opened(row.mode, row.seed, nursery, short=short) as stage:
             with anyio.fail_after(ROW_LIMIT):
                 await row.fault.play(stage)
             judge(row, stage)
@@ -172,6 +176,7 @@ async def play(row: Row, nursery: Nursery, *, short: bool) -> None:
 
 def judge(row: Row, stage: Stage) -> None:
     """Check the invariants and fill in the figures."""
+    row.violations += stage.conclude()
     promise = row.mode.promise(stage.damage)
     row.damage = stage.damage
     row.violations += check_invariants(stage.history, promise)

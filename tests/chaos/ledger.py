@@ -23,7 +23,7 @@ What each mode lost and repeated under each fault, and how long it took to be we
 invariants are checked in every row, [promises.md](promises.md) what is promised.
 """
 
-LEGEND = """*Sent*: commands that the server said it has. *Handled*: those that were started.
+LEGEND = """*Sent*: commands, or requests of a crawl queue, that the server said it has. *Handled*: those that were started.
 A command whose sender got no answer is not counted as sent, and may be handled.
 *Lost*: sent, never started, and not in the server. *Repeated*: starts beyond the first one.
 In both, behind the stroke: what the mode's promise allows under the damage of this row.
@@ -36,6 +36,7 @@ MODE_TEXTS = {
     "prefetch": "`blocking` with `concurrency=2`, `prefetch=8`",
     "compat": "`compat` (LRANGE, handle, cut)",
     "reliable": "`reliable` (BLMOVE), `concurrency=2`",
+    "crawl": "Crawl queue, three crawlers with two requests each, leases of 2 s",
 }
 
 

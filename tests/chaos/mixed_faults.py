@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, asynccontextmanager
 import anyio
 
 from tests.chaos.link_faults import SWEPT
-from tests.chaos.modes import MODES
+from tests.chaos.modes import AGENT_MODES
 from tests.chaos.stage import Stage
 from tests.chaos.table import fault
 from tests.kit import (
@@ -52,7 +52,9 @@ INJURIES = (
 @fault("F3-corrupt", "the first byte of a reply is another one")
 async def corrupt(stage: Stage) -> None:
     sent = [
-        name for name, modes in SWEPT.items() if stage.mode.name in (modes or MODES)
+        name
+        for name, modes in SWEPT.items()
+        if stage.mode.name in (modes or AGENT_MODES)
     ]
     async with stage.load(reconnect_max=0.2, status_interval=0.1):
         for _ in range(stage.pick(3, 40)):

@@ -1,4 +1,4 @@
-"""The ways to receive, one row each: settings, and what is promised under damage."""
+"""The ways to receive, and a fleet of crawlers, one row each: settings, and what is promised under damage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 from bls_agent.settings import rules
 from tests.kit import Promise
 
-__all__ = ["MODES", "Damage", "Mode"]
+__all__ = ["AGENT_MODES", "CRAWLERS", "MODES", "Damage", "Mode"]
+
+CRAWLERS = 3  # of a fleet, besides those that are killed
 
 
 @dataclass
@@ -84,7 +86,12 @@ def reliable(damage: Damage, concurrency: int, prefetch: int) -> Promise:
     )
 
 
-ALL_MODES = [
+def crawl(damage: Damage, concurrency: int, prefetch: int) -> Promise:
+    hurt = damage.links * CRAWLERS + damage.killed
+    return Promise(repeated=hurt * concurrency)
+
+
+_AGENT_MODES = [
     Mode("blocking", {"mode": "blocking"}, blocking),
     Mode("prefetch", {"mode": "blocking"}, blocking, concurrency=2, prefetch=8),
     Mode("compat", {"mode": "compat"}, compat),
@@ -98,8 +105,15 @@ ALL_MODES = [
 ]
 
 # Those that this version of the package has.
-MODES = {
+AGENT_MODES = {
     mode.name: mode
-    for mode in ALL_MODES
+    for mode in _AGENT_MODES
     if mode.options["mode"] in rules()["mode"].choices
 }
+
+# No agent: a fleet of crawlers that share one queue.
+CRAWL = Mode(
+    "crawl", {"lease": 2.0, "max_retries": 100, "timeout": 1.0}, crawl, concurrency=2
+)
+
+MODES = {**AGENT_MODES, CRAWL.name: CRAWL}

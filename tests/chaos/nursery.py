@@ -21,6 +21,7 @@ import orjson
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from bls_agent import ProjectAgent
+from tests.chaos.crawlers import crawl_with_all
 from tests.kit import History
 
 __all__ = ["Nursery"]
@@ -74,9 +75,13 @@ class Nursery:
 
 
 def live(options: dict[str, Any]) -> None:
-    """Be an agent until the process ends."""
+    """Be an agent, or a crawler, until the process ends."""
     rng = random.Random(options["seed"])
     history = History(Path(options["history"]))
+    threading.Thread(target=follow_parent, args=(os.getppid(),), daemon=True).start()
+    if options.get("kind") == "crawl":
+        anyio.run(crawl_with_all, options, history, str(os.getpid()), rng)
+        return
     agent = ProjectAgent(
         options["project"], redis=options["url"], **options["settings"]
     )
@@ -94,7 +99,6 @@ def live(options: dict[str, Any]) -> None:
             os._exit(0)
         os.wait()
 
-    threading.Thread(target=follow_parent, args=(os.getppid(),), daemon=True).start()
     anyio.run(agent.run)
 
 

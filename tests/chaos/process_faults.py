@@ -31,15 +31,16 @@ class Children:
         self._living: set[int] = set()
         self._settings = {**stage.mode.settings, "shutdown_timeout": 5.0, **settings}
 
-    async def go(self) -> int:
-        """Start one; give its process id."""
-        pid = await self._stage.nursery.go(
-            seed=self._stage.rng.randrange(2**32),
-            url=self._stage.server.url,
-            project=self._stage.project,
-            history=str(self._path),
-            settings=self._settings,
-        )
+    async def go(self, **others: Any) -> int:
+        """Start one, with other options for :func:`~tests.chaos.nursery.live`."""
+        options = {
+            "seed": self._stage.rng.randrange(2**32),
+            "url": self._stage.server.url,
+            "project": self._stage.project,
+            "history": str(self._path),
+            "settings": self._settings,
+        }
+        pid = await self._stage.nursery.go(**options | others)
         self._living.add(pid)
         return pid
 

@@ -54,6 +54,11 @@ ALL_SOAKS = [
         "tests.soak.followers", "20 followers, 50 cuts and a restart; events", 100_000
     ),
     Soak("tests.soak.single_reads", "a loop of single reads at 500 events/s", 5_000),
+    Soak(
+        "tests.soak.crawlers",
+        "F30: 8 crawlers, 30 SIGKILLs, a restart; requests",
+        100_000,
+    ),
 ]
 
 SOAKS = [

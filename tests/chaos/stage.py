@@ -30,6 +30,7 @@ from tests.kit import (
     Recovery,
     StatusSampler,
     Step,
+    Violation,
 )
 
 __all__ = ["Stage"]
@@ -306,6 +307,10 @@ class Stage:
         for event in self.history.events(Step.ACKED):
             if event.detail in ("rejected", "unknown", "discarded"):
                 self.complain(f"{event.id} was {event.detail}: nothing was tried")
+
+    def conclude(self) -> list[Violation]:
+        """Say what was broken besides the invariants that are checked in every row."""
+        return []
 
 
 def command_id(value: bytes | str) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from bls_agent.settings import rules
 from tests.chaos.stage import Stage
 
 __all__ = ["FAULTS", "Fault", "Play", "fault"]
 
-Play: TypeAlias = Callable[[Stage], Awaitable[None]]
+S = TypeVar("S", bound=Stage)
+Play: TypeAlias = Callable[[S], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,14 @@ class Fault:
         id: As ``F4-replies``: the catalogue's number, and which variant of it.
         title: For the ledger.
         play: Does it.
-        modes: Names of the modes it concerns; empty for all.
+        modes: Names of the modes it concerns; empty for all of an agent's.
         alone: Whether it blocks the event loop, and with it everybody else's row.
         in_short: Whether it is in the short form, too.
     """
 
     id: str
     title: str
-    play: Play = field(repr=False)
+    play: Play[Any] = field(repr=False)
     modes: tuple[str, ...] = ()
     alone: bool = False
     in_short: bool = True
@@ -46,10 +47,10 @@ def fault(
     alone: bool = False,
     in_short: bool = True,
     needs: str | None = None,
-) -> Callable[[Play], Play]:
+) -> Callable[[Play[S]], Play[S]]:
     """Add a row to the table, if this version of the package has the setting it needs."""
 
-    def add(play: Play) -> Play:
+    def add(play: Play[S]) -> Play[S]:
         assert name not in FAULTS
         if needs is not None and needs not in rules():
             return play

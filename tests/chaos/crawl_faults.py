@@ -1,0 +1,261 @@
+"""Faults over a fleet of crawlers that share one queue.
+
+Each request is handled, and none twice but those in the hands of a crawler that was hurt.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+
+import anyio
+
+from bls_agent.crawl import CrawlRequest, RequestQueue
+from bls_agent.errors import BlsError
+from tests.chaos.crawlers import (
+    Damaged,
+    crawl_with_all,
+    find_handlings,
+    find_leftovers,
+    judge,
+)
+from tests.chaos.modes import CRAWLERS
+from tests.chaos.process_faults import Children, children_of
+from tests.chaos.stage import DRAIN_LIMIT, Stage
+from tests.chaos.table import fault
+from tests.kit import Cut, Direction, Recovery, Step, Swallow, Violation
+
+__all__ = ["CrawlStage"]
+
+PAUSE = 0.01  # seconds between two pushes
+LONGEST = 0.03  # seconds that a request takes at most
+CRAWL = ("crawl",)
+
+
+class CrawlStage(Stage):
+    """Three crawlers in this process, a producer, and whoever joins them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.damaged: list[Damaged] = []
+        self._names = 0
+
+    @asynccontextmanager
+    async def crawling(self, url: str | None = None) -> AsyncGenerator[None]:
+        """Run the crawlers while requests keep coming; then wait until all are handled.
+
+        Args:
+            url: Where the crawlers find the server; through the proxy by default.
+        """
+        options = {
+            "url": url or self.proxy.url,
+            "project": self.project,
+            "settings": self.mode.options,
+            "tasks": self.mode.concurrency,
+            "longest": LONGEST,
+        }
+        async with (
+            RequestQueue(self.server.url, self.project, timeout=1.0) as queue,
+            anyio.create_task_group() as tasks,
+        ):
+            for number in range(CRAWLERS):
+                who = f"crawler-{number}"
+                tasks.start_soon(crawl_with_all, options, self.history, who, self.rng)
+            tasks.start_soon(self._push_all, queue)
+            yield
+            self._producing = False
+            await self._produced.wait()
+            await self._drain(queue)
+            tasks.cancel_scope.cancel()
+        for left in await find_leftovers(self.redis, self.project):
+            self.complain(left)
+
+    async def _push_all(self, queue: RequestQueue) -> None:
+        """Push until told to stop; what is in doubt is pushed again, and is not new then."""
+        while self._producing:
+            self._names += 1
+            name = f"{self._names:06}"
+            request = CrawlRequest(f"https://example.com/{name}")
+            self.history.note(Step.MAYBE_PUSHED, name)
+            while True:
+                try:
+                    await queue.push(request, unique=True)
+                    break
+                except BlsError:
+                    await anyio.sleep(0.05)
+            self.history.note(Step.PUSHED, name)
+            await anyio.sleep(PAUSE)
+        self._produced.set()
+
+    async def _drain(self, queue: RequestQueue) -> None:
+        with anyio.move_on_after(DRAIN_LIMIT):
+            while True:
+                try:
+                    stats = await queue.stats()
+                    if not stats.waiting + stats.delayed + stats.in_flight:
+                        return
+                except BlsError:
+                    pass
+                await anyio.sleep(0.02)
+        self.complain(f"requests still wait after {DRAIN_LIMIT:g} s")
+
+    @asynccontextmanager
+    async def harm(
+        self, *injuries: AbstractContextManager[None], who: str = ""
+    ) -> AsyncGenerator[None]:
+        """Hurt the server, the link of all crawlers, or one of them, during the block."""
+        begin = time.monotonic()
+        try:
+            async with self.hurt(*injuries):
+                yield
+        finally:
+            self.damaged.append(Damaged(begin, self.healed_at, who))
+            if who:
+                self.damage.killed += 1
+            else:
+                self.damage.links += 1
+
+    def conclude(self) -> list[Violation]:
+        """Judge each request that was handed out again, and how long that took."""
+        handlings = find_handlings(self.history.events())
+        for harm in self.damaged:
+            again = [
+                following.begin - harm.end
+                for each in handlings.values()
+                for one, following in itertools.pairwise(each)
+                if harm.excuses(one)
+            ]
+            if harm.who and again:
+                late = max(0.0, *again)
+                self.history.evidence.recoveries.append(Recovery("a lease", late))
+        told = judge(self.history, self.damaged)
+        return [Violation("C1", text) for text in told]
+
+
+@fault("F30-cut", "cut at random bytes of the replies", modes=CRAWL)
+async def cut(stage: CrawlStage) -> None:
+    async with stage.crawling():
+        for _ in range(stage.pick(3, 60)):
+            await stage.busy(stage.rng.randrange(1, 20))
+            at = stage.rng.choice([0, 1, stage.rng.randrange(2, 200)])
+            armed = stage.proxy.arm(Cut(command="EVALSHA", at=at))
+            async with stage.harm():
+                if not await stage.wait(lambda armed=armed: bool(armed.fired), 10):  # type: ignore[misc]
+                    stage.complain("no script was run")
+            await stage.recovered(f"a reply cut at {at}")
+
+
+@fault("F30-all", "every connection cut at random moments", modes=CRAWL)
+async def cut_all(stage: CrawlStage) -> None:
+    async with stage.crawling():
+        for number in range(stage.pick(3, 60)):
+            await anyio.sleep(stage.rng.uniform(0, 0.2))
+            async with stage.harm():
+                stage.proxy.break_all(reset=number % 2 == 0)
+            await stage.recovered("a cut")
+
+
+@fault("F30-swallowed", "replies are swallowed, connections stay", modes=CRAWL)
+async def swallowed(stage: CrawlStage) -> None:
+    stage.damage.recovery = stage.pick(20, 10)
+    async with stage.crawling():
+        for _ in range(stage.pick(1, 4)):
+            await stage.busy()
+            async with stage.harm():
+                only = stage.rng.choice([None, *Direction])
+                async with stage.proxy.during(Swallow(direction=only)):
+                    await anyio.sleep(0.3)
+            await stage.recovered("swallowed replies")
+
+
+@fault("F30-frozen", "SIGSTOP of the server, for longer than a lease", modes=CRAWL)
+async def frozen(stage: CrawlStage) -> None:
+    async with stage.crawling():
+        for seconds in stage.pick([0.5], [0.5, 1.5, 3, 7]):
+            await stage.busy()
+            async with stage.harm(stage.server.frozen()):
+                await anyio.sleep(seconds)
+            await stage.recovered(f"{seconds} s frozen")
+
+
+@fault("F30-killed", "SIGKILL of the server, restart with its log (AOF)", modes=CRAWL)
+async def killed(stage: CrawlStage) -> None:
+    async with stage.crawling():
+        for seconds in stage.pick([0.2], [0.2, 0.2, 1, 1, 3]):
+            await stage.busy(stage.rng.randrange(3, 30))
+            async with stage.harm(stage.server.killed()):
+                await anyio.sleep(seconds)
+            await stage.recovered("a restart")
+
+
+@fault("F30-oom", "-OOM (maxmemory), for longer than a lease", modes=CRAWL)
+async def full(stage: CrawlStage) -> None:
+    async with stage.crawling():
+        for seconds in stage.pick([0.5], [1, 3, 5]):
+            await stage.busy()
+            async with stage.harm(stage.server.full()):
+                await anyio.sleep(seconds)
+            await stage.recovered("OOM")
+
+
+@fault("F30-rights", "the crawlers' rights withdrawn for a while", modes=CRAWL)
+async def rights(stage: CrawlStage) -> None:
+    stage.server.ask("ACL", "SETUSER", "crawler", "on", ">word", "~*", "&*", "+@all")
+    _, _, place = stage.proxy.url.partition("://")
+    async with stage.crawling(f"redis://crawler:word@{place}"):
+        for rule in stage.pick(["-@all"], ["-@all", "resetkeys", "-@all", "-evalsha"]):
+            await stage.busy()
+            async with stage.harm(without(stage, rule)):
+                await anyio.sleep(stage.pick(0.5, 3))
+            await stage.recovered("rights withdrawn")
+
+
+@contextmanager
+def without(stage: CrawlStage, rule: str) -> Generator[None]:
+    """Take some rights from the crawlers' user, and give them back."""
+    stage.server.ask("ACL", "SETUSER", "crawler", rule)
+    try:
+        yield
+    finally:
+        stage.server.ask("ACL", "SETUSER", "crawler", "~*", "+@all")
+
+
+@fault("F30-dead", "SIGKILL of a crawler with requests in its hands", modes=CRAWL)
+async def dead(stage: CrawlStage) -> None:
+    async with children_of(stage) as children, stage.crawling():
+        for _ in range(stage.pick(2, 60)):
+            pid = await begin(stage, children)
+            await anyio.sleep(stage.rng.uniform(0, LONGEST))
+            async with stage.harm(who=str(pid)):
+                os.kill(pid, signal.SIGKILL)
+                await children.wait(pid)
+            await stage.recovered("SIGKILL")
+
+
+@fault("F30-stopped", "SIGSTOP of a crawler, for longer than a lease", modes=CRAWL)
+async def stopped(stage: CrawlStage) -> None:
+    async with children_of(stage) as children, stage.crawling():
+        for seconds in stage.pick([2.5], [0.5, 2.5, 2.5, 5]):
+            pid = await begin(stage, children)
+            async with stage.harm(who=str(pid)):
+                os.kill(pid, signal.SIGSTOP)
+                await anyio.sleep(seconds)
+                os.kill(pid, signal.SIGCONT)
+            await stage.recovered("SIGSTOP")
+
+
+async def begin(stage: CrawlStage, children: Children) -> int:
+    """Let one more crawler begin, in a process of its own; wait until it works."""
+    before = children.size()
+    pid = await children.go(
+        kind="crawl",
+        settings=stage.mode.options,
+        tasks=stage.mode.concurrency,
+        longest=LONGEST,
+    )
+    await stage.wait(lambda: children.size() > before, 10)
+    return pid
