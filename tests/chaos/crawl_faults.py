@@ -31,8 +31,8 @@ from tests.kit import Cut, Direction, Recovery, Step, Swallow, Violation
 
 __all__ = ["CrawlStage"]
 
-PAUSE = 0.01  # seconds between two pushes
 LONGEST = 0.03  # seconds that a request takes at most
+BUSY = 0.6  # the same for a crawler that is to be hurt with requests in its hands
 CRAWL = ("crawl",)
 
 
@@ -88,7 +88,7 @@ class CrawlStage(Stage):
                 except BlsError:
                     await anyio.sleep(0.05)
             self.history.note(Step.PUSHED, name)
-            await anyio.sleep(PAUSE)
+            await anyio.sleep(self.pick(0.03, 0.01))
         self._produced.set()
 
     async def _drain(self, queue: RequestQueue) -> None:
@@ -228,11 +228,7 @@ def without(stage: CrawlStage, rule: str) -> Generator[None]:
 async def dead(stage: CrawlStage) -> None:
     async with children_of(stage) as children, stage.crawling():
         for _ in range(stage.pick(2, 60)):
-            pid = await begin(stage, children)
-            await anyio.sleep(stage.rng.uniform(0, LONGEST))
-            async with stage.harm(who=str(pid)):
-                os.kill(pid, signal.SIGKILL)
-                await children.wait(pid)
+            await kill_one(stage, children)
             await stage.recovered("SIGKILL")
 
 
@@ -248,6 +244,15 @@ async def stopped(stage: CrawlStage) -> None:
             await stage.recovered("SIGSTOP")
 
 
+async def kill_one(stage: CrawlStage, children: Children) -> None:
+    """Let one more crawler begin, and kill it at any moment of its work."""
+    pid = await begin(stage, children)
+    await anyio.sleep(stage.rng.uniform(0, BUSY / 2))
+    async with stage.harm(who=str(pid)):
+        os.kill(pid, signal.SIGKILL)
+        await children.wait(pid)
+
+
 async def begin(stage: CrawlStage, children: Children) -> int:
     """Let one more crawler begin, in a process of its own; wait until it works."""
     before = children.size()
@@ -255,7 +260,30 @@ async def begin(stage: CrawlStage, children: Children) -> int:
         kind="crawl",
         settings=stage.mode.options,
         tasks=stage.mode.concurrency,
-        longest=LONGEST,
+        longest=BUSY,
     )
     await stage.wait(lambda: children.size() > before, 10)
     return pid
+
+
+@fault("F30-both", "a crawler killed while the server or the link is hurt", modes=CRAWL)
+async def both(stage: CrawlStage) -> None:
+    stage.damage.recovery = 20.0
+    async with children_of(stage) as children, stage.crawling():
+        for _ in range(stage.pick(1, 20)):
+            await stage.busy()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(kill_one, stage, children)
+                tasks.start_soon(hurt_all, stage)
+            await stage.recovered("two faults")
+
+
+async def hurt_all(stage: CrawlStage) -> None:
+    """Hurt the server or the link for up to a second, in any way."""
+    await anyio.sleep(stage.rng.uniform(0, BUSY))
+    name = stage.rng.choice(["frozen", "killed", "full", "demoted", "link"])
+    injuries = [getattr(stage.server, name)()] if name != "link" else []
+    async with stage.harm(*injuries):
+        if name == "link":
+            stage.proxy.break_all()
+        await anyio.sleep(stage.rng.uniform(0, 1))

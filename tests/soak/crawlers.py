@@ -31,7 +31,7 @@ __all__ = ["Crawled", "crawl_through_kills"]
 
 PROJECT = "抓取"
 CRAWLERS = 8
-TASKS = 4  # of each crawler
+TASKS = 16  # of each crawler
 AT_ONCE = 1_000  # requests in one push
 
 
