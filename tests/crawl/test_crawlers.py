@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bls_agent.devserver import DevServer
+from tests.chaos.crawlers import Damaged, judge
+from tests.kit import History, Step
 from tests.soak.crawlers import crawl_through_kills
 
 
@@ -11,3 +15,26 @@ async def test_crawlers_that_die_lose_nothing(own_server: DevServer) -> None:
     done = await crawl_through_kills(own_server, 2_000, kills=3, lease=2.0)
     assert done.broken == []
     assert done.handled == 2_000
+
+
+@pytest.mark.parametrize(
+    ("first", "damage", "told"),
+    [
+        ("started ended", (), "was well"),
+        ("started acked ended", ("",), "had finished it"),
+        ("started ended", ("",), ""),
+        ("started", ("1",), ""),
+        ("started", ("2",), "was well"),
+    ],
+)
+def test_what_is_handled_twice_needs_a_reason(
+    first: str, damage: tuple[str, ...], told: str
+) -> None:
+    """The crawler that had it was hurt meanwhile, and was not told that it is finished."""
+    history = History()
+    for who, steps in (("1.0", first), ("2.0", "started acked ended")):
+        for step in steps.split():
+            history.note(Step(step), "a", who)
+    begin = history.events()[0].at
+    found = list(judge(history, [Damaged(begin, begin, who) for who in damage]))
+    assert [told in each for each in found] == [True] * bool(told)

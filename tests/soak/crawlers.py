@@ -122,14 +122,15 @@ class _Crawl:
                 await anyio.to_thread.run_sync(self.server.restart)
                 self.damaged.append(Damaged(begin, time.monotonic()))
 
-    async def wait_for_the_end(self) -> None:
-        """Wait until no request waits or is in anybody's hands."""
-        while True:
-            with anyio.fail_after(120):
+    async def wait_for_the_end(self) -> bool:
+        """Wait until no request waits or is in anybody's hands; tell whether that came."""
+        with anyio.move_on_after(60 + 2 * self.lease):
+            while True:
                 stats = await self.queue.stats()
-            if not stats.waiting + stats.delayed + stats.in_flight:
-                return
-            await anyio.sleep(0.02)
+                if not stats.waiting + stats.delayed + stats.in_flight:
+                    return True
+                await anyio.sleep(0.02)
+        return False
 
 
 async def crawl_through_kills(
@@ -164,7 +165,8 @@ async def crawl_through_kills(
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(run.push)
                 tasks.start_soon(run.disturb, faults, path)
-            await run.wait_for_the_end()
+            if not await run.wait_for_the_end():
+                done.broken.append("requests still wait")
             done.seconds = time.monotonic() - began
             for pid in run.living:
                 os.kill(pid, signal.SIGKILL)
