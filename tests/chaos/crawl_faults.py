@@ -45,18 +45,21 @@ class CrawlStage(Stage):
         self._names = 0
 
     @asynccontextmanager
-    async def crawling(self, url: str | None = None) -> AsyncGenerator[None]:
+    async def crawling(
+        self, url: str | None = None, *, longest: float = LONGEST
+    ) -> AsyncGenerator[None]:
         """Run the crawlers while requests keep coming; then wait until all are handled.
 
         Args:
             url: Where the crawlers find the server; through the proxy by default.
+            longest: Seconds that a request takes at most.
         """
         options = {
             "url": url or self.proxy.url,
             "project": self.project,
             "settings": self.mode.options,
             "tasks": self.mode.concurrency,
-            "longest": LONGEST,
+            "longest": longest,
         }
         async with (
             RequestQueue(self.server.url, self.project, timeout=1.0) as queue,
@@ -77,6 +80,9 @@ class CrawlStage(Stage):
     async def _push_all(self, queue: RequestQueue) -> None:
         """Push until told to stop; what is in doubt is pushed again, and is not new then."""
         while self._producing:
+            await anyio.sleep(self.pick(0.03, 0.01))
+            if self.resting:
+                continue
             self._names += 1
             name = f"{self._names:06}"
             request = CrawlRequest(f"https://example.com/{name}")
@@ -88,7 +94,6 @@ class CrawlStage(Stage):
                 except BlsError:
                     await anyio.sleep(0.05)
             self.history.note(Step.PUSHED, name)
-            await anyio.sleep(self.pick(0.03, 0.01))
         self._produced.set()
 
     async def _drain(self, queue: RequestQueue) -> None:
@@ -149,7 +154,7 @@ async def cut(stage: CrawlStage) -> None:
             await stage.recovered(f"a reply cut at {at}")
 
 
-@fault("F30-all", "every connection cut at random moments", modes=CRAWL)
+@fault("F30-all", "every connection cut at random moments", modes=CRAWL, in_short=False)
 async def cut_all(stage: CrawlStage) -> None:
     async with stage.crawling():
         for number in range(stage.pick(3, 60)):
@@ -172,7 +177,12 @@ async def swallowed(stage: CrawlStage) -> None:
             await stage.recovered("swallowed replies")
 
 
-@fault("F30-frozen", "SIGSTOP of the server, for longer than a lease", modes=CRAWL)
+@fault(
+    "F30-frozen",
+    "SIGSTOP of the server, for longer than a lease",
+    modes=CRAWL,
+    in_short=False,
+)
 async def frozen(stage: CrawlStage) -> None:
     async with stage.crawling():
         for seconds in stage.pick([0.5], [0.5, 1.5, 3, 7]):
@@ -182,7 +192,12 @@ async def frozen(stage: CrawlStage) -> None:
             await stage.recovered(f"{seconds} s frozen")
 
 
-@fault("F30-killed", "SIGKILL of the server, restart with its log (AOF)", modes=CRAWL)
+@fault(
+    "F30-killed",
+    "SIGKILL of the server, restart with its log (AOF)",
+    modes=CRAWL,
+    in_short=False,
+)
 async def killed(stage: CrawlStage) -> None:
     async with stage.crawling():
         for seconds in stage.pick([0.2], [0.2, 0.2, 1, 1, 3]):
@@ -224,7 +239,12 @@ def without(stage: CrawlStage, rule: str) -> Generator[None]:
         stage.server.ask("ACL", "SETUSER", "crawler", "~*", "+@all")
 
 
-@fault("F30-dead", "SIGKILL of a crawler with requests in its hands", modes=CRAWL)
+@fault(
+    "F30-dead",
+    "SIGKILL of a crawler with requests in its hands",
+    modes=CRAWL,
+    in_short=False,
+)
 async def dead(stage: CrawlStage) -> None:
     async with children_of(stage) as children, stage.crawling():
         for _ in range(stage.pick(2, 60)):
@@ -232,15 +252,18 @@ async def dead(stage: CrawlStage) -> None:
             await stage.recovered("SIGKILL")
 
 
-@fault("F30-stopped", "SIGSTOP of a crawler, for longer than a lease", modes=CRAWL)
+@fault("F30-stopped", "SIGSTOP of a crawler, for as long as a lease", modes=CRAWL)
 async def stopped(stage: CrawlStage) -> None:
-    async with children_of(stage) as children, stage.crawling():
-        for seconds in stage.pick([2.5], [0.5, 2.5, 2.5, 5]):
+    """It goes on while another crawler has its requests: it must not end their leases."""
+    async with children_of(stage) as children, stage.crawling(longest=BUSY):
+        for seconds in stage.pick([2.0], [0.5, *[2.0] * 6, 5]):
             pid = await begin(stage, children)
+            stage.resting = True  # what comes back would wait behind all others
             async with stage.harm(who=str(pid)):
                 os.kill(pid, signal.SIGSTOP)
                 await anyio.sleep(seconds)
                 os.kill(pid, signal.SIGCONT)
+            stage.resting = False
             await stage.recovered("SIGSTOP")
 
 
@@ -266,7 +289,12 @@ async def begin(stage: CrawlStage, children: Children) -> int:
     return pid
 
 
-@fault("F30-both", "a crawler killed while the server or the link is hurt", modes=CRAWL)
+@fault(
+    "F30-both",
+    "a crawler killed while the server or the link is hurt",
+    modes=CRAWL,
+    in_short=False,
+)
 async def both(stage: CrawlStage) -> None:
     stage.damage.recovery = 20.0
     async with children_of(stage) as children, stage.crawling():
