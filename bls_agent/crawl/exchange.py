@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import anyio
 
@@ -202,10 +202,17 @@ class Exchange:
             if tasks:
                 await asyncio.wait(tasks)
             await self._blocking.aclose()
-        closed = RedisUnavailableError("connection", "the queue was closed")
-        for waiter in self._waiters:
-            if not waiter.future.done():
-                waiter.future.set_exception(closed)
+        self._end_all(RedisUnavailableError("connection", "the queue was closed"))
+
+    def _end_all(self, error: Exception) -> None:
+        """Tell every task that waits that nothing comes any more."""
+        futures: list[asyncio.Future[Any]] = [one.future for one in self._waiters]
+        futures += [one.future for one in self._batches]
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)
+        self._waiters.clear()
+        self._batches.clear()
 
     # --- the task that asks Redis
 
@@ -231,6 +238,9 @@ class Exchange:
                 else:
                     backoff.succeeded()
                     await self._pause()
+        except Exception as error:
+            self._end_all(error)  # a fault of ours: no task may wait for ever
+            raise
         except asyncio.CancelledError:
             await asyncio.sleep(0)  # what is cancelled with this task gives back first
             with suppress(BlsError), anyio.move_on_after(1, shield=True):

@@ -300,6 +300,21 @@ async def test_leaving_the_queue_gives_back(redis_url: str, name: str) -> None:
     assert not held.valid
 
 
+async def test_closing_ends_a_wait(redis_url: str, name: str) -> None:
+    """A task that waits in another one's closed queue is told so."""
+    queue = RequestQueue(redis_url, name)
+
+    async def wait() -> None:
+        async with queue.take():
+            pass
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    await queue.aclose()
+    with pytest.raises(RedisUnavailableError, match="the queue was closed"):
+        await task
+
+
 # --- leases
 
 
