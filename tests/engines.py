@@ -70,7 +70,7 @@ async def until(condition: Callable[[], bool], timeout: float = 80.0) -> None:
                     return
             except (RedisError, OSError):
                 pass
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
 
 
 class SentinelProcess:

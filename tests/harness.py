@@ -41,13 +41,18 @@ needs_selectors = pytest.mark.skipif(
 async def eventually(
     condition: Callable[[], bool | Awaitable[bool]], timeout: float = 30.0
 ) -> None:
-    """Wait until a condition holds, or fail after the deadline."""
+    """Wait until a condition holds, or fail after the deadline.
+
+    The pause grows to a tenth of what was waited already: to ask is a request, mostly.
+    """
+    began = anyio.current_time()
     with anyio.fail_after(timeout):
         while True:
             found = condition()
             if found if isinstance(found, bool) else await found:
                 return
-            await anyio.sleep(0.005)
+            waited = anyio.current_time() - began
+            await anyio.sleep(min(max(0.005, waited / 10), 0.05))
 
 
 def command_bytes(number: int, name: str = "mark") -> bytes:

@@ -50,6 +50,7 @@ def fail_over(proxy: FaultProxy, server: DevServer) -> None:
 
 async def copy(source: DevServer, target: DevServer) -> None:
     """Make a server a replica, and take it away when it has all that is there."""
+    ask(source.port, "CONFIG", "SET", "repl-diskless-sync-delay", "0")
     ask(target.port, "REPLICAOF", LOOPBACK, source.port)
     await until(lambda: ask(target.port, "ROLE")[3] == b"connected")
     await until(lambda: ask(source.port, "WAIT", 1, 1_000) == 1)
@@ -121,8 +122,11 @@ async def test_a_server_that_is_behind(
             assert waiting.ids == [*ids, *new]
 
 
-async def test_a_server_that_is_emptied(own_server: DevServer) -> None:
+async def test_a_server_that_is_emptied(
+    own_server: DevServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """FLUSHALL, and a writer whose clock is behind, while all connections live on."""
+    monkeypatch.setattr("bls_agent.runs.following.presence.LOOK", 1.0)
     async with EventStore(own_server.url) as store:
         ids = await plant(own_server, 1, 3)
         one = Told(store.follow(RUN))

@@ -728,7 +728,7 @@ async def test_a_single_read_while_redis_is_away(
                 with pytest.raises(RedisUnavailableError):
                     await store.subscribe(1, last, block_ms=block_ms)
 
-            tasks.start_soon(read, 5_000)
+            tasks.start_soon(read, 1_500)
             await eventually(lambda: are_blocked(admin, 1))
             own_server.kill()
         await read(100)
