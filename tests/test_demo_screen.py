@@ -176,6 +176,24 @@ def test_colours_only_where_they_are_wanted() -> None:
     assert "\x1b" not in _show(_entry("hello"))
 
 
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("environ", "wanted"),
+    [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
+)  # fmt: skip
+def test_a_terminal_may_want_no_colours(
+    environ: dict[str, str], wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the usual variables; an empty NO_COLOR counts as none."""
+    monkeypatch.setattr("sys.stdout", _Terminal())
+    screen = Screen.on_stdout(environ, load_texts("demo", "en"))
+    assert screen._colours is wanted
+
+
 @pytest.mark.parametrize(
     ("encoding", "done", "failed"),
     [("utf-8", "✓", "✗"), ("gbk", "√", "×"), ("ascii", "+", "x")],  # noqa: RUF001 - GBK's own

