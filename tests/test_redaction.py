@@ -72,16 +72,14 @@ HARMLESS_NAMES = words(
 )
 
 
-@pytest.mark.parametrize("name", SECRET_NAMES)
-def test_a_name_that_holds_a_secret(name: str) -> None:
+def test_a_name_that_holds_a_secret() -> None:
     """Capitals, separators and what stands around a secret's word do not hide it."""
-    assert redactor.is_secret(name)
+    assert [name for name in SECRET_NAMES if not redactor.is_secret(name)] == []
 
 
-@pytest.mark.parametrize("name", HARMLESS_NAMES)
-def test_a_name_that_only_looks_like_one(name: str) -> None:
+def test_a_name_that_only_looks_like_one() -> None:
     """A word that holds a secret's word by chance does not make one."""
-    assert not redactor.is_secret(name)
+    assert [name for name in HARMLESS_NAMES if redactor.is_secret(name)] == []
 
 
 COUNTING_NAMES = words(
@@ -371,20 +369,10 @@ TEXTS |= {f"URL, {name}": row for name, row in URLS.items()}
 
 @pytest.mark.parametrize(("text", "shown"), TEXTS.values(), ids=list(TEXTS))
 def test_a_secret_is_taken_out(text: str, shown: str) -> None:
-    """What is secret goes, what stands around it stays readable."""
+    """What is secret goes, what stands around it stays, once, and wherever it stands."""
     assert redactor.text(text) == shown
     assert SECRET not in shown
-
-
-@pytest.mark.parametrize(("text", "shown"), TEXTS.values(), ids=list(TEXTS))
-def test_nothing_is_taken_out_twice(text: str, shown: str) -> None:
-    """A text that went through once goes through unchanged."""
     assert redactor.text(shown) == shown
-
-
-@pytest.mark.parametrize(("text", "shown"), TEXTS.values(), ids=list(TEXTS))
-def test_a_secret_stands_anywhere(text: str, shown: str) -> None:
-    """Lines before and behind, as in a traceback, change nothing."""
     around = 'Traceback:\n  File "/app/a.py", line 7, in b\n    {}\n'
     if not text.endswith((SECRET, '"b"', "…")):  # not those that are cut off
         assert SECRET not in redactor.text(around.format(text) * 3)
@@ -399,12 +387,12 @@ NEEDS_ITS_END = {
 CUTTABLE = {name: row for name, row in TEXTS.items() if name not in NEEDS_ITS_END}
 
 
-@pytest.mark.parametrize("text", [row[0] for row in CUTTABLE.values()], ids=list(CUTTABLE))  # fmt: skip
 @pytest.mark.parametrize("mark", ["", "…"], ids=["no mark", "mark"])
-def test_a_text_may_be_cut_off_anywhere(text: str, mark: str) -> None:
+def test_a_text_may_be_cut_off_anywhere(mark: str) -> None:
     """The beginning of a secret is as secret as the whole."""
-    for end in range(len(text)):
-        assert SECRET[:4] not in redactor.text(text[:end] + mark)
+    for text, _ in CUTTABLE.values():
+        for end in range(len(text)):
+            assert SECRET[:4] not in redactor.text(text[:end] + mark)
 
 
 HARMLESS_TEXTS = {

@@ -66,33 +66,21 @@ def test_every_setting_is_a_keyword_of_the_agent() -> None:
 
 
 @every_setting
-def test_a_default(name: str) -> None:
-    """A setting that nobody gives has its documented default."""
-    value = getattr(Settings.from_env({}), name)
-    assert (value, type(value)) == (TABLE[name][0], type(TABLE[name][0]))
+def test_where_a_setting_comes_from(name: str) -> None:
+    """Its keyword, else its variable, blanks around it ignored, else its default.
 
-
-@every_setting
-def test_a_variable_beats_the_default(name: str) -> None:
-    """Each setting is read from its BLS_ variable, blanks around it ignored."""
-    _, text, meaning = TABLE[name]
-    value = getattr(Settings.from_env({f"BLS_{name.upper()}": f" {text}\n"}), name)
-    assert (value, type(value)) == (meaning, type(meaning))
-
-
-@every_setting
-def test_a_keyword_beats_a_variable(name: str) -> None:
-    """What the program says counts, even where the variable makes no sense."""
-    _, _, meaning = TABLE[name]
-    settings = Settings.from_env({f"BLS_{name.upper()}": "\0"}, **{name: meaning})
-    assert getattr(settings, name) == meaning
-
-
-@every_setting
-def test_an_empty_variable_is_absent(name: str) -> None:
-    """A variable that is set to nothing does not override the default."""
-    settings = Settings.from_env({f"BLS_{name.upper()}": " "})
-    assert getattr(settings, name) == TABLE[name][0]
+    A keyword counts even where the variable makes no sense, an empty variable is none.
+    """
+    default, text, meaning = TABLE[name]
+    variable = f"BLS_{name.upper()}"
+    for environ, options, expected in (
+        ({}, {}, default),
+        ({variable: " "}, {}, default),
+        ({variable: f" {text}\n"}, {}, meaning),
+        ({variable: "\0"}, {name: meaning}, meaning),
+    ):
+        value = getattr(Settings.from_env(environ, **options), name)
+        assert (value, type(value)) == (expected, type(expected)), environ
 
 
 @pytest.mark.parametrize("name", ["command_timeout", "instance"])

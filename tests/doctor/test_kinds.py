@@ -16,12 +16,12 @@ def foreign(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
-@pytest.mark.parametrize("row", KEYS)
-def test_every_kind_is_recognised(row: str) -> None:
+def test_every_kind_is_recognised() -> None:
     """As the table of keys does it, only faster."""
-    key = key_of(row)
-    assert kind_of(key).row == row
-    assert row in find_templates(key)
+    for row in KEYS:
+        key = key_of(row)
+        assert kind_of(key).row == row
+        assert row in find_templates(key)
 
 
 @pytest.mark.parametrize(

@@ -132,14 +132,14 @@ def test_readers_of_unicode_lines_are_safe_too(
     assert text.count("\n") == (4 if event_id else 3)
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_texts_of_the_corpus(text: str) -> None:
+def test_hostile_texts_of_the_corpus() -> None:
     """As category, action, id, key and value: one event with a name that has a dot."""
-    event = make_event(text, text, {text: text}, event_id=text)
-    [message] = parse(encode_event(event))
-    assert message.type == f"{escaped(text)}.{escaped(text)}"
-    assert orjson.loads(message.data) == orjson.loads(event.json)
-    assert parse(write_comment(text)) == []
+    for text in HOSTILE:
+        event = make_event(text, text, {text: text}, event_id=text)
+        [message] = parse(encode_event(event))
+        assert message.type == f"{escaped(text)}.{escaped(text)}"
+        assert orjson.loads(message.data) == orjson.loads(event.json)
+        assert parse(write_comment(text)) == []
 
 
 def test_names_of_ours_are_nobody_elses() -> None:

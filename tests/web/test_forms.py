@@ -237,15 +237,20 @@ def test_what_is_no_form(schema: Any) -> None:
     assert read_form(schema) is None
 
 
-@pytest.mark.parametrize("text", HOSTILE_TEXTS.values(), ids=HOSTILE_TEXTS)
-def test_hostile_texts_are_kept(text: str) -> None:
+def test_hostile_texts_are_kept() -> None:
     """Hostile texts stay what they are; the page shows them, nobody obeys them."""
-    schema = {"title": text, "description": text, "default": text, "enum": [text, 1]}
-    field = one(schema)
-    assert field.choices == (text, 1)
-    assert (field.title, field.description) == (text[:500], text[:500])
-    assert field.default == text
-    assert typed({"type": "string"}, text) == text.replace("\r\n", "\n")
+    for text in HOSTILE_TEXTS.values():
+        schema = {
+            "title": text,
+            "description": text,
+            "default": text,
+            "enum": [text, 1],
+        }
+        field = one(schema)
+        assert field.choices == (text, 1)
+        assert (field.title, field.description) == (text[:500], text[:500])
+        assert field.default == text
+        assert typed({"type": "string"}, text) == text.replace("\r\n", "\n")
 
 
 def test_deep_schemas() -> None:

@@ -91,13 +91,13 @@ def test_only_our_names_are_allowed(
         ({"json": True, "site": "cross-site"}, False),
     ],
 )
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "FROB"])
 def test_what_changes_something_comes_from_our_pages(
-    method: str, headers: dict[str, str | bool], good: bool
+    headers: dict[str, str | bool], good: bool
 ) -> None:
     """Every method but the reading ones needs our own origin, or is no browser's."""
-    told = Provenance(method=method, own=OWN, **headers)  # type: ignore[arg-type]
-    assert (refuse(told) == "") is good
+    for method in ("POST", "PUT", "DELETE", "PATCH", "FROB"):
+        told = Provenance(method=method, own=OWN, **headers)  # type: ignore[arg-type]
+        assert (refuse(told) == "") is good, method
 
 
 @pytest.mark.parametrize(

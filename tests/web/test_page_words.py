@@ -125,14 +125,14 @@ def test_ages_go_on() -> None:
     assert told["cards"][0]["age"] == 13.0
 
 
-@pytest.mark.parametrize("text", HOSTILE_TEXTS.values(), ids=HOSTILE_TEXTS)
-def test_a_card_holds_nothing_to_obey(text: str) -> None:
+def test_a_card_holds_nothing_to_obey() -> None:
     """Whatever stands in Redis, a card holds only characters that are shown."""
-    card = make_card(view(text, status_text=text[:40], last_error=record(text)))
-    assert all(card[name].isprintable() for name in ("name", "odd", "error"))
-    change = FleetChange(views={text: view(text)}, gone=frozenset({text}))
-    told = decode_object(encode_changes(change))
-    assert told["gone"] == [project_path(text)]
+    for text in HOSTILE_TEXTS.values():
+        card = make_card(view(text, status_text=text[:40], last_error=record(text)))
+        assert all(card[name].isprintable() for name in ("name", "odd", "error"))
+        change = FleetChange(views={text: view(text)}, gone=frozenset({text}))
+        told = decode_object(encode_changes(change))
+        assert told["gone"] == [project_path(text)]
 
 
 def test_away_is_told() -> None:

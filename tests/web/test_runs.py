@@ -90,17 +90,17 @@ def test_order_of_cards() -> None:
     assert [card["id"] for card in cards] == ["4", "1", "5", "3", "2"]
 
 
-@pytest.mark.parametrize("text", HOSTILE_TEXTS.values(), ids=HOSTILE_TEXTS)
-def test_a_card_holds_nothing_to_obey(text: str) -> None:
+def test_a_card_holds_nothing_to_obey() -> None:
     """Whatever an event says; and it stays short."""
-    source = {"agent_name": text}
-    run = RunSummary(
-        1, RunState.FAILED, 1, task=text, error=text, source=source, last=text
-    )
-    card = make_run_card(run, 0.0)
-    told = [str(card[name]) for name in ("task", "error", "source", "last")]
-    assert all(one.isprintable() for one in told)
-    assert len(orjson.dumps(card)) < 8_000
+    for text in HOSTILE_TEXTS.values():
+        source = {"agent_name": text}
+        run = RunSummary(
+            1, RunState.FAILED, 1, task=text, error=text, source=source, last=text
+        )
+        card = make_run_card(run, 0.0)
+        told = [str(card[name]) for name in ("task", "error", "source", "last")]
+        assert all(one.isprintable() for one in told)
+        assert len(orjson.dumps(card)) < 8_000
 
 
 def test_away_is_told() -> None:

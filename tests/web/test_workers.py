@@ -83,14 +83,16 @@ def test_whatever_stands_there_is_a_card() -> None:
         assert all(text.isprintable() for text in (card["id"], card["said"], *figures))
 
 
-@pytest.mark.parametrize("text", HOSTILE_TEXTS.values(), ids=HOSTILE_TEXTS)
-def test_a_hostile_id(text: str) -> None:
+def test_a_hostile_id() -> None:
     """It is shown, and its card is found again by a key of plain letters."""
-    key = (KEY + text).encode("utf-8", "surrogateescape")
-    card = make_worker_card(Worker.read("backtest_worker_heartbeat", key, b"x", 25.0))
-    assert card["id"].isprintable()
-    assert card["key"] == quote_name(KEY + text)
-    assert card["key"].isascii()
+    for text in HOSTILE_TEXTS.values():
+        key = (KEY + text).encode("utf-8", "surrogateescape")
+        card = make_worker_card(
+            Worker.read("backtest_worker_heartbeat", key, b"x", 25.0)
+        )
+        assert card["id"].isprintable()
+        assert card["key"] == quote_name(KEY + text)
+        assert card["key"].isascii()
 
 
 def test_away_is_told() -> None:
