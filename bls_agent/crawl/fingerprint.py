@@ -241,8 +241,9 @@ def canonical_url(url: str) -> str:
         path = _resolve(path)
     pairs = sorted(
         tuple(unquote_to_bytes(part.replace("+", " ")) for part in (name, value))
-        for name, _, value in (one.partition("=") for one in parts.query.split("&"))
-        if name or value
+        for name, _, value in (
+            one.partition("=") for one in parts.query.split("&") if one
+        )
     )
     query = "&".join(f"{quote_plus(name)}={quote_plus(value)}" for name, value in pairs)
     return f"{parts.scheme}:{around}{path}{query and '?'}{query}"

@@ -220,10 +220,8 @@ def read_key(key: object) -> CrawlKey | None:
     Returns:
         What it says, or ``None`` if no :class:`RedisKeyManager` makes such a key.
     """
-    if not isinstance(key, str | bytes):
-        return None
     for name, beside in _BESIDE.items():
-        fields = KEYS[name].parse(key)
+        fields = KEYS[name].parse(key) if isinstance(key, str | bytes) else None
         if fields is not None:
             found = _read_contract(key_beside(fields["place"]))
             if found is not None and found.row in beside:
@@ -292,41 +290,7 @@ class RedisKeyValidator:
         }
 
 
-def create_redis_key_manager(
-    project_name: str = "default", spider_name: str | None = None
-) -> RedisKeyManager:
-    """Make a :class:`RedisKeyManager`.
-
-    Raises:
-        ConfigurationError: As at its construction.
-    """
-    return RedisKeyManager(project_name, spider_name)
-
-
-def get_redis_key_manager_from_settings(settings: CrawlSettings) -> RedisKeyManager:
-    """Make a manager by settings: :meth:`RedisKeyManager.from_settings`.
-
-    Raises:
-        ConfigurationError: As at its construction.
-    """
-    return RedisKeyManager.from_settings(settings)
-
-
-def validate_redis_key_naming(key: object, project_name: str | None = None) -> bool:
-    """Tell whether a key follows the contract."""
-    return RedisKeyValidator().validate_key_naming(key, project_name)
-
-
-def validate_multiple_redis_keys(
-    keys: Iterable[object], project_name: str | None = None
-) -> tuple[bool, list[object]]:
-    """Tell whether all keys follow the contract, and give those that do not."""
-    return RedisKeyValidator().validate_multiple_keys(keys, project_name)
-
-
-def get_redis_key_info(key: object) -> dict[str, Any]:
-    """Give the parts of a key: :meth:`RedisKeyValidator.get_key_info`."""
-    return RedisKeyValidator().get_key_info(key)
+_VALIDATOR: Final = RedisKeyValidator()
 
 
 def print_validation_report(
@@ -340,9 +304,17 @@ def print_validation_report(
     """
     keys = [*keys]
     for key in keys:
-        valid = validate_redis_key_naming(key, project_name)
-        info = get_redis_key_info(key)
+        valid = _VALIDATOR.validate_key_naming(key, project_name)
+        info = _VALIDATOR.get_key_info(key)
         said = [f"{name}={value}" for name, value in info.items() if name != "valid"]
         print("valid  " if valid else "INVALID", repr(key), *said)  # noqa: T201 - it prints
-    _, wrong = validate_multiple_redis_keys(keys, project_name)
+    _, wrong = _VALIDATOR.validate_multiple_keys(keys, project_name)
     print(f"{len(keys) - len(wrong)} of {len(keys)} keys are valid")  # noqa: T201 - as above
+
+
+# The document's other names for the same.
+create_redis_key_manager: Final = RedisKeyManager
+get_redis_key_manager_from_settings: Final = RedisKeyManager.from_settings
+validate_redis_key_naming: Final = _VALIDATOR.validate_key_naming
+validate_multiple_redis_keys: Final = _VALIDATOR.validate_multiple_keys
+get_redis_key_info: Final = _VALIDATOR.get_key_info
