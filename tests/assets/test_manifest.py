@@ -227,6 +227,7 @@ def test_hostile_yaml_is_refused_at_once(
     st.recursive(
         st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(),
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=20,
     )
 )
 def test_json_is_yaml(value: object) -> None:

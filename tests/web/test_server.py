@@ -178,26 +178,19 @@ def test_what_asyncio_repeats_is_said_once(redis_url: str, tmp_path: Path) -> No
 
 FILES = """
 import resource, sys
-soft, hard = map(int, sys.argv[1:])
-resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 from bls_agent.web.server import make_room
-print(make_room(1000), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+for limits in ((2000, 4096), (1024, 4096), (256, 1024)):  # a hard one only sinks
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    print(make_room(1000), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
 
 
-@pytest.mark.parametrize(
-    ("soft", "hard", "connections", "files"),
-    [(1024, 4096, 1000, 1320), (2000, 4096, 1000, 2000), (256, 1024, 704, 1024)],
-)
-def test_connections_leave_room_for_files(
-    soft: int, hard: int, connections: int, files: int
-) -> None:
+def test_connections_leave_room_for_files() -> None:
     """The default of 1,024 is raised, as far as that is allowed; else there are fewer."""
     told = subprocess.run(
-        [sys.executable, "-c", FILES, str(soft), str(hard)],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert told.stdout.split() == [str(connections), str(files)]
+        [sys.executable, "-c", FILES], capture_output=True, text=True, check=True
+    )
+    assert told.stdout.splitlines() == ["1000 2000", "1000 1320", "704 1024"]
 
 
 def test_answers_wait_for_nobody(redis_url: str) -> None:
