@@ -421,7 +421,8 @@ class Exchange:
         for one, done in zip(write.settlements, reply or (), strict=True):
             held = one.held
             if one.what != "renew":
-                one.answer(done=bool(done) or one.in_doubt)
+                ours = one.in_doubt and boot_seconds() < held.valid_until
+                one.answer(done=bool(done) or ours)  # or the first time did it
             elif done:
                 held.valid_until = valid_until(write.sent_at, self.options.lease)
             else:
@@ -472,12 +473,12 @@ class Exchange:
         return ""
 
     def _hand_over(self, held: Held) -> None:
-        """Give a request to a task that waits for one, or back where none does."""
+        """Give a request to a task that waits for one; back where none does, or too late."""
         if fault := self._fault_of(held):
             entry = held.failed_entry(fault)
             self._settlements.append(Settlement("fail", held, entry))
             return
-        while self._waiters:
+        while self._waiters and boot_seconds() < held.valid_until:
             waiter = self._waiters.popleft()
             if not waiter.future.done():
                 waiter.future.set_result(held)

@@ -139,7 +139,9 @@ class _Take:
             return
         if error is None:
             if not await taken.ack():
-                logger.warning("%r: its end is not confirmed, it may be done again", taken)
+                logger.warning(
+                    "%r: its end is not confirmed, it may be done again", taken
+                )
         elif isinstance(error, Exception):
             await taken.fail(f"{type(error).__name__}: {error}")
         else:

@@ -246,6 +246,7 @@ def without(stage: CrawlStage, rule: str) -> Generator[None]:
     in_short=False,
 )
 async def dead(stage: CrawlStage) -> None:
+    stage.damage.recovery = stage.pick(20, 5)
     async with children_of(stage) as children, stage.crawling():
         for _ in range(stage.pick(2, 60)):
             await kill_one(stage, children)
@@ -255,6 +256,7 @@ async def dead(stage: CrawlStage) -> None:
 @fault("F30-stopped", "SIGSTOP of a crawler, for as long as a lease", modes=CRAWL)
 async def stopped(stage: CrawlStage) -> None:
     """It goes on while another crawler has its requests: it must not end their leases."""
+    stage.damage.recovery = stage.pick(20, 5)
     async with children_of(stage) as children, stage.crawling(longest=BUSY):
         for seconds in stage.pick([2.0], [0.5, *[2.0] * 6, 5]):
             pid = await begin(stage, children)
@@ -278,14 +280,13 @@ async def kill_one(stage: CrawlStage, children: Children) -> None:
 
 async def begin(stage: CrawlStage, children: Children) -> int:
     """Let one more crawler begin, in a process of its own; wait until it works."""
-    before = children.size()
     pid = await children.go(
         kind="crawl",
         settings=stage.mode.options,
         tasks=stage.mode.concurrency,
         longest=BUSY,
     )
-    await stage.wait(lambda: children.size() > before, 10)
+    await stage.wait(lambda: children.has_begun(pid), 10)
     return pid
 
 

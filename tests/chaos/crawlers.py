@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections import defaultdict
@@ -93,6 +94,11 @@ class Damaged:
             mine and handling.begin <= self.end + SLACK and handling.end >= self.begin
         )
 
+    def delayed(self, handling: Handling) -> bool:
+        """Tell whether a crawler had the request when it froze, and began afterwards."""
+        mine = self.who == handling.who.partition(".")[0]
+        return mine and self.end <= handling.begin <= self.end + SLACK
+
 
 @dataclass
 class Handling:
@@ -131,8 +137,10 @@ def find_handlings(events: Iterable[Event]) -> dict[str, list[Handling]]:
 def judge(history: History, damage: list[Damaged]) -> Iterator[str]:
     """Say which requests were handed out once more, and should not have been."""
     for name, handlings in find_handlings(history.events()).items():
-        for handling in handlings[:-1]:
+        for handling, following in itertools.pairwise(handlings):
             told = f"{name} was handed out once more, although {handling.who}"
+            if any(each.delayed(following) for each in damage):
+                continue
             if handling.acked:
                 yield f"{told} had finished it"
             elif not any(each.excuses(handling) for each in damage):

@@ -55,6 +55,10 @@ class Children:
         for pid in self._living:
             os.kill(pid, signal.SIGKILL)
 
+    def has_begun(self, pid: int) -> bool:
+        """Whether a crawler has written something into the history."""
+        return self.size() > 0 and f'"{pid}.' in self._path.read_text("utf-8")
+
     def size(self) -> int:
         """Bytes of the history."""
         return self._path.stat().st_size if self._path.exists() else 0

@@ -24,13 +24,17 @@ async def test_crawlers_that_die_lose_nothing(own_server: DevServer) -> None:
         ("started acked ended", ("",), "had finished it"),
         ("started ended", ("",), ""),
         ("started", ("1",), ""),
-        ("started", ("2",), "was well"),
+        ("started", ("3",), "was well"),
+        ("started acked ended", ("2",), ""),
     ],
 )
 def test_what_is_handled_twice_needs_a_reason(
     first: str, damage: tuple[str, ...], told: str
 ) -> None:
-    """The crawler that had it was hurt meanwhile, and was not told that it is finished."""
+    """The crawler that had it was hurt meanwhile, and was not told that it is finished.
+
+    Or the second one had it first, and froze before it began.
+    """
     history = History()
     for who, steps in (("1.0", first), ("2.0", "started acked ended")):
         for step in steps.split():

@@ -32,7 +32,7 @@ from bls_agent.crawl import (
 from bls_agent.devserver import DevServer
 from tests.engines import ClusterTopology
 from tests.harness import are_blocked, eventually, execute
-from tests.kit import Cut, Direction, FaultProxy
+from tests.kit import Cut, Direction, FaultProxy, Late
 
 Keys = dict[str, Any]
 PAGE = CrawlRequest("https://例子.测试/新闻?页=1")
@@ -582,6 +582,66 @@ async def test_an_end_whose_reply_was_lost_is_an_end(own_server: DevServer) -> N
             assert await taken.ack()
             assert proxy.fired
         assert (await queue.stats()).acknowledged == 2
+
+
+async def test_a_request_that_comes_after_its_lease_is_left_to_others(
+    own_server: DevServer,
+) -> None:
+    """A worker that stood still between its take and the reply does not begin."""
+    async with (
+        FaultProxy(own_server.url, seed=7) as proxy,
+        RequestQueue(proxy.url, "新闻", lease=0.5) as late,
+        RequestQueue(own_server.url, "新闻") as other,
+    ):
+        await drain(late)  # the server knows the script
+        await other.push(PAGE)
+        ended = anyio.Event()
+        proxy.arm(Late(command="EVALSHA", seconds=0.8))
+        async with anyio.create_task_group() as tasks:
+
+            async def take_late() -> None:
+                async with late.take(timeout=0.1) as taken:
+                    assert taken is None
+                ended.set()
+
+            tasks.start_soon(take_late)
+            await eventually(lambda: bool(proxy.fired))
+            async with other.take() as taken:
+                assert taken is not None
+                assert taken.attempt == 2
+                with anyio.fail_after(10):
+                    await ended.wait()
+                assert taken.valid
+                assert await taken.ack()
+
+
+async def test_an_end_that_arrives_after_the_lease_is_none(
+    own_server: DevServer,
+) -> None:
+    """What nobody knows of is not called finished when another worker may have it."""
+    async with (
+        FaultProxy(own_server.url, seed=7) as proxy,
+        RequestQueue(proxy.url, "新闻", lease=0.5) as cut_off,
+        RequestQueue(own_server.url, "新闻") as other,
+    ):
+        await cut_off.push(PAGE)
+        async with cut_off.take() as taken, anyio.create_task_group() as tasks:
+            assert taken is not None
+            proxy.arm(Cut(command="EVALSHA", direction=Direction.REQUESTS))
+            proxy.arm(
+                Late(seconds=0.4, times=None)
+            )  # the next connection takes its time
+            found: list[bool] = []
+
+            async def acknowledge() -> None:
+                found.append(await taken.ack())
+
+            tasks.start_soon(acknowledge)
+            async with other.take() as again:
+                assert again is not None
+                await eventually(lambda: bool(found))
+                assert found == [False]
+                assert await again.ack()
 
 
 async def test_memory_is_out(own_server: DevServer, admin: Any) -> None:
