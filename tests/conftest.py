@@ -88,8 +88,12 @@ def redis_url() -> Iterator[str]:
 
 @pytest.fixture
 def own_server() -> Iterator[DevServer]:
-    """A server of this test alone, to be killed, frozen and restarted."""
-    with DevServer(append_only=True) as server:
+    """A server of this test alone, to be killed, frozen and restarted.
+
+    What it has answered was written, and a process that is killed loses none of that;
+    to have it on the disk itself, too, would take milliseconds for each write.
+    """
+    with DevServer(append_only=True, options=("--appendfsync", "no")) as server:
         yield server
 
 

@@ -172,7 +172,7 @@ class SentinelTopology(Topology):
         ports = free_ports(5)
         first, second = ports[:2]
         replica = ("--replicaof", f"{LOOPBACK} {first}")
-        common = ("--repl-diskless-sync-delay", "0")
+        common = ("--repl-diskless-sync-delay", "0", "--appendfsync", "no")
         self.servers = [
             DevServer(port=first, append_only=True, options=common),
             DevServer(port=second, append_only=True, options=(*common, *replica)),
@@ -315,6 +315,7 @@ class ClusterTopology(Topology):
             *("--cluster-require-full-coverage", "no"),
             *("--cluster-replica-validity-factor", "0"),
             *("--repl-diskless-sync-delay", "0"),
+            *("--appendfsync", "no"),
         )
         self.nodes = [
             DevServer(port=port, append_only=True, options=options)
