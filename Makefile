@@ -12,8 +12,8 @@ PIP := $(PATIENTLY) $(BIN)/python -m pip --disable-pip-version-check install -qq
 CANDIDATES := python3 python3.14 python3.13 python3.12 python3.11
 SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 PEERS := arq taskiq faststream caches
-# The tests wait for servers half of the time: five at once keep two cores busy.
-AT_ONCE := --numprocesses=5
+# The tests wait for servers most of the time: six at once keep two cores busy.
+AT_ONCE := --numprocesses=6
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -23,7 +23,7 @@ AT_ONCE := --numprocesses=5
 help:
 	@echo 'make demo    see an agent and a console at work, on a server of its own'
 	@echo 'make demo ARGS=--console   a small fleet, and the console in the browser'
-	@echo 'make test    run the tests, five at once (ARGS="-k heartbeat" goes to pytest)'
+	@echo 'make test    run the tests, six at once (ARGS="-k heartbeat" goes to pytest)'
 	@echo 'make lint    ruff, mypy and pyright'
 	@echo 'make bench   figures beside a bare loop and others (ARGS="--quick" for a look)'
 	@echo 'make load    the doctor, the registry, and the console for ten minutes, under a large fleet'

@@ -21,9 +21,6 @@ TOGETHER = (
     "doctor/test_command.py",
     "doctor/test_plants.py",
     "test_architecture.py",
-    "test_browser.py",
-    "test_browser_hostile.py",
-    "test_browser_runs.py",
     "test_chaos_short.py",
     "test_cluster.py",
     "test_exports.py",
@@ -70,6 +67,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def unit_of(nodeid: str) -> str:
     """Give the name under which tests go to the same process."""
     module = nodeid.partition("::")[0]
+    if "test_browser" in module:
+        return "browsers"  # one after the other: a Chromium keeps a core busy
     return module if module.endswith(TOGETHER) else nodeid
 
 

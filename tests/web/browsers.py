@@ -31,7 +31,6 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
     "--disable-lcd-text",
-    "--disable-features=SpareRendererForSitePerProcess",  # one process ahead of each page
 ]
 DEADLINE = 20_000  # ms
 LOCALES = {"zh": "zh-CN", "en": "en-GB"}
