@@ -140,6 +140,7 @@ async def crawl_through_kills(
     kills: int,
     restarts: int = 1,
     lease: float = 5.0,
+    crawlers: int = CRAWLERS,
     seed: int = 7,
 ) -> Crawled:
     """Push so many requests, and crawl them through so many faults.
@@ -150,6 +151,7 @@ async def crawl_through_kills(
         kills: How often a crawler is killed by SIGKILL, and another one begins.
         restarts: How often the server is killed and started again.
         lease: Of a request, in seconds.
+        crawlers: Processes that crawl at the same time.
         seed: For the moments.
     """
     run = _Crawl(server, requests, lease, random.Random(seed))
@@ -159,7 +161,7 @@ async def crawl_through_kills(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "history.jsonl")
         async with run.queue, run.nursery:
-            for _ in range(CRAWLERS):
+            for _ in range(crawlers):
                 await run.begin(path)
             began = time.monotonic()
             async with anyio.create_task_group() as tasks:
