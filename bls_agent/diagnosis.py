@@ -19,6 +19,7 @@ from bls_agent.errors import DecodeError
 from bls_agent.redaction import redact
 
 __all__ = [
+    "JSON_LIMIT",
     "Check",
     "Finding",
     "Question",

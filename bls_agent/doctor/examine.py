@@ -212,8 +212,8 @@ class _Examination:
         """Answer what the rules ask for, and apply them."""
         fitting = [sample for sample in samples if _is_of_its_type(sample)]
         self._answers.clear()
-        questions = {
-            question
+        questions = {  # in their order: two about one thing are answered together
+            question: None
             for sample in fitting
             for rule in ASKING_OF.get(sample.row, ())
             for question in rule.asks(sample)

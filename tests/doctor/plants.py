@@ -124,6 +124,8 @@ def key_of(row: str) -> str:
     }  # fmt: skip
     if row == "run_books":
         values["place"] = RUN_PLACE
+    elif row.startswith("crawl"):
+        values["place"] = f"{{crawlo:{PROJECT}:queue:requests}}"
     template = KEYS[row]
     return template.locate(**{name: values.get(name, "n1") for name in template.fields})
 
@@ -190,7 +192,14 @@ def good(row: str) -> list[Words]:
         "crawl_requests_data": lambda: crawl("requests"),
         "crawl_processing": lambda: crawl("processing"),
         "crawl_processing_data": lambda: crawl("processing"),
+        "crawl_failed": lambda: [
+            ("RPUSH", key, dumps(request={"url": "http://a"}, reason="x", attempts=4)),
+            ("RPUSH", key, dumps(request=None, raw_base64="gAQ=", reason="x")),
+        ],
         "crawl_failed_retries": lambda: [("SET", key, "2")],
+        "crawl_leases": lambda: [*crawl("processing"), ("HSET", key, "r1", "token 0")],
+        "crawl_delayed": lambda: [*crawl("processing"), ("HSET", key, "r1", "1")],
+        "crawl_counters": lambda: [("HSET", key, "serial", "17", "pushed", "0")],
         "instances": lambda: [
             ("HSET", key, "a1", "t 1700000000000 60000 在线"), ("EXPIRE", key, 60)
         ],
@@ -215,9 +224,11 @@ def run(*pairs: object, life: int = 86_400) -> list[Words]:
 
 
 def crawl(queue: str) -> list[Words]:
+    """A request that waits, or one in the hands of a worker."""
     key = f"crawlo:{PROJECT}:queue:{queue}"
+    score = 1 if queue == "requests" else f"{time.time() + 60:.3f}"
     return [
-        ("ZADD", key, 1, "r1"),
+        ("ZADD", key, score, "r1"),
         ("HSET", f"{key}:data", "r1", '{"url": "http://a"}'),
     ]
 
@@ -622,7 +633,7 @@ def crawl_plants() -> Iterator[Plant]:
         key = f"crawlo:{PROJECT}:queue:{queue}"
         yield Plant(
             "crawl-no-body", f"crawl_{queue}", key,
-            partial(unchanged_but, crawl, queue, ("ZADD", key, 1, "r2")),
+            partial(unchanged_but, crawl, queue, ("ZADD", key, 2**40, "r2")),
         )  # fmt: skip
         yield Plant(
             "crawl-no-request", f"crawl_{queue}_data", f"{key}:data",
@@ -632,12 +643,31 @@ def crawl_plants() -> Iterator[Plant]:
             "crawl-pickled", f"crawl_{queue}_data", f"{key}:data",
             partial(unchanged_but, crawl, queue, ("HSET", f"{key}:data", "r1", b"\x80\x04}.")),
         )  # fmt: skip
+    processing = key_of("crawl_processing")
+    yield Plant(
+        "crawl-overdue", "crawl_processing", processing,
+        partial(unchanged_but, crawl, "processing", ("ZADD", processing, f"{time.time() - 400:.3f}", "r1")),
+    )  # fmt: skip
+    for row in ("crawl_leases", "crawl_delayed"):
+        yield Plant(
+            "crawl-not-taken", row, key_of(row),
+            partial(unchanged_but, good, row, ("HSET", key_of(row), "r2", "1")),
+        )  # fmt: skip
+    others: list[tuple[str, str, Words]] = [
+        ("crawl-counters", "crawl_counters", ("HSET", "pushed", "1.5")),
+        ("crawl-wake", "crawl_wake", ("RPUSH", "1", "1")),
+        ("crawl-failed-full", "crawl_failed", ("RPUSH", *[dumps(request={}, reason="")] * 10_000)),
+        ("crawl-failed-odd", "crawl_failed", ("RPUSH", b"\x80\x04}.")),
+    ]  # fmt: skip
+    for rule, row, (name, *rest) in others:
+        key = key_of(row)
+        yield Plant(rule, row, key, partial(one, name, key, *rest))
     retries = key_of("crawl_failed_retries")
     yield Plant(
         "crawl-retries",
         "crawl_failed_retries",
         retries,
-        lambda: [("SET", retries, "9")],
+        lambda: [("SET", retries, "9x")],
     )
     for row in ("crawl_filter_fingerprint", "crawl_item_fingerprint"):
         yield Plant(

@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from bls_agent import Console, EventStore, ProjectAgent
+from bls_agent.crawl import CrawlRequest, RequestQueue, SeenFilter
 from bls_agent.devserver import DevServer
 from bls_agent.diagnosis import Severity
 from bls_agent.doctor.examine import examine
@@ -173,6 +174,32 @@ async def test_live_runs(own_server: DevServer) -> None:
     report = await examine(url)
     assert findings(report) == []
     assert report.keys["owner"] == 0
+
+
+async def test_live_crawlers(own_server: DevServer) -> None:
+    """Queues, filters and leases keep contract 004: waiting, taken, delayed, failed."""
+    url = own_server.url
+    async with (
+        RequestQueue(url, "新闻", "daily", max_retries=0) as queue,
+        RequestQueue(url, "{论坛}") as patient,
+        SeenFilter(url, "新闻", ttl=60) as seen,
+    ):
+        for number in range(5):
+            page = CrawlRequest(f"https://news.example/{number}")
+            await queue.push(page, unique=True)
+            await patient.push(page)
+            await seen.add(page)
+        for one in (queue, patient):
+            async with one.take(5) as taken:
+                assert taken is not None
+                await taken.fail("HTTP 503")
+        async with queue.take(5), patient.take(5):
+            report = await examine(url)
+        assert findings(report) == []
+        assert report.keys["crawl_leases"] == report.keys["crawl_wake"] == 2
+        assert report.keys["crawl_failed"] == report.keys["crawl_delayed"] == 1
+        assert not report.foreign
+    assert findings(await examine(url)) == []
 
 
 async def test_one_project_alone(admin: Redis, own_server: DevServer) -> None:
