@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
 from bls_agent.asset_rights import ASSET_LOOKING
+from bls_agent.crawl_rights import CRAWL_LOOKING, CRAWL_REQUEUE
 from bls_agent.errors import ConfigurationError
 from bls_agent.keys import (
     BROADCAST,
@@ -293,13 +294,13 @@ def console_acl_rules(
     """Give the rights of a console, of one project or of all, as words of their own.
 
     They are enough for :class:`~bls_agent.Console`, the command line and the console in
-    the browser; the doctor, which looks at every key, needs more. Workers, runs and
-    assets are seen by whoever may see all projects.
+    the browser; the doctor, which looks at every key, needs more. Workers, runs,
+    assets and crawl queues are seen by whoever may see all projects.
 
     Args:
         project: The only project that it may see; ``None`` for all.
-        send: Whether it may send commands, see those that wait and withdraw them, and
-            leave records of who sends them.
+        send: Whether it may send commands, see those that wait and withdraw them, leave
+            records of who sends them, and queue failed requests of crawlers again.
         forget: Whether it may delete all that belongs to a project.
         selectors: As for :func:`acl_line`.
 
@@ -327,16 +328,20 @@ def console_acl_rules(
         if key is not None:
             keys[f"~{_console_pattern(key, project)}"] = None
     if project is None:
-        return _with_others(rules, keys, selectors=selectors)
+        return _with_others(rules, keys, send=send, selectors=selectors)
     return [*rules, *keys]
 
 
 def _with_others(
-    rules: list[str], keys: dict[str, None], *, selectors: bool
+    rules: list[str], keys: dict[str, None], *, send: bool, selectors: bool
 ) -> list[str]:
-    """Add what is nobody's project's: workers, runs and assets; following parks a read."""
+    """Add what is nobody's project's: workers, runs, assets, crawl queues.
+
+    Following parks a read.
+    """
     rules.insert(rules.index("+client|id") + 1, "+client|unblock")
-    looking = (*WORKER_LOOKING, *RUN_LOOKING, *ASSET_LOOKING)
+    looking = [*WORKER_LOOKING, *RUN_LOOKING, *ASSET_LOOKING, CRAWL_LOOKING]
+    looking += [CRAWL_REQUEUE] * send
     if selectors:
         return [*rules, *keys, *(right.selector for right in looking)]
     words = (word for right in looking for word in right.words)

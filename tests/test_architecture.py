@@ -28,6 +28,7 @@ WORDS = [
     "worker_rights",
     "run_rights",
     "asset_rights",
+    "crawl_rights",
     "rights",
     "diagnosis",
     "settings",
