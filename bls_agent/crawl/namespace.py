@@ -16,7 +16,7 @@ from bls_agent.keyed_wires import KeyedWires
 from bls_agent.keys import KEYS
 from bls_agent.names import encode_key
 
-__all__ = ["CleanupReport", "Namespace", "cleanup", "find_queues"]
+__all__ = ["CleanupReport", "Namespace", "cleanup", "find_namespaces", "find_queues"]
 
 BATCH: Final = 500  # keys in one UNLINK
 RETRIES: Final = "crawl_failed_retries"
@@ -28,6 +28,17 @@ class Namespace(NamedTuple):
 
     project: str
     spider: str | None
+
+    @property
+    def shown(self) -> str:
+        """The name in one word: ``project`` or ``project:spider``."""
+        return ":".join(filter(None, self))
+
+    @classmethod
+    def parse(cls, shown: str) -> Namespace:
+        """Read :attr:`shown`."""
+        project, _, spider = shown.partition(":")
+        return cls(project, spider or None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +92,19 @@ async def find_queues(redis: object = None, *, timeout: float = 5.0) -> list[Nam
     Raises:
         RedisUnavailableError: Redis cannot answer.
     """
-    found: set[Namespace] = set()
     async with _Store(redis, timeout=timeout) as store:
-        async for key in store.wires.scan(ALL):
-            retries = KEYS[RETRIES].parse(key)  # there may be many, of few namespaces
-            if retries and _namespace_of(retries) in found:
-                continue
-            if read := read_key(key):
-                found.add(Namespace(read.project, read.spider))
+        return await find_namespaces(store.wires)
+
+
+async def find_namespaces(wires: KeyedWires) -> list[Namespace]:
+    """Do the same over connections that are there already."""
+    found: set[Namespace] = set()
+    async for key in wires.scan(ALL):
+        retries = KEYS[RETRIES].parse(key)  # there may be many, of few namespaces
+        if retries and _namespace_of(retries) in found:
+            continue
+        if read := read_key(key):
+            found.add(Namespace(read.project, read.spider))
     return sorted(found, key=lambda one: (one.project, one.spider or ""))
 
 

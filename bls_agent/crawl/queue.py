@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import ClassVar, Final, Literal
@@ -35,12 +35,19 @@ from bls_agent.loop_local import LoopLocal
 from bls_agent.names import slot_of
 from bls_agent.settings import check_seconds
 
-__all__ = ["FailedRequest", "QueueStats", "RequestQueue"]
+__all__ = ["STATS", "FailedRequest", "QueueStats", "RequestQueue"]
 
 logger = logging.getLogger(__name__)
 
 SHORTEST_LEASE: Final = 0.5  # seconds
 LONGEST_LEASE: Final = 86_400.0
+STATS: Final = (  # what is asked for QueueStats: row and command
+    "requests ZCARD",
+    "delayed HLEN",
+    "leases HLEN",
+    "failed LLEN",
+    "counters HGETALL",
+)
 PAGE: Final = 100  # entries of the failed list that are read at once
 
 
@@ -71,6 +78,29 @@ class QueueStats:
     retried: int
     expired: int
     seen_at: float
+
+    @classmethod
+    def read(cls, replies: Sequence[Reply], clock: Reply) -> QueueStats:
+        """Read what Redis says to :data:`STATS`, and to ``TIME``."""
+        waiting, delayed, in_flight, failed, pairs = replies
+        counters = dict(zip(pairs[::2], pairs[1::2], strict=True))
+
+        def count(name: bytes) -> int:
+            value = counters.get(name, b"0")
+            return int(value) if value.isdigit() else 0
+
+        return cls(
+            waiting=waiting,
+            delayed=delayed,
+            in_flight=in_flight,
+            failed=failed,
+            pushed=count(b"pushed"),
+            taken=count(b"taken"),
+            acknowledged=count(b"acknowledged"),
+            retried=count(b"retried"),
+            expired=count(b"expired"),
+            seen_at=int(clock[0]) + int(clock[1]) / 1e6,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,32 +380,8 @@ class RequestQueue(Store):
             RedisUnavailableError: Redis cannot answer.
             WrongTypeError: As :meth:`push`.
         """
-        waiting, delayed, in_flight, failed, pairs, clock = await self._read(
-            "requests ZCARD",
-            "delayed HLEN",
-            "leases HLEN",
-            "failed LLEN",
-            "counters HGETALL",
-            "",
-        )
-        counters = dict(zip(pairs[::2], pairs[1::2], strict=True))
-
-        def count(name: bytes) -> int:
-            value = counters.get(name, b"0")
-            return int(value) if value.isdigit() else 0
-
-        return QueueStats(
-            waiting=waiting,
-            delayed=delayed,
-            in_flight=in_flight,
-            failed=failed,
-            pushed=count(b"pushed"),
-            taken=count(b"taken"),
-            acknowledged=count(b"acknowledged"),
-            retried=count(b"retried"),
-            expired=count(b"expired"),
-            seen_at=int(clock[0]) + int(clock[1]) / 1e6,
-        )
+        *replies, clock = await self._read(*STATS, "")
+        return QueueStats.read(replies, clock)
 
     async def failed(self, limit: int = 100) -> list[FailedRequest]:
         """Give the newest entries of the failed list, the newest first.

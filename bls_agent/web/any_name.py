@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from starlette.convertors import Convertor, register_url_convertor
 
-__all__ = ["ANY_ASSET", "ANY_NAME"]
+__all__ = ["ANY_ASSET", "ANY_NAME", "ANY_QUEUE"]
 
 ANY_NAME = "{project:any_name}"
 ANY_ASSET = "{asset:any_name}"
+ANY_QUEUE = "{queue:any_name}"
 
 
 class _AnyName(Convertor[str]):

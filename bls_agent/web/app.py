@@ -20,6 +20,7 @@ from starlette.types import ExceptionHandler, Receive, Scope, Send
 
 from bls_agent.assets.library import AssetLibrary
 from bls_agent.console import Console
+from bls_agent.crawl.overview import QueueOverview
 from bls_agent.endpoint import Endpoint
 from bls_agent.errors import BlsError, ConfigurationError
 from bls_agent.fleet import Fleet
@@ -35,13 +36,19 @@ from bls_agent.web.door.refusals import is_data, refused
 from bls_agent.web.door.sessions import Sessions
 from bls_agent.web.door.users import Verifier
 from bls_agent.web.feeds.asset_feed import AssetFeed
+from bls_agent.web.feeds.crawl_feed import CrawlFeed
 from bls_agent.web.feeds.fleet_feed import FleetFeed
 from bls_agent.web.feeds.health import RedisHealth
 from bls_agent.web.feeds.journal import Journal
 from bls_agent.web.feeds.log_feeds import LogFeeds
 from bls_agent.web.feeds.run_feed import RunFeed
 from bls_agent.web.feeds.run_streams import all_runs_events, run_events
-from bls_agent.web.feeds.streams import asset_events, fleet_events, worker_events
+from bls_agent.web.feeds.streams import (
+    asset_events,
+    crawl_events,
+    fleet_events,
+    worker_events,
+)
 from bls_agent.web.feeds.webhook import Webhook
 from bls_agent.web.feeds.worker_feed import WorkerFeed
 from bls_agent.web.interface import api
@@ -77,6 +84,7 @@ class ConsoleApp(Starlette):
         self.web.workers.close()
         self.web.run_list.close()
         self.web.assets.close()
+        self.web.crawl.close()
         self.web.logs.close()
 
 
@@ -122,6 +130,7 @@ def _make_state(config: WebConfig) -> WebState:
         runs=runs,
         run_list=RunFeed(runs),
         assets=AssetFeed(AssetLibrary(redis)),
+        crawl=CrawlFeed(QueueOverview(redis)),
         logs=LogFeeds(console),
         health=RedisHealth(console),
         sessions=Sessions(
@@ -148,6 +157,7 @@ def _routes() -> list[BaseRoute]:
         Route("/events/fleet", fleet_events),
         Route("/events/workers", worker_events),
         Route("/events/assets", asset_events),
+        Route("/events/crawl", crawl_events),
         Route("/events/runs", all_runs_events),
         Route("/events/runs/{run}", run_events),
         Route("/login", log_in, methods=["POST"]),
@@ -167,6 +177,7 @@ async def _lifespan(app: ConsoleApp) -> AsyncGenerator[None]:
             state.workers.open(tasks)
             state.run_list.open(tasks)
             state.assets.open(tasks)
+            state.crawl.open(tasks)
             state.logs.open(tasks)
             tasks.start_soon(state.journal.run)
             if state.webhook is not None:
@@ -180,6 +191,7 @@ async def _lifespan(app: ConsoleApp) -> AsyncGenerator[None]:
             await state.workers.aclose()
             await state.runs.aclose()
             await state.assets.aclose()
+            await state.crawl.aclose()
             await state.console.aclose()
 
 

@@ -1,4 +1,4 @@
-"""Commands from people: limited in rate, and recorded."""
+"""What people change: limited in rate, and recorded."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from bls_agent.crawl.namespace import Namespace
+from bls_agent.crawl.queue import RequestQueue
 from bls_agent.project.messages import CONSOLE_SOURCE, Command, Outcome
 from bls_agent.terminal import visible
 from bls_agent.web.state import WebState, requester, web_state
@@ -16,7 +18,9 @@ from bls_agent.web.state import WebState, requester, web_state
 __all__ = [
     "call_command",
     "count_command",
+    "crawl_queue",
     "forget_project",
+    "requeue_failed",
     "send_command",
     "withdraw_command",
 ]
@@ -129,6 +133,31 @@ async def forget_project(
         "%s deleted %d keys of %r", request.state.sent_by, len(deleted), project
     )
     return deleted
+
+
+def crawl_queue(request: Request, shown: str) -> RequestQueue:
+    """Give a crawl queue by its name as addresses have it: ``project:spider``.
+
+    Raises:
+        ConfigurationError: No queue can have this name.
+    """
+    name = Namespace.parse(shown)
+    return RequestQueue(web_state(request).config.redis, name.project, name.spider)
+
+
+async def requeue_failed(request: Request, shown: str) -> int:
+    """Queue the failed requests of a crawl queue once more; say how many.
+
+    Raises:
+        HTTPException: 429, the user sends too many.
+        ConfigurationError: No queue can have this name.
+    """
+    count_command(web_state(request), request)
+    async with crawl_queue(request, shown) as queue:
+        count = await queue.requeue_failed()
+    sent_by: str = request.state.sent_by
+    logger.info("%s queued %d failed requests of %r again", sent_by, count, shown)
+    return count
 
 
 def count_command(state: WebState, request: Request) -> None:

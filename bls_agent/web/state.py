@@ -17,6 +17,7 @@ from bls_agent.web.door.origins import HostRule
 from bls_agent.web.door.sessions import Sessions
 from bls_agent.web.door.users import Verifier
 from bls_agent.web.feeds.asset_feed import AssetFeed
+from bls_agent.web.feeds.crawl_feed import CrawlFeed
 from bls_agent.web.feeds.fleet_feed import FleetFeed
 from bls_agent.web.feeds.health import RedisHealth
 from bls_agent.web.feeds.journal import Journal
@@ -43,6 +44,7 @@ class WebState:
         runs: The events of runs.
         run_list: One watch of all runs for all their pages.
         assets: One look at the asset library for all its pages.
+        crawl: One look at all crawl queues for all their pages.
         logs: One reader for each followed list.
         health: Whether Redis answers.
         sessions: Who is logged in.
@@ -69,6 +71,7 @@ class WebState:
     runs: EventStore
     run_list: RunFeed
     assets: AssetFeed
+    crawl: CrawlFeed
     logs: LogFeeds
     health: RedisHealth
     sessions: Sessions

@@ -16,7 +16,7 @@ from bls_agent import ProjectAgent
 from bls_agent.devserver import DevServer
 from bls_agent.terminal import visible
 from bls_agent.web.configuration import WebConfig
-from bls_agent.web.feeds import asset_feed, worker_feed
+from bls_agent.web.feeds import asset_feed, crawl_feed, worker_feed
 from bls_agent.web.names_in_urls import project_path
 from tests.web.browsers import Foreign, Tabs, Watched, looking, record, until
 from tests.web.serving import PASSWORD, USERS, served
@@ -731,6 +731,44 @@ def test_assets(
         assert page.locator("main img, .sheets img:not(.brand img)").count() == 0
         redis.delete("asset:metadata:google_search")
         page.locator("#asset .notice").wait_for()
+
+
+def test_queues(
+    browser: Any, base: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queues live on a phone: figures, order, search, what failed; hostile is text."""
+    monkeypatch.setattr(crawl_feed, "INTERVAL", 0.1)
+    monkeypatch.setattr(crawl_feed, "SEARCH", 0.1)
+    hostile = "</bdi><img src=x onerror=alert(1)>"
+    entry = {"request": {"url": f"https://a:b@x/{hostile}"}, "reason": hostile}
+    redis.rpush("crawlo:news:daily:queue:failed", orjson.dumps(entry))
+    redis.zadd(f"crawlo:{hostile}:queue:requests", {"1": 0})
+    place = "bls_agent:{crawlo:news:daily:queue:requests}"
+    with looking(browser, base, language="en", size=(390, 844)) as looked:
+        page = looked.page
+        looked.open("/crawl")
+        looked.wait("document.querySelector('#link').dataset.state === 'live'")
+        assert looked.width() <= 390
+        assert looked.texts(".card .project") == [hostile, "news"]
+        redis.hset(f"{place}:counters", "pushed", 12_345)
+        redis.hset(f"{place}:leases", "1", "token 0")
+        looked.wait("document.querySelectorAll('.card')[1].dataset.state === 'working'")
+        redis.set("crawlo:odd:queue:requests", "x")
+        looked.wait("document.querySelectorAll('.card')[0].dataset.state === 'broken'")
+        assert looked.texts(".card .project") == ["odd", hostile, "news"]
+        page.fill("#search", "daily")
+        assert looked.texts(".card:visible .project") == ["news"]
+        page.click(".card:visible a")
+        looked.wait("document.querySelector('#failed li') !== null")
+        assert looked.width() <= 390
+        assert looked.texts("#failed .request") == [f"GET https://***@x/{hostile}"]
+        assert looked.texts("[data-figure=pushed] dd") == ["12,345"]
+        assert page.locator("main img").count() == 0
+        page.evaluate("window.confirm = () => true")
+        page.click("#requeue")
+        looked.wait("document.querySelector('#failed .none') !== null")
+        assert redis.zcard("crawlo:news:daily:queue:requests") == 1
+        assert not page.locator("#requeue").is_visible()
 
 
 def test_seven_tabs(server: DevServer, redis: Redis, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from bls_agent.web.pages.cards import (
     make_card,
     sort_cards,
 )
+from bls_agent.web.pages.crawl_cards import FIGURES, STATES as QUEUES, TOTALS
 from bls_agent.web.pages.language import choose_page_language, in_other_language
 from bls_agent.web.pages.manual import KEPT, Manuals, find_manual, read_manual
 from bls_agent.web.pages.words import Words, draw_spark
@@ -268,6 +269,10 @@ def test_catalogue_has_both_languages() -> None:
     assets |= {f"sync_{state}" for state in SYNC_STATES}
     assets |= {f"config_{column}" for column in COLUMNS}
     assert assets <= fields["zh"].keys()
+    queues = {f"queue_{state}" for state in QUEUES}
+    queues |= {f"queue_means_{state}" for state in QUEUES}
+    queues |= {f"figure_{name}" for name in (*FIGURES, *TOTALS)}
+    assert queues <= fields["zh"].keys()
     runs = {f"run_{state}" for state in RunState}
     runs |= {f"run_means_{state}" for state in RunState}
     runs |= {f"category_{one}" for one in (*EventCategory, "other")}
@@ -287,6 +292,7 @@ def test_every_text_is_used() -> None:
         "kind_", "meaning_", "level_", "field_", "error_", "js_outcome_",
         "worker_", "group_", "js_problem_", "js_figure_", "run_", "category_",
         "js_run_gap_", "js_run_end_", "js_span_", "asset_", "sync_", "config_",
+        "queue_", "figure_",
     )  # fmt: skip
     unused = [
         name

@@ -11,8 +11,9 @@ from bls_agent.assets import AssetLibrary
 from bls_agent.devserver import DevServer
 from bls_agent.rights import console_acl_rules
 from tests.assets.test_library import prompt
+from tests.cli.test_acl import leave_a_failure
 from tests.harness import PASSWORD, execute, needs_selectors
-from tests.web.serving import console_of
+from tests.web.serving import OWN, console_of
 
 
 async def give(admin: Redis, rules: list[str]) -> None:
@@ -38,6 +39,7 @@ async def test_the_printed_rights_are_enough(
         await store.add(7, "llm", "stream", {"text": "你好"})
     async with AssetLibrary(own_server.url) as library:
         await library.save(prompt("a"), path="a.yaml", sha="1")
+    await leave_a_failure(own_server.url)
     await give(admin, console_acl_rules())
     name = quote(project)
     async with console_of(url_of(own_server)) as client:
@@ -59,10 +61,16 @@ async def test_the_printed_rights_are_enough(
             "/assets/a",
             "/api/assets",
             "/api/assets/a",
+            "/crawl",
+            "/crawl/news",
+            "/api/crawl",
         ):
             assert (await client.get(path)).status_code == 200, path
         body = {"targetProjectName": project, "command": "x", "wait": 0.3}
         assert (await client.post("/api/commands", json=body)).status_code == 202
+        again = "/fragments/requeue/news?lang=en"
+        sent = await client.post(again, headers={"origin": OWN})
+        assert "Queued again: 1<" in sent.text
     assert await execute(admin, "ACL", "LOG") == []
 
 

@@ -27,6 +27,7 @@ from bls_agent.web.state import WebState, requester, web_state
 __all__ = [
     "EVENT_SIZE",
     "asset_events",
+    "crawl_events",
     "fleet_events",
     "last_words",
     "log_events",
@@ -119,6 +120,12 @@ async def asset_events(request: Request) -> Response:
     """``GET /events/assets``: which assets there are, and what changes."""
     state = web_state(request)
     return open_stream(request, pictures_of(state, state.assets, "assets"))
+
+
+async def crawl_events(request: Request) -> Response:
+    """``GET /events/crawl``: what crawl queues hold, and what changes."""
+    state = web_state(request)
+    return open_stream(request, pictures_of(state, state.crawl, "queues"))
 
 
 async def pictures_of(

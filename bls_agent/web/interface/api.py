@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from starlette.routing import BaseRoute, Route
 import bls_agent
 from bls_agent.codec import JSONObject, encode, format_timestamp
 from bls_agent.console import Console
+from bls_agent.crawl.overview import QueueView
 from bls_agent.fleet import ProjectView
 from bls_agent.project.messages import Command, LogEntry, Outcome
 from bls_agent.web.any_name import ANY_ASSET, ANY_NAME
@@ -354,6 +356,29 @@ async def _get_asset(request: Request) -> Response:
     return json_answer(asdict(found))
 
 
+async def _get_queues(request: Request) -> Response:
+    """``GET /api/crawl``: every crawl queue, with what it holds."""
+    feed = web_state(request).crawl
+    await feed.ready()
+    feed.check(strictly=True)
+    parts: list[bytes] = []
+    for number, view in enumerate(feed.views.values()):
+        parts.append(encode(_describe_queue(view, feed.rates[view.name])))
+        if number % ASSETS == 0:
+            await anyio.lowlevel.checkpoint()
+    return json_answer(b'{"queues":[' + b",".join(parts) + b"]}")
+
+
+def _describe_queue(view: QueueView, rates: Sequence[float] | None) -> JSONObject:
+    """Describe a queue; ``null`` for what cannot be counted, and rates of a first look."""
+    return {
+        **view.name._asdict(),
+        "problem": view.problem,
+        "stats": asdict(view.stats) if view.stats else None,
+        "rates": rates and {"pushed": round(rates[0], 3), "taken": round(rates[1], 3)},
+    }
+
+
 async def _get_health(request: Request) -> Response:
     """``GET /api/health``: 200 or 503; who is not logged in learns no more."""
     state = web_state(request)
@@ -401,6 +426,7 @@ routes: list[BaseRoute] = [
     *run_api_routes,
     Route("/api/assets", _get_assets),
     Route(f"/api/assets/{ANY_ASSET}", _get_asset),
+    Route("/api/crawl", _get_queues),
     Route("/api/health", _get_health),
     Route("/api/openapi.json", _get_openapi),
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ from bls_agent.web.pages.asset_cards import (
     make_asset_sheet,
     place_of_asset,
 )
-from bls_agent.web.pages.rendering import render, render_large
+from bls_agent.web.pages.rendering import render, render_if_new, render_large
 from bls_agent.web.state import web_state
 
 __all__ = ["asset_routes"]
@@ -62,7 +61,7 @@ def _tell_sync(request: Request) -> dict[str, Any]:
 async def _show_sync(request: Request) -> Response:
     """Give the head of the page of assets, if it has changed."""
     await web_state(request).assets.ready()
-    return _if_new(request, "asset_sync.html", **_tell_sync(request))
+    return render_if_new(request, "asset_sync.html", **_tell_sync(request))
 
 
 async def _show_asset(request: Request) -> Response:
@@ -74,7 +73,7 @@ async def _show_asset(request: Request) -> Response:
 
 async def _show_asset_again(request: Request) -> Response:
     """Give all of one asset, if it has changed."""
-    return _if_new(request, "asset_sheet.html", **await _tell_asset(request))
+    return render_if_new(request, "asset_sheet.html", **await _tell_asset(request))
 
 
 async def _tell_asset(request: Request) -> dict[str, Any]:
@@ -100,16 +99,6 @@ async def _tell_asset(request: Request) -> dict[str, Any]:
         "columns": COLUMNS,
         "away": away,
     }
-
-
-def _if_new(request: Request, template: str, **values: Any) -> Response:
-    """Give a part of a page, or 204 if the page shows it already."""
-    answer = render(request, template, **values)
-    seen = hashlib.sha256(answer.body).hexdigest()[:16]
-    if request.query_params.get("seen") == seen:
-        return Response(status_code=204)
-    mark = f'<input id="seen" type="hidden" name="seen" value="{seen}">'.encode()
-    return Response(bytes(answer.body) + mark, media_type="text/html")
 
 
 asset_routes: Final = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio.lowlevel
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
 
 from bls_agent.codec import encode
 from bls_agent.terminal import visible, visible_lines
@@ -26,7 +27,7 @@ from bls_agent.web.static import asset_version
 if TYPE_CHECKING:
     from bls_agent.web.state import WebState
 
-__all__ = ["language_of", "render", "render_large", "texts_of"]
+__all__ = ["language_of", "render", "render_if_new", "render_large", "texts_of"]
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
 THEMES: Final = ("light", "dark")
@@ -104,6 +105,16 @@ def render(
     page = _environment().get_template(template)
     text = page.render(_context(request) | values)
     return _answer(request, text, status, headers)
+
+
+def render_if_new(request: Request, template: str, **values: Any) -> Response:
+    """Give a part of a page, or 204 if the page shows it already: it says what it has."""
+    answer = render(request, template, **values)
+    seen = hashlib.sha256(answer.body).hexdigest()[:16]
+    if request.query_params.get("seen") == seen:
+        return Response(status_code=204)
+    mark = f'<input type="hidden" name="seen" value="{seen}">'.encode()
+    return Response(bytes(answer.body) + mark, media_type="text/html")
 
 
 async def render_large(request: Request, template: str, **values: Any) -> HTMLResponse:

@@ -27,6 +27,7 @@ from bls_agent.web.names_in_urls import (
 from bls_agent.web.pages.asset_pages import asset_routes
 from bls_agent.web.pages.cards import KINDS, make_card, place_of, sort_cards
 from bls_agent.web.pages.command_pages import command_routes
+from bls_agent.web.pages.crawl_pages import crawl_routes
 from bls_agent.web.pages.rendering import render, render_large, texts_of
 from bls_agent.web.pages.run_pages import run_routes
 from bls_agent.web.pages.worker_pages import worker_routes
@@ -187,4 +188,5 @@ routes: Final = [
     *worker_routes,
     *run_routes,
     *asset_routes,
+    *crawl_routes,
 ]

@@ -1,0 +1,72 @@
+"""Every crawl queue of a Redis at a glance, over one connection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+from bls_agent.access import Store
+from bls_agent.crawl.keys import RedisKeyManager
+from bls_agent.crawl.namespace import Namespace, find_namespaces
+from bls_agent.crawl.queue import STATS, QueueStats
+from bls_agent.crawl.records import QueueKeys
+from bls_agent.errors import RedisUnavailableError
+
+__all__ = ["QueueOverview", "QueueView"]
+
+
+class QueueView(NamedTuple):
+    """How one queue stands.
+
+    Attributes:
+        name: Whose it is.
+        stats: What it holds; ``None`` if that cannot be counted.
+        problem: Why not: ``wrong_type``, ``no_permission``; else nothing.
+    """
+
+    name: Namespace
+    stats: QueueStats | None
+    problem: str = ""
+
+
+class QueueOverview(Store):
+    """Finds and counts crawl queues; writes nothing.
+
+    Works with and without ``async with``, as every store does. All queues are counted
+    over one connection, a thousand requests in one write.
+    """
+
+    client_name: ClassVar[str] = "bls-crawl"
+
+    async def find(self) -> list[Namespace]:
+        """Find the crawls of which any key is in Redis, by SCAN.
+
+        Raises:
+            RedisUnavailableError: Redis cannot answer, or refuses ``SCAN``.
+        """
+        return await find_namespaces(self._access.wires)
+
+    async def read(self, names: Sequence[Namespace]) -> list[QueueView]:
+        """Count what each of some queues holds.
+
+        Raises:
+            ConfigurationError: No queue can have such a name.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        if not names:
+            return []
+        wires = self._access.wires
+        keys = [QueueKeys.of(RedisKeyManager(*name)).by_row for name in names]
+        words = [question.split() for question in STATS]
+        requests = [(name, by_row[row]) for by_row in keys for row, name in words]
+        async with wires.to(keys[0]["requests"]) as wire:
+            clock = await wire.read("TIME")
+        replies = await wires.read_many(requests)
+        parts = zip(*[iter(replies)] * len(STATS), strict=True)
+        views: list[QueueView] = []
+        for name, part in zip(names, parts, strict=True):
+            errors = (one for one in part if isinstance(one, RedisUnavailableError))
+            error = next(errors, None)
+            stats = QueueStats.read(part, clock) if error is None else None
+            views.append(QueueView(name, stats, error.kind if error else ""))
+        return views
