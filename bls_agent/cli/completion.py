@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, cast
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import typer
 
 if TYPE_CHECKING:
     from bls_agent.console import Console
+    from bls_agent.crawl.overview import QueueOverview
 
-__all__ = ["complete_command", "complete_project", "told_commands"]
+__all__ = [
+    "complete_command",
+    "complete_crawl_project",
+    "complete_project",
+    "complete_spider",
+    "told_commands",
+]
 
 RECORDS: Final = 1_000  # of a log, in which commands are looked for
 BUILTINS: Final = ("ping", "help", "stats", "set_log_level")
 # Seconds: a shell that waits is worse than one that knows nothing.
 DEADLINE: Final = 0.5
+
+T = TypeVar("T")
 
 
 def complete_project(context: typer.Context, incomplete: str) -> list[str]:
@@ -25,7 +35,7 @@ def complete_project(context: typer.Context, incomplete: str) -> list[str]:
     async def find(console: Console) -> list[str]:
         return [*await console.projects()]
 
-    return _offer(context, incomplete, find)
+    return _offer(context, incomplete, find, _make_console)
 
 
 def complete_command(context: typer.Context, incomplete: str) -> list[str]:
@@ -45,7 +55,26 @@ def complete_command(context: typer.Context, incomplete: str) -> list[str]:
                 found |= dict.fromkeys(told_commands(outcome.result))
         return [*found]
 
-    return _offer(context, incomplete, find)
+    return _offer(context, incomplete, find, _make_console)
+
+
+def complete_crawl_project(context: typer.Context, incomplete: str) -> list[str]:
+    """Offer the projects that have crawl queues."""
+
+    async def find(overview: QueueOverview) -> list[str]:
+        return [*dict.fromkeys(one.project for one in await overview.find())]
+
+    return _offer(context, incomplete, find, _make_overview)
+
+
+def complete_spider(context: typer.Context, incomplete: str) -> list[str]:
+    """Offer the spiders of all projects: the parser forgets what stands before --spider."""
+
+    async def find(overview: QueueOverview) -> list[str]:
+        found = await overview.find()
+        return [*dict.fromkeys(one.spider for one in found if one.spider)]
+
+    return _offer(context, incomplete, find, _make_overview)
 
 
 def told_commands(result: object) -> dict[str, dict[str, Any]]:
@@ -55,13 +84,26 @@ def told_commands(result: object) -> dict[str, dict[str, Any]]:
     return {str(one["name"]): one for one in told if "name" in one}
 
 
+def _make_console(redis: str) -> Console:
+    from bls_agent.console import Console
+
+    return Console(redis, timeout=DEADLINE)
+
+
+def _make_overview(redis: str) -> QueueOverview:
+    from bls_agent.crawl.overview import QueueOverview
+
+    return QueueOverview(redis, timeout=DEADLINE)
+
+
 def _offer(
     context: typer.Context,
     incomplete: str,
-    find: Callable[[Console], Awaitable[list[str]]],
+    find: Callable[[T], Awaitable[list[str]]],
+    make: Callable[[str], AbstractAsyncContextManager[T]],
 ) -> list[str]:
     try:
-        names = _find_names(_redis_of(context), find)
+        names = _find_names(_redis_of(context), find, make)
     except Exception:  # noqa: BLE001 - whatever it is, a shell shows nothing of it
         return []
     return [
@@ -75,21 +117,21 @@ def _redis_of(context: typer.Context) -> str | None:
 
 
 def _find_names(
-    redis: str | None, find: Callable[[Console], Awaitable[list[str]]]
+    redis: str | None,
+    find: Callable[[T], Awaitable[list[str]]],
+    make: Callable[[str], AbstractAsyncContextManager[T]],
 ) -> list[str]:
     import anyio
 
-    from bls_agent.console import Console
     from bls_agent.settings import Settings
 
     # Made beforehand: loading the client is no time in which the server was silent.
-    url = redis or Settings.from_env(os.environ).redis_url
-    made = Console(url, timeout=DEADLINE)
+    made = make(redis or Settings.from_env(os.environ).redis_url)
 
     async def ask() -> list[str]:
         with anyio.move_on_after(DEADLINE):
-            async with made as console:
-                return await find(console)
+            async with made as opened:
+                return await find(opened)
         return []
 
     return anyio.run(ask)

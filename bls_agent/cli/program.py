@@ -51,6 +51,7 @@ COMMANDS: Final = (
     "workers",
     "runs",
     "assets",
+    "crawl",
     "keys",
     "doctor",
     "acl",

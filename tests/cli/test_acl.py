@@ -14,6 +14,8 @@ from redis.asyncio import Redis
 from bls_agent import EventStore, ProjectAgent
 from bls_agent.asset_rights import asset_acl_rules
 from bls_agent.assets import AssetLibrary, AssetManifest
+from bls_agent.crawl import CrawlRequest, RequestQueue
+from bls_agent.crawl_rights import crawl_acl_rules
 from bls_agent.devserver import DevServer
 from bls_agent.rights import Mode, acl_line, console_acl_rules
 from bls_agent.run_rights import run_acl_rules
@@ -52,11 +54,21 @@ async def use_everything(
     commands += [["call", project, "ping", "--broadcast"]]
     runs = [["runs"], ["runs", "follow", "7"]]
     runs += [["assets"], ["assets", "get", "a1"], ["assets", "list", "--search", "a"]]
-    commands += [["projects"], ["top"], ["workers"], *runs] * all_projects
+    queues = [["crawl"], ["crawl", "failed", "news"], ["crawl", "requeue", "news"]]
+    commands += [["projects"], ["top"], ["workers"], *runs, *queues] * all_projects
     for words in commands:
         ran = await bls(*words, url=url)
         ended = "The run has ended.\n" if "follow" in words else ""
         assert (ran.code, ran.said) == (0, ended), words
+
+
+async def leave_a_failure(url: str) -> None:
+    """A request of a crawler that has failed for good."""
+    async with RequestQueue(url, "news", max_retries=0) as queue:
+        await queue.push(CrawlRequest("https://news.example/1"))
+        async with queue.take(5) as taken:
+            assert taken is not None
+            await taken.fail("HTTP 503")
 
 
 @needs_selectors
@@ -76,6 +88,7 @@ async def test_an_operators_rights(
     async with AssetLibrary(own_server.url) as library:
         made = AssetManifest(id="a1", version="1.0.0", category="prompt", name="总结")
         await library.save(made, path="a1.yaml", sha="0" * 40)
+    await leave_a_failure(own_server.url)
     async with ProjectAgent(name, redis=own_server.url, replicas=True) as agent:
         await agent.ready(5)
         await use_everything(bls, url, name, all_projects=not one)
@@ -225,6 +238,7 @@ async def test_the_rights_of_a_room(bls: Bls, option: str) -> None:
         ("--workers", "backtest-worker"),
         ("--runs", "run-writer"),
         ("--assets", "asset-syncer"),
+        ("--crawl", "crawler"),
         ("--console", "operator"),
     ],
 )
@@ -235,3 +249,17 @@ async def test_the_hint_names_whose_rights_these_are(
     ran = await bls("acl", option, "--shell")
     assert f"SETUSER {name} on" in ran.text
     assert name in ran.said
+
+
+async def test_the_rights_of_a_crawler(bls: Bls) -> None:
+    """Of all projects, or of one; beside the rights of another program it is refused."""
+    for words, names in (((), ()), (("news",), ("news",))):
+        ran = await bls("acl", *words, "--crawl")
+        assert ran.text.strip() == " ".join(crawl_acl_rules(*names))
+        ran = await bls("acl", *words, "--crawl", "--read-only", "--no-selectors")
+        rules = crawl_acl_rules(*names, write=False, selectors=False)
+        assert ran.text.strip() == " ".join(rules)
+    for word in ("--console", "--replicas", "--runs"):
+        ran = await bls("acl", "--crawl", word)
+        assert (ran.code, ran.out) == (2, b"")
+    assert (await bls("acl", "a:b", "--crawl")).code == 2

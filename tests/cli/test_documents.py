@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 
 from bls_agent import ProjectAgent
 from bls_agent.cli.exits import Exit
+from bls_agent.crawl import CrawlRequest, RequestQueue
 from bls_agent.devserver import DevServer
 from bls_agent.runs import EventStore
 from bls_agent.workers import BacktestWorkerHeartbeat
@@ -74,6 +75,11 @@ async def test_the_examples_run(
 
     async with EventStore(own_server.url) as store:  # a run that has an end
         await store.add_many(42, [("lifecycle", "started"), ("system", "close")])
+    async with RequestQueue(own_server.url, "news", max_retries=0) as queue:
+        await queue.push(CrawlRequest("https://news.example/1"))
+        async with queue.take(5) as taken:  # something has failed
+            assert taken is not None
+            await taken.fail("HTTP 503")
     async with agent:
         await agent.ready(5)
         await bls("call", "订单系统", "reload", url=own_server.url)  # something to show

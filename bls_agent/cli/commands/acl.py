@@ -1,4 +1,4 @@
-"""``bls-agent acl``: the rights of an agent, an operator, a worker, a run or the assets, as an ACL line."""
+"""``bls-agent acl``: the rights of an agent, or of any other program, as an ACL line."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from bls_agent.cli.command import command, new_app
 from bls_agent.cli.exits import Exit, Failure
 from bls_agent.cli.invocation import Invocation
 from bls_agent.cli.naming import normalise
+from bls_agent.crawl_rights import crawl_acl_rules
 from bls_agent.rights import acl_rules, console_acl_rules
 from bls_agent.run_rights import run_acl_rules
 from bls_agent.worker_rights import worker_acl_rules
@@ -26,6 +27,7 @@ USERS: Final = {  # in a hint, whose name says whose rights these are
     "workers": "backtest-worker",
     "runs": "run-writer",
     "assets": "asset-syncer",
+    "crawl": "crawler",
 }
 RULES: Final = {
     "workers": worker_acl_rules,
@@ -59,6 +61,7 @@ def acl(
     workers: Annotated[bool, typer.Option("--workers", help="opt_acl_workers")] = False,
     runs: Annotated[bool, typer.Option("--runs", help="opt_acl_runs")] = False,
     assets: Annotated[bool, typer.Option("--assets", help="opt_acl_assets")] = False,
+    crawl: Annotated[bool, typer.Option("--crawl", help="opt_acl_crawl")] = False,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="opt_read_only")
     ] = False,
@@ -72,14 +75,17 @@ def acl(
     """Print the rights; changes nothing, needs no Redis."""
     project = normalise(invocation, project) if project else ""
     selectors, send = not no_selectors, not read_only
-    rooms = {"workers": workers, "runs": runs, "assets": assets}
+    rooms = {"workers": workers, "runs": runs, "assets": assets, "crawl": crawl}
     asked = [room for room, wanted in rooms.items() if wanted]
     _check_place(read_only, console or bool(asked), "acl_read_only", "hint_read_only")
     _check_place(forget, console, "acl_forget", "hint_forget")
-    if asked and (console or project or replicas or asked[1:]):
+    if asked and (console or (project and not crawl) or replicas or asked[1:]):
         option = f"--{asked[0]}"
-        raise Failure("acl_alone", Exit.USAGE, hint="hint_acl_alone", option=option)
-    if asked:
+        text = "acl_crawl_alone" if crawl else "acl_alone"
+        raise Failure(text, Exit.USAGE, hint="hint_acl_alone", option=option)
+    if crawl:
+        rules = crawl_acl_rules(project or None, write=send, selectors=selectors)
+    elif asked:
         rules = RULES[asked[0]](write=send, selectors=selectors)
     elif console:
         rules = console_acl_rules(
