@@ -60,21 +60,27 @@ def test_every_setting_is_documented() -> None:
         ]
 
 
+def commands(page: Path) -> list[str]:
+    """The lines of a page that call our program."""
+    lines = "".join(blocks(page, "console")).splitlines()
+    return [line for line in lines if line.startswith("$ bls-agent ")]
+
+
 @pytest.mark.parametrize("page", TWO_LANGUAGES)
 def test_both_languages_show_the_same_code(page: str) -> None:
-    """Both languages of a page show the same code, comments and one name aside."""
+    """Comments and one name aside: what is run below is the English page's."""
     english, chinese = ([without_comments(b) for b in blocks(p)] for p in both(page))
     assert [code.replace("order-service", "订单系统") for code in english] == chinese
     assert english
+    assert commands(both(page)[0]) == commands(both(page)[1])
 
 
-@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.name)
 async def test_the_code_of_the_readme_runs(
-    readme: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The service and the other end talk to each other, as they stand."""
     monkeypatch.setenv("BLS_REDIS_URL", redis_url)
-    service, console = blocks(readme)
+    service, console = blocks(both("README")[0])
     names: dict[str, Any] = {"__name__": "agent"}
     exec(compile(service, "agent.py", "exec"), names)
     async with names["agent"] as agent:
@@ -83,12 +89,12 @@ async def test_the_code_of_the_readme_runs(
         assert "'rules': 42" in said
 
 
-@pytest.mark.parametrize("page", both("docs/service"), ids=lambda path: path.name)
 async def test_the_code_about_services_runs(
-    page: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The blocks run as they stand: the service, what continues it, and the others."""
     monkeypatch.setenv("BLS_REDIS_URL", redis_url)
+    page = both("docs/service")[0]
     service, *rest = blocks(page)
     names: dict[str, Any] = {"__name__": "agent"}
     exec(compile(service, "agent.py", "exec"), names)
@@ -138,15 +144,12 @@ def test_every_promise_names_tests_that_exist() -> None:
         assert (ROOT / name).is_file(), name
 
 
-@pytest.mark.parametrize("page", both("docs/tutorial"), ids=lambda path: path.name)
 async def test_the_tutorial_runs(
-    page: Path,
-    redis_url: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The tutorial's service answers its commands, and its test passes, as they stand."""
     monkeypatch.setenv("BLS_REDIS_URL", redis_url)
+    page = both("docs/tutorial")[0]
     service, *rest, test, probe = blocks(page)
     names: dict[str, Any] = {"__name__": "stock"}
     exec(compile(service, "stock.py", "exec"), names)
@@ -182,15 +185,12 @@ def keep_logging() -> Generator[None]:
         root.setLevel(level)
 
 
-@pytest.mark.parametrize(
-    "page", both("docs/console-python"), ids=lambda path: path.name
-)
 async def test_the_page_of_the_console_runs(
-    page: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The calls on the page give what the page says."""
     monkeypatch.setenv("BLS_REDIS_URL", redis_url)
-    asynchronous, synchronous = blocks(page)
+    asynchronous, synchronous = blocks(both("docs/console-python")[0])
     agent = ProjectAgent("订单系统", redis=redis_url)
 
     @agent.command
