@@ -27,9 +27,7 @@ def test_both_pages_show_the_same() -> None:
         assert shown[0]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 async def test_from_an_empty_folder(
-    page: Path,
     own_server: DevServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -37,14 +35,14 @@ async def test_from_an_empty_folder(
 ) -> None:
     """The files are written, the commands are run, and then the code reads the assets."""
     monkeypatch.chdir(tmp_path)
-    for block in blocks(page, "yaml"):
+    for block in blocks(PAGES[0], "yaml"):
         path = tmp_path / block.partition("\n")[0].removeprefix("# ")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(block, "utf-8")
-    assert await run_commands(page, own_server.url, monkeypatch) == 4
+    assert await run_commands(PAGES[0], own_server.url, monkeypatch) == 4
     assert "0 created" not in capfd.readouterr().err
     names: dict[str, Any] = {"__name__": "document"}
-    for block in blocks(page, "python"):
+    for block in blocks(PAGES[0], "python"):
         await run_block(block, names)
     said = capfd.readouterr().out
     assert "请用三句话总结：茶的价格上涨了三成。" in said
