@@ -26,6 +26,7 @@ READMES = DOCUMENTS[:2]
 TWO_LANGUAGES = (
     "README",
     "docs/console-python",
+    "docs/crawl",
     "docs/service",
     "docs/troubleshooting",
     "docs/tutorial",

@@ -42,8 +42,11 @@ from bls_agent.crawl import (
     CrawlRequest,
     DedupPipeline,
     Namespace,
+    QueueStats,
     RedisKeyManager,
+    RequestQueue,
     SeenFilter,
+    TakenRequest,
     cleanup,
     find_queues,
     fingerprint,
@@ -455,4 +458,17 @@ async def crawl(settings: dict[str, Any]) -> None:
     assert_type(await find_queues(agent), list[Namespace])
     report = await cleanup(agent, "新闻", dry_run=False, on_progress=told)
     assert_type(report, CleanupReport)
+    async with RequestQueue(agent, "新闻", "每日", lease=30) as queue:
+        assert_type(await queue.push(request, priority=-1, unique=True), bool)
+        assert_type(await queue.push_many([request], 2.5), int)
+        async with queue.take(timeout=5) as taken:
+            assert_type(taken, TakenRequest | None)
+            if taken is not None and taken.valid:
+                assert_type(taken.request, CrawlRequest)
+                assert_type(await taken.fail("503"), bool)
+        assert_type(await queue.stats(), QueueStats)
+        assert_type(
+            [one.request for one in await queue.failed()], list[CrawlRequest | None]
+        )
+    RequestQueue(agent, "新闻", mode="fast")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     SeenFilter(agent, "新闻", kind="page")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
