@@ -39,7 +39,7 @@ class Site(BaseHTTPRequestHandler):
         with suppress(OSError):  # its reader was killed
             self.wfile.write(" ".join(links).encode())
 
-    def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002
+    def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 - as it is there
 
 
 async def crawl(project: str, fails_at: int) -> None:
