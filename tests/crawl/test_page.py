@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import pickle
 import signal
 import sys
+from codeop import CommandCompiler
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,18 @@ async def test_the_blocks_follow_one_another(
             assert taken.request == CrawlRequest("https://example.org/旧闻")
             assert taken.priority == 3
     assert [key async for key in admin.scan_iter("*旧新闻*")] == []
+
+
+def test_the_blocks_may_be_pasted() -> None:
+    """Into ``python -m asyncio``, where an empty line ends what is indented."""
+    for block in blocks(PAGES[0]):
+        compiler, lines = CommandCompiler(), list[str]()
+        compiler.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        for line in [*block.splitlines(), ""] if PROGRAM not in block else ():
+            lines.append(line)
+            if compiler("\n".join(lines)) is not None:
+                lines.clear()
+        assert not "".join(lines)
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, None])
