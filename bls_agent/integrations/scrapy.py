@@ -1,0 +1,574 @@
+"""Scrapy over a crawl queue: many processes crawl as one, and resume (extra ``scrapy``).
+
+One line in the settings of a project chooses the scheduler and the duplicate filter::
+
+    ADDONS = {"bls_agent.integrations.scrapy.CrawlAddon": 500}
+
+The queue lives in a thread with an event loop of its own, so that no request to Redis
+blocks the reactor, whichever that is, and a slow callback lets no lease end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections import deque
+from collections.abc import Callable, Coroutine
+from functools import partial
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any, Final, Self, cast
+
+from bls_agent.backoff import Backoff
+from bls_agent.complaints import Complaints
+from bls_agent.crawl.fingerprint import CrawlRequest
+from bls_agent.crawl.namespace import cleanup
+from bls_agent.crawl.queue import QueueStats, RequestQueue, TakenRequest
+from bls_agent.errors import (
+    BlsError,
+    ConfigurationError,
+    MissingExtraError,
+    RedisUnavailableError,
+)
+from bls_agent.loop_thread import LoopThread
+
+try:
+    from scrapy import Request, Spider, signals
+    from scrapy.core.scheduler import BaseScheduler
+    from scrapy.dupefilters import BaseDupeFilter, RFPDupeFilter
+    from scrapy.utils.misc import build_from_crawler, load_object
+    from scrapy.utils.request import request_from_dict
+    from twisted.internet.defer import Deferred
+except ModuleNotFoundError:
+    raise MissingExtraError("scrapy", "the scheduler for Scrapy") from None
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from scrapy.crawler import Crawler
+    from scrapy.settings import BaseSettings
+
+__all__ = [
+    "CrawlAddon",
+    "CrawlDupeFilter",
+    "CrawlScheduler",
+    "read_request",
+    "write_request",
+]
+
+# In the meta of a request in Redis: what Scrapy has beside a CrawlRequest. In the meta of
+# a request that was taken, and of its retries and redirects: that it came from a queue.
+MARK: Final = "crawl_queue"
+AHEAD: Final = 8  # requests that are taken before Scrapy asks for them
+LOOK_EVERY: Final = 0.5  # seconds between two looks at a queue whose rest others hold
+CLOSE_TIME: Final = 10.0  # seconds for what is on its way to Redis at the end
+_NO_PROJECT: Final = "scrapybot"  # BOT_NAME where nobody set it
+
+_log = logging.getLogger(__name__)
+
+
+class CrawlAddon:
+    """Chooses :class:`CrawlScheduler` and :class:`CrawlDupeFilter` in one line.
+
+    What the project's own settings say about ``SCHEDULER`` and ``DUPEFILTER_CLASS``
+    has precedence.
+    """
+
+    def update_settings(self, settings: BaseSettings) -> None:
+        """Set both; called by Scrapy."""
+        settings.set("SCHEDULER", f"{__name__}.CrawlScheduler", "addon")
+        settings.set("DUPEFILTER_CLASS", f"{__name__}.CrawlDupeFilter", "addon")
+
+
+class CrawlDupeFilter(RFPDupeFilter):
+    """Has :class:`CrawlScheduler` ask Redis, in the step that queues a request.
+
+    By itself it knows only the requests that stay in the memory of this process, and
+    logs duplicates as Scrapy's does (``DUPEFILTER_DEBUG``).
+
+    Raises:
+        ConfigurationError: ``SCHEDULER`` is another one: a fingerprint that is written
+            before its request would hide the request for good after a crash.
+    """
+
+    @classmethod
+    def from_crawler(cls, crawler: Crawler) -> Self:
+        """Make the filter; called by the scheduler."""
+        scheduler = load_object(crawler.settings["SCHEDULER"])
+        if CrawlScheduler not in scheduler.__mro__:  # issubclass() asks for methods
+            name, rule = "SCHEDULER", "CrawlDupeFilter needs the scheduler beside it"
+            remedy = f"Set it to '{CrawlScheduler.__module__}.CrawlScheduler'."
+            raise ConfigurationError(name, crawler.settings[name], rule, remedy)
+        debug = crawler.settings.getbool("DUPEFILTER_DEBUG")
+        return cls(None, debug, fingerprinter=crawler.request_fingerprinter)
+
+
+def write_request(request: Request, spider: Spider | None = None) -> CrawlRequest:
+    """Write a request of Scrapy as one that a crawl queue holds.
+
+    Args:
+        request: Callback and errback are methods of the spider; meta, cb_kwargs,
+            cookies and flags hold only what JSON can hold (a tuple becomes a list).
+        spider: Whose methods are called.
+
+    Raises:
+        ValueError: Something of it cannot be written as JSON; the message names it.
+    """
+    values = request.to_dict(spider=spider)
+    headers: dict[str, str] = {}
+    several: dict[str, list[str]] = {}
+    for name, found in values.pop("headers").items():
+        texts = [value.decode("latin-1") for value in found]
+        if len(texts) == 1:
+            headers[name.decode("latin-1")] = texts[0]
+        elif texts:
+            several[name.decode("latin-1")] = texts
+    url, method, body = (values.pop(name) for name in ("url", "method", "body"))
+    meta, callback = values.pop("meta"), values.pop("callback")
+    rest = {
+        name: value
+        for name, value in values.items()
+        if name not in Request.attributes or (value and value != _DEFAULTS.get(name))
+    }
+    if several:
+        rest["headers"] = several
+    whole = {**meta, MARK: rest}
+    _refuse_odd("meta", whole)
+    return CrawlRequest(url, method, headers or None, body, whole, callback)
+
+
+_DEFAULTS: Final = {"encoding": "utf-8"}
+
+
+def _refuse_odd(name: str, value: object) -> None:
+    """Refuse what JSON would change or cannot hold; a tuple may become a list."""
+    if isinstance(value, dict):
+        for key, each in cast("dict[object, object]", value).items():
+            if not isinstance(key, str):
+                rule = "the keys of a JSON object are texts"
+                raise ConfigurationError(name, key, rule, "Use a text.")
+            _refuse_odd(f"{name}[{key!r}]", each)
+    elif isinstance(value, list | tuple):
+        for each in cast("list[object]", value):
+            _refuse_odd(name, each)
+    elif value is not None and not isinstance(value, str | int | float | bool):
+        rule = f"JSON has no {type(value).__name__}"
+        raise ConfigurationError(name, value, rule, "Use texts, numbers, lists, dicts.")
+
+
+def read_request(request: CrawlRequest, spider: Spider | None = None) -> Request:
+    """Read what :func:`write_request` wrote, or a request of any other program.
+
+    Nothing is imported for it: a class of requests counts when the project has imported
+    it already.
+
+    Args:
+        request: Its callback names a method of the spider; none: ``parse``.
+        spider: Whose methods are called.
+
+    Raises:
+        ValueError: It names a method or a class that is not there.
+    """
+    meta = dict(request.meta or {})
+    rest = meta.pop(MARK, None)
+    values: dict[str, Any] = dict(rest) if isinstance(rest, dict) else {}
+    headers = {**(request.headers or {}), **values.get("headers", {})}
+    values |= {
+        "url": request.url,
+        "method": request.method,
+        "headers": {name: _as_bytes(value) for name, value in headers.items()},
+        "body": request.body,
+        "meta": {**meta, MARK: True},
+        "callback": request.callback,
+    }
+    if "_class" in values:
+        module, _, name = str(values["_class"]).rpartition(".")
+        found = getattr(sys.modules.get(module), name, None)
+        if not isinstance(found, type) or not issubclass(found, Request):
+            rule, remedy = "the spider's module imports the class", "Import it there."
+            raise ConfigurationError("_class", values["_class"], rule, remedy)
+    return request_from_dict(values, spider=spider)
+
+
+def _as_bytes(value: str | list[str]) -> list[bytes]:
+    values = [value] if isinstance(value, str) else value
+    return [each.encode("latin-1") for each in values]
+
+
+class _Held:
+    """A request in the hands of this process, until its callback's output is used up."""
+
+    def __init__(self, taken: TakenRequest, request: Request) -> None:
+        self.taken = taken
+        self.request = request
+        self.task = cast("asyncio.Task[None]", asyncio.current_task())
+        self.done = asyncio.Event()
+        self.children: set[asyncio.Task[None]] = set()  # are not in Redis yet
+
+
+class CrawlScheduler(BaseScheduler):
+    """A scheduler whose requests stand in Redis, shared by all processes of a spider.
+
+    A request is acknowledged when everything that came of it is done: its download, its
+    callback's or errback's output, the item pipelines, and the new requests are in
+    Redis. So the requests of a killed process return when their leases end. A request
+    that cannot be written as JSON stays in the memory of its process.
+
+    Settings: ``BLS_REDIS_URL`` or ``REDIS_URL`` (default: the variable
+    ``BLS_REDIS_URL``), ``PROJECT_NAME`` (default: ``BOT_NAME``), ``SPIDER_NAME``
+    (default: the spider's name), ``BLS_CRAWL_LEASE`` (60 seconds),
+    ``BLS_CRAWL_MAX_RETRIES`` (3, after a process died with the request),
+    ``CLEANUP_REDIS_DATA`` (off; on: the last process removes the crawl from Redis).
+
+    Raises:
+        ConfigurationError: A setting is missing or wrong.
+    """
+
+    def __init__(self, crawler: Crawler, dupefilter: BaseDupeFilter) -> None:
+        """Read the settings; nothing is opened yet."""
+        settings = crawler.settings
+        self._crawler = crawler
+        self._df = dupefilter
+        self._redis = settings.get("BLS_REDIS_URL") or settings.get("REDIS_URL")
+        self._project = settings.get("PROJECT_NAME") or settings.get("BOT_NAME")
+        if self._project == _NO_PROJECT:
+            rule, remedy = "the project has a name", "Set PROJECT_NAME or BOT_NAME."
+            raise ConfigurationError("PROJECT_NAME", None, rule, remedy)
+        self._name = settings.get("SPIDER_NAME") or cast("Spider", crawler.spider).name
+        self._queue = RequestQueue(
+            self._redis,
+            self._project,
+            self._name,
+            lease=settings.getfloat("BLS_CRAWL_LEASE", 60),
+            max_retries=settings.getint("BLS_CRAWL_MAX_RETRIES", 3),
+        )
+        self._cleanup = settings.getbool("CLEANUP_REDIS_DATA")
+        self._log_all = settings.getbool("SCHEDULER_DEBUG")
+        self._complaints = Complaints()
+        self._thread = LoopThread("bls-agent scrapy")
+        # Used in the reactor's thread alone:
+        self._out: dict[Request, _Held] = {}  # Scrapy has them
+        self._memory: list[tuple[int, int, Request]] = []  # as a heap
+        self._changes = 0  # requests that were queued or handed out by this process
+        self._looking = False
+        self._is_over = False  # nothing is left in the queue, nor in anybody's hands
+        # Filled in the loop's thread, emptied in the reactor's:
+        self._ready: deque[_Held] = deque()
+        # Used in the loop's thread alone:
+        self._pushing: set[asyncio.Task[None]] = set()
+        self._holding: set[asyncio.Task[None]] = set()  # are cancelled at the end
+        self._ending: set[asyncio.Task[None]] = set()  # acknowledge
+
+    @classmethod
+    def from_crawler(cls, crawler: Crawler) -> Self:
+        """Make the scheduler; called by Scrapy."""
+        df = build_from_crawler(
+            load_object(crawler.settings["DUPEFILTER_CLASS"]), crawler
+        )
+        return cls(crawler, df)
+
+    # in the reactor's thread
+
+    def open(self, spider: Spider) -> Deferred[None]:
+        """Connect to Redis and begin to take requests; called by Scrapy.
+
+        The result fails with :class:`~bls_agent.RedisUnavailableError` when Redis
+        cannot be reached.
+        """
+        self._spider = spider
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # a reactor that has no event loop
+            from twisted.internet import reactor  # noqa: PLC0415 - it installs itself
+
+            self._call_reactor = cast("Any", reactor).callFromThread
+        else:
+            self._call_reactor = loop.call_soon_threadsafe
+        if not isinstance(self._df, CrawlDupeFilter):
+            text = "DUPEFILTER_CLASS is %s: each process filters duplicates for itself"
+            _log.warning(text, type(self._df).__name__)
+        self._df.open()
+        self._thread.start()
+        return self._deferred(self._open).addErrback(self._stop_thread)
+
+    def close(self, reason: str) -> Deferred[None]:
+        """Give back what Scrapy did not begin, and end; called by Scrapy."""
+        self._finish()
+        if self._memory:
+            text = "%d requests that stood in memory alone are lost"
+            _log.warning(text, len(self._memory))
+        self._df.close(reason)
+        return self._deferred(self._close).addBoth(self._stop_thread)
+
+    def _stop_thread(self, result: Any) -> Any:
+        self._thread.stop()
+        return result
+
+    def has_pending_requests(self) -> bool:
+        """Tell whether requests are left in the queue, or in any process's hands."""
+        self._finish()
+        if self._memory or self._ready or self._out:
+            return True
+        if not self._is_over and not self._looking:
+            self._looking = True
+            self._begin(self._holding, self._look, self._changes)
+        return not self._is_over
+
+    def enqueue_request(self, request: Request) -> bool:
+        """Have a request queued, and return at once.
+
+        Returns:
+            ``False``: a duplicate of a request in memory. Whether Redis knows the
+            request is found out later; then the signal ``request_dropped`` is sent.
+        """
+        self._changes += 1
+        self._is_over = False
+        # start() gives its requests dont_filter; each process that joins has them again.
+        is_first = request.meta.get("is_start_request") and MARK not in request.meta
+        unique = bool(is_first) or not request.dont_filter
+        if not isinstance(self._df, CrawlDupeFilter):
+            unique = False
+            if not request.dont_filter and self._df.request_seen(request):
+                self._df.log(request, self._spider)
+                return False
+        try:
+            written = write_request(request, self._spider)
+        except (TypeError, ValueError) as error:
+            return self._keep(request, error, unique=unique)
+        self._begin(self._pushing, self._push, request, written, unique)
+        return True
+
+    def _keep(self, request: Request, error: Exception, *, unique: bool) -> bool:
+        """Keep a request in memory, as Scrapy does where its disk queue refuses it."""
+        if unique and self._df.request_seen(request):
+            self._df.log(request, self._spider)
+            return False
+        if not self._count("scheduler/unserializable") or self._log_all:
+            _log.warning(
+                "%s stays in the memory of this process and is lost with it: %s. Callbacks "
+                "must be methods of the spider, and meta and cb_kwargs what JSON can hold "
+                "(SCHEDULER_DEBUG shows all such requests; this is the first)",
+                request,
+                error,
+            )
+        heappush(self._memory, (-request.priority, self._changes, request))
+        self._count("scheduler/enqueued", "scheduler/enqueued/memory")
+        return True
+
+    def next_request(self) -> Request | None:
+        """Give a request that is at hand, those in memory first; never waits."""
+        self._finish()
+        if self._memory:
+            _, _, request = heappop(self._memory)
+            request.meta[MARK] = True
+            self._count("scheduler/dequeued", "scheduler/dequeued/memory")
+            return request
+        while self._ready:
+            held = self._ready.popleft()
+            self._loop.call_soon_threadsafe(self._room.release)
+            self._changes += 1
+            self._is_over = False
+            if not held.taken.valid:  # this process stood still: another one has it
+                self._loop.call_soon_threadsafe(held.task.cancel)
+                continue
+            self._out[held.request] = held
+            self._count("scheduler/dequeued", "scheduler/dequeued/redis")
+            return held.request
+        return None
+
+    def _finish(self) -> None:
+        """Acknowledge what Scrapy is through with.
+
+        No signal tells that a request's whole output is used up. But Scrapy's engine
+        knows its requests in progress, from the download to the last item.
+        """
+        if self._out and (slot := self._slot) is not None:
+            for request in self._out.keys() - slot.inprogress:
+                held = self._out.pop(request)
+                self._loop.call_soon_threadsafe(self._acknowledge, held)
+
+    @property
+    def _slot(self) -> Any:
+        return cast("Any", self._crawler.engine)._slot  # noqa: SLF001 - see _finish
+
+    def _wake(self) -> None:
+        """Have Scrapy ask for requests."""
+        if (slot := self._slot) is not None:
+            slot.nextcall.schedule()
+
+    def _pushed(self, request: Request, *, new: bool) -> None:
+        if new:
+            self._count("scheduler/enqueued", "scheduler/enqueued/redis")
+            return
+        self._df.log(request, self._spider)
+        self._drop(request)
+
+    def _drop(self, request: Request) -> None:
+        self._crawler.signals.send_catch_log(
+            signals.request_dropped, request=request, spider=self._spider
+        )
+
+    def _looked(self, changes: int, *, over: bool) -> None:
+        self._looking = False
+        self._is_over = over and changes == self._changes
+        self._wake()
+
+    def _count(self, *names: str) -> int:
+        """Count in the stats; give how often the last one was counted before."""
+        stats, before = cast("Any", self._crawler.stats), 0
+        for name in names:
+            before = stats.get_value(name, 0)
+            stats.inc_value(name)
+        return before
+
+    def _deferred(
+        self, function: Callable[[], Coroutine[Any, Any, None]]
+    ) -> Deferred[None]:
+        """Run a coroutine function in the loop's thread, with its result for Scrapy."""
+        deferred: Deferred[None] = Deferred()
+
+        def fire(future: Future[None]) -> None:
+            error = future.exception()
+            if error is None:
+                deferred.callback(None)
+            else:
+                deferred.errback(error)
+
+        future = self._thread.begin(function)
+        future.add_done_callback(partial(self._call_reactor, fire))
+        return deferred
+
+    def _begin(
+        self,
+        tasks: set[asyncio.Task[None]],
+        function: Callable[..., Coroutine[Any, Any, None]],
+        *args: Any,
+    ) -> None:
+        """Start a task in the loop's thread."""
+        self._loop.call_soon_threadsafe(self._start, tasks, function, *args)
+
+    # in the loop's thread
+
+    def _start(
+        self,
+        tasks: set[asyncio.Task[None]],
+        function: Callable[..., Coroutine[Any, Any, None]],
+        *args: Any,
+    ) -> None:
+        task = self._loop.create_task(function(*args))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    async def _open(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._room = asyncio.Semaphore(AHEAD)
+        try:
+            stats = await self._queue.stats()
+        except BlsError:
+            await self._queue.aclose()
+            raise
+        if left := _left(stats):
+            _log.info("Joining a crawl: %d requests are queued or in work", left)
+        self._start(self._holding, self._take_ahead)
+
+    async def _take_ahead(self) -> None:
+        """Keep a few requests at hand."""
+        while True:
+            await self._room.acquire()
+            self._start(self._holding, self._hold)
+
+    async def _hold(self) -> None:
+        """Take a request, and hold it until Scrapy is through with it."""
+        backoff = Backoff()
+        held: _Held | None = None
+        while held is None:
+            try:
+                async with self._queue.take() as taken:
+                    if taken is not None:
+                        held = await self._hand_out(taken)
+            except BlsError as error:
+                self._complaints.say("requests are not taken", error)
+                await asyncio.sleep(backoff.failed())
+
+    async def _hand_out(self, taken: TakenRequest) -> _Held | None:
+        """Give a request to Scrapy, and wait until it may be acknowledged."""
+        try:
+            held = _Held(taken, read_request(taken.request, self._spider))
+        except (TypeError, ValueError) as error:
+            _log.warning("%r cannot be crawled: %s", taken, error)
+            await taken.fail(str(error))
+            return None
+        self._ready.append(held)
+        self._call_reactor(self._wake)
+        await held.done.wait()
+        if held.children:
+            await asyncio.wait(held.children)
+        return held
+
+    def _acknowledge(self, held: _Held) -> None:
+        """Let a request go, as soon as those that came of it are in Redis."""
+        held.children = set(self._pushing)
+        held.done.set()
+        self._holding.discard(held.task)
+        self._ending.add(held.task)
+        held.task.add_done_callback(self._ending.discard)
+
+    async def _push(
+        self,
+        request: Request,
+        written: CrawlRequest,
+        unique: bool,  # noqa: FBT001 - tasks are given their arguments by position
+    ) -> None:
+        backoff = Backoff()
+        while True:
+            try:
+                new = await self._queue.push(written, -request.priority, unique=unique)
+            except RedisUnavailableError as error:
+                self._complaints.say("requests are not queued", error)
+                await asyncio.sleep(backoff.failed())
+            except BlsError as error:
+                _log.error("%s is dropped: %s", request, error)
+                self._call_reactor(self._drop, request)
+                return
+            else:
+                self._call_reactor(partial(self._pushed, request, new=new))
+                return
+
+    async def _look(self, changes: int) -> None:
+        """Find out whether anything is left, for all processes."""
+        over = False
+        try:
+            if awaited := self._pushing | self._ending:
+                await asyncio.wait(awaited)
+            over = not _left(await self._queue.stats())
+        except BlsError as error:
+            self._complaints.say("nobody knows whether requests are left", error)
+        if not over:
+            await asyncio.sleep(LOOK_EVERY)
+        self._call_reactor(partial(self._looked, changes, over=over))
+
+    async def _close(self) -> None:
+        for task in self._holding:
+            task.cancel()
+        if awaited := self._holding | self._pushing | self._ending:
+            await asyncio.wait(awaited, timeout=CLOSE_TIME)
+        if self._pushing:
+            text = "%d requests did not reach Redis and are lost"
+            _log.warning(text, len(self._pushing))
+        try:
+            if self._cleanup:
+                await self._clean_up()
+        finally:
+            await self._queue.aclose()
+
+    async def _clean_up(self) -> None:
+        """Remove the crawl from Redis, unless another process goes on with it."""
+        if left := _left(await self._queue.stats()):
+            _log.info("Not cleaned up: %d requests are queued or in work", left)
+            return
+        report = await cleanup(self._redis, self._project, self._name, dry_run=False)
+        _log.info("Cleaned up: %s", report)
+
+
+def _left(stats: QueueStats) -> int:
+    return stats.waiting + stats.delayed + stats.in_flight

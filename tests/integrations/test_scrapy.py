@@ -1,0 +1,226 @@
+"""Scrapy over a crawl queue: processes share it, one may die, and a crawl resumes.
+
+Scrapy is imported by processes of their own, and here only when a test begins: no other
+test is to wait for Twisted.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis import Redis
+
+from bls_agent.crawl import CrawlRequest
+from bls_agent.errors import ConfigurationError
+from tests.soak.scrapy_fleet import Crawler, Site, crawl_and_kill, serve
+
+if TYPE_CHECKING:
+    from scrapy import Request, Spider
+
+CRAWL_KEYS = "crawlo:{}:*"
+
+
+def new_project() -> str:
+    return f"爬虫_{secrets.token_hex(4)}"
+
+
+def keys_of(redis_url: str, project: str) -> list[bytes]:
+    with Redis.from_url(redis_url, protocol=2) as redis:
+        return list(redis.scan_iter(CRAWL_KEYS.format(project)))
+
+
+def test_a_killed_process_loses_no_page(redis_url: str) -> None:
+    """Two processes share the pages; those that a killed one had are fetched again."""
+    with serve(Site(120, pause=0.005)) as site:
+        figures = crawl_and_kill(redis_url, site)
+    assert figures["by killed"] >= 24
+    assert figures["by second"] >= 24
+
+
+def test_a_crawl_that_was_stopped_resumes(redis_url: str) -> None:
+    """Each page once over all runs; a run behind the end has nothing to do."""
+    project = new_project()
+    with (
+        serve(Site(60, pause=0.01)) as site,
+        Crawler(redis_url, site, project, "stopped") as stopped,
+        Crawler(redis_url, site, project, "resumed") as resumed,
+        Crawler(redis_url, site, project, "late") as late,
+    ):
+        stopped.begin()
+        site.wait_for(20, "stopped")
+        stopped.stop()
+        stats, _ = stopped.result()
+        assert stats["finish_reason"] == "shutdown"
+        resumed.begin()
+        stats, log = resumed.result()
+        assert "Joining a crawl" in log
+        late.begin()
+        idle, _ = late.result()
+    assert stats["finish_reason"] == idle["finish_reason"] == "finished"
+    assert len(site.hits) == 60
+    assert site.again() == []
+    assert site.fetched_by("resumed") == stats["scheduler/dequeued/redis"]
+    assert site.fetched_by("late") == 0
+    assert idle["dupefilter/filtered"] == 1  # its start request
+    assert keys_of(redis_url, project)
+
+
+def test_requests_in_memory_retries_and_the_end(redis_url: str) -> None:
+    """A lambda stays in memory and is said once; a start request is retried as ever."""
+    project = new_project()
+    options = {"lambda": True, "CLEANUP_REDIS_DATA": True, "RETRY_TIMES": 1}
+    with (
+        serve(Site(6, busy={"/page/0"})) as site,
+        Crawler(redis_url, site, project, "all", **options) as crawler,
+    ):
+        crawler.begin()
+        stats, log = crawler.result()
+    assert stats["retry/count"] == 1
+    assert {page for page in site.hits if len(site.hits[page]) > 1} == {
+        "/page/0",  # it was busy
+        "/page/1",  # once more for the lambda: memory knows nothing of Redis
+    }
+    assert stats["scheduler/unserializable"] == 1  # the second is a duplicate
+    assert stats["scheduler/dequeued/memory"] == 1
+    assert log.count("stays in the memory of this process") == 1
+    assert "Callbacks must be methods of the spider" in log
+    assert keys_of(redis_url, project) == []
+
+
+@pytest.fixture
+def spider() -> Spider:
+    from scrapy import Spider  # noqa: PLC0415 - see above
+
+    class OneSpider(Spider):
+        name = "one"
+
+        def parse_item(self, response: Any) -> None:
+            """Do nothing."""
+
+        def give_up(self, failure: Any) -> None:
+            """Do nothing."""
+
+    return OneSpider()
+
+
+def request(**options: Any) -> Request:
+    from scrapy import Request  # noqa: PLC0415 - see above
+
+    return Request("https://example.com/页", **options)
+
+
+def test_a_request_comes_back_as_it_was(spider: Any) -> None:
+    """All that Scrapy knows of it, and JSON between."""
+    from scrapy.http import JsonRequest  # noqa: PLC0415 - see above
+
+    from bls_agent.integrations import scrapy as ours  # noqa: PLC0415
+
+    given = JsonRequest(
+        "https://example.com/页",
+        data={"a": [1]},
+        method="PUT",
+        headers={"Accept": ["a/b", "c/d"], "X-Name": "名"},
+        cookies=[{"name": "k", "value": "v"}],
+        meta={"depth": 2, "deep": {"list": [1.5, None]}},
+        encoding="gb18030",
+        priority=-3,
+        dont_filter=True,
+        callback=spider.parse_item,
+        errback=spider.give_up,
+        flags=["f"],
+        cb_kwargs={"page": 1},
+    )
+    payload = ours.write_request(given, spider).encode()
+    found = ours.read_request(CrawlRequest.decode(payload), spider)
+    assert found.meta.pop("crawl_queue") is True
+    assert type(found) is type(given)
+    assert found.to_dict(spider=spider) == given.to_dict(spider=spider)
+
+
+def test_other_programs_queue_requests_too(spider: Any) -> None:
+    """Scrapy takes what knows nothing of Scrapy."""
+    from bls_agent.integrations import scrapy as ours  # noqa: PLC0415
+
+    pushed = CrawlRequest("https://example.com/", "post", {"A": "b"}, b"x", {"n": 1})
+    found = ours.read_request(pushed, spider)
+    assert (found.method, found.body, found.meta["n"]) == ("POST", b"x", 1)
+    assert found.headers["A"] == b"b"
+    assert found.callback is None
+    named = CrawlRequest("https://example.com/", callback="parse_item")
+    assert ours.read_request(named, spider).callback == spider.parse_item
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"callback": lambda _: None}, "is not an instance method"),
+        ({"meta": {"at": dt.date(2026, 1, 12)}}, r"meta\['at'\].*no date"),
+        ({"meta": {"a": [{1: 2}]}}, r"meta\['a'\].*keys"),
+        ({"cb_kwargs": {"x": {1}}}, r"cb_kwargs'\]\['x'\].*no set"),
+        ({"cookies": {"k": b"v"}}, r"cookies'\]\['k'\].*no bytes"),
+        ({"meta": {"nan": float("nan")}}, "meta"),
+        ({"body": b"x" * 2**21}, "body"),
+    ],
+)
+def test_what_json_cannot_hold_is_named(
+    spider: Any, options: dict[str, Any], told: str
+) -> None:
+    """It is never changed in silence, and never pickled."""
+    from bls_agent.integrations import scrapy as ours  # noqa: PLC0415
+
+    with pytest.raises(ValueError, match=told):
+        ours.write_request(request(**options), spider)
+
+
+@pytest.mark.parametrize(
+    ("callback", "rest"),
+    [
+        ("parse_nothing", {}),
+        (None, {"_class": "this.Class"}),
+        (None, {"_class": "os.system"}),
+        (None, {"errback": "nothing"}),
+    ],
+)
+def test_what_the_spider_has_not_is_refused(
+    spider: Any, callback: str | None, rest: dict[str, str]
+) -> None:
+    """Nothing is imported for a name that stands in Redis."""
+    from bls_agent.integrations import scrapy as ours  # noqa: PLC0415
+
+    pushed = CrawlRequest(
+        "https://example.com/", meta={"crawl_queue": rest}, callback=callback
+    )
+    with pytest.raises(ValueError, match=callback or rest.popitem()[1]):
+        ours.read_request(pushed, spider)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "PROJECT_NAME"),
+        ({"PROJECT_NAME": "a:b"}, "a:b"),
+        ({"PROJECT_NAME": "a", "SPIDER_NAME": "queue"}, "queue"),
+        ({"PROJECT_NAME": "a", "BLS_REDIS_URL": "nowhere"}, "nowhere"),
+        ({"PROJECT_NAME": "a", "BLS_CRAWL_LEASE": -1}, "lease"),
+        (
+            {"PROJECT_NAME": "a", "SCHEDULER": "scrapy.core.scheduler.Scheduler"},
+            "SCHEDULER",
+        ),
+    ],
+)
+def test_bad_settings_are_refused(
+    spider: Any, settings: dict[str, object], told: str
+) -> None:
+    """Before anything is crawled."""
+    from scrapy.utils.test import get_crawler  # noqa: PLC0415 - see above
+
+    from bls_agent.integrations.scrapy import CrawlScheduler  # noqa: PLC0415
+
+    addon = {"bls_agent.integrations.scrapy.CrawlAddon": 500}
+    crawler = get_crawler(type(spider), {"ADDONS": addon, **settings})
+    crawler.spider = spider
+    with pytest.raises(ConfigurationError, match=told):
+        CrawlScheduler.from_crawler(crawler)
