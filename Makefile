@@ -11,7 +11,7 @@ PATIENTLY := ( while sleep 3; do printf . >&2; done ) & dots=$$!; \
 PIP := $(PATIENTLY) $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile
 CANDIDATES := python3 python3.14 python3.13 python3.12 python3.11
 SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
-PEERS := arq taskiq faststream caches
+PEERS := arq taskiq faststream caches scrapy
 # The tests wait for servers most of the time: six at once keep two cores busy.
 AT_ONCE := --numprocesses=6
 

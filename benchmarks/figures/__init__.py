@@ -6,6 +6,7 @@ from benchmarks.figures import (
     assets,
     cache,
     commands,
+    crawl,
     fleet,
     heartbeats,
     idle,
@@ -39,5 +40,6 @@ FIGURES = {
         runs_streaming.FIGURE,
         runs_crowd.FIGURE,
         assets.FIGURE,
+        crawl.FIGURE,
     )
 }

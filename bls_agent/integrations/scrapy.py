@@ -23,7 +23,8 @@ from bls_agent.backoff import Backoff
 from bls_agent.complaints import Complaints
 from bls_agent.crawl.fingerprint import CrawlRequest
 from bls_agent.crawl.namespace import cleanup
-from bls_agent.crawl.queue import QueueStats, RequestQueue, TakenRequest
+from bls_agent.crawl.queue import QueueStats, RequestQueue
+from bls_agent.crawl.taken import TakenRequest
 from bls_agent.errors import (
     BlsError,
     ConfigurationError,
