@@ -12,10 +12,10 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any, Final, Protocol, Self, cast, runtime_checkable
 from urllib.parse import (
-    SplitResult,
     quote,
     quote_plus,
     unquote_to_bytes,
@@ -37,8 +37,9 @@ MAX_URL: Final = 65_535  # bytes
 MAX_BODY: Final = 2**20
 MAX_REQUEST: Final = 2**21  # bytes of JSON
 
-_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|(?:about|data):")
+_BEGINNING: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)|(?:about|data):")
 _UNPRINTED: Final = re.compile("[\0-\x1f\x7f-\x9f\ud800-\udfff]")
+_LINE_BREAK: Final = re.compile(r"[\0\r\n]")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110
 _PORTS: Final = {"http": 80, "ws": 80, "https": 443, "wss": 443, "ftp": 21}
 # In a path these mean something else than their escapes; the others are the same.
@@ -138,15 +139,20 @@ class CrawlRequest:
                 is unknown or of another type. Nothing is ever unpickled.
         """
         parts = decode_object(payload, limit=MAX_REQUEST)
+        meta = parts.pop("meta", None)  # it is JSON: there is nothing to check
         try:
             if "body_base64" in parts:
                 if "body" in parts:
                     raise DecodeError("bad_request", payload, "two bodies")
                 coded = parts.pop("body_base64")
                 parts["body"] = base64.b64decode(coded, validate=True)
-            return cls(**parts)
+            request = cls(**parts)
+            if meta is not None and not isinstance(meta, dict):
+                _check_meta(meta)
         except (TypeError, ValueError) as error:  # a ConfigurationError, too
             raise DecodeError("bad_request", payload, str(error)) from None
+        object.__setattr__(request, "meta", meta or None)
+        return request
 
 
 def _check_url(url: object) -> None:
@@ -155,14 +161,14 @@ def _check_url(url: object) -> None:
         rule = f"a URL is text, not {type(url).__name__}"
     elif len(url) > MAX_URL or len(url.encode("utf-8", "replace")) > MAX_URL:
         rule, remedy = f"a URL has at most {MAX_URL} bytes", "Shorten it."
-    elif not _SCHEME.match(url):
+    elif not (beginning := _BEGINNING.match(url)):
         rule, remedy = "a URL begins with its scheme", "Write https:// before it."
     elif url[-1].isspace() or _UNPRINTED.search(url):
         rule = "a URL holds no control characters, lone surrogates or blanks around it"
         remedy = "Strip it, and percent-encode what belongs to it."
     else:
         try:
-            _authority(urlsplit(url))
+            _authority((beginning[1] or "").lower(), beginning[2] or "")
         except ValueError as error:
             rule, remedy = f"it is no URL ({error})", "Look at its host and port."
     if rule:
@@ -193,7 +199,7 @@ def _check_headers(headers: object) -> dict[str, str] | None:
         if not isinstance(name, str) or not _TOKEN.fullmatch(name):
             rule, remedy = "it is no name of a header", "Pass a dict of texts."
             raise ConfigurationError("headers", name, rule, remedy)
-        if not isinstance(value, str) or re.search(r"[\0\r\n]", value):
+        if not isinstance(value, str) or _LINE_BREAK.search(value):
             rule = f"the value of {name} is text on one line"
             remedy = "Decode bytes, join several values by a comma."
             raise ConfigurationError("headers", value, rule, remedy)
@@ -235,7 +241,7 @@ def canonical_url(url: str) -> str:
         ValueError: The host or the port is no such thing.
     """
     parts = urlsplit(url)
-    around = _authority(parts)
+    around = _authority(parts.scheme, parts.netloc)
     path = "".join(_normalize(match) for match in _ESCAPE.finditer(parts.path))
     if parts.netloc:
         path = _resolve(path)
@@ -249,16 +255,18 @@ def canonical_url(url: str) -> str:
     return f"{parts.scheme}:{around}{path}{query and '?'}{query}"
 
 
-def _authority(parts: SplitResult) -> str:
+@lru_cache(maxsize=1_000)  # a crawler has few hosts
+def _authority(scheme: str, netloc: str) -> str:
     """Write the host and what stands around it; a ValueError says that it is none."""
+    parts = urlsplit(f"{scheme}://{netloc}")
     if not parts.hostname:
-        if parts.scheme in _PORTS:
+        if scheme in _PORTS:
             message = "it has no host"
             raise ValueError(message)
-        return parts.netloc and f"//{parts.netloc}"
-    login, at, _ = parts.netloc.rpartition("@")
+        return netloc and f"//{netloc}"
+    login, at, _ = netloc.rpartition("@")
     port = parts.port
-    shown = "" if port is None or port == _PORTS.get(parts.scheme) else f":{port}"
+    shown = "" if port is None or port == _PORTS.get(scheme) else f":{port}"
     return f"//{login}{at}{_host(parts.hostname)}{shown}"
 
 
