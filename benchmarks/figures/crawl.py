@@ -92,7 +92,7 @@ def weigh(stage: Stage, project: str) -> tuple[int, int]:
     for key in keys_of(stage, project):
         total += cast("int", stage.redis.memory_usage(key, samples=0))
         if key.endswith(b":requests"):
-            queued = cast("int", stage.redis.zcard(key))
+            queued = stage.redis.zcard(key)
     return total, queued
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import orjson
 from redis.asyncio import Redis
@@ -27,7 +27,8 @@ async def run(options: Options) -> dict[str, Any]:
 
         async def cycle(number: int) -> None:
             await push(number)
-            [(found, _)] = await redis.zpopmin(key)
+            popped = await redis.zpopmin(key)
+            ((found, _),) = cast("list[tuple[bytes, float]]", popped)
             if not orjson.loads(found)["url"]:
                 raise ValueError(found)
 

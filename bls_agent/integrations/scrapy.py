@@ -172,7 +172,9 @@ def read_request(request: CrawlRequest, spider: Spider | None = None) -> Request
     """
     meta = dict(request.meta or {})
     rest = meta.pop(MARK, None)
-    values: dict[str, Any] = dict(rest) if isinstance(rest, dict) else {}
+    values: dict[str, Any] = {}
+    if isinstance(rest, dict):
+        values |= cast("dict[str, Any]", rest)
     headers = {**(request.headers or {}), **values.get("headers", {})}
     values |= {
         "url": request.url,
@@ -568,7 +570,7 @@ class CrawlScheduler(BaseScheduler):
             _log.info("Not cleaned up: %d requests are queued or in work", left)
             return
         report = await cleanup(self._redis, self._project, self._name, dry_run=False)
-        _log.info("Cleaned up: %s", report)
+        _log.info("Cleaned up: %d keys were removed", report.removed)
 
 
 def _left(stats: QueueStats) -> int:

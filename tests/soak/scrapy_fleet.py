@@ -188,7 +188,7 @@ def crawl(told: dict[str, Any]) -> None:
 
     class PageSpider(Spider):
         name = "pages"
-        start_urls = (told.pop("start"),)
+        start_urls: list[str] = [told.pop("start")]  # noqa: RUF012 - Scrapy's own type
 
         def parse(self, response: Any) -> Any:
             yield {"url": response.url}
