@@ -5,11 +5,12 @@ from __future__ import annotations
 import secrets
 import sys
 import time
+from collections.abc import Collection
 from contextlib import ExitStack
 from typing import Any, Final, cast
 
 from benchmarks.figures.figure import Figure
-from benchmarks.stage import BenchmarkError, Performance, Stage
+from benchmarks.stage import BenchmarkError, Stage
 from benchmarks.summary import Goal, Round
 
 __all__ = ["FIGURE"]
@@ -19,7 +20,54 @@ CYCLES, PUSHES = "push + take + ack/s", "unique pushes/s"
 BYTES = "bytes per queued request"
 WORKERS = 8
 TASKS = 16
+PIECES = 4
 VERSIONS = ("scrapy-redis", "scrapy", "redis", "hiredis")
+
+
+class Side:
+    """Eight processes over one queue.
+
+    Attributes:
+        seconds: How long they worked since the last reset.
+    """
+
+    def __init__(
+        self, stage: Stage, subject: str, python: str, stack: ExitStack
+    ) -> None:
+        """Start the processes; the stack ends them and removes the keys."""
+        count = 40 if stage.quick else 1_000
+        self.project = f"压测爬虫_{secrets.token_hex(4)}"
+        self.pages = WORKERS * count // 2  # each is pushed by two of the processes
+        self.seconds = 0.0
+        stack.callback(clear, stage, self.project)
+        told = {"count": count, "pages": self.pages, "pieces": PIECES, "tasks": TASKS}
+        self.workers = [
+            stack.enter_context(
+                stage.perform(
+                    subject,
+                    python=python,
+                    project=self.project,
+                    worker=number,
+                    **told,
+                )
+            )
+            for number in range(WORKERS)
+        ]
+
+    def be_ready(self) -> None:
+        """Wait until all processes wait for a cue."""
+        self.seconds = 0.0
+        for worker in self.workers:
+            worker.hear("ready")
+
+    def take_turn(self) -> None:
+        """Let all processes do a piece at the same time."""
+        began = time.perf_counter()
+        for worker in self.workers:
+            worker.cue()
+        for worker in self.workers:
+            worker.hear("done")
+        self.seconds += time.perf_counter() - began
 
 
 def play(stage: Stage) -> Round:
@@ -32,53 +80,36 @@ def play(stage: Stage) -> Round:
         subjects[PEER] = ("peers.scrapy_redis_peer", python)
     else:
         print("scrapy-redis is not installed: see `make bench`", file=sys.stderr)
-    return {
-        name: run_side(stage, subject, python)
-        for name, (subject, python) in subjects.items()
-    }
-
-
-def run_side(stage: Stage, subject: str, python: str) -> dict[str, float]:
-    """Give what one side reached, with eight processes at once."""
-    count = 50 if stage.quick else 1_000
-    project = f"压测爬虫_{secrets.token_hex(4)}"
-    pages = WORKERS * count // 2  # each is pushed by two of the processes
-    told = {"project": project, "count": count, "pages": pages, "tasks": TASKS}
-    try:
-        with ExitStack() as stack:
-            workers = [
-                stack.enter_context(
-                    stage.perform(subject, python=python, worker=number, **told)
-                )
-                for number in range(WORKERS)
-            ]
-            pushing = take_turns(workers)
-            held, queued = weigh(stage, project)
-            cycling = take_turns(workers)
-            for worker in workers:
+    found: dict[str, dict[str, float]] = {name: {} for name in subjects}
+    with ExitStack() as stack:
+        sides = {
+            name: Side(stage, *subject, stack) for name, subject in subjects.items()
+        }
+        take_turns(sides.values())
+        for name, side in sides.items():
+            held, queued = weigh(stage, side.project)
+            if queued != side.pages:
+                raise BenchmarkError(f"{name}: {queued} of {side.pages} are queued")
+            if name != BARE:  # which asks no filter of duplicates
+                found[name][PUSHES] = 2 * side.pages / side.seconds
+                found[name][BYTES] = held / queued
+        take_turns(sides.values())
+        for name, side in sides.items():
+            if weigh(stage, side.project)[1] != side.pages:
+                raise BenchmarkError(f"{name}: requests were lost")
+            found[name][CYCLES] = 2 * side.pages / side.seconds
+            for worker in side.workers:
                 worker.result()
-        if queued != pages and subject != "crawl_bare":
-            raise BenchmarkError(f"{subject}: {queued} requests of {pages} are queued")
-        if weigh(stage, project)[1] != queued:
-            raise BenchmarkError(f"{subject}: requests were lost")
-    finally:
-        clear(stage, project)
-    found = {CYCLES: WORKERS * count / cycling}
-    if subject != "crawl_bare":  # knows no duplicates
-        found |= {PUSHES: WORKERS * count / pushing, BYTES: held / queued}
     return found
 
 
-def take_turns(workers: list[Performance]) -> float:
-    """Let all processes do the same thing at the same time; give the seconds it took."""
-    for worker in workers:
-        worker.hear("ready")
-    began = time.perf_counter()
-    for worker in workers:
-        worker.cue()
-    for worker in workers:
-        worker.hear("done")
-    return time.perf_counter() - began
+def take_turns(sides: Collection[Side]) -> None:
+    """Let the sides work piece by piece, each idle while another one works."""
+    for side in sides:
+        side.be_ready()
+    for _ in range(PIECES):
+        for side in sides:
+            side.take_turn()
 
 
 def keys_of(stage: Stage, project: str) -> list[bytes]:
@@ -115,7 +146,7 @@ def describe(stage: Stage) -> str:
 
 
 ABOUT: Final = (
-    "Eight processes of each side work at the same time, one side after the other. First "
+    "Eight processes of each side work at the same time; the sides take turns. First "
     "each pushes 1,000 pages with two headers and three entries in their meta, each page "
     "pushed by two processes and queued once; then each pushes, takes and finishes 1,000 "
     "pages more. The queue of this package is used by 16 tasks of a process at once, as "

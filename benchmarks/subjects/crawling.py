@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from benchmarks.subjects.acting import Options, on_cue
@@ -29,13 +30,14 @@ def meta_of(number: int) -> dict[str, Any]:
 
 
 async def crawl(push: Step, cycle: Step, options: Options) -> dict[str, Any]:
-    """On the first cue push pages, each also pushed by a neighbour; on the next go round.
+    """On each cue push some pages, each also pushed by a neighbour; later go round.
 
     Args:
         push: Queues a page, unless it is known.
         cycle: Queues a page, takes one and finishes it.
         options: Number of this ``worker``, how many ``pages`` all have together, how many
-            of them and how many new ones each has (``count``), and ``tasks`` at once.
+            of them and how many new ones each has (``count``) in so many ``pieces``, and
+            ``tasks`` at once.
     """
     worker, pages, count = options["worker"], options["pages"], options["count"]
 
@@ -43,14 +45,14 @@ async def crawl(push: Step, cycle: Step, options: Options) -> dict[str, Any]:
         for number in numbers:
             await step(number)
 
-    async def together(step: Step, numbers: range) -> None:
-        left = iter(numbers)
-        tasks = options["tasks"]
-        await asyncio.gather(*(run(step, left) for _ in range(tasks)))
+    async def piece(step: Step, left: Iterator[int]) -> None:
+        numbers = islice(left, count // options["pieces"])
+        await asyncio.gather(*(run(step, numbers) for _ in range(options["tasks"])))
 
     first = worker * count // 2
-    shared = range(first, first + count)
-    await on_cue(lambda: together(lambda number: push(number % pages), shared), 1)
+    shared = (number % pages for number in range(first, first + count))
+    await on_cue(lambda: piece(push, shared), options["pieces"])
     first = pages + worker * count
-    await on_cue(lambda: together(cycle, range(first, first + count)), 1)
+    own = iter(range(first, first + count))
+    await on_cue(lambda: piece(cycle, own), options["pieces"])
     return {}
