@@ -75,6 +75,8 @@ async def test_a_queue_that_is_not_there(
         assert "新闻" in ran.said
     ran = await bls("crawl", "failed", "新闻", "--spider", "daiyl", url=own_server.url)
     assert (ran.code, "daily" in ran.said) == (1, True)
+    ran = await bls("crawl", "failed", "新闻", url=own_server.url)
+    assert (ran.code, "Did you mean 新闻 --spider daily" in ran.said) == (1, True)
     ran = await bls("crawl", "stats", "--spider", "daily", url=own_server.url)
     assert ran.code == 2
     ran = await bls("crawl", "failed", "a:b", url=own_server.url)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from redis import Redis
 
+from bls_agent.crawl.rules import RULES as CRAWL_RULES
 from bls_agent.devserver import DevServer
-from bls_agent.diagnosis import Finding
+from bls_agent.diagnosis import Finding, Rule, Sample
 from bls_agent.doctor.examine import examine
 from bls_agent.doctor.report import Report
 from bls_agent.doctor.rules import KEY_RULES
@@ -39,6 +41,7 @@ from tests.doctor.plants import (
     event,
     good,
     heartbeat,
+    key_of,
     run,
 )
 
@@ -116,6 +119,33 @@ async def test_a_key_as_it_should_be(
     assert {rule for rule, _ in found(report)} == expected
     assert report.keys[row] == 1
     assert not report.foreign
+
+
+MOVING = [
+    rule
+    for rule in CRAWL_RULES
+    if rule.code in {"crawl-no-body", "crawl-no-request", "crawl-not-taken"}
+]
+
+
+@pytest.mark.parametrize("rule", MOVING, ids=lambda rule: rule.row)
+def test_a_request_that_moves_meanwhile_is_no_fault(rule: Rule) -> None:
+    """It is one only if both sides were asked at the same time and differ."""
+    key = key_of(rule.row)
+    fields = KEYS[rule.row].parse(key) or {}
+    sample = Sample(
+        key=key, row=rule.row, fields=fields, items=[b"r"], pairs={b"r": b"1"}, now=0.0
+    )
+    absent = {"HEXISTS": 0, "ZSCORE": None}
+    gone = {question: absent[question[0]] for question in rule.asks(sample)}
+    assert len(gone) == 2
+    assert rule.judge(replace(sample, answers=gone)) is None
+    side = "ZSCORE" if rule.code == "crawl-no-body" else "HEXISTS"
+    half = {
+        q: (b"1" if side == "ZSCORE" else 1) if q[0] == side else told
+        for q, told in gone.items()
+    }
+    assert rule.judge(replace(sample, answers=half)) is not None
 
 
 REQUESTS = f"crawlo:{PROJECT}:queue:requests"

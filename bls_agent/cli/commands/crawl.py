@@ -32,6 +32,7 @@ INTERVAL: Final = 2.0  # seconds between two looks, at least
 REST: Final = 4.0  # times as long as a look took
 COUNTS: Final = ("waiting", "delayed", "in_flight", "failed", "pushed", "acknowledged")
 UNKNOWN: Final = "-"
+SHOWN: Final = 3  # spiders that are suggested
 
 app = new_app()
 
@@ -47,6 +48,15 @@ SpiderOption = Annotated[
         "--spider", metavar="NAME", help="opt_spider", autocompletion=complete_spider
     ),
 ]
+OnlySpiderOption = Annotated[
+    str,
+    typer.Option(
+        "--spider",
+        metavar="NAME",
+        help="opt_only_spider",
+        autocompletion=complete_spider,
+    ),
+]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="opt_watch_crawl")]
 
 
@@ -60,7 +70,7 @@ async def crawl(invocation: Invocation) -> Exit:
 async def stats(
     invocation: Invocation,
     project: ProjectArgument = "",
-    spider: SpiderOption = "",
+    spider: OnlySpiderOption = "",
     watch: WatchOption = False,
 ) -> Exit:
     """Count what every queue holds, or those of a project; 3 if one cannot be read."""
@@ -95,9 +105,11 @@ async def _overview(invocation: Invocation) -> AsyncGenerator[QueueOverview]:
 async def _unknown(overview: QueueOverview, project: str, spider: str) -> Failure:
     """Make the end of a command about a queue that is not there."""
     found = await overview.find()
+    spiders = [one.spider for one in found if one.project == project and one.spider]
     if spider:
-        known = [one.spider for one in found if one.project == project and one.spider]
-        likely = find_likely(spider, known)
+        likely = find_likely(spider, spiders)
+    elif spiders:  # the project has no queue of its own
+        likely = [f"{project} --spider {one}" for one in spiders[:SHOWN]]
     else:
         likely = find_likely(project, {one.project for one in found})
     shown = f"{project}:{spider}" if spider else project

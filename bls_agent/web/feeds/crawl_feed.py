@@ -55,7 +55,7 @@ class CrawlFeed(SharedWatch):
         return encode_queues(self.cards.values(), self.unavailable)
 
     async def _watch_once(self) -> None:
-        self.views, self.rates = {}, {}  # rates since an outage say nothing
+        before: dict[Namespace, QueueView] = {}  # rates since an outage say nothing
         names: list[Namespace] = []
         search_at = 0.0
         while True:
@@ -65,22 +65,26 @@ class CrawlFeed(SharedWatch):
                 took = anyio.current_time() - began
                 search_at = began + max(SEARCH, REST * took)
             began = anyio.current_time()
-            await self._take(await self.overview.read(names))
+            await self._take(await self.overview.read(names), before)
+            before = self.views
             took = anyio.current_time() - began
             await anyio.sleep(max(INTERVAL, REST * took))
 
-    async def _take(self, found: list[QueueView]) -> None:
-        before, self.views = self.views, {view.name: view for view in found}
+    async def _take(
+        self, found: list[QueueView], before: dict[Namespace, QueueView]
+    ) -> None:
+        rates: dict[Namespace, Rates | None] = {}
         cards: dict[str, JSONObject] = {}
         for number, view in enumerate(found):
             known = before.get(view.name)
-            rates = rates_between(known.stats if known else None, view.stats)
-            self.rates[view.name] = rates
-            card = make_queue_card(view, rates)
+            rate = rates_between(known.stats if known else None, view.stats)
+            rates[view.name] = rate
+            card = make_queue_card(view, rate)
             cards[card["key"]] = card
             if number % SLICE == 0:
                 await anyio.lowlevel.checkpoint()
         shown, turned = self.cards, self.unavailable is not None
+        self.views, self.rates = {view.name: view for view in found}, rates
         self.cards, self.unavailable, self.looked = cards, None, True
         self._seen.set()
         changed = [card for key, card in cards.items() if card != shown.get(key)]

@@ -362,8 +362,9 @@ async def _get_queues(request: Request) -> Response:
     await feed.ready()
     feed.check(strictly=True)
     parts: list[bytes] = []
+    rates = feed.rates  # of the same look, whatever comes in between
     for number, view in enumerate(feed.views.values()):
-        parts.append(encode(_describe_queue(view, feed.rates[view.name])))
+        parts.append(encode(_describe_queue(view, rates[view.name])))
         if number % ASSETS == 0:
             await anyio.lowlevel.checkpoint()
     return json_answer(b'{"queues":[' + b",".join(parts) + b"]}")
