@@ -396,14 +396,19 @@ class Exchange:
         requests = [script.request(keys, words) for script, keys, words in runs]
         async with self._wires.to(self._wake) as wire:
             replies = await wire.call_many(requests)
-            for at, reply in enumerate(replies):
-                if (
-                    isinstance(reply, RedisUnavailableError)
-                    and reply.kind == "no_script"
-                ):
-                    script, keys, words = runs[at]
-                    text = script.request(keys, words, known=False)
-                    replies[at] = (await wire.call_many([text]))[0]
+            unknown = [at for at, reply in enumerate(replies) if _is_unknown(reply)]
+            if unknown:  # the server was restarted: the texts of the scripts go along
+                texts = [
+                    script.request(keys, words, known=False)
+                    for script, keys, words in runs
+                ]
+                try:
+                    found = await wire.call_many([texts[at] for at in unknown])
+                except RedisUnavailableError as error:
+                    error.ambiguous = True  # of the others, which were executed
+                    raise
+                for at, reply in zip(unknown, found, strict=True):
+                    replies[at] = reply
         return [await self._explain(reply) for reply in replies]
 
     def _keep(self, settlements: Iterable[Settlement], *, in_doubt: bool) -> None:
@@ -505,3 +510,8 @@ class Exchange:
             if kind not in (b"none", expected.encode()):
                 return WrongTypeError(key, expected)
         return reply
+
+
+def _is_unknown(reply: Reply) -> bool:
+    """Tell whether the server does not know a script."""
+    return isinstance(reply, RedisUnavailableError) and reply.kind == "no_script"
