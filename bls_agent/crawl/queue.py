@@ -292,7 +292,7 @@ class RequestQueue(Store):
             request: What to fetch.
             priority: The lowest is taken first.
             unique: Whether to queue it only if its :func:`fingerprint` is new; test and
-                write are one step. Needs the extra ``crawl``.
+                write are one step.
 
         Returns:
             Whether it was queued; ``False`` for a duplicate.
