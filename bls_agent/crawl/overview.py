@@ -51,7 +51,7 @@ class QueueOverview(Store):
 
         Raises:
             ConfigurationError: No queue can have such a name.
-            RedisUnavailableError: Redis cannot answer.
+            RedisUnavailableError: Redis cannot answer, or refuses it of all of them.
         """
         if not names:
             return []
@@ -64,9 +64,14 @@ class QueueOverview(Store):
         replies = await wires.read_many(requests)
         parts = zip(*[iter(replies)] * len(STATS), strict=True)
         views: list[QueueView] = []
+        refused: list[RedisUnavailableError] = []
         for name, part in zip(names, parts, strict=True):
             errors = (one for one in part if isinstance(one, RedisUnavailableError))
             error = next(errors, None)
+            if error is not None and error.kind == "no_permission":
+                refused.append(error)
             stats = QueueStats.read(part, clock) if error is None else None
             views.append(QueueView(name, stats, error.kind if error else ""))
+        if len(refused) == len(views):  # not of some projects: of any
+            raise refused[0]
         return views

@@ -175,6 +175,10 @@ async def test_the_pages_and_the_interface(own_server: DevServer, admin: Redis) 
         assert (await client.get(f"{part}?seen={seen}")).status_code == 204
         broken = await client.get("/crawl/old%3Cb%3E?lang=zh")
         assert "键类型不对" in broken.text
+        await admin.set("crawlo:odd:queue:failed", "x")
+        odd = await client.get("/crawl/odd?lang=en")
+        assert odd.status_code in (200, 404)  # as soon as the search has found it
+        assert "crawlo:odd:queue:failed" in odd.text
         for nobody in ("nobody", "a:b:c", "x%0A"):
             answered = await client.get(f"/crawl/{nobody}?lang=en")
             assert answered.status_code == 404
@@ -267,32 +271,50 @@ async def test_redis_away() -> None:
 
 @needs_selectors
 @pytest.mark.parametrize(
-    ("rules", "told"),
+    ("keys", "banner", "state", "failed"),
     [
-        ("+@all ~bls-none*", ("may not read crawl queues", "may not read the failed list", "may not write crawl queues")),
-        ("+@all %R~crawlo:* %R~bls_agent:*", ("HTTP 503", "may not write crawl queues")),
+        ("~bls-none*", True, "", "may not read the failed list"),
+        ("%R~crawlo:* %R~bls_agent:*", False, "waiting", "HTTP 503"),
+        (
+            "%R~crawlo:other:* %R~bls_agent:*",
+            False,
+            "broken",
+            "may not read the failed",
+        ),
     ],
-    ids=["nothing", "reading"],
-)  # fmt: skip
+    ids=["nothing", "reading", "another"],
+)
 async def test_a_user_who_lacks_rights(
-    own_server: DevServer, admin: Redis, rules: str, told: tuple[str, ...]
+    own_server: DevServer,
+    admin: Redis,
+    keys: str,
+    banner: bool,
+    state: str,
+    failed: str,
 ) -> None:
     """Neither an empty page nor an outage: it says which rights are missing."""
-    async with RequestQueue(own_server.url, "news", max_retries=0) as queue:
+    async with (
+        RequestQueue(own_server.url, "news", max_retries=0) as queue,
+        RequestQueue(own_server.url, "other") as other,
+    ):
         await fail_one(PAGE, queue)
-    await execute(admin, "ACL", "SETUSER", "op", "on", ">geheim", *rules.split())
+        await queue.push(CrawlRequest(PAGE))
+        await other.push(CrawlRequest(PAGE))
+    await execute(
+        admin, "ACL", "SETUSER", "op", "on", ">geheim", "+@all", *keys.split()
+    )
     async with console_of(own_server.url.replace("://", "://op:geheim@")) as client:
-        pages = [
-            (await client.get(path)).text
-            for path in ("/crawl?lang=en", "/crawl/news?lang=en")
-        ]
-        sent = await client.post(
-            "/fragments/requeue/news?lang=en", headers={"origin": OWN}
-        )
-        pages.append(sent.text)
-    for words in told:
-        assert any(words in page for page in pages), words
-    assert "geheim" not in "".join(pages)
+        page = (await client.get("/crawl?lang=en")).text
+        assert ('<div id="forbidden" class="banner" role="alert">' in page) is banner
+        states = re.findall(r'data-state="(\w+)" data-key="news"', page)
+        assert states == [state] * bool(state)
+        one = (await client.get("/crawl/news?lang=en")).text
+        assert failed in one
+        assert ("may not read crawl queues" in one) is banner
+        again = "/fragments/requeue/news?lang=en"
+        sent = (await client.post(again, headers={"origin": OWN})).text
+        assert "may not write crawl queues" in sent
+    assert "geheim" not in page + one + sent
 
 
 async def test_many_queues(own_server: DevServer, admin: Redis) -> None:

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from bls_agent.codec import JSONObject
 from bls_agent.crawl.namespace import Namespace
 from bls_agent.crawl.overview import QueueView
-from bls_agent.errors import BlsError, ConfigurationError, RedisUnavailableError
+from bls_agent.errors import BlsError, RedisUnavailableError
 from bls_agent.terminal import visible
 from bls_agent.web.any_name import ANY_QUEUE
 from bls_agent.web.names_in_urls import quote_name
@@ -119,18 +119,19 @@ def _say_not_done(texts: Any, error: BlsError) -> str:
 
 async def _tell_failed(request: Request, note: str = "") -> dict[str, Any]:
     rows: list[JSONObject] = []
-    why = ""
+    why = fault = ""
     try:
         async with crawl_queue(request, request.path_params["queue"]) as queue:
             rows = [make_failure(one) for one in await queue.failed(FAILED + 1)]
-    except ConfigurationError:
-        pass  # no queue can have this name
     except RedisUnavailableError as error:
         why = visible(error.kind)
+    except BlsError as error:  # a key of another type, a name that no queue can have
+        fault = visible(str(error))
     return {
         "rows": rows[:FAILED],
         "more": len(rows) > FAILED,
         "why": why,
+        "fault": fault,
         "note": note,
     }
 
