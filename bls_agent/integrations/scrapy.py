@@ -292,7 +292,7 @@ class CrawlScheduler(BaseScheduler):
             _log.warning(text, type(self._df).__name__)
         self._df.open()
         self._thread.start()
-        return self._deferred(self._open).addErrback(self._stop_thread)
+        return self._deferred(self._open)
 
     def close(self, reason: str) -> Deferred[None]:
         """Give back what Scrapy did not begin, and end; called by Scrapy."""
@@ -431,7 +431,7 @@ class CrawlScheduler(BaseScheduler):
         deferred: Deferred[None] = Deferred()
 
         def fire(future: Future[None]) -> None:
-            error = future.exception()
+            error = None if future.cancelled() else future.exception()
             if error is None:
                 deferred.callback(None)
             else:

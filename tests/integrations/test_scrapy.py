@@ -6,6 +6,7 @@ test is to wait for Twisted.
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import secrets
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import pytest
 from redis import Redis
 
 from bls_agent.crawl import CrawlRequest
-from bls_agent.errors import ConfigurationError
+from bls_agent.errors import ConfigurationError, RedisUnavailableError
 from tests.soak.scrapy_fleet import Crawler, Site, crawl_and_kill, serve
 
 if TYPE_CHECKING:
@@ -69,9 +70,17 @@ def test_a_crawl_that_was_stopped_resumes(redis_url: str) -> None:
 
 
 def test_requests_in_memory_retries_and_the_end(redis_url: str) -> None:
-    """A lambda stays in memory and is said once; a start request is retried as ever."""
+    """A lambda stays in memory and is said once; a start request is retried as ever.
+
+    All of it on a reactor that has no event loop of asyncio.
+    """
     project = new_project()
-    options = {"lambda": True, "CLEANUP_REDIS_DATA": True, "RETRY_TIMES": 1}
+    options = {
+        "lambda": True,
+        "CLEANUP_REDIS_DATA": True,
+        "RETRY_TIMES": 1,
+        "TWISTED_REACTOR": "twisted.internet.selectreactor.SelectReactor",
+    }
     with (
         serve(Site(6, busy={"/page/0"})) as site,
         Crawler(redis_url, site, project, "all", **options) as crawler,
@@ -224,3 +233,23 @@ def test_bad_settings_are_refused(
     crawler.spider = spider
     with pytest.raises(ConfigurationError, match=told):
         CrawlScheduler.from_crawler(crawler)
+
+
+async def test_a_redis_that_is_away_is_said_at_once(spider: Any) -> None:
+    """Opening fails, and closing behind it ends all the same."""
+    from scrapy.utils.test import get_crawler  # noqa: PLC0415 - see above
+
+    from bls_agent.integrations.scrapy import CrawlScheduler  # noqa: PLC0415
+
+    settings = {
+        "ADDONS": {"bls_agent.integrations.scrapy.CrawlAddon": 500},
+        "PROJECT_NAME": new_project(),
+        "BLS_REDIS_URL": "redis://127.0.0.1:1/0",
+    }
+    crawler = get_crawler(type(spider), settings)
+    crawler.spider = spider
+    scheduler = CrawlScheduler.from_crawler(crawler)
+    loop = asyncio.get_running_loop()
+    with pytest.raises(RedisUnavailableError):
+        await scheduler.open(spider).asFuture(loop)
+    await scheduler.close("failed").asFuture(loop)
