@@ -21,6 +21,7 @@ from redis.asyncio import Redis as RedisClient
 from bls_agent import ProjectAgent
 from bls_agent.assets import AssetLibrary, AssetManifest, SyncReport
 from bls_agent.assets.library import REPORT, STATE
+from bls_agent.crawl import RedisKeyManager
 from bls_agent.devserver import DevServer
 from bls_agent.errors import ManifestFault
 from bls_agent.runs import EventStore, NewEvent
@@ -227,6 +228,13 @@ async def write_run(url: str) -> None:
         await store.add_many(42, events)
 
 
+# Project, spider, requests that wait, in flight, failed.
+QUEUES = [
+    ("新闻", "每日", 1_234, 16, 7), ("新闻", "存档", 50, 0, 0),
+    ("商品", "价格监控", 312, 4, 0), ("论坛", None, 0, 0, 2), ("政策", None, 0, 0, 0),
+]  # fmt: skip
+
+
 async def write_assets(url: str) -> None:
     """Write an asset library, and how its last synchronisation failed for one file."""
     fault = ManifestFault(
@@ -256,6 +264,28 @@ async def write_assets(url: str) -> None:
         await redis.hset("asset:index", "chart_style", b"{")
         await redis.hset(STATE, mapping=state)
         await redis.set(REPORT, orjson.dumps(report))
+
+
+async def write_queues(url: str) -> None:
+    """Write crawl queues: waiting, worked on, done, with a failure, of another type."""
+    async with RedisClient.from_url(url) as redis:
+        for project, spider, waiting, taken, failed in QUEUES:
+            manager = RedisKeyManager(project, spider)
+            requests = manager.get_requests_queue_key()
+            if waiting:
+                members: dict[Any, Any] = {f"{n:016}": 0 for n in range(waiting)}
+                await redis.zadd(requests, members)
+            counts: dict[Any, Any] = {
+                "pushed": 40 * waiting + 900,
+                "taken": 39 * waiting + 900,
+            }
+            await redis.hset(manager.get_own_key("crawl_counters"), mapping=counts)
+            for number in range(taken):
+                leases = manager.get_own_key("crawl_leases")
+                await redis.hset(leases, f"{waiting + number:016}", "worker 0")
+            for number in range(failed):
+                await redis.rpush(manager.get_failed_queue_key(), f"{number}")
+        await redis.set("crawlo:旧系统:queue:requests", "x")
 
 
 def write_workers(redis: Redis) -> None:
@@ -417,6 +447,11 @@ def show_assets(looked: Watched) -> None:
     looked.open("/assets")
 
 
+def show_queues(looked: Watched) -> None:
+    """Open the page of crawl queues."""
+    looked.open("/crawl")
+
+
 def show_run(looked: Watched) -> None:
     """Open a run, with one event unfolded."""
     looked.open("/runs/42")
@@ -436,6 +471,7 @@ PICTURES: list[Picture] = [
     ("console-workers-zh.png", show_workers, "zh", "light", (1280, 760)),
     ("console-workers-en.png", show_workers, "en", "dark", (1280, 760)),
     ("console-assets-zh.png", show_assets, "zh", "light", (1280, 600)),
+    ("console-queues-zh.png", show_queues, "zh", "light", (1280, 420)),
     ("console-run-en.png", show_run, "en", "light", (1280, 800)),
 ]
 
@@ -447,6 +483,7 @@ def main() -> None:
         write_fleet(redis)
         anyio.run(write_run, server.url)
         anyio.run(write_assets, server.url)
+        anyio.run(write_queues, server.url)
         books, owner = RunKeys(42).all[1:]
         redis.hset(books, "owner", "writer")
         redis.set(owner, "writer", ex=3_600)
