@@ -216,7 +216,12 @@ class DedupPipeline:
         seen: The filter that it asks; ``kind="item"``.
         cleanup: Whether closing it forgets all items.
         identify: Makes the fingerprint of an item; the whole item counts by default.
+
+    Attributes:
+        dropped: What is raised for an item that was there before, with its fingerprint.
     """
+
+    dropped: ClassVar[type[Exception]] = DuplicateItem
 
     def __init__(
         self,
@@ -267,7 +272,7 @@ class DedupPipeline:
         """
         known = self._identify(item)
         if not await self._seen.add(known):
-            raise DuplicateItem(known)
+            raise self.dropped(known)
         return item
 
     async def close_spider(self, spider: object = None) -> None:  # noqa: ARG002 - as above

@@ -24,6 +24,7 @@ from bls_agent.complaints import Complaints
 from bls_agent.crawl.fingerprint import CrawlRequest
 from bls_agent.crawl.namespace import cleanup
 from bls_agent.crawl.queue import QueueStats, RequestQueue
+from bls_agent.crawl.seen import DedupPipeline
 from bls_agent.crawl.taken import TakenRequest
 from bls_agent.errors import (
     BlsError,
@@ -37,6 +38,7 @@ try:
     from scrapy import Request, Spider, signals
     from scrapy.core.scheduler import BaseScheduler
     from scrapy.dupefilters import BaseDupeFilter, RFPDupeFilter
+    from scrapy.exceptions import DropItem
     from scrapy.utils.misc import build_from_crawler, load_object
     from scrapy.utils.request import request_from_dict
     from twisted.internet.defer import Deferred
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CrawlAddon",
+    "CrawlDedupPipeline",
     "CrawlDupeFilter",
     "CrawlScheduler",
     "read_request",
@@ -63,7 +66,6 @@ MARK: Final = "crawl_queue"
 AHEAD: Final = 8  # requests that are taken before Scrapy asks for them
 LOOK_EVERY: Final = 0.5  # seconds between two looks at a queue whose rest others hold
 CLOSE_TIME: Final = 10.0  # seconds for what is on its way to Redis at the end
-_NO_PROJECT: Final = "scrapybot"  # BOT_NAME where nobody set it
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +81,34 @@ class CrawlAddon:
         """Set both; called by Scrapy."""
         settings.set("SCHEDULER", f"{__name__}.CrawlScheduler", "addon")
         settings.set("DUPEFILTER_CLASS", f"{__name__}.CrawlDupeFilter", "addon")
+
+
+def _place_of(crawler: Crawler) -> tuple[str | None, str, str]:
+    """Give the Redis, the project and the spider of a crawl."""
+    settings = crawler.settings
+    project = settings.get("PROJECT_NAME") or settings.get("BOT_NAME")
+    if project == "scrapybot":  # BOT_NAME where nobody set it
+        rule, remedy = "the project has a name", "Set PROJECT_NAME or BOT_NAME."
+        raise ConfigurationError("PROJECT_NAME", None, rule, remedy)
+    name = settings.get("SPIDER_NAME") or cast("Spider", crawler.spider).name
+    return settings.get("BLS_REDIS_URL") or settings.get("REDIS_URL"), project, name
+
+
+class CrawlDedupPipeline(DedupPipeline):
+    """Drops items that any process of the spider has had before.
+
+    Settings: those of the scheduler, whose cleanup forgets them, and ``REDIS_TTL``.
+    """
+
+    dropped = DropItem
+
+    @classmethod
+    def from_crawler(cls, crawler: Crawler) -> Self:
+        """Make the pipeline; called by Scrapy."""
+        url, project, name = _place_of(crawler)
+        found = {"REDIS_URL": url, "PROJECT_NAME": project, "SPIDER_NAME": name}
+        ttl = crawler.settings.get("REDIS_TTL")
+        return cls.from_settings({**found, "REDIS_TTL": ttl})
 
 
 class CrawlDupeFilter(RFPDupeFilter):
@@ -129,16 +159,14 @@ def write_request(request: Request, spider: Spider | None = None) -> CrawlReques
     rest = {
         name: value
         for name, value in values.items()
-        if name not in Request.attributes or (value and value != _DEFAULTS.get(name))
+        if name not in Request.attributes
+        or (value and (name, value) != ("encoding", "utf-8"))
     }
     if several:
         rest["headers"] = several
     whole = {**meta, MARK: rest}
     _refuse_odd("meta", whole)
     return CrawlRequest(url, method, headers or None, body, whole, callback)
-
-
-_DEFAULTS: Final = {"encoding": "utf-8"}
 
 
 def _refuse_odd(name: str, value: object) -> None:
@@ -232,12 +260,7 @@ class CrawlScheduler(BaseScheduler):
         settings = crawler.settings
         self._crawler = crawler
         self._df = dupefilter
-        self._redis = settings.get("BLS_REDIS_URL") or settings.get("REDIS_URL")
-        self._project = settings.get("PROJECT_NAME") or settings.get("BOT_NAME")
-        if self._project == _NO_PROJECT:
-            rule, remedy = "the project has a name", "Set PROJECT_NAME or BOT_NAME."
-            raise ConfigurationError("PROJECT_NAME", None, rule, remedy)
-        self._name = settings.get("SPIDER_NAME") or cast("Spider", crawler.spider).name
+        self._redis, self._project, self._name = _place_of(crawler)
         self._queue = RequestQueue(
             self._redis,
             self._project,

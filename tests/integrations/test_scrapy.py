@@ -229,7 +229,7 @@ def test_bad_settings_are_refused(
     from bls_agent.integrations.scrapy import CrawlScheduler  # noqa: PLC0415
 
     addon = {"bls_agent.integrations.scrapy.CrawlAddon": 500}
-    crawler = get_crawler(type(spider), {"ADDONS": addon, **settings})
+    crawler = get_crawler(spider.__class__, {"ADDONS": addon, **settings})
     crawler.spider = spider
     with pytest.raises(ConfigurationError, match=told):
         CrawlScheduler.from_crawler(crawler)
@@ -253,3 +253,27 @@ async def test_a_redis_that_is_away_is_said_at_once(spider: Any) -> None:
     with pytest.raises(RedisUnavailableError):
         await scheduler.open(spider).asFuture(loop)
     await scheduler.close("failed").asFuture(loop)
+
+
+async def test_an_item_that_was_here_before_is_dropped(
+    redis_url: str, spider: Any
+) -> None:
+    """As Scrapy has it done, beside the keys of the spider's queue."""
+    from scrapy.exceptions import DropItem  # noqa: PLC0415 - see above
+    from scrapy.utils.test import get_crawler  # noqa: PLC0415
+
+    from bls_agent.integrations.scrapy import CrawlDedupPipeline  # noqa: PLC0415
+
+    project = new_project()
+    options = {"BLS_REDIS_URL": redis_url, "PROJECT_NAME": project, "REDIS_TTL": 60}
+    crawler = get_crawler(spider.__class__, options)
+    crawler.spider = spider
+    pipeline = CrawlDedupPipeline.from_crawler(crawler)
+    item = {"标题": "茶价上涨"}
+    assert await pipeline.process_item(item, spider) is item
+    with pytest.raises(DropItem, match=r"^[0-9a-f]{64}$"):
+        await pipeline.process_item({"标题": "茶价上涨"}, spider)
+    await pipeline.close_spider(spider)
+    assert keys_of(redis_url, project) == [
+        f"crawlo:{project}:one:item:fingerprint".encode()
+    ]
