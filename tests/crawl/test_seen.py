@@ -78,6 +78,8 @@ async def test_exactly_one_is_told_that_it_is_new(
                 found += await one.add_many(names[begin : begin + 50])
             answers.append(found)
 
+    for one in filters:
+        assert await one.size() == 0  # all are connected when the race begins
     try:
         async with anyio.create_task_group() as group:
             for one in filters:
