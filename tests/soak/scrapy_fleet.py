@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Self
 from bls_agent.devserver import DevServer
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 300.0  # seconds
+PATIENCE = 60.0  # seconds for a step
 LEASE = 1.0
 
 
@@ -175,7 +175,7 @@ class Crawler:
 
     def result(self) -> tuple[dict[str, Any], str]:
         """Wait for the end; give the stats of Scrapy and what it logged."""
-        out, log = self._process.communicate(timeout=PATIENCE)
+        out, log = self._process.communicate(timeout=10 * PATIENCE)
         assert self._process.returncode == 0, log
         stats: dict[str, Any] = json.loads(out.splitlines()[-1])
         return stats, log
