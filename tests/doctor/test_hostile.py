@@ -40,6 +40,7 @@ ANSWERS = {
     "HEXISTS": st.integers(0, 1),
     "GET": st.none() | values,
     "HGET": st.none() | values,
+    "ZCOUNT": st.integers(0, 2),
     "ZSCORE": st.none() | st.just(b"1"),
     "HMGET": st.lists(st.none() | values, min_size=4, max_size=4),
 }

@@ -183,7 +183,9 @@ async def test_a_lost_take_arrives_after_the_end(
         await beat.aclose()
         assert await admin.exists(said.key) == 0
         left: Any = await admin.get(owner_of(said.key))
-        assert left.endswith(b" ended")
+        assert left is None or left.endswith(
+            b" ended"
+        )  # the lost one was killed, or waits
     async with Heartbeat(own_server.url, said, **SHORT) as again:
         assert again.owned
 
