@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import anyio
 
@@ -38,6 +38,7 @@ from bls_agent.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
+from bls_agent.forking import register
 from bls_agent.keyed_wires import KeyedWires
 from bls_agent.keys import KEYS
 from bls_agent.lease import boot_seconds, valid_until
@@ -95,7 +96,7 @@ class _Write:
             found.append((CRAWL_PUSH, keys.pushing, words))
         if self.count >= 0:
             words = [self.count, self.token, int(options.lease * 1000), keys.retries]
-            found.append((CRAWL_TAKE, keys.taking, words))
+            found.append((CRAWL_TAKE, keys.taking, [*words, MOST_BYTES]))
         return found
 
 
@@ -122,7 +123,7 @@ class Exchange:
         self._blocking = wires.waiting(self._wake)
         self._loop = asyncio.get_running_loop()
         self._name = secrets.token_hex(8)
-        self._held: dict[bytes, Held] = {}
+        self._held: set[Held] = set()
         self._batches: deque[Batch] = deque()
         self._settlements: list[Settlement] = []
         self._waiters: deque[_Waiter] = deque()
@@ -133,6 +134,13 @@ class Exchange:
         self._look_at = 0.0  # the loop's clock: when something may wait in the queue
         self._must_look = False  # our blocking read has emptied the list of wakes
         self._renew_at = math.inf
+        register(self)
+
+    def forget_parent(self) -> None:
+        """In a forked child: what is held is the parent's."""
+        for held in self._held:
+            held.valid_until = -math.inf
+        self._held.clear()
 
     # --- what the other tasks ask
 
@@ -177,7 +185,9 @@ class Exchange:
 
     async def settle(self, one: Settlement) -> bool:
         """End a lease, and wait until Redis knows, but not for long."""
-        self._held.pop(one.held.member, None)
+        if one.held.token and one.held not in self._held:
+            return False
+        self._held.discard(one.held)
         one.future = self._loop.create_future()
         self._settlements.append(one)
         self._start()
@@ -187,31 +197,36 @@ class Exchange:
 
     async def aclose(self) -> None:
         """Give back what is held, wait for what is under way, and end the task."""
-        for held in list(self._held.values()):
+        for held in self._held:
             self._settlements.append(Settlement("back", replace(held)))
             held.valid_until = -math.inf
         self._held.clear()
+        self._end_waits(_closed())
         if self._settlements or self._batches:
             self._start()
+        self._asked.set()
         tasks = [task for task in (self._task, self._reader) if task is not None]
         with anyio.CancelScope(shield=True):
-            if self._task is not None and not self._waiters:
+            if self._task is not None:
                 await asyncio.wait({self._task}, timeout=self.options.timeout)
             for task in tasks:
                 task.cancel()
             if tasks:
                 await asyncio.wait(tasks)
             await self._blocking.aclose()
-        self._end_all(RedisUnavailableError("connection", "the queue was closed"))
+
+    def _end_waits(self, error: Exception) -> None:
+        """Tell every task that waits for a request that none comes any more."""
+        for waiter in self._waiters:
+            if not waiter.future.done():
+                waiter.future.set_exception(error)
+        self._waiters.clear()
 
     def _end_all(self, error: Exception) -> None:
-        """Tell every task that waits that nothing comes any more."""
-        futures: list[asyncio.Future[Any]] = [one.future for one in self._waiters]
-        futures += [one.future for one in self._batches]
-        for future in futures:
-            if not future.done():
-                future.set_exception(error)
-        self._waiters.clear()
+        """Tell every task that pushes, too."""
+        self._end_waits(error)
+        for batch in self._batches:
+            batch.fail(error)
         self._batches.clear()
 
     # --- the task that asks Redis
@@ -243,8 +258,11 @@ class Exchange:
             raise
         except asyncio.CancelledError:
             await asyncio.sleep(0)  # what is cancelled with this task gives back first
+            self._end_waits(_closed())
             with suppress(BlsError), anyio.move_on_after(1, shield=True):
-                await self._exchange()
+                while self._settlements or self._batches:
+                    await self._exchange()
+            self._end_all(_closed())
             raise
 
     async def _pause(self) -> None:
@@ -325,6 +343,9 @@ class Exchange:
         except RedisUnavailableError as error:
             self._keep_for_later(write, error)
             raise
+        except asyncio.CancelledError:
+            self._keep_for_later(write, _closed(ambiguous=True))
+            raise
         by_script = {
             script: reply for (script, *_), reply in zip(runs, replies, strict=True)
         }
@@ -355,9 +376,7 @@ class Exchange:
         )
         if self._held and self._loop.time() >= self._renew_at:
             milliseconds = int(self.options.lease * 1000)
-            found += (
-                Settlement("renew", held, milliseconds) for held in self._held.values()
-            )
+            found += (Settlement("renew", held, milliseconds) for held in self._held)
             self._plan_renewal()
         return sorted(found, key=lambda one: one.what != "ack")
 
@@ -432,7 +451,7 @@ class Exchange:
                 held.valid_until = valid_until(write.sent_at, self.options.lease)
             else:
                 held.valid_until = -math.inf
-                self._held.pop(held.member, None)
+                self._held.discard(held)
         return None
 
     def _end_pushes(self, write: _Write, reply: Reply) -> None:
@@ -490,26 +509,37 @@ class Exchange:
                 if held.token:
                     if not self._held:
                         self._plan_renewal()
-                    self._held[held.member] = held
+                    self._held.add(held)
                 return
         if held.token:
             self._settlements.append(Settlement("back", held))
         else:
+            nobody = self._loop.create_future()
+            nobody.cancel()
             push = Push(repr(held.priority), held.body)
-            self._batches.append(Batch([push], self._loop.create_future()))
+            self._batches.append(Batch([push], nobody))
 
     async def _explain(self, reply: Reply) -> Reply:
         """Name the key that holds another type, if that is what an error says."""
         if not isinstance(reply, RedisUnavailableError) or reply.kind != "wrong_type":
             return reply
         rows = self._keys.by_row
-        async with self._wires.to(self._wake) as wire:
-            kinds = await wire.read_many([("TYPE", key) for key in rows.values()])
+        try:
+            async with self._wires.to(self._wake) as wire:
+                kinds = await wire.read_many([("TYPE", key) for key in rows.values()])
+        except RedisUnavailableError:
+            return reply  # the other scripts of the write were executed
         for (row, key), kind in zip(rows.items(), kinds, strict=True):
             expected = str(KEYS[f"crawl_{row}"].type)
             if kind not in (b"none", expected.encode()):
                 return WrongTypeError(key, expected)
         return reply
+
+
+def _closed(*, ambiguous: bool = False) -> RedisUnavailableError:
+    return RedisUnavailableError(
+        "connection", "the queue was closed", ambiguous=ambiguous
+    )
 
 
 def _is_unknown(reply: Reply) -> bool:

@@ -14,7 +14,6 @@ from bls_agent.codec import JSONObject, cut_text, decode, encode
 from bls_agent.crawl.fingerprint import CrawlRequest
 from bls_agent.crawl.keys import RedisKeyManager
 from bls_agent.endpoint import Argument
-from bls_agent.errors import BlsError
 from bls_agent.redaction import redact
 
 __all__ = [
@@ -157,7 +156,7 @@ class Batch:
         """Bytes of all bodies."""
         return sum(len(push.body) for push in self.pushes)
 
-    def fail(self, error: BlsError) -> None:
+    def fail(self, error: Exception) -> None:
         """Tell the waiting task that nothing was pushed, as far as is known."""
         if not self.future.done():
             self.future.set_exception(error)

@@ -10,6 +10,7 @@
 -- ARGV[2]  token of the lease; nothing to take them for good
 -- ARGV[3]  milliseconds of the lease
 -- ARGV[4]  the key of a member's retries without the member
+-- ARGV[5]  how many bytes of bodies to give at most, but always one body
 --
 -- Puts back what is due: requests whose lease has ended, and those whose delay is over.
 -- Takes the first requests. Gives the milliseconds until something is due again (-1 for
@@ -64,13 +65,17 @@ end
 count('expired', expired)
 
 local reply = {-1}
-local found = {}
+local found, size = {}, 0
 if wanted > 0 then
   found = redis.call('ZRANGE', KEYS[1], 0, wanted - 1, 'WITHSCORES')
 end
 for at = 1, #found, 2 do
   local member, priority = found[at], found[at + 1]
   local body = redis.call('HGET', KEYS[2], member)
+  size = size + #(body or '')
+  if at > 1 and size > tonumber(ARGV[5]) then
+    break
+  end
   if token ~= '' then
     redis.call('ZADD', KEYS[3], second(now + ARGV[3] / 1000), member)
     redis.call('HSET', KEYS[5], member, token .. ' ' .. priority)
@@ -86,7 +91,7 @@ for at = 1, #found, 2 do
   reply[#reply + 1] = priority
   reply[#reply + 1] = type(failures) == 'string' and tonumber(failures) or 0
 end
-count('taken', #found / 2)
+count('taken', (#reply - 1) / 4)
 
 if redis.call('ZCARD', KEYS[1]) == 0 then
   redis.call('DEL', KEYS[8])

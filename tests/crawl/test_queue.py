@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import multiprocessing
 import os
@@ -32,7 +33,7 @@ from bls_agent.crawl import (
 from bls_agent.devserver import DevServer
 from tests.engines import ClusterTopology
 from tests.harness import are_blocked, eventually, execute
-from tests.kit import Cut, Direction, FaultProxy, Late
+from tests.kit import Cut, Direction, FaultProxy, Late, Rate
 
 Keys = dict[str, Any]
 PAGE = CrawlRequest("https://例子.测试/新闻?页=1")
@@ -315,6 +316,57 @@ async def test_closing_ends_a_wait(redis_url: str, name: str) -> None:
         await task
 
 
+async def test_closing_waits_for_what_is_under_way(own_server: DevServer) -> None:
+    """A push is answered, and what was taken for a task that waits goes back."""
+    async with FaultProxy(own_server.url, seed=7) as proxy:
+        queue = RequestQueue(proxy.url, "新闻")
+        await queue.push(PAGE)
+        await drain(queue)  # the server knows the scripts
+        wait = asyncio.create_task(drain_one(queue))
+        push = asyncio.create_task(queue.push(PAGE))
+        proxy.arm(Late(command="EVALSHA", seconds=0.2))
+        await eventually(lambda: bool(proxy.fired))
+        await queue.aclose()
+        with anyio.fail_after(5):
+            assert await push
+            with pytest.raises(RedisUnavailableError, match="the queue was closed"):
+                await wait
+    async with RequestQueue(own_server.url, "新闻") as other:
+        stats = await other.stats()
+    assert (stats.waiting, stats.in_flight) == (1, 0)
+
+
+async def test_the_end_of_the_event_loop_gives_back(redis_url: str, name: str) -> None:
+    """As after Ctrl-C: it cancels what is giving back already, and the queue's task."""
+
+    async def crawl() -> None:
+        queue = RequestQueue(redis_url, name)
+        count = 0
+
+        async def hold() -> None:
+            nonlocal count
+            async with queue.take():
+                count += 1
+                await anyio.sleep_forever()
+
+        tasks = [asyncio.create_task(hold()) for _ in range(20)]
+        await eventually(lambda: count == 10)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:  # as asyncio.run does
+            task.cancel()
+        await asyncio.wait(left)
+        await queue.aclose()
+
+    async with RequestQueue(redis_url, name) as other:
+        await other.push_many(map(page, range(10)))
+        await asyncio.to_thread(asyncio.run, crawl())
+        stats = await other.stats()
+    assert (stats.waiting, stats.in_flight) == (10, 0)
+
+
 # --- leases
 
 
@@ -392,6 +444,76 @@ async def test_a_worker_that_stood_still_has_lost_its_request(
                 end.result(10)
 
 
+async def test_a_late_end_leaves_the_next_lease_alone(
+    redis_url: str, redis: Any, name: str
+) -> None:
+    """The event loop that took a request twice goes on renewing the second lease."""
+    processing = f"crawlo:{name}:queue:processing"
+    async with RequestQueue(redis_url, name, lease=0.5) as queue:
+        await queue.push(PAGE)
+        async with queue.take() as late:
+            assert late is not None
+            ((member, _),) = await redis.zrange(processing, 0, -1, withscores=True)
+            await redis.zadd(processing, {member: 1})  # the lease has ended
+            async with queue.take() as taken:
+                assert taken is not None
+                assert not await late.ack()
+                ends = await redis.zscore(processing, member)
+
+                async def is_renewed() -> bool:
+                    return bool(await redis.zscore(processing, member) > ends)
+
+                await eventually(is_renewed, 5)
+                assert taken.valid
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+async def test_a_forked_child_holds_nothing(redis_url: str, name: str) -> None:
+    """What it inherits is not valid, and it ends nothing of its parent's."""
+    async with RequestQueue(redis_url, name) as queue:
+        await queue.push(PAGE)
+        async with queue.take() as taken:
+            assert taken is not None
+            child = os.fork()
+            if not child:
+                ok = False
+                try:
+                    end = taken.ack()
+                    with pytest.raises(StopIteration, match="False"):
+                        end.send(None)  # at once: nothing is asked
+                    ok = not taken.valid
+                finally:
+                    os._exit(not ok)
+            _, status = await asyncio.to_thread(os.waitpid, child, 0)
+            assert status == 0
+            assert taken.valid
+        assert (await queue.stats()).acknowledged == 1
+
+
+async def test_large_requests_over_a_narrow_link(own_server: DevServer) -> None:
+    """They come few at a time: the first leases would end while the last arrive."""
+    async with (
+        FaultProxy(own_server.url, seed=7) as proxy,
+        RequestQueue(proxy.url, "新闻", lease=0.6) as queue,
+        RequestQueue(own_server.url, "新闻") as producer,
+    ):
+        large = CrawlRequest(PAGE.url, method="POST", body=b"x" * 2**20)
+        await producer.push_many([large] * 8)
+        await drain(queue)  # it is connected
+        await producer.push_many([large] * 8)
+        proxy.start(Rate(bytes_per_second=8e6))
+        attempts: list[int] = []
+
+        async def take_one() -> None:
+            async with queue.take() as taken:
+                assert taken is not None
+                attempts.append(taken.attempt)
+
+        with anyio.fail_after(20):
+            await asyncio.gather(*(take_one() for _ in range(8)))
+        assert attempts == [1] * 8
+
+
 async def test_what_kills_every_worker_ends_in_the_failed_list(
     redis_url: str, redis: Any, name: str
 ) -> None:
@@ -437,6 +559,36 @@ async def test_simple_mode_is_done_when_taken(
             assert await taken.give_back()
         assert await drain(queue) == ["3"]
         assert sorted(await contents(redis, name)) == ["queue:failed"]
+
+
+async def test_simple_mode_puts_back_what_nobody_waits_for(
+    own_server: DevServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is lost on the way back leaves no error of asyncio's."""
+    async with (
+        FaultProxy(own_server.url, seed=7) as proxy,
+        RequestQueue(own_server.url, "新闻") as other,
+    ):
+        queue = RequestQueue(proxy.url, "新闻", mode="simple", timeout=1)
+        await queue.push(PAGE)
+        await drain(queue)  # the server knows the scripts
+        await other.push(PAGE)
+        proxy.arm(Late(command="EVALSHA", seconds=0.3))
+        wait = asyncio.create_task(drain_one(queue))
+
+        async def is_taken() -> bool:
+            return (await other.stats()).taken == 2
+
+        await eventually(is_taken)
+        wait.cancel()
+        proxy.arm(Cut(command="EVALSHA", direction=Direction.REQUESTS))
+        with pytest.raises(asyncio.CancelledError):
+            await wait
+        await queue.aclose()
+        assert len(proxy.fired) == 2
+        assert await drain(other) == []
+        gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 # --- waiting
@@ -741,6 +893,25 @@ async def test_a_key_of_another_type_is_named(
             async with queue.take(timeout=5):
                 pass
     assert await contents(redis, name) == {key.partition(f"{name}:")[2]: b"other"}
+
+
+async def test_a_key_of_another_type_hides_no_push(
+    own_server: DevServer, admin: Any
+) -> None:
+    """What was queued in the same write is said to be, if nobody can look at the keys."""
+    async with (
+        FaultProxy(own_server.url, seed=7) as proxy,
+        RequestQueue(proxy.url, "新闻") as queue,
+    ):
+        await drain(queue)
+        await admin.set("crawlo:新闻:queue:processing", "other")
+        proxy.arm(Cut(command="TYPE", direction=Direction.REQUESTS, times=None))
+        wait = asyncio.create_task(drain_one(queue))
+        assert await queue.push(PAGE)
+        assert proxy.fired
+        await proxy.heal()
+        with pytest.raises(RedisUnavailableError, match="wrong_type"):
+            await wait
 
 
 @pytest.mark.parametrize("priority", [math.nan, math.inf, -math.inf, True, "1", None])
