@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -298,7 +298,7 @@ class RequestQueue(Store):
             Whether it was queued; ``False`` for a duplicate.
 
         Raises:
-            ConfigurationError: The priority is no finite number.
+            ConfigurationError: The priority is no finite number, or the request none.
             RedisUnavailableError: Nothing was queued, unless ``error.ambiguous``: then
                 push it again with ``unique``, or risk that it is there twice.
             WrongTypeError: A key holds another type than the document says.
@@ -323,7 +323,7 @@ class RequestQueue(Store):
         """
         score = _score(priority)
         return await self._push(
-            Push(score, request.encode(), fingerprint(request) if unique else "")
+            Push(score, _body(request), fingerprint(request) if unique else "")
             for request in requests
         )
 
@@ -454,13 +454,25 @@ class RequestQueue(Store):
         await super().aclose()
 
 
+def _body(request: object) -> bytes:
+    """Write a request; a text has ``encode``, too, and would be queued as it is.
+
+    Raises:
+        ConfigurationError: It is no request.
+    """
+    if not isinstance(request, CrawlRequest):
+        rule, remedy = "a queue takes requests", "Pass CrawlRequest(url)."
+        raise ConfigurationError("request", request, rule, remedy)
+    return request.encode()
+
+
 def _score(priority: float) -> str:
     """Write a priority as Redis reads it.
 
     Raises:
         ConfigurationError: It is no finite number.
     """
-    if type(priority) not in (int, float) or not math.isfinite(priority):
+    if type(priority) not in (int, float) or not abs(priority) <= sys.float_info.max:
         rule = "a finite number; the lowest is taken first"
         raise ConfigurationError("priority", priority, rule)
     return repr(float(priority))

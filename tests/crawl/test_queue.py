@@ -914,7 +914,21 @@ async def test_a_key_of_another_type_hides_no_push(
             await wait
 
 
-@pytest.mark.parametrize("priority", [math.nan, math.inf, -math.inf, True, "1", None])
+@pytest.mark.parametrize("unique", [False, True])
+@pytest.mark.parametrize("request_", [PAGE.url, PAGE.encode(), None, {"url": PAGE.url}])
+async def test_a_text_is_no_request(
+    queue: RequestQueue, request_: Any, unique: bool
+) -> None:
+    """A text can be encoded, too: it would be queued and fit no worker."""
+    with pytest.raises(ConfigurationError, match="request"):
+        await queue.push(request_, unique=unique)
+    assert await queue.size() == 0
+
+
+NUMBERS = [math.nan, math.inf, -math.inf, 10**400]
+
+
+@pytest.mark.parametrize("priority", [*NUMBERS, True, "1", None])
 async def test_a_priority_is_a_finite_number(
     queue: RequestQueue, priority: Any
 ) -> None:
