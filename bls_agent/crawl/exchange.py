@@ -370,10 +370,8 @@ class Exchange:
 
     def _next_settlements(self) -> list[Settlement]:
         """Give what ends or renews leases: first what needs no memory in the server."""
-        found, self._settlements = (
-            self._settlements[:MOST_PUSHES],
-            (self._settlements[MOST_PUSHES:]),
-        )
+        found = self._settlements[:MOST_PUSHES]
+        del self._settlements[:MOST_PUSHES]
         if self._held and self._loop.time() >= self._renew_at:
             milliseconds = int(self.options.lease * 1000)
             found += (Settlement("renew", held, milliseconds) for held in self._held)
@@ -419,10 +417,10 @@ class Exchange:
             if unknown:  # the server was restarted: the texts of the scripts go along
                 texts = [
                     script.request(keys, words, known=False)
-                    for script, keys, words in runs
+                    for script, keys, words in (runs[at] for at in unknown)
                 ]
                 try:
-                    found = await wire.call_many([texts[at] for at in unknown])
+                    found = await wire.call_many(texts)
                 except RedisUnavailableError as error:
                     error.ambiguous = True  # of the others, which were executed
                     raise

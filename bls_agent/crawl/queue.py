@@ -228,6 +228,7 @@ class RequestQueue(Store):
         super().__init__(redis, timeout=timeout)
         manager = RedisKeyManager(project, spider)
         self.project, self.spider = manager.project_name, manager.spider_name
+        self._namespace = manager.namespace
         rule = "between 0.5 seconds and a day"
         if not SHORTEST_LEASE <= check_seconds("lease", lease, rule) <= LONGEST_LEASE:
             raise ConfigurationError("lease", lease, rule)
@@ -249,8 +250,7 @@ class RequestQueue(Store):
         self._by_loop: LoopLocal[Exchange] = LoopLocal()
 
     def __repr__(self) -> str:
-        name = ":".join(filter(None, (self.project, self.spider)))
-        return f"<RequestQueue {name} {self._access.shown}>"
+        return f"<RequestQueue {self._namespace} {self._access.shown}>"
 
     def forget_parent(self) -> None:
         """In a forked child: what is held is the parent's."""

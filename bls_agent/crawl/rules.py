@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from bls_agent.codec import JSONObject
+from bls_agent.crawl.exchange import FAILED_KEPT
 from bls_agent.diagnosis import (
     JSON_LIMIT,
     Question,
@@ -24,7 +25,6 @@ from bls_agent.names import key_beside
 __all__ = ["RULES"]
 
 ASKED: Final = 20  # members of which the other side is looked at
-FAILED_CAP: Final = 10_000  # entries of the failed list; then the oldest are dropped
 OVERDUE: Final = 300.0  # seconds; a worker that takes requests brings them back sooner
 DIGITS: Final = 3  # of a count of retries; how many are allowed is the queue's option
 
@@ -152,7 +152,9 @@ def _are_overdue(sample: Sample) -> Values | None:
 def _is_full(sample: Sample) -> Values | None:
     size = sample.size
     return (
-        {"size": f"{size:,}", "cap": f"{FAILED_CAP:,}"} if size >= FAILED_CAP else None
+        {"size": f"{size:,}", "cap": f"{FAILED_KEPT:,}"}
+        if size >= FAILED_KEPT
+        else None
     )
 
 
