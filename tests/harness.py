@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -53,6 +54,12 @@ async def eventually(
                 return
             waited = anyio.current_time() - began
             await anyio.sleep(min(max(0.005, waited / 10), 0.05))
+
+
+async def next_millisecond() -> None:
+    """Wait until what a server of this machine writes next has a later id."""
+    now = time.time_ns() // 1_000_000
+    await eventually(lambda: time.time_ns() // 1_000_000 > now + 1)
 
 
 def command_bytes(number: int, name: str = "mark") -> bytes:

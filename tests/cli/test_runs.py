@@ -47,6 +47,7 @@ from tests.cli.terminal import (
 )
 from tests.cli.test_top import Seen
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
+from tests.harness import next_millisecond
 
 TEXTS = load_texts("cli", "en")
 SOURCE = {"agent_id": "a-1", "agent_name": "分析师"}
@@ -140,6 +141,7 @@ async def plant(store: EventStore) -> None:
         await store.add(1, "llm", "stream", {"content": word}, SOURCE)
     await store.add(1, "lifecycle", "failed", {"error": {"message": "坏"}})
     await store.add(1, "system", "close")
+    await next_millisecond()
     await store.add(2, "a", "b")
 
 

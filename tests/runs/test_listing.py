@@ -27,7 +27,7 @@ from bls_agent.runs.summaries import (
     summarise,
     summarise_end,
 )
-from tests.harness import execute
+from tests.harness import execute, next_millisecond
 from tests.kit import FaultProxy, Rate
 
 NO_KEY = -2
@@ -181,9 +181,12 @@ async def test_runs_are_found(own_server: DevServer, admin: Redis) -> None:
         assert (await store.runs()).runs == []
         for run_id in (5, 3, 9):
             await store.add(run_id, "lifecycle", "started", {"task": f"t{run_id}"})
+        await next_millisecond()
         await admin.xadd("run:4:events", {"data": "x"})  # somebody else's
+        await next_millisecond()
         await store.add(3, "lifecycle", "completed")
         await store.add(3, "system", "close")
+        await next_millisecond()
         await admin.xadd("run:5:events", {"event_category": "a"})  # behind ours
         found = await store.runs()
         assert [(one.run_id, one.state, one.length) for one in found] == [
