@@ -36,9 +36,8 @@ if TYPE_CHECKING:
         UnknownProjectError,
         WrongTypeError,
     )
-    from bls_agent.project.commands.context import CommandContext
-    from bls_agent.project.commands.router import CallNext
-    from bls_agent.project.log.logging_handler import BLSHandler
+    from bls_agent.project.commands.router import CallNext, CommandContext
+    from bls_agent.project.log.handler import BLSHandler
     from bls_agent.project.messages import (
         Command,
         Level,
@@ -96,10 +95,10 @@ __all__ = [
 
 _HOMES = {
     "AgentStats": "stats",
-    "BLSHandler": "project.log.logging_handler",
+    "BLSHandler": "project.log.handler",
     "CallNext": "project.commands.router",
     "Command": "project.messages",
-    "CommandContext": "project.commands.context",
+    "CommandContext": "project.commands.router",
     "Console": "console",
     "EventStore": "runs.store",
     "Level": "project.messages",

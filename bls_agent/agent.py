@@ -27,10 +27,10 @@ from bls_agent.parts import Parts
 from bls_agent.project.commands.builtins import add_builtins
 from bls_agent.project.commands.registration import Registration
 from bls_agent.project.commands.router import Router
-from bls_agent.project.log.logs import CURRENT_COMMAND, Log, LogStream
+from bls_agent.project.log.log import CURRENT_COMMAND, Log, LogStream
 from bls_agent.project.messages import Level, Status
-from bls_agent.project.receiving.slots import check_slots
-from bls_agent.project.state.status import StatusBoard
+from bls_agent.project.receive.receiver import check_cluster_name
+from bls_agent.project.status.aggregate import StatusAggregator
 from bls_agent.redaction import Redactor
 from bls_agent.settings import (
     Options,
@@ -116,7 +116,7 @@ class ProjectAgent(Registration):
         self._given_settings = settings
         self._endpoint = None if redis is None else Endpoint.of(redis)
         known = settings or Settings
-        check_slots(
+        check_cluster_name(
             project,
             self._endpoint,
             mode=options.get("mode", known.mode),
@@ -175,10 +175,10 @@ class ProjectAgent(Registration):
         Raises:
             ConfigurationError: It is none of the four; the status stays as it is.
         """
-        self._parts.board.put(StatusBoard.HOST, Status.of(status))
+        self._parts.board.set(StatusAggregator.HOST, Status.of(status))
         session = self._living()
         if session is not None:
-            session.status.look()
+            session.status.check()
 
     async def flush(self, timeout: float = 5.0) -> Flushed:
         """Wait until the records put so far have been written.
@@ -246,7 +246,7 @@ class ProjectAgent(Registration):
             _warn_of_unknown_variables()
         endpoint = self.endpoint
         mode, replicas = settings.mode, settings.replicas
-        check_slots(self.project, endpoint, mode=mode, replicas=replicas)
+        check_cluster_name(self.project, endpoint, mode=mode, replicas=replicas)
         self._prepare(settings)
         session = Session(self._parts, settings, endpoint)
         self._session = session

@@ -18,7 +18,7 @@ from bls_agent.loop_thread import (
     result_of,
     wait_for,
 )
-from bls_agent.project.log.logs import CURRENT_COMMAND
+from bls_agent.project.log.log import CURRENT_COMMAND
 from bls_agent.redaction import redact_traceback
 from bls_agent.stats import AgentStats
 

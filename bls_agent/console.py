@@ -35,7 +35,7 @@ from bls_agent.keys import (
     KeyTemplate,
 )
 from bls_agent.names import check_name, encode_key
-from bls_agent.project.commands.sent import SendNote, local_user, make_command
+from bls_agent.project.commands.audit import AuditRecord, local_user, make_command
 from bls_agent.project.messages import (
     COMMAND_LIMIT,
     CONSOLE_SOURCE,
@@ -49,7 +49,7 @@ from bls_agent.settings import Settings, check_seconds
 
 if TYPE_CHECKING:
     from bls_agent.keyed_wires import KeyedWires
-    from bls_agent.project.log.paging import LogPage
+    from bls_agent.project.log.reading import LogPage
 
 __all__ = ["Console"]
 
@@ -190,16 +190,16 @@ class Console(Store):
 
     def _make_note(
         self, message: Command, sent_by: str, *, record: bool
-    ) -> SendNote | None:
+    ) -> AuditRecord | None:
         if not record:
             if sent_by:
                 rule = "it stands in the record of a command, which is off by default"
                 raise ConfigurationError("sent_by", sent_by, rule, "Pass record=True.")
             return None
-        return SendNote(message, sent_by or local_user(), self.redactor)
+        return AuditRecord(message, sent_by or local_user(), self.redactor)
 
     async def _send_recorded(
-        self, project: str, key: str, payload: bytes, note: SendNote
+        self, project: str, key: str, payload: bytes, note: AuditRecord
     ) -> None:
         """Send the record and the command in one write; only the command counts."""
         console = PROJECT_CONSOLE.locate(project=project)
@@ -219,7 +219,7 @@ class Console(Store):
                 await self._call(PROJECT_CONSOLE, console, "LTRIM", 1, -1)
 
     async def _note_failure(
-        self, console: str, note: SendNote, error: BlsError
+        self, console: str, note: AuditRecord, error: BlsError
     ) -> None:
         """Say that the command was not sent, or perhaps not, if that can be said."""
         if isinstance(error, RedisUnavailableError) and error.connecting:
@@ -318,11 +318,11 @@ class Console(Store):
         **how: Any,
     ) -> dict[str, Outcome]:
         """Send a command and collect its outcomes until all of them are there."""
-        from bls_agent.project.log.following import Follower  # noqa: PLC0415 - few do it
-        from bls_agent.project.state.roster import RollCall  # noqa: PLC0415 - as above
+        from bls_agent.project.log.reading import Follower  # noqa: PLC0415 - few do it
+        from bls_agent.project.status.replicas import OutcomeCollector  # noqa: PLC0415 - as above
 
         check_seconds("timeout", timeout)
-        roll = RollCall(frozenset(expected))
+        roll = OutcomeCollector(frozenset(expected))
         follower = Follower()
         follower.start(*await self._log(project).newest(WINDOW))
         message = await self.send(project, command, args, **how)
@@ -444,11 +444,11 @@ class Console(Store):
             WrongTypeError: The key of the roster is no hash.
             RedisUnavailableError: Redis cannot answer.
         """
-        from bls_agent.project.state.roster import read_roster  # noqa: PLC0415 - few do it
+        from bls_agent.project.status.replicas import read_replicas  # noqa: PLC0415 - few do it
 
         key = PROJECT_STATUS.locate(project=project)
         async with self._wires.to(key) as wire:
-            return await read_roster(wire, project)
+            return await read_replicas(wire, project)
 
     async def status(self, project: str) -> Status | None:
         """Read a project's status.
@@ -546,7 +546,7 @@ class Console(Store):
             last: Begin with so many records that are there already.
             interval: Seconds between two looks; more where records are very long.
         """
-        from bls_agent.project.log.following import Follower  # noqa: PLC0415 - few do it
+        from bls_agent.project.log.reading import Follower  # noqa: PLC0415 - few do it
 
         follower = Follower()
         backoff = Backoff()

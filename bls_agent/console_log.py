@@ -11,8 +11,7 @@ from bls_agent.project.messages import LogEntry
 
 if TYPE_CHECKING:
     from bls_agent.keyed_wires import KeyedWires
-    from bls_agent.project.log.following import Follower
-    from bls_agent.project.log.paging import LogPage, LogPlace
+    from bls_agent.project.log.reading import Follower, LogPage, LogPlace
 
 __all__ = ["WINDOW", "LogReader", "as_wrong_type", "pause_after"]
 
@@ -78,7 +77,7 @@ class LogReader:
             before: The place, ``""`` for the end.
             limit: Records at most; fewer if they are very long.
         """
-        from bls_agent.project.log.paging import LogPlace, cut_page  # noqa: PLC0415 - rare
+        from bls_agent.project.log.reading import LogPlace, cut_page  # noqa: PLC0415 - rare
 
         if before:
             return await self._page_before(LogPlace.decode(before), limit)
@@ -87,7 +86,7 @@ class LogReader:
         return cut_page(window, index, len(window), limit)
 
     async def _page_before(self, place: LogPlace, limit: int) -> LogPage:
-        from bls_agent.project.log.paging import LogPage, cut_page  # noqa: PLC0415 - rare
+        from bls_agent.project.log.reading import LogPage, cut_page  # noqa: PLC0415 - rare
 
         top = place.index
         size = wanted = min(limit, FEW)

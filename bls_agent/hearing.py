@@ -8,12 +8,12 @@ from bls_agent.backoff import Backoff
 from bls_agent.connection import Connections
 from bls_agent.keys import CONTROL
 from bls_agent.parts import Parts
+from bls_agent.project.commands.broadcast import FanOut
 from bls_agent.project.commands.dispatcher import Dispatcher
 from bls_agent.project.commands.runner import CommandRunner
-from bls_agent.project.receiving.auto import AutoReceiver
-from bls_agent.project.receiving.blocking import BlockingReceiver
-from bls_agent.project.receiving.compat import CompatReceiver
-from bls_agent.project.receiving.receiver import Message, Receiver, Say
+from bls_agent.project.receive.blocking import BlockingReceiver
+from bls_agent.project.receive.compat import AutoReceiver, CompatReceiver
+from bls_agent.project.receive.receiver import Message, Receiver, Say
 from bls_agent.settings import Settings
 
 __all__ = ["make_dispatcher", "make_receiver", "make_runner"]
@@ -36,18 +36,16 @@ def make_receiver(
         report: Called for each command that has ended without being taken.
     """
     key = CONTROL.build(project=parts.project)
-    blocking = BlockingReceiver(connections, key)
-    compat = CompatReceiver(connections, key, say)
     match settings.mode:
         case "blocking":
-            return blocking
+            return BlockingReceiver(connections, key)
         case "compat":
-            return compat
+            return CompatReceiver(connections, key, say)
         case "auto":
-            return AutoReceiver(connections, blocking, compat, say)
+            return AutoReceiver(connections, key, say)
         case "reliable":
             # 3 ms, for those who use it.
-            from bls_agent.project.receiving.reliable import ReliableReceiver  # noqa: PLC0415
+            from bls_agent.project.receive.reliable import ReliableReceiver  # noqa: PLC0415
 
             return ReliableReceiver(
                 connections,
@@ -62,15 +60,20 @@ def make_receiver(
             )
 
 
-def make_runner(parts: Parts, settings: Settings) -> CommandRunner:
-    """Make what runs one command."""
+def make_runner(
+    connections: Connections, parts: Parts, settings: Settings, say: Say
+) -> CommandRunner:
+    """Make what runs one command; of several replicas it passes broadcasts on."""
+    fan_out = FanOut(connections, parts.project, parts.instance, say)
     return CommandRunner(
         parts.router,
         parts.stream,
+        parts.outcomes,
         timeout=settings.command_timeout,
         max_age=settings.command_max_age,
         size_limit=settings.command_size_limit,
         clock=parts.clock,
+        pass_on=fan_out.pass_on if settings.replicas else None,
     )
 
 
@@ -85,11 +88,9 @@ def make_dispatcher(
     return Dispatcher(
         receiver,
         runner,
-        parts.stream,
         parts.threads,
         concurrency=settings.concurrency,
         prefetch=settings.prefetch,
         backoff=Backoff(base=0.25, cap=settings.reconnect_max),
         complaints=connections.complaints,
-        outcomes=parts.outcomes,
     )

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from bls_agent.daemon_threads import HandlerThreads
 from bls_agent.forking import register
 from bls_agent.project.commands.router import Router
-from bls_agent.project.log.logs import LogStream
+from bls_agent.project.log.log import LogStream
 from bls_agent.project.messages import OutcomeKind
-from bls_agent.project.state.health_checks import HealthChecks
-from bls_agent.project.state.status import StatusBoard, StatusCounts
+from bls_agent.project.status.aggregate import StatusAggregator, StatusCounts
+from bls_agent.project.status.health import HealthChecks
 from bls_agent.pulse import StallCounts
 
 __all__ = ["Parts"]
@@ -46,7 +46,7 @@ class Parts:
     clock: Callable[[], float]
     router: Router
     stream: LogStream
-    board: StatusBoard = field(default_factory=StatusBoard)
+    board: StatusAggregator = field(default_factory=StatusAggregator)
     checks: HealthChecks = field(default_factory=HealthChecks)
     threads: HandlerThreads = field(default_factory=HandlerThreads)
     instance: str = ""

@@ -28,7 +28,6 @@ from bls_agent.parts import Parts
 from bls_agent.patrol import Patrol
 from bls_agent.project.commands.broadcast import Inbox
 from bls_agent.project.messages import Level, Status
-from bls_agent.project.receiving.receiver import Message
 from bls_agent.redaction import redact_traceback
 from bls_agent.settings import Settings
 from bls_agent.starting import start_soon
@@ -90,20 +89,18 @@ class Session:
         writer = make_writer(self.connections, parts, settings, self._say)
         self.status = make_reporter(self.connections, parts, settings, writer)
         self.watch = make_watch(endpoint, parts, settings, writer, self.status.changed)
-        self.health = make_health(parts, self.status.look)
+        self.health = make_health(parts, self.status.check)
         self.connections.gate.on_connected = self._note_connection
+        runner = make_runner(self.connections, parts, settings, self._say)
         self.receiver = make_receiver(
-            self.connections, parts, settings, self._say, self._report_unstarted
+            self.connections, parts, settings, self._say, runner.report_unstarted
         )
-        runner = make_runner(parts, settings)
         self.dispatcher = make_dispatcher(
             self.connections, parts, settings, self.receiver, runner
         )
         self.inbox: Inbox | None = None
         if settings.replicas:
-            self.inbox = make_inbox(
-                self.connections, parts, self.dispatcher, runner, self._say
-            )
+            self.inbox = make_inbox(self.connections, parts, self.dispatcher, self._say)
 
     def _backoff(self) -> Backoff:
         return Backoff(base=0.25, cap=self._settings.reconnect_max)
@@ -122,9 +119,6 @@ class Session:
         if self.status.written:
             now = self._parts.board.status(time.monotonic())
             logger.info("%s: connected, the status is %s", project, now)
-
-    def _report_unstarted(self, message: Message) -> None:
-        self.dispatcher.report_unstarted(message)
 
     def _say(self, text: str, metadata: dict[str, object]) -> None:
         """Tell the operator and the host what works less well than it could."""
@@ -197,7 +191,7 @@ class Session:
                 try:
                     await self.stop_requested.wait()
                 finally:
-                    self.dispatcher.stopping = True
+                    self.dispatcher.stop_starting()
                     if self.is_gone:
                         loops.cancel_scope.cancel()
                     else:

@@ -6,14 +6,13 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from bls_agent.codec import JSONObject
 from bls_agent.parts import Parts
 from bls_agent.project.messages import Status
 
 if TYPE_CHECKING:
-    from bls_agent.project.receiving.reliable import ReliableReceiver
     from bls_agent.session import Session
 
 __all__ = ["AgentStats", "collect_stats", "make_teller"]
@@ -94,8 +93,6 @@ def collect_stats(parts: Parts, session: Session | None) -> AgentStats:
     if session is None or session.closed.is_set():
         return kept
     receiver, connections = session.receiver, session.connections
-    is_reliable = receiver.mode == "reliable"
-    reliable = cast("ReliableReceiver", receiver) if is_reliable else None
     return replace(
         kept,
         open=True,
@@ -104,9 +101,9 @@ def collect_stats(parts: Parts, session: Session | None) -> AgentStats:
         reconnect_failures=connections.gate.failures,
         commands_running=session.dispatcher.running,
         commands_stuck=session.dispatcher.stuck,
-        commands_held=len(reliable.holdings) if reliable else 0,
-        commands_reclaimed=reliable.reclaimer.reclaimed if reliable else 0,
-        lease_losses=reliable.epochs.losses if reliable else 0,
+        commands_held=receiver.held,
+        commands_reclaimed=receiver.reclaimed,
+        lease_losses=receiver.lease_losses,
         faults=session.faults,
     )
 
@@ -115,7 +112,7 @@ def _collect_kept(parts: Parts) -> AgentStats:
     """Gather what is there without a session, too."""
     delivery, now = parts.stream.delivery, time.monotonic()
     logs = delivery.buffer.stats()
-    source, status = parts.board.speaker(now)
+    source, status = parts.board.worst_source(now)
     said = parts.board.list_sources(now)
     return AgentStats(
         project=parts.project,

@@ -16,7 +16,7 @@ from bls_agent.loop_thread import (
     result_of,
     wait_for,
 )
-from bls_agent.project.log.paging import LogPage
+from bls_agent.project.log.reading import LogPage
 from bls_agent.project.messages import (
     COMMAND_LIMIT,
     CONSOLE_SOURCE,

@@ -11,16 +11,17 @@ from bls_agent.connection import Connections
 from bls_agent.endpoint import Endpoint
 from bls_agent.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.parts import Parts
-from bls_agent.project.commands.broadcast import FanOut, Inbox
+from bls_agent.project.commands.broadcast import Inbox
 from bls_agent.project.commands.dispatcher import Dispatcher
-from bls_agent.project.commands.runner import CommandRunner
-from bls_agent.project.log.logs import LogSink
-from bls_agent.project.receiving.receiver import Say
-from bls_agent.project.state.health_monitor import HealthMonitor
-from bls_agent.project.state.roster import Roster
-from bls_agent.project.state.stalls import StallVoice
-from bls_agent.project.state.status import StatusReporter
-from bls_agent.project.state.status_writer import StatusWriter
+from bls_agent.project.log.log import LogSink
+from bls_agent.project.receive.receiver import Say
+from bls_agent.project.status.health import HealthMonitor
+from bls_agent.project.status.replicas import ReplicaRegistry
+from bls_agent.project.status.writer import (
+    StallStatusPublisher,
+    StatusReporter,
+    StatusWriter,
+)
 from bls_agent.settings import Settings
 from bls_agent.watchdog import Watch
 
@@ -72,17 +73,20 @@ def make_writer(
     """Make what writes the status: into a key of our own, or together with others."""
     key = PROJECT_STATUS.build(project=parts.project)
 
-    def tell_of_rival() -> None:
+    def warn_of_conflict() -> None:
         say(
             "somebody else writes the status of this project, too: give the processes "
             "replicas=True, or each a project name of its own",
             {"key": key},
         )
 
-    roster = Roster(parts.project, parts.instance, say) if settings.replicas else None
-    on_rival = None if settings.replicas else tell_of_rival
+    if settings.replicas:
+        replicas = ReplicaRegistry(parts.project, parts.instance, say)
+        return StatusWriter(
+            connections, key, ttl=settings.status_ttl, replicas=replicas
+        )
     return StatusWriter(
-        connections, key, ttl=settings.status_ttl, roster=roster, on_rival=on_rival
+        connections, key, ttl=settings.status_ttl, on_conflict=warn_of_conflict
     )
 
 
@@ -106,10 +110,10 @@ def make_reporter(
     )
 
 
-def make_health(parts: Parts, look: Callable[[], None]) -> HealthMonitor:
-    """Make what runs the health checks; ``look`` has the status looked at again."""
+def make_health(parts: Parts, check: Callable[[], None]) -> HealthMonitor:
+    """Make what runs the health checks; ``check`` has the status written if it changed."""
     return HealthMonitor(
-        parts.checks, parts.board, parts.stream, project=parts.project, look=look
+        parts.checks, parts.board, parts.stream, project=parts.project, check=check
     )
 
 
@@ -132,7 +136,7 @@ def make_watch(
     if settings.stall_after is None:
         return None
     silent = replace(endpoint, notes=())  # they have been said
-    voice = StallVoice(
+    voice = StallStatusPublisher(
         writer,
         parts.board,
         parts.stream,
@@ -148,15 +152,9 @@ def make_watch(
 
 
 def make_inbox(
-    connections: Connections,
-    parts: Parts,
-    dispatcher: Dispatcher,
-    runner: CommandRunner,
-    say: Say,
+    connections: Connections, parts: Parts, dispatcher: Dispatcher, say: Say
 ) -> Inbox:
-    """Let broadcasts reach every replica: passed on by ours, taken by ours."""
-    fan_out = FanOut(connections, parts.project, parts.instance, say)
-    runner.pass_on = fan_out.pass_on
+    """Make what takes the broadcasts that other replicas have passed on."""
     return Inbox(
         connections,
         dispatcher,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from bls_agent import Console, ProjectAgent, RedisUnavailableError, Status
-from bls_agent.project.receiving.places import Places
+from bls_agent.project.receive.inflight import ReliableKeys
 from bls_agent.settings import Mode
 from tests.harness import eventually
 
@@ -165,7 +165,7 @@ class Load:
         """Count what waits, and what stands in lists of what was taken."""
         read, places = (
             self.console._wires.read,
-            Places.beside(f"{subject.project}_控制"),
+            ReliableKeys.beside(f"{subject.project}_控制"),
         )
         try:
             lists = [name.decode() for name in await read(places.lists, "SMEMBERS")]

@@ -461,7 +461,7 @@ async def test_a_waiting_read_follows_its_slot(
 
 
 async def test_replicas_and_broadcasts(topology: ClusterTopology, project: str) -> None:
-    """Roster and inboxes beside their keys, while their slots move."""
+    """Replicas and inboxes beside their keys, while their slots move."""
     modes = [mode for mode in MODES if mode != "compat"]  # which wants to be alone
     histories = {mode: History() for mode in modes}
     async with Console(topology.url) as console, AsyncExitStack() as stack:

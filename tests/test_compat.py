@@ -10,7 +10,7 @@ from bls_agent import Console, ProjectAgent
 from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
 from bls_agent.endpoint import Endpoint
-from bls_agent.project.receiving.compat import CompatReceiver
+from bls_agent.project.receive.compat import CompatReceiver
 from bls_agent.settings import Mode
 from tests.harness import (
     History,

@@ -15,8 +15,8 @@ from redis.asyncio import Redis
 
 from bls_agent import Console, ProjectAgent
 from bls_agent.devserver import DevServer
-from bls_agent.project.receiving import parked_read
-from bls_agent.project.receiving.parked_read import BLOCK
+from bls_agent.project.receive import blocking
+from bls_agent.project.receive.blocking import BLOCK
 from tests.harness import (
     PASSWORD,
     History,
@@ -269,7 +269,7 @@ async def test_a_large_command_over_a_narrow_link(
 ) -> None:
     """As long as its reply trickles in, the link is not given up for being late."""
     for name in ("BLOCK", "MARGIN"):
-        monkeypatch.setattr(parked_read, name, 0.2)
+        monkeypatch.setattr(blocking, name, 0.2)
     heard: list[int] = []
     async with FaultProxy(own_server.url, seed=1) as proxy:
         agent = ProjectAgent(project, redis=proxy.url, mode="blocking")

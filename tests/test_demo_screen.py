@@ -12,7 +12,7 @@ import pytest
 from bls_agent.codec import JSONObject, JSONValue
 from bls_agent.demo_screen import Screen
 from bls_agent.demo_story import STEPS
-from bls_agent.project.log.following import gap_entry
+from bls_agent.project.log.reading import gap_entry
 from bls_agent.project.messages import Level, LogEntry, Status
 from bls_agent.terminal import count_columns, visible, wrap
 from bls_agent.texts import Texts, choose_language, load_texts

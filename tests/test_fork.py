@@ -32,7 +32,7 @@ BEGINNING = '''
 import asyncio, json, multiprocessing, os, signal, sys, threading, time, traceback
 from contextlib import suppress
 from bls_agent import Console, ProjectAgent, Status
-from bls_agent.project.log.logs import CURRENT_COMMAND
+from bls_agent.project.log.log import CURRENT_COMMAND
 
 project, url, kind = sys.argv[1:4]
 port = int(url.rpartition(":")[2].partition("/")[0])

@@ -96,7 +96,7 @@ print(*sorted(at_import))
 # with the first text that is looked at.
 LATER = {
     "bls_agent.keyed_wires",
-    "bls_agent.project.log.following",
+    "bls_agent.project.log.reading",
     "bls_agent.redaction.shapes",
     "bls_agent.redaction.texts",
 }
@@ -146,8 +146,7 @@ def test_an_agent_loads_what_it_needs_when_it_opens(
     later, at_import = (set(line.split()) for line in ran.stdout.splitlines())
     assert later <= LATER
     assert at_import.isdisjoint(
-        f"bls_agent.{name}"
-        for name in ("session", "stats", "wire", "keyed_wires", "project.state.health")
+        f"bls_agent.{name}" for name in ("session", "stats", "wire", "keyed_wires")
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import ConfigurationError, Console, SyncConsole, WrongTypeError
-from bls_agent.project.log.paging import LogPage
+from bls_agent.project.log.reading import LogPage
 
 
 def line(number: int) -> str:

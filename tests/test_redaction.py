@@ -20,8 +20,8 @@ from bls_agent.errors import (
     DecodeError,
     RedisUnavailableError,
 )
-from bls_agent.project.log.logs import LogSink, LogStream
-from bls_agent.project.log.records import LogRecord
+from bls_agent.project.log.log import LogSink, LogStream
+from bls_agent.project.log.record import LogRecord
 from bls_agent.project.messages import Level, Outcome, OutcomeKind
 from bls_agent.redaction import Redactor, redact
 from bls_agent.redaction.names import Verdict
@@ -749,7 +749,7 @@ def test_the_module_function_knows_the_usual_names() -> None:
 def test_a_chain_of_exceptions_leaves_without_secrets() -> None:
     """Type, message and traceback of all that led to it are looked at."""
     stream = LogStream(lambda: 0.0, max_records=10, max_bytes=1_000_000)
-    from bls_agent.project.log.logs import Log  # noqa: PLC0415 - beside its use
+    from bls_agent.project.log.log import Log  # noqa: PLC0415 - beside its use
 
     Log(stream).exception("failed", exception=chained())
     (record,) = stream.delivery.buffer.take(10, 1_000_000)

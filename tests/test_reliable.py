@@ -25,8 +25,8 @@ from bls_agent import CommandContext, ProjectAgent, RedisRefusedError
 from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
 from bls_agent.endpoint import Endpoint
-from bls_agent.project.receiving import reclaiming
-from bls_agent.project.receiving.reliable import ReliableReceiver
+from bls_agent.project.receive import reclaim
+from bls_agent.project.receive.reliable import ReliableReceiver
 from tests.corpus.loader import load_commands
 from tests.harness import (
     History,
@@ -96,7 +96,7 @@ async def die_holding(
     """Take commands, and be dead for longer than the lease: give what was held."""
     connections, receiver = make_receiver(server, instance)
     messages = await receiver.receive(count)
-    key = receiver.epochs.lease.owner_key
+    key = receiver.lease.lease.owner_key
     for wire in connections.all:
         await wire.aclose()
     await redis.delete(key)
@@ -192,7 +192,7 @@ async def test_killed_in_a_handler(
     own_server: DevServer, admin: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGKILL in a handler: another one takes over all of it; only one ran twice."""
-    monkeypatch.setattr(reclaiming, "QUIET", 1.0)
+    monkeypatch.setattr(reclaim, "QUIET", 1.0)
     for number in range(6):
         await admin.rpush(CONTROL, command_bytes(number))
     async with child(own_server, "victim", 60.0) as (process, wait_for):
@@ -551,14 +551,14 @@ async def test_a_late_ack_takes_nothing_away(
     slow, sleeper = make_receiver(own_server, "sleeper")
     quick, other = make_receiver(own_server, "other")
     first = (await sleeper.receive(1))[0]
-    assert first.claim(first)
+    assert first.on_start(first)
     await admin.delete(owner("sleeper"))
     second = (await other.receive(1))[0]
     assert (first.payload, second.delivery) == (second.payload, 2)
     await sleeper.settle(first)
     assert await admin.lrange(inflight("other"), 0, -1) == [first.payload]
     assert await admin.hlen(DELIVERIES) == 2
-    assert second.claim(second)
+    assert second.on_start(second)
     await other.settle(second)
     assert await drained(admin)
     for receiver, connections in ((sleeper, slow), (other, quick)):
@@ -589,8 +589,8 @@ async def test_a_swallowed_reply(
         await execute(admin, "ACL", "SETUSER", "agent", "+lrange")
     second = (await receiver.receive(1))[0]
     assert (second.payload, second.delivery) == (command_bytes(1), 1)
-    assert len(receiver.holdings) == 2
-    assert first.claim(first)
+    assert len(receiver.in_flight) == 2
+    assert first.on_start(first)
     await receiver.close()
     await connections.aclose()
     assert await admin.lrange(CONTROL, 0, -1) == [command_bytes(0), command_bytes(1)]
@@ -604,15 +604,15 @@ async def test_a_doubtful_ack_spares_its_twin(
     await admin.rpush(CONTROL, twin, twin)
     connections, receiver = make_receiver(own_server, "a")
     first, second = await receiver.receive(2)
-    assert first.claim(first)
-    assert second.claim(second)
+    assert first.on_start(first)
+    assert second.on_start(second)
     await admin.lrem(
         inflight("a"), 1, twin.decode()
     )  # as the ack did whose answer is lost
     receiver._acks._in_doubt = [first]
     await receiver.settle(first)
     assert await admin.lrange(inflight("a"), 0, -1) == [twin]
-    assert len(receiver.holdings) == 1
+    assert len(receiver.in_flight) == 1
     await receiver.settle(second)
     assert await drained(admin)
     await receiver.close()
@@ -627,7 +627,7 @@ async def test_a_link_that_dies_with_an_ack(
     await admin.rpush(CONTROL, command_bytes(0), twin, twin)
     connections, receiver = make_receiver(own_server, "a", lease_ttl=15)
     before, first, second = await receiver.receive(3)
-    assert all(message.claim(message) for message in (before, first, second))
+    assert all(message.on_start(message) for message in (before, first, second))
     await receiver.settle(before)  # from now on the server knows the script
     own_server.freeze()
     async with anyio.create_task_group() as tasks:
@@ -648,7 +648,7 @@ async def test_an_ack_of_an_earlier_turn(own_server: DevServer, admin: Redis) ->
     connections, receiver = make_receiver(own_server, "a")
     others, other = make_receiver(own_server, "b")
     first = (await receiver.receive(1))[0]
-    assert first.claim(first)
+    assert first.on_start(first)
     await admin.delete(owner("a"))
     assert (await other.receive(1))[0].delivery == 2
     await other.close()
@@ -672,10 +672,10 @@ async def test_a_name_that_is_in_use(own_server: DevServer, admin: Redis) -> Non
         command_bytes(0),
         command_bytes(1),
     ]
-    keys = {receiver.epochs.inflight for _, receiver in pairs}
+    keys = {receiver.lease.key for _, receiver in pairs}
     assert len(keys) == 2
     for (connections, receiver), message in zip(pairs, messages, strict=True):
-        assert message.claim(message)
+        assert message.on_start(message)
         await receiver.settle(message)
         await receiver.close()
         await connections.aclose()
@@ -690,16 +690,16 @@ async def test_losing_the_name_to_another_one(
     await admin.rpush(CONTROL, command_bytes(0), command_bytes(1))
     connections, receiver = make_receiver(own_server, "a")
     started, waiting = await receiver.receive(2)
-    assert started.claim(started)
+    assert started.on_start(started)
     await admin.delete(owner("a"))
     others, other = make_receiver(own_server, "a")
     theirs = await other.receive(2)
     assert [message.delivery for message in theirs] == [2, 2]
     await receiver.settle(started)  # it does not know yet, and is told so
     assert await admin.llen(inflight("a")) == 2
-    assert not waiting.claim(waiting)
-    await receiver.epochs.keep()
-    assert receiver.epochs.inflight != other.epochs.inflight
+    assert not waiting.on_start(waiting)
+    await receiver.lease.keep()
+    assert receiver.lease.key != other.lease.key
     await receiver.settle(started)
     assert await admin.llen(inflight("a")) == 2
     for one, wires in ((receiver, connections), (other, others)):
@@ -1052,7 +1052,7 @@ async def test_a_restart_knows_what_its_predecessor_had_started(
     await admin.rpush(CONTROL, command_bytes(0))
     await die_holding(own_server, admin, "a", 1)
     if why == "many lists":
-        monkeypatch.setattr(reclaiming, "LISTS_AT_ONCE", 1)
+        monkeypatch.setattr(reclaim, "LISTS_AT_ONCE", 1)
         for number in range(300):
             name = inflight(f"z{number}")
             await admin.sadd(LISTS, name)
@@ -1111,7 +1111,7 @@ async def test_a_lease_that_ends_behind_the_first_look(
         messages = await receiver.receive(3)
         found += [(message.payload, message.delivery) for message in messages]
     assert found == [(payload, 2) for payload in held]
-    assert receiver.reclaimer.reclaimed == 3
+    assert receiver.reclaimed == 3
     await receiver.close()
     for wire in connections.all:
         await wire.aclose()

@@ -20,8 +20,9 @@ from redis.asyncio import Redis
 
 from bls_agent import Console, Level, LogEntry, NoOutcomeError, ProjectAgent, Status
 from bls_agent.devserver import DevServer
-from bls_agent.project.receiving.receiver import BESIDE, Message
-from bls_agent.project.state.roster import RollCall, list_living
+from bls_agent.project.commands.dispatcher import BROADCAST_MODE
+from bls_agent.project.receive.receiver import Message
+from bls_agent.project.status.replicas import OutcomeCollector, list_living
 from tests.harness import (
     History,
     command_bytes,
@@ -474,7 +475,7 @@ async def test_a_copy_waits_for_a_slot_and_is_reported_at_the_stop(
         assert session is not None
         await redis.rpush(f"{project}_控制", command_bytes(0, "hold"))
         await eventually(lambda: agent.stats().commands_running == 1)
-        session.dispatcher.run_beside(Message(command_bytes(1), mode=BESIDE))
+        session.dispatcher.submit(Message(command_bytes(1), mode=BROADCAST_MODE))
         await anyio.sleep(0.1)  # it would have begun by now
         assert history.handled == []
         free.set()
@@ -482,7 +483,7 @@ async def test_a_copy_waits_for_a_slot_and_is_reported_at_the_stop(
         free = anyio.Event()
         await redis.rpush(f"{project}_控制", command_bytes(2, "hold"))
         await eventually(lambda: agent.stats().commands_running == 1)
-        session.dispatcher.run_beside(Message(command_bytes(3), mode=BESIDE))
+        session.dispatcher.submit(Message(command_bytes(3), mode=BROADCAST_MODE))
         session.stop(Status.OFFLINE)
         await eventually(lambda: session.dispatcher.stopping)
         free.set()
@@ -635,10 +636,10 @@ def test_a_roll_call_takes_the_first_of_each() -> None:
         }
         return LogEntry(timestamp="t", level=Level.INFO, message="", metadata=metadata)
 
-    roll = RollCall(frozenset({"甲", "乙"}), "c1")
-    roll.note([told("甲#1", "c0"), told("甲#2", "c1"), told("甲#3", "c1", "failed")])
+    roll = OutcomeCollector(frozenset({"甲", "乙"}), "c1")
+    roll.add([told("甲#1", "c0"), told("甲#2", "c1"), told("甲#3", "c1", "failed")])
     complete = [roll.complete]
-    roll.note([told("乙#1", "c1", "failed")])
+    roll.add([told("乙#1", "c1", "failed")])
     assert [*complete, roll.complete] == [False, True]
     assert {name: o.kind.value for name, o in roll.outcomes.items()} == {
         "甲": "succeeded",

@@ -23,7 +23,7 @@ from bls_agent import (
     WrongTypeError,
 )
 from bls_agent.devserver import DevServer
-from bls_agent.project.commands.sent import SendNote, local_user
+from bls_agent.project.commands.audit import AuditRecord, local_user
 from tests.harness import execute, records
 
 RECORD: Any = {"record": True, "create": True}
@@ -231,7 +231,7 @@ def test_what_is_said_of_a_failure(
     """Whether the command may have reached Redis all the same is told apart."""
     command = Command.create("reload", {"a": 1}, now=NOW)
     error = RedisUnavailableError("timeout", "too late", ambiguous=ambiguous)
-    entry = LogEntry.decode(SendNote(command, "值班员").after(error, NOW))
+    entry = LogEntry.decode(AuditRecord(command, "值班员").after(error, NOW))
     assert entry.message == f"command 'reload' {said}: {error}"
     assert entry.level is Level.WARN
     assert entry.metadata == {

@@ -22,7 +22,7 @@ from bls_agent import Console, ProjectAgent, RedisUnavailableError, Status
 from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
 from bls_agent.endpoint import Argument, Endpoint
-from bls_agent.project.state.status_writer import StatusWriter
+from bls_agent.project.status.writer import StatusWriter
 from tests.harness import (
     PASSWORD,
     History,
@@ -399,7 +399,7 @@ async def test_a_refresh_of_two_steps_does_not_follow_the_last_word(
     ended = anyio.Event()
 
     async def end() -> None:
-        await writer.write_last(Status.OFFLINE)
+        await writer.write_final(Status.OFFLINE)
         ended.set()
 
     async with anyio.create_task_group() as tasks:

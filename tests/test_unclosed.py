@@ -20,7 +20,7 @@ from bls_agent import ConfigurationError, Console, ProjectAgent, Status
 from bls_agent.backoff import Backoff
 from bls_agent.buffer import BoundedBuffer
 from bls_agent.delivery import Delivery, Sink
-from bls_agent.project.log.records import LogRecord
+from bls_agent.project.log.record import LogRecord
 from tests.harness import eventually, records, status_of
 
 BEGINNING = '''

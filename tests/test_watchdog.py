@@ -24,7 +24,7 @@ from redis.asyncio import Redis
 from bls_agent import ConfigurationError, ProjectAgent, Status
 from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
-from bls_agent.project.state.stalls import StallVoice
+from bls_agent.project.status.writer import StallStatusPublisher
 from bls_agent.pulse import Stillness
 from tests.harness import eventually, execute, records, status_of, url_with_rights
 
@@ -594,7 +594,7 @@ async def test_a_fault_of_ours_harms_nobody_else(
 ) -> None:
     """Who cannot speak is said once and not looked after any more; the others are."""
 
-    class Broken(StallVoice):
+    class Broken(StallStatusPublisher):
         async def speak(self, connections: Connections) -> None:
             raise RuntimeError(connections)
 

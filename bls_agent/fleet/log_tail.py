@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bls_agent.codec import parse_timestamp
-from bls_agent.project.log.following import find_end
+from bls_agent.project.log.reading import find_end
 from bls_agent.project.messages import LogEntry
 
 __all__ = ["LogTail", "News"]

@@ -418,12 +418,7 @@ _FIRST_ID: Final = re.compile(
 
 
 def find_id(payload: bytes, *, limit: int) -> str:
-    """Read the id that the sender of a command gave, ``""`` if there is none.
-
-    Args:
-        payload: The element of the list; anything.
-        limit: Longest message in bytes that is parsed.
-    """
+    """Read the id that the sender of a command gave, ``""`` if there is none."""
     try:
         return _usable_id(decode_object(payload, limit=limit).get("id"))
     except DecodeError:

@@ -13,7 +13,7 @@ from bls_agent.cli.printable import escape_json
 from bls_agent.cli.records import Filter, for_people, for_pipe
 from bls_agent.cli.screen import Column, Screen
 from bls_agent.cli.words import clock_of
-from bls_agent.project.log.following import gap_entry
+from bls_agent.project.log.reading import gap_entry
 from bls_agent.project.messages import Level
 
 

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
-from bls_agent.project.commands import deadlines as module
-from bls_agent.project.commands.deadlines import Deadlines
+from bls_agent.project.commands import runner as module
+from bls_agent.project.commands.runner import Deadlines
 
 
 async def run_one(

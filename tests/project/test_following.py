@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, strategies as st
 
-from bls_agent.project.log.following import Follower, gap_entry
-from bls_agent.project.log.records import LogRecord, id_prefix
+from bls_agent.project.log.reading import Follower, gap_entry
+from bls_agent.project.log.record import LogRecord, id_prefix
 from bls_agent.project.messages import Level, LogEntry
 
 

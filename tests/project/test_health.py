@@ -12,14 +12,15 @@ import pytest
 
 from bls_agent.errors import ConfigurationError
 from bls_agent.project.messages import Status
-from bls_agent.project.state.health import (
+from bls_agent.project.status.aggregate import StatusAggregator
+from bls_agent.project.status.health import (
     Alarm,
     Failure,
+    HealthCheck,
+    HealthChecks,
     HealthState,
     Recovery,
 )
-from bls_agent.project.state.health_checks import HealthCheck, HealthChecks
-from bls_agent.project.state.status import StatusBoard
 
 BAD = Failure("TimedOut", "it has not returned within 5 s")
 INFINITE = math.inf
@@ -56,7 +57,7 @@ def test_a_row_of_calls(
     state = HealthState(limit)
     for number, call in enumerate(calls):
         failure = BAD if call == "-" else None
-        assert state.note(failure, 100.0 + 10 * number) == changes.get(number), number
+        assert state.record(failure, 100.0 + 10 * number) == changes.get(number), number
 
 
 def test_a_failure_tells_why() -> None:
@@ -207,11 +208,11 @@ def test_the_worst_of_all_sources(
     host: Status, database: Status, window: Status, speaker: str, status: Status
 ) -> None:
     """故障 > 报错 > 在线 > 离线; a source without complaint leaves the host its word."""
-    board = StatusBoard()
-    board.put("health check 数据库", database)
-    board.put("error window", window)
-    board.put(StatusBoard.HOST, host)
-    assert board.speaker(0.0) == (speaker, status)
+    board = StatusAggregator()
+    board.set("health check 数据库", database)
+    board.set("error window", window)
+    board.set(StatusAggregator.HOST, host)
+    assert board.worst_source(0.0) == (speaker, status)
     assert board.status(0.0) is status
     assert board.list_sources(0.0) == {
         "host": host,
@@ -222,10 +223,10 @@ def test_the_worst_of_all_sources(
 
 def test_a_timed_word_ends_by_itself() -> None:
     """A word holds until its moment, and the board tells the next such moment."""
-    board = StatusBoard()
+    board = StatusAggregator()
     assert board.next_change(0.0) == INFINITE
-    board.put("error window", ERROR, until=10.0)
-    board.put("another one", FAULT, until=5.0)
+    board.set("error window", ERROR, until=10.0)
+    board.set("another one", FAULT, until=5.0)
     assert [board.status(now) for now in (0.0, 4.9, 5.0, 9.9, 10.0)] == [
         FAULT,
         FAULT,
@@ -240,14 +241,14 @@ def test_a_timed_word_ends_by_itself() -> None:
         10.0,
         INFINITE,
     ]
-    board.put("error window", ERROR, until=20.0)
+    board.set("error window", ERROR, until=20.0)
     assert board.status(10.0) is ERROR
 
 
 def test_a_new_life_begins_with_the_host_alone() -> None:
     """What the host has set stands, everything else is forgotten."""
-    board = StatusBoard()
-    board.put("health check 数据库", FAULT)
-    board.put(StatusBoard.HOST, ERROR)
+    board = StatusAggregator()
+    board.set("health check 数据库", FAULT)
+    board.set(StatusAggregator.HOST, ERROR)
     board.forget_sources()
     assert board.list_sources(0.0) == {"host": ERROR}

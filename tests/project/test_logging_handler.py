@@ -24,7 +24,7 @@ from redis.asyncio import Redis
 
 import bls_agent
 from bls_agent import BLSHandler, ConfigurationError, Console, OutcomeKind, ProjectAgent
-from bls_agent.project.log.logs import CURRENT_COMMAND
+from bls_agent.project.log.log import CURRENT_COMMAND
 from tests.harness import records
 
 ROOT = Path(bls_agent.__file__).parents[1]
@@ -295,7 +295,7 @@ def test_a_formatter(agent: ProjectAgent, handler: BLSHandler) -> None:
     ("name", "ignored"),
     [
         ("bls_agent", True),
-        ("bls_agent.project.log.logs", True),
+        ("bls_agent.project.log.log", True),
         ("redis", True),
         ("redis.asyncio", True),
         ("redistribution", False),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from bls_agent import ConfigurationError
-from bls_agent.project.log.paging import LogPage, LogPlace, cut_page
+from bls_agent.project.log.reading import LogPage, LogPlace, cut_page
 
 
 def lines(first: int, last: int) -> list[bytes]:

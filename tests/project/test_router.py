@@ -19,9 +19,8 @@ from bls_agent.errors import (
     DuplicateHandlerError,
     UnknownCommandError,
 )
-from bls_agent.project.commands.context import CommandContext
-from bls_agent.project.commands.router import UNSET, CallNext, Router
-from bls_agent.project.log.logs import Log, LogStream
+from bls_agent.project.commands.router import UNSET, CallNext, CommandContext, Router
+from bls_agent.project.log.log import Log, LogStream
 
 LOG = Log(LogStream(lambda: 0.0, max_records=10, max_bytes=10_000))
 

@@ -23,9 +23,9 @@ from hypothesis.stateful import (
 )
 
 from bls_agent.errors import RedisUnavailableError
-from bls_agent.project.receiving.blocking import BlockingReceiver
-from bls_agent.project.receiving.compat import CompatReceiver
-from bls_agent.project.receiving.receiver import Message, Receiver
+from bls_agent.project.receive.blocking import BlockingReceiver
+from bls_agent.project.receive.compat import CompatReceiver
+from bls_agent.project.receive.receiver import Message, Receiver
 from tests.soak.list_model import ListServer, ModelConnections
 from tests.soak.virtual_time import VirtualLoop
 

@@ -53,7 +53,7 @@ from bls_agent.crawl import (
     validate_multiple_redis_keys,
 )
 from bls_agent.delivery import Flushed
-from bls_agent.project.log.logs import Log
+from bls_agent.project.log.log import Log
 from bls_agent.runs import (
     EventAction,
     EventCategory,

@@ -64,17 +64,7 @@ class Check:
 
 
 def compile_check(annotation: Any, where: str, *, pydantic: bool = False) -> Check:
-    """Turn an annotation into a check.
-
-    Args:
-        annotation: As :func:`typing.get_type_hints` gives it.
-        where: The parameter, for the error.
-        pydantic: Let pydantic check everything.
-
-    Raises:
-        ConfigurationError: Nobody can check this annotation.
-        MissingExtraError: Only pydantic could, and it is not installed.
-    """
+    """Turn an annotation into a check."""
     if pydantic:
         return _by_pydantic(annotation, where)
     check = _plain_or_class(annotation, where) or _generic(annotation, where)

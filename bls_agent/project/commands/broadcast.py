@@ -25,16 +25,16 @@ from bls_agent.errors import (
 )
 from bls_agent.keys import BROADCAST, CONTROL
 from bls_agent.names import place_beside
-from bls_agent.project.commands.dispatcher import Dispatcher
+from bls_agent.project.commands.dispatcher import BROADCAST_MODE, Dispatcher
 from bls_agent.project.messages import Command
-from bls_agent.project.receiving.receiver import BESIDE, Message, Say
-from bls_agent.project.state.roster import read_roster
+from bls_agent.project.receive.receiver import Message, Say
+from bls_agent.project.status.replicas import read_replicas
 
 __all__ = ["FanOut", "Inbox"]
 
 LOOK_EVERY: Final = 1.0  # seconds
 LOOK_AGAIN: Final = 30.0  # seconds, where looking is refused
-LIVES: Final = 300  # seconds that an inbox lives when nobody looks at it
+INBOX_TTL: Final = 300  # seconds that an inbox is kept when its owner does not look
 LIMIT: Final = 1_000  # commands in an inbox
 TRIES: Final = 3
 PATIENCE: Final = 5.0  # seconds that passing on may hold up a command
@@ -52,15 +52,7 @@ class FanOut:
     def __init__(
         self, connections: Connections, project: str, instance: str, say: Say
     ) -> None:
-        """Remember who passes on.
-
-        Args:
-            connections: The agent's wires.
-            project: The project's name.
-            instance: Name of this process, which needs no copy.
-            say: Tells the operator who could not be reached.
-        """
-        self._roster_wire = connections.liveness
+        self._replicas_wire = connections.liveness
         self._wire = connections.control
         self._project = project
         self._instance = instance
@@ -101,21 +93,21 @@ class FanOut:
         return "" if failure is None else str(failure)
 
     async def _push(self, payload: bytes) -> BlsError | None:
-        living = await read_roster(self._roster_wire, self._project)
+        living = await read_replicas(self._replicas_wire, self._project)
         requests: list[tuple[Argument, ...]] = []
         for instance in living.keys() - {self._instance}:
             inbox = _inbox_of(self._project, instance)
             requests += [
                 ("RPUSH", inbox, payload),
                 ("LTRIM", inbox, -LIMIT, -1),
-                ("EXPIRE", inbox, LIVES),
+                ("EXPIRE", inbox, INBOX_TTL),
             ]
         replies = await self._wire.call_many(requests) if requests else []
         return next((r for r in replies if isinstance(r, BlsError)), None)
 
 
 class Inbox:
-    """Takes what others have passed on to this instance, while a handler is free."""
+    """Takes what other instances have passed on to this one, while a handler is free."""
 
     def __init__(
         self,
@@ -126,15 +118,6 @@ class Inbox:
         instance: str,
         say: Say,
     ) -> None:
-        """Remember the parts.
-
-        Args:
-            connections: The agent's wires; the control wire is used.
-            dispatcher: Who runs what comes.
-            project: The project's name.
-            instance: Name of this process.
-            say: Tells the operator if nothing can come.
-        """
         self._wire = connections.control
         self._dispatcher = dispatcher
         self._key = _inbox_of(project, instance)
@@ -146,19 +129,19 @@ class Inbox:
         """Look once a second until cancelled."""
         while True:
             try:
-                took = await self._look()
+                took = await self._take_one()
             except RedisRefusedError as error:
-                self._tell_refusal(error)
+                self._say_refusal(error)
                 await anyio.sleep(LOOK_AGAIN)
             except RedisUnavailableError:
                 await anyio.sleep(LOOK_EVERY)
             else:
                 await anyio.sleep(0 if took else LOOK_EVERY)
 
-    async def _look(self) -> bool:
-        """Take one command; while nobody could run it the inbox is only kept alive."""
+    async def _take_one(self) -> bool:
+        """Take one command; while no handler is free the inbox is only kept alive."""
         if not self._dispatcher.accepts:
-            await self._wire.call("EXPIRE", self._key, LIVES)
+            await self._wire.call("EXPIRE", self._key, INBOX_TTL)
             return False
         payload = await self._wire.call("LPOP", self._key)
         if payload is None:
@@ -166,10 +149,10 @@ class Inbox:
         digest = hashlib.sha256(payload).digest()  # a command may be a megabyte
         if digest not in self._recent:
             self._recent.append(digest)
-            self._dispatcher.run_beside(Message(payload, mode=BESIDE))
+            self._dispatcher.submit(Message(payload, mode=BROADCAST_MODE))
         return True
 
-    def _tell_refusal(self, error: RedisRefusedError) -> None:
+    def _say_refusal(self, error: RedisRefusedError) -> None:
         if not self._refused:
             self._refused = True
             told: dict[str, object] = {"key": self._key, "reason": error.kind}

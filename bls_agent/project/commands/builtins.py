@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from bls_agent.codec import JSONObject
 from bls_agent.project.commands.router import Router
-from bls_agent.project.log.logs import LogStream
+from bls_agent.project.log.log import LogStream
 from bls_agent.project.messages import Level
 
 __all__ = ["add_builtins"]
@@ -16,13 +16,7 @@ __all__ = ["add_builtins"]
 def add_builtins(
     router: Router, stream: LogStream, stats: Callable[[], JSONObject]
 ) -> None:
-    """Register ``ping``, ``help``, ``stats`` and ``set_log_level``.
-
-    Args:
-        router: Where to.
-        stream: Whose level ``set_log_level`` changes.
-        stats: Gives the agent's counters.
-    """
+    """Register ``ping``, ``help``, ``stats`` and ``set_log_level``."""
 
     async def ping() -> JSONObject:
         """Answer, to show that commands arrive and are run."""

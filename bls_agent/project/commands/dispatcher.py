@@ -1,13 +1,14 @@
-"""Hands commands to workers: takes a message when a slot is free, reports how it ended.
+"""Hands commands to workers: takes a message when a slot is free, and settles it.
 
-How one command runs is the matter of ``runner.py``; here are the slots, who asks for
-more, and what happens to what was taken when the agent stops.
+How one command runs is the matter of ``runner.py``; here are the slots, which worker
+asks for more, and what happens to what was taken when the agent stops.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 import anyio
@@ -16,19 +17,25 @@ from anyio.abc import TaskGroup
 from bls_agent.backoff import Backoff
 from bls_agent.complaints import Complaints
 from bls_agent.daemon_threads import HandlerThreads
+from bls_agent.errors import (
+    BlsError,
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
 from bls_agent.project.commands.runner import CommandRunner
-from bls_agent.project.log.logs import LogStream
-from bls_agent.project.messages import Outcome, OutcomeKind
-from bls_agent.project.receiving.receiver import BESIDE, Intake, Message, Receiver
+from bls_agent.project.messages import OutcomeKind
+from bls_agent.project.receive.receiver import Message, Receiver
 from bls_agent.redaction import redact_traceback
 from bls_agent.starting import start_soon
 
-__all__ = ["Dispatcher"]
+__all__ = ["BROADCAST_MODE", "Dispatcher"]
 
 logger = logging.getLogger(__name__)
 
 CANCEL_GRACE: Final = 0.5  # seconds that a cancelled handler gets to clean up
 INTAKE_GRACE: Final = 0.9  # seconds beyond the handlers' time for a read to end
+BROADCAST_MODE: Final = "broadcast"  # of a message that no receiver knows of
 
 
 class Dispatcher:
@@ -46,55 +53,38 @@ class Dispatcher:
         self,
         receiver: Receiver,
         runner: CommandRunner,
-        stream: LogStream,
         threads: HandlerThreads,
         *,
         concurrency: int,
         prefetch: int,
         backoff: Backoff,
         complaints: Complaints,
-        outcomes: Counter[OutcomeKind],
     ) -> None:
-        """Remember the parts.
-
-        Args:
-            receiver: Where commands come from.
-            runner: Who runs one.
-            stream: Where outcomes go.
-            threads: Where plain handlers run.
-            concurrency: Commands that run at the same time.
-            prefetch: Commands taken at once.
-            backoff: Paces the tries while commands cannot be received.
-            complaints: Tells the host that they cannot.
-            outcomes: Where ends are counted.
-        """
         self._receiver = receiver
         self._runner = runner
-        self._stream = stream
         self._threads = threads
         self._concurrency = concurrency
         self._prefetch = prefetch
-        self._intake = Intake(receiver, backoff, complaints)
+        self._backoff = backoff
+        self._complaints = complaints
         self._pending: deque[Message] = deque()
         self._idle: deque[anyio.Event] = deque()
         self._workers = 0
         self._group: TaskGroup | None = None
         self._intake_scope: anyio.CancelScope | None = None
-        self._changed: anyio.Event | None = None  # there while somebody waits for it
+        self._changed: anyio.Event | None = None  # there while a task waits for it
         self._handlers_scope = anyio.CancelScope()
-        self._stopping = False
-        self._outcomes = outcomes
-        self._beside = 0
+        self._submitted = 0
         self.running = 0
 
     @property
     def stopping(self) -> bool:
         """No command is started any more."""
-        return self._stopping
+        return self._runner.stopping
 
-    @stopping.setter
-    def stopping(self, value: bool) -> None:
-        self._stopping = self._runner.stopping = value
+    def stop_starting(self) -> None:
+        """Start no command any more; :meth:`stop` does the rest."""
+        self._runner.stopping = True
 
     @property
     def stuck(self) -> int:
@@ -104,10 +94,9 @@ class Dispatcher:
     async def run(self) -> None:
         """Take and run commands until :meth:`stop` has ended both."""
         self._threads.on_freed = self._announce_change
-        self._runner.on_overdue = self._report
         with self._handlers_scope:
             try:
-                while not self.stopping:  # a stranger's cancellation may end the group
+                while not self.stopping:  # a foreign cancellation may end the group
                     self._workers = 0
                     try:
                         async with anyio.create_task_group() as self._group:
@@ -120,27 +109,27 @@ class Dispatcher:
 
     @property
     def accepts(self) -> bool:
-        """Whether :meth:`run_beside` would start a message at once."""
-        return not (self.stopping or self._beside) and self._has_free_slot()
+        """Whether :meth:`submit` would start a message at once."""
+        return not (self.stopping or self._submitted) and self._has_free_slot()
 
-    def run_beside(self, message: Message) -> None:
-        """Run a message that came by another way than the receiver's, in a free slot."""
+    def submit(self, message: Message) -> None:
+        """Run a message that did not come from the receiver, in a free slot."""
         if self._group is None or self._group.cancel_scope.cancel_called:
-            self._report(self._runner.give_up(message))
+            self._runner.report_unstarted(message)
             return
-        self._beside += 1
-        self._group.start_soon(self._work_beside, message)
+        self._submitted += 1
+        self._group.start_soon(self._run_submitted, message)
 
-    async def _work_beside(self, message: Message) -> None:
+    async def _run_submitted(self, message: Message) -> None:
         started = False
         try:
             while not (self.stopping or self._has_free_slot()):
                 await self._change()
             started = not self.stopping
         finally:
-            self._beside -= 1
+            self._submitted -= 1
             if not started:
-                self._report(self._runner.give_up(message))
+                self._runner.report_unstarted(message)
         if started:
             self.running += 1
             await self._run_and_free(message)
@@ -148,11 +137,10 @@ class Dispatcher:
     async def stop(self, timeout: float) -> None:
         """End the intake, give back what was not started, let handlers finish.
 
-        Args:
-            timeout: Seconds that running handlers get; then they are cancelled.
+        Running handlers get ``timeout`` seconds; then they are cancelled.
         """
         deadline = anyio.current_time() + timeout
-        self.stopping = True
+        self.stop_starting()
         with anyio.move_on_after(CANCEL_GRACE):
             await self._end_intake()
         with anyio.CancelScope(deadline=deadline + INTAKE_GRACE):
@@ -167,10 +155,6 @@ class Dispatcher:
         with anyio.CancelScope(deadline=deadline + INTAKE_GRACE):
             await self._receiver.close()
 
-    def report_unstarted(self, message: Message) -> None:
-        """Report a message that has ended without being taken by us."""
-        self._report(self._runner.give_up(message))
-
     async def _end_intake(self) -> None:
         while self._intake_scope is not None:
             self._intake_scope.cancel()
@@ -181,7 +165,7 @@ class Dispatcher:
             await self._change()
 
     async def _change(self) -> None:
-        """Wait until something has changed; who waits looks again at what."""
+        """Wait until something has changed; the caller looks again at what."""
         if self._changed is None:
             self._changed = anyio.Event()
         await self._changed.wait()
@@ -205,7 +189,7 @@ class Dispatcher:
                 with anyio.CancelScope(deadline=deadline):
                     await self._run_the_rest(deadline)
         while self._pending:
-            self._report(self._runner.give_up(self._pending.popleft()))
+            self._runner.report_unstarted(self._pending.popleft())
 
     async def _run_the_rest(self, deadline: float) -> None:
         """Run what waits, one by one, as long as there is time."""
@@ -233,7 +217,7 @@ class Dispatcher:
         return bool(self._pending) or self._intake_scope is None
 
     def _announce_change(self) -> None:
-        """Let everybody look again: a slot is free, or a waiting command was taken."""
+        """Have all that wait look again: a slot is free, or a waiting command was taken."""
         if self._changed is not None:
             self._changed.set()
             self._changed = None
@@ -265,7 +249,7 @@ class Dispatcher:
         except anyio.get_cancelled_exc_class():
             if self.stopping:
                 raise
-            # Somebody has cancelled just this task: another one takes its place.
+            # Only this task was cancelled: another one takes its place.
         finally:
             self._workers -= 1
             self._announce_change()
@@ -296,33 +280,44 @@ class Dispatcher:
         try:
             await called.wait()
         finally:
-            if not called.is_set():  # cancelled: nobody must call it any more
+            if not called.is_set():  # cancelled: it must not be called any more
                 self._idle.remove(called)
 
     async def _ask(self) -> None:
         """Wait for commands; what comes waits here until a worker takes it."""
         try:
             with anyio.CancelScope() as self._intake_scope:
-                self._pending.extend(await self._intake.receive(self._prefetch))
+                self._pending.extend(await self._fetch())
         finally:
             self._intake_scope = None
             if self.stopping:
                 self._announce_change()
 
+    async def _fetch(self) -> Sequence[Message]:
+        """Ask the receiver once; after a failure wait and give nothing. Never raises."""
+        try:
+            messages = await self._receiver.receive(self._prefetch)
+        except (RedisUnavailableError, WrongTypeError) as error:
+            await self._after_failure(error)
+            return ()
+        except Exception as error:  # noqa: BLE001 - ours: the loop lives, the log tells
+            text = "no commands can be received\n%s"
+            logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
+            await anyio.sleep(self._backoff.failed())
+            return ()
+        self._backoff.succeeded()
+        return messages
+
+    async def _after_failure(self, error: BlsError) -> None:
+        permanent = isinstance(error, RedisRefusedError | WrongTypeError)
+        delay = self._backoff.failed(permanent=permanent)
+        if isinstance(error, RedisUnavailableError) and error.connecting:
+            return  # the gate has paced it, and has said so
+        self._complaints.say("no commands can be received", error)
+        await anyio.sleep(delay)
+
     async def _handle(self, message: Message) -> None:
         """Run one message to its final outcome and settle it."""
-        try:
-            outcome = await self._runner.run(message)
-        except KeyboardInterrupt:  # the host's: it goes on to end the loop
-            self._report(self._runner.give_up(message, interrupted=True))
-            raise
-        if outcome is not None:
-            self._report(outcome)
-        if message.mode == BESIDE:
-            return  # no receiver knows of it
-        if outcome is None or outcome.kind is not OutcomeKind.CANCELLED:
+        cancelled = await self._runner.run(message) is OutcomeKind.CANCELLED
+        if message.mode != BROADCAST_MODE and not cancelled:
             await self._receiver.settle(message)
-
-    def _report(self, outcome: Outcome) -> None:
-        self._outcomes[outcome.kind] += 1
-        self._stream.report(outcome)

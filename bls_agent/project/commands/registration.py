@@ -16,7 +16,7 @@ from bls_agent.project.commands.router import (
     Unset,
     name_of,
 )
-from bls_agent.project.state.health_checks import (
+from bls_agent.project.status.health import (
     FAILURES,
     INTERVAL,
     TIMEOUT,

@@ -2,7 +2,7 @@
 
 Pure: no Redis, no threads, no clock. ``await router.dispatch(context)`` runs a handler
 with nothing else, which is also how to test one. The router knows coroutine functions
-only; whoever registers a plain function wraps it first (see ``threads.py``).
+only; a plain function is wrapped before it is registered.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 import types
 import typing
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar
 
@@ -30,12 +30,13 @@ from bls_agent.project.commands.arguments import (
     compile_check,
     with_default,
 )
-from bls_agent.project.commands.context import CommandContext
+from bls_agent.project.log.log import Log
 from bls_agent.settings import check_seconds
 
 __all__ = [
     "UNSET",
     "CallNext",
+    "CommandContext",
     "CommandDecorator",
     "Handler",
     "Middleware",
@@ -44,6 +45,35 @@ __all__ = [
     "Unset",
     "name_of",
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandContext:
+    """The command that is being run.
+
+    Annotate a parameter of a handler with this class to get it.
+
+    Attributes:
+        id: The command's id.
+        timestamp: When it was sent, as the sender wrote it, or ``""``.
+        source: Who sent it, or ``""``.
+        command: Its name.
+        args: Its arguments as they were sent, before binding.
+        delivery: 1; more if the command was handed out before (mode ``reliable``).
+        deadline: When the handler will be cancelled, on the clock of
+            ``anyio.current_time()`` in seconds; ``None`` for never.
+        log: The agent's log, bound to this command.
+    """
+
+    id: str
+    command: str
+    timestamp: str = ""
+    source: str = ""
+    args: JSONObject = field(default_factory=dict[str, Any], repr=False)  # secrets
+    delivery: int = 1
+    deadline: float | None = None
+    log: Log
+
 
 CallNext: TypeAlias = Callable[[CommandContext], Awaitable[Any]]
 P = ParamSpec("P")
@@ -102,11 +132,7 @@ class Handler:
     description: str
 
     def bind(self, context: CommandContext) -> dict[str, Any]:
-        """Fit a command's arguments to the signature.
-
-        Raises:
-            ArgumentError: With every field that is missing, unknown or wrong.
-        """
+        """Fit a command's arguments to the signature."""
         bound: dict[str, Any] = {}
         faults: dict[str, str] = {}
         for name, value in context.args.items():
@@ -158,11 +184,6 @@ class Router:
     """The handlers of an agent and the middleware around them."""
 
     def __init__(self, *, pydantic: bool = False) -> None:
-        """Begin without handlers.
-
-        Args:
-            pydantic: Let pydantic check every argument.
-        """
         self._pydantic = pydantic
         self._handlers: dict[str, Handler] = {}
         self._builtins: dict[str, Handler] = {}
@@ -178,19 +199,7 @@ class Router:
         timeout: float | Unset | None = UNSET,
         builtin: bool = False,
     ) -> None:
-        """Register a handler.
-
-        Args:
-            name: The command's name, compared exactly.
-            function: Whose signature and docstring count.
-            call: The coroutine function that is run; ``function`` itself, or a wrapper.
-            timeout: Seconds for this command.
-            builtin: A handler of ours: anybody's own of the same name goes first.
-
-        Raises:
-            DuplicateHandlerError: The name is taken.
-            ConfigurationError: The name or the signature cannot be served.
-        """
+        """Register a handler."""
         table = self._builtins if builtin else self._handlers
         check_name("command", name)
         if name in table:
@@ -201,11 +210,7 @@ class Router:
         table[name] = handler
 
     def set_fallback(self, call: CallNext) -> None:
-        """Register what runs for commands that nobody registered.
-
-        Raises:
-            DuplicateHandlerError: There is one already.
-        """
+        """Register what runs for commands that nobody registered."""
         if self._fallback is not None:
             raise DuplicateHandlerError("fallback")
         self._fallback = call
@@ -226,13 +231,7 @@ class Router:
         return list({**self._builtins, **self._handlers}.values())
 
     async def dispatch(self, context: CommandContext) -> Any:
-        """Run the middleware and the handler of a command and give its result.
-
-        Raises:
-            UnknownCommandError: Nobody handles it.
-            ArgumentError: The arguments do not fit.
-            Exception: Whatever the handler raises.
-        """
+        """Run the middleware and the handler of a command and give its result."""
         call: CallNext = self._run_handler
         for middleware in reversed(self._middleware):
             call = _around(middleware, call)
@@ -331,11 +330,7 @@ def _hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Give a function's own name, by which it is registered if no other is given.
-
-    Raises:
-        ConfigurationError: It has none, as a partial or a callable object.
-    """
+    """Give a function's own name, by which it is registered if no other is given."""
     name = getattr(function, "__name__", None)
     if not isinstance(name, str):
         rule = "a handler without a name is registered with one"

@@ -1,19 +1,21 @@
 """Runs one command: from a message to the outcome that is reported.
 
-The deadline, the context, and the one place where whatever a handler raises ends.
+The time limit, the context, and the one place where whatever a handler raises ends.
 Nothing here knows where messages come from or how many run at the same time.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import types
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 
@@ -25,62 +27,124 @@ from bls_agent.errors import (
     UnknownCommandError,
     preview,
 )
-from bls_agent.project.commands.context import CommandContext
-from bls_agent.project.commands.deadlines import Deadlines
-from bls_agent.project.commands.router import UNSET, Router
-from bls_agent.project.log.logs import CURRENT_COMMAND, Log, LogStream, describe_error
+from bls_agent.project.commands.router import UNSET, CommandContext, Router
+from bls_agent.project.log.log import CURRENT_COMMAND, Log, LogStream, describe_error
 from bls_agent.project.messages import Command, Outcome, OutcomeKind
-from bls_agent.project.receiving.receiver import Message
+from bls_agent.project.receive.receiver import Message
 
 if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - see deadlines.py
+    import asyncio  # noqa: TID251 - see Deadlines.begin
 
-__all__ = ["CommandRunner"]
+__all__ = ["CommandRunner", "Deadlines"]
 
 logger = logging.getLogger(__name__)
 
+INSIST_EVERY: Final = 0.5  # seconds until a handler that goes on is cancelled again
+
+
+class Deadlines:
+    """Cancels the task of a handler whose time is over, and again while it goes on.
+
+    One timer for all running handlers: a cancel scope with a deadline for each command
+    would cost about as much as all the rest of a short one; most commands end long
+    before their limit. The clock is that of ``anyio.current_time()``.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[asyncio.Task[Any], float] = {}
+        self._cancels: dict[asyncio.Task[Any], int] = {}
+        self._on_resisted: dict[asyncio.Task[Any], Callable[[], object]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+
+    def begin(
+        self, deadline: float | None, on_resisted: Callable[[], object]
+    ) -> asyncio.Task[Any]:
+        """Record when the handler that the running task is about to call must be done.
+
+        ``on_resisted`` is called once if it goes on although it was cancelled.
+        """
+        import asyncio  # noqa: PLC0415, TID251 - 20 ms; anyio cannot cancel a task
+
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        if deadline is not None:
+            self._ends[task] = deadline
+            self._on_resisted[task] = on_resisted
+            if deadline < self._timer_at:
+                self._set_timer(task.get_loop(), deadline)
+        return task
+
+    def end(self, task: asyncio.Task[Any]) -> bool:
+        """Take back what was done to a task; tell whether its time was over."""
+        self._ends.pop(task, None)
+        self._on_resisted.pop(task, None)
+        cancels = self._cancels.pop(task, 0)
+        for _ in range(cancels):
+            task.uncancel()
+        return cancels > 0
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = when
+        self._timer = loop.call_at(when, self._cancel_late_ones, loop)
+
+    def _cancel_late_ones(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        for task, deadline in self._ends.items():
+            if deadline <= now:
+                cancels = self._cancels.get(task, 0)
+                self._cancels[task] = cancels + 1
+                self._ends[task] = now + INSIST_EVERY
+                task.cancel()
+                if cancels == 1:
+                    self._on_resisted[task]()
+        self._timer, self._timer_at = None, math.inf
+        earliest = min(self._ends.values(), default=math.inf)
+        if earliest < math.inf:
+            self._set_timer(loop, earliest)
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = None, math.inf
+
 
 class CommandRunner:
-    """Brings one message after the other to its outcome, whatever its handler does.
+    """Brings one message after the other to its outcome, and reports it.
+
+    ``pass_on`` brings a broadcast to the other instances, before it is run here.
 
     Attributes:
-        stopping: A cancellation is the agent's end from now on, not a handler's whim.
-        on_overdue: Called with the outcome of a command whose handler ignores that its
-            time is over; :meth:`run` gives none then, when that handler ends at last.
-        resisting: Such handlers that go on.
-        pass_on: Brings a broadcast to the other instances, before it is run here.
+        stopping: No command is started any more, and a cancellation is the agent's end
+            from now on, not a handler's whim.
+        resisting: Handlers that ignore that their time is over. Their outcome was
+            reported then, and is not reported again when they end at last.
     """
 
     def __init__(
         self,
         router: Router,
         stream: LogStream,
+        outcomes: Counter[OutcomeKind],
         *,
         timeout: float | None,
         max_age: float | None,
         size_limit: int,
         clock: Callable[[], float],
+        pass_on: Callable[[Message, Command], Awaitable[None]] | None = None,
     ) -> None:
-        """Remember the parts.
-
-        Args:
-            router: Who handles commands.
-            stream: Where the contexts' logs go.
-            timeout: Default deadline of a handler in seconds.
-            max_age: Seconds since a command was sent, after which it is not run.
-            size_limit: Longest command in bytes.
-            clock: Gives Unix seconds.
-        """
         self._router = router
         self._stream = stream
+        self._outcomes = outcomes
         self._timeout = timeout
         self._max_age = max_age
         self._size_limit = size_limit
         self._clock = clock
         self._deadlines = Deadlines()
         self._context = copy_context()  # each command gets a copy of its own
-        self.on_overdue: Callable[[Outcome], None] = _ignore
-        self.pass_on: Callable[[Message, Command], Awaitable[None]] | None = None
+        self._pass_on = pass_on
         self.resisting = 0
         self.stopping = False
 
@@ -88,12 +152,25 @@ class CommandRunner:
         """Forget every deadline."""
         self._deadlines.close()
 
-    async def run(self, message: Message) -> Outcome | None:
-        """Run the handler of a message; only the main thread's Ctrl-C comes out."""
-        if not message.claim(message):
+    async def run(self, message: Message) -> OutcomeKind | None:
+        """Run the handler of a message, report its outcome and give its kind.
+
+        ``None`` if another process has the command, or its outcome was reported before.
+        Only the main thread's Ctrl-C comes out.
+        """
+        try:
+            outcome = await self._run(message)
+        except KeyboardInterrupt:  # the host's: it goes on to end the loop
+            self._report(self._unended(message, OutcomeKind.CANCELLED, _INTERRUPTED))
+            raise
+        return None if outcome is None else self._report(outcome)
+
+    async def _run(self, message: Message) -> Outcome | None:
+        if not message.on_start(message):
             return None
-        if message.verdict is not None:
-            return self.give_up(message)
+        if message.preset_outcome is not None:
+            kind = message.preset_outcome
+            return self._unended(message, kind, _UNSTARTED[kind])
         try:
             command = self._decode(message)
         except DecodeError as error:
@@ -102,20 +179,31 @@ class CommandRunner:
             age = self._age_of(command)
             if age > self._max_age:
                 return _too_old(command, age, self._max_age)
-        if command.broadcast and self.pass_on is not None:
-            await self.pass_on(message, command)
+        if command.broadcast and self._pass_on is not None:
+            await self._pass_on(message, command)
         return await self._run_command(command, message)
 
-    def give_up(self, message: Message, *, interrupted: bool = False) -> Outcome:
-        """Give the outcome of a message that is not started any more, or not ended."""
-        kind = message.verdict or OutcomeKind.CANCELLED
+    def report_unstarted(self, message: Message) -> None:
+        """Report a message that is not started any more, or was never ours."""
+        kind = message.preset_outcome or OutcomeKind.CANCELLED
+        self._report(self._unended(message, kind, _UNSTARTED[kind]))
+
+    def _report(self, outcome: Outcome) -> OutcomeKind:
+        self._outcomes[outcome.kind] += 1
+        self._stream.report(outcome)
+        return outcome.kind
+
+    def _unended(
+        self, message: Message, kind: OutcomeKind, reason: tuple[str, str]
+    ) -> Outcome:
+        """Give the outcome of a message whose handler was not started, or not ended."""
         try:
             command = self._decode(message)
         except DecodeError as error:
             if kind is not OutcomeKind.DEAD_LETTERED:
                 return _discarded(error, message)
             command = Command(id="", timestamp="", source="", command="")
-        name, text = _INTERRUPTED if interrupted else _UNSTARTED[kind]
+        name, text = reason
         return _ended(kind, command, 0.0, error={"type": name, "message": text})
 
     def _decode(self, message: Message) -> Command:
@@ -155,7 +243,7 @@ class CommandRunner:
             logger.warning(
                 "the handler of %r ignores its cancellation", command.command
             )
-            self.on_overdue(_timed_out(command, timeout, time.monotonic() - began))
+            self._report(_timed_out(command, timeout, time.monotonic() - began))
             message.on_overdue(message)
 
         try:
@@ -214,10 +302,6 @@ class CommandRunner:
         if task.cancelling():
             await self._absorb_cancellation(task)
         return end
-
-
-def _ignore(_: Outcome) -> None:
-    pass
 
 
 @types.coroutine

@@ -18,7 +18,7 @@ from bls_agent.errors import (
     RedisRefusedError,
     RedisUnavailableError,
 )
-from bls_agent.project.log.paging import LogPage
+from bls_agent.project.log.reading import LogPage
 from bls_agent.project.messages import LogEntry
 from bls_agent.web.feeds.ring import Item, Ring
 from bls_agent.web.interface.records import encode_record

@@ -25,7 +25,7 @@ from bls_agent.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.project.log.records import LogRecord, id_prefix
+from bls_agent.project.log.record import LogRecord, id_prefix
 from bls_agent.project.messages import Level, Outcome
 from bls_agent.redaction import DEFAULT, Redactor
 
@@ -55,13 +55,6 @@ class LogStream:
     def __init__(
         self, clock: Callable[[], float], *, max_records: int, max_bytes: int
     ) -> None:
-        """Remember the bounds.
-
-        Args:
-            clock: Gives Unix seconds.
-            max_records: Records in memory at most.
-            max_bytes: Their bytes at most.
-        """
         ranks = LogRecord.OUTCOME_RANK + 1
         buffer: BoundedBuffer[LogRecord] = BoundedBuffer(max_records, max_bytes, ranks)
         self.delivery = Delivery(buffer)
@@ -93,12 +86,7 @@ class LogStream:
         return self._level
 
     def set_level(self, level: Level, seconds: float | None = None) -> None:
-        """Change the lowest level that is shipped.
-
-        Args:
-            level: The new one.
-            seconds: After this time the level of before comes back.
-        """
+        """Change the lowest level that is shipped."""
         former = self._revert[1] if self._revert is not None else self._level
         self._level = level
         self._revert = None if seconds is None else (time.monotonic() + seconds, former)
@@ -124,17 +112,7 @@ class LogStream:
         values: tuple[object, ...] = (),
         is_alarm: bool = False,
     ) -> None:
-        """Put one record; never waits, never raises.
-
-        Args:
-            level: Level of the record.
-            message: The text, or anything that has one.
-            metadata: Additional fields.
-            rank: What a full buffer goes by; the level's if not given.
-            at: When it was made, in Unix seconds; now if not given.
-            values: What stands for the ``%`` of the text, as in ``logging``.
-            is_alarm: The status tells already what it says: no case for ``on_error``.
-        """
+        """Put one record; never waits, never raises."""
         depth = getattr(self._nesting, "depth", 0)
         if depth > NESTED:
             self.failures["recursion"] += 1
@@ -319,16 +297,6 @@ class LogSink:
         list_limit: int,
         numbers: itertools.count[int],
     ) -> None:
-        """Remember where to.
-
-        Args:
-            connections: The agent's wires.
-            stream: Whose drops are reported in the list.
-            key: The console list.
-            identity: Name of this process in record ids; ``""`` for no ids.
-            list_limit: Records kept in the list.
-            numbers: The next record's number.
-        """
         self._connections = connections
         self._stream = stream
         self._key = key
@@ -365,11 +333,7 @@ class LogSink:
     async def write(
         self, batch: Sequence[LogRecord], meanwhile: Callable[[], None]
     ) -> None:
-        """Append the batch and cap the list, in one round trip.
-
-        Raises:
-            RedisUnavailableError: Not written, or (``ambiguous``) perhaps.
-        """
+        """Append the batch and cap the list, in one round trip."""
         complain = self._connections.complaints.say
         values = [record.payload for record in batch]
         pushed, trimmed = await self._connections.data.call_many(

@@ -18,7 +18,7 @@ from typing import Final, Protocol, TypeAlias, cast
 from bls_agent.codec import JSONObject
 from bls_agent.complaints import nobody_listens
 from bls_agent.errors import ConfigurationError
-from bls_agent.project.log.logs import NESTED, Log, describe_error
+from bls_agent.project.log.log import NESTED, Log, describe_error
 from bls_agent.project.messages import Level
 
 __all__ = ["BLSHandler", "HasLog"]

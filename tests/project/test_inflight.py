@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from bls_agent.project.receiving.holdings import Holdings, Stage
-from bls_agent.project.receiving.receiver import Message
+from bls_agent.project.receive.inflight import InFlight, Stage
+from bls_agent.project.receive.receiver import Message
 
 
-def holding(*payloads: bytes) -> tuple[Holdings, list[Message]]:
+def holding(*payloads: bytes) -> tuple[InFlight, list[Message]]:
     """Hold messages with these bytes."""
-    holdings = Holdings()
+    holdings = InFlight()
     messages = [Message(payload) for payload in payloads]
     for message in messages:
         holdings.take(message, id=message.payload.decode(), ack_id="")
     return holdings, messages
 
 
-def gone(holdings: Holdings, messages: list[Message]) -> list[bool]:
+def gone(holdings: InFlight, messages: list[Message]) -> list[bool]:
     found = [holdings.find(message) for message in messages]
     return [held is not None and held.gone for held in found]
 
@@ -76,7 +76,7 @@ def test_stages() -> None:
         holdings.advance(message, stage)
     assert holdings.of(Stage.ENDED) == messages[2:]
     assert holdings.payloads(Stage.TAKEN, Stage.STARTED) == [b"a", b"b"]
-    holdings.lose_all()
+    holdings.forget_all()
     assert holdings.payloads(*Stage) == []
     assert [m for stage in Stage for m in holdings.of(stage)] == messages
 
@@ -90,7 +90,7 @@ def test_an_id_that_several_have_counts_until_the_last_of_them() -> None:
     holdings.compare([], messages[1:2])
     holdings.drop(messages[1])
     assert holdings.has_id("a")
-    holdings.lose_all()
+    holdings.forget_all()
     assert not holdings.has_id("a")
     holdings.drop(messages[2])
     assert not any(holdings.any_at(stage) for stage in Stage)

@@ -52,17 +52,6 @@ class LogRecord:
         redactor: Redactor = DEFAULT,
         id_room: int = ID_ROOM,
     ) -> None:
-        """Encode a record; never raises, whatever the metadata holds.
-
-        Args:
-            level: Level of the record.
-            message: The text.
-            metadata: Additional fields; ``{}`` for none.
-            now: Unix seconds.
-            rank: Other than the level's.
-            redactor: Takes the secrets out, before anything is cut.
-            id_room: Bytes that the id may take; by default those of the longest name.
-        """
         text = redactor.text(message)
         head = encode(
             {
@@ -106,13 +95,7 @@ class LogRecord:
         self._keep(encode(fields)[:-1], tail)
 
     def number(self, prefix: bytes, number: int = 0) -> None:
-        """Give the record its id, ``<instance>#<number>``.
-
-        Args:
-            prefix: As :func:`id_prefix` gives it; ``b""`` for no id. A user's own
-                ``agent`` key wins.
-            number: Which one of this process.
-        """
+        """Give the record its id, ``<instance>#<number>``."""
         body, place = self._body, self._place
         if prefix and not self._has_agent:
             self._payload = b'%b%b%d"%b' % (body[:place], prefix, number, body[place:])

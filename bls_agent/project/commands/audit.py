@@ -10,11 +10,11 @@ from typing import Any
 
 from bls_agent.codec import cut_text, encode_strictly, parse_timestamp
 from bls_agent.errors import BlsError, ConfigurationError, RedisUnavailableError
-from bls_agent.project.log.records import LogRecord
+from bls_agent.project.log.record import LogRecord
 from bls_agent.project.messages import CONSOLE_SOURCE, Command, Level
 from bls_agent.redaction import DEFAULT, Redactor
 
-__all__ = ["SendNote", "local_user", "make_command"]
+__all__ = ["AuditRecord", "local_user", "make_command"]
 
 
 def make_command(
@@ -27,11 +27,7 @@ def make_command(
     timestamp: str = "",
     broadcast: bool = False,
 ) -> Command:
-    """Make a command of what somebody wants to send; arguments as :meth:`Command.create`.
-
-    Raises:
-        ConfigurationError: Naming what cannot be sent.
-    """
+    """Make a command of what somebody wants to send; arguments as :meth:`Command.create`."""
     if type(command) is not str or not command.strip():
         raise ConfigurationError("command", command, "a text that is not blank")
     if not isinstance(args, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance] - as above
@@ -63,22 +59,12 @@ def local_user() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-class SendNote:
-    """Who sends what: the record before a command, and the one after a failure.
-
-    Args:
-        command: What is sent.
-        sent_by: Who sends it.
-        redactor: Takes the secrets out of the arguments.
-
-    Raises:
-        ConfigurationError: ``sent_by`` is no text, or blank.
-    """
+class AuditRecord:
+    """Who sends what: the record before a command, and the one after a failure."""
 
     def __init__(
         self, command: Command, sent_by: str, redactor: Redactor = DEFAULT
     ) -> None:
-        """Keep what both records say."""
         _check_sender(sent_by)
         self._redactor = redactor
         self._name = cut_text(command.command, 100)
@@ -92,22 +78,13 @@ class SendNote:
         self._source = command.source
 
     def before(self, now: float) -> bytes:
-        """Write the record that goes first.
-
-        Args:
-            now: Unix seconds.
-        """
+        """Write the record that goes first."""
         message = f"command {self._name!r} sent by {cut_text(self._sent_by, 100)}"
         told = self._metadata | {"args": self._args, "source": self._source}
         return self._write(Level.INFO, message, told, now)
 
     def after(self, error: BlsError, now: float) -> bytes:
-        """Write the record that says that the command was not sent, or perhaps not.
-
-        Args:
-            error: What was raised.
-            now: Unix seconds.
-        """
+        """Write the record that says that the command was not sent, or perhaps not."""
         unknown = isinstance(error, RedisUnavailableError) and error.ambiguous
         said = "may not have been sent" if unknown else "was not sent"
         message = f"command {self._name!r} {said}: {error}"

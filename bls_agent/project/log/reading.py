@@ -1,29 +1,32 @@
-"""Which records of a list are new since the last look: decided here, without I/O.
+"""Reading the console list: what is new in its tail, and pages of it.
 
-The console list is capped from its front, so positions mean nothing. What is
-recognised again is the tail that was seen last. Records that carry an id tell in
-addition whether any are missing between two of them.
+The list is capped from its front, so positions mean nothing a moment later. Following
+recognises the tail that was seen last; a page remembers how the records at its place
+look. Decisions only, no I/O.
 """
 
 from __future__ import annotations
 
+import struct
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Final
 
+from bls_agent.errors import ConfigurationError
 from bls_agent.project.messages import Level, LogEntry
 
-__all__ = ["Follower", "find_end", "gap_entry"]
+__all__ = ["Follower", "LogPage", "LogPlace", "cut_page", "find_end", "gap_entry"]
 
 ANCHOR: Final = 64  # records remembered to find the place again
+ALIKE: Final = 8  # records in a row by which a place is known
+_FORM: Final = struct.Struct(">IB4s8s")
 
 
 def gap_entry(missing: int | None) -> LogEntry:
-    """Make the entry that stands for missing records.
-
-    Args:
-        missing: How many, if that is known.
-    """
+    """Make the entry that stands for missing records."""
     said = f"{missing}" if missing else "some"
     return LogEntry(
         timestamp="",
@@ -36,18 +39,10 @@ def gap_entry(missing: int | None) -> LogEntry:
 def find_end(
     seen: Sequence[Hashable], window: Sequence[Hashable], grown: int
 ) -> int | None:
-    """Find where in a window of the tail what was seen last ends.
+    """Find the index behind what was seen last in a window; ``None`` if it is not there.
 
-    Equal records may stand in several places: the one that fits the growth of the list
-    goes first.
-
-    Args:
-        seen: The last records that were seen, or what stands for each; not empty.
-        window: The tail of the list now, oldest first.
-        grown: By how much the list is longer than it was.
-
-    Returns:
-        Index of the first record behind it; ``None`` if it is not in the window.
+    Equal records may stand in several places: the one that fits by how much the list
+    has grown goes first.
     """
     for index in [len(window) - 1 - grown, *reversed(range(len(window)))]:
         if 0 <= index < len(window):
@@ -77,30 +72,19 @@ class Follower:
     )
 
     def start(self, window: Sequence[bytes], length: int) -> None:
-        """Fix the place: everything in this window counts as seen.
-
-        Args:
-            window: The tail of the list, oldest first.
-            length: Length of the whole list at the same moment.
-        """
+        """Fix the place: everything in this window counts as seen."""
         self.started = True
         self._remember(window, length)
         for payload in window:
-            self._note(LogEntry.decode(payload))
+            self._record(LogEntry.decode(payload))
 
     def find_new(
         self, window: Sequence[bytes], length: int, *, longest: bool = False
     ) -> list[LogEntry] | None:
-        """Pick what is new.
+        """Pick what is new, gaps included.
 
-        Args:
-            window: The tail of the list, oldest first.
-            length: Length of the whole list at the same moment.
-            longest: No longer window can be had: what is not in it is a gap.
-
-        Returns:
-            New entries in order, gaps included; ``None`` if the window is too short
-            to find the place again: look at a longer one.
+        ``None`` if the window is too short to find the place again: then a longer one
+        is needed, or ``longest`` if none can be had.
         """
         place = self._find_place(window, length)
         cut = len(window) < length
@@ -121,7 +105,7 @@ class Follower:
             began_again = self._began_again(entry)
             if began_blank and self._lacks_its_first(entry):
                 found.append(gap_entry(None))
-            missing = self._note(entry)
+            missing = self._record(entry)
             blind |= lost_place and missing is None and not began_again
             if missing or (began_again and missing is None):
                 found.append(gap_entry(missing))
@@ -142,11 +126,7 @@ class Follower:
         return (entry.number or number + 1) <= number and entry.timestamp < timestamp
 
     def _find_place(self, window: Sequence[bytes], length: int) -> int | None:
-        """Find the end of what was seen: where the remembered tail stands.
-
-        Equal records may stand in several places: the one that fits the growth of the
-        list goes first.
-        """
+        """Find the end of what was seen: where the remembered tail stands."""
         if not self._anchor:
             return 0 if len(window) == length else None
         return find_end(self._anchor, window, length - self._length)
@@ -166,8 +146,8 @@ class Follower:
         before = self._latest.get(entry.instance)
         return bool(before and entry.number and entry.number <= before[0])
 
-    def _note(self, entry: LogEntry) -> int | None:
-        """Say how many records of its process are missing before it; None: unknown."""
+    def _record(self, entry: LogEntry) -> int | None:
+        """Tell how many records of its process are missing before it; None: unknown."""
         number = entry.number
         if number is None:
             return None
@@ -178,3 +158,86 @@ class Follower:
         if number > before[0]:
             return number - 1 - before[0]
         return 0 if number == 1 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogPage:
+    """Some records in a row.
+
+    Attributes:
+        entries: The records, newest last.
+        before: What to ask with for the page before this one; ``""``: there is none,
+            the list begins here.
+        trimmed: Whether the place that was asked for is not there any more: what stood
+            before it was cut off the list, too.
+    """
+
+    entries: Sequence[LogEntry]
+    before: str = ""
+    trimmed: bool = False
+
+
+@dataclass(frozen=True)
+class LogPlace:
+    """Where a record stood, and how it and those behind it look.
+
+    Equal records in a row, without ids, are taken for one another.
+
+    Attributes:
+        index: Its position from the front; later it stands there or further in front.
+        count: How many records are known: up to 8.
+    """
+
+    index: int
+    count: int
+    _first: bytes
+    _all: bytes
+
+    @classmethod
+    def of(cls, window: Sequence[bytes], index: int) -> LogPlace:
+        """Remember the place of a window's first record."""
+        known = window[:ALIKE]
+        return cls(index, len(known), _mark(known[:1], 4), _mark(known, 8))
+
+    @classmethod
+    def decode(cls, text: str) -> LogPlace:
+        """Read a place back."""
+        with suppress(ValueError, struct.error):
+            place = cls(*_FORM.unpack(urlsafe_b64decode(f"{text}=")))
+            if 1 <= place.count <= ALIKE and place.encode() == text:
+                return place
+        rule = "it is what an earlier page gave as 'before'"
+        raise ConfigurationError("before", text, rule)
+
+    def encode(self) -> str:
+        """Write the place as text of 23 characters that a URL may hold."""
+        fields = _FORM.pack(self.index, self.count, self._first, self._all)
+        return urlsafe_b64encode(fields).decode().rstrip("=")
+
+    def find_in(self, window: Sequence[bytes]) -> int | None:
+        """Find the record in a window: the last place at which all that is known fits."""
+        for at in reversed(range(len(window) - self.count + 1)):
+            known = window[at : at + self.count]
+            if _mark(known[:1], 4) == self._first and _mark(known, 8) == self._all:
+                return at
+        return None
+
+
+def cut_page(window: Sequence[bytes], index: int, end: int, limit: int) -> LogPage:
+    """Make a page of at most ``limit`` records that ends at ``end`` in a window.
+
+    The window's first record stands at ``index`` of the list.
+    """
+    begin = max(0, end - limit)
+    older = index + begin > 0 and begin < len(window)
+    place = LogPlace.of(window[begin:], index + begin).encode() if older else ""
+    entries = [LogEntry.decode(payload) for payload in window[begin:end]]
+    return LogPage(entries=entries, before=place)
+
+
+def _mark(records: Sequence[bytes], size: int) -> bytes:
+    mark = blake2b(digest_size=size)
+    for record in records:
+        mark.update(b"%d:" % len(record))
+        mark.update(record)
+    return mark.digest()

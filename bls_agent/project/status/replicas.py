@@ -1,8 +1,8 @@
-"""Several processes of one project: who lives, and what they say together.
+"""Several processes of one project: which are alive, and the status they have together.
 
-Beside the status key lies a hash, instance → its word and until when it counts, by the
-server's clock. Every word goes through one script that writes the worst of the living
-into the status key in the same step. A killed replica just expires.
+Beside the status key lies a hash, instance → its status and until when it counts, by
+the server's clock. Every status goes through one script that writes the worst of the
+living into the status key in the same step. A killed replica just expires.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from bls_agent.errors import (
 from bls_agent.keys import INSTANCES, PROJECT_STATUS
 from bls_agent.names import place_beside
 from bls_agent.project.messages import LogEntry, Outcome, Status
-from bls_agent.project.receiving.receiver import Say
+from bls_agent.project.receive.receiver import Say
 from bls_agent.scripts import SPEAK
 from bls_agent.wire import Wire
 
-__all__ = ["RollCall", "Roster", "list_living", "read_roster"]
+__all__ = ["OutcomeCollector", "ReplicaRegistry", "list_living", "read_replicas"]
 
 # Scripts are not allowed or not known, or what the script does is not.
 _REFUSED: Final = ("no_permission", "unknown_command", "unsupported", "refused")
@@ -36,49 +36,30 @@ _WORST_FIRST: Final = tuple(
 )
 PAUSE: Final = 0.02  # seconds between two looks for outcomes
 _DIGITS: Final = 16  # of an expiry, and more
-FIRST: Final = 2  # after one sighting: that may be this one's own former life
-MANY: Final = 8  # after another: words without a twin until the name is its own again
+FIRST: Final = 2  # after one sighting: that may be this instance before a restart
+MANY: Final = 8  # after another: reports without one until the name is its own again
 
 
-class Roster:
+class ReplicaRegistry:
     """The living instances of a project, and this one among them."""
 
     def __init__(self, project: str, instance: str, say: Say) -> None:
-        """Remember who speaks.
-
-        Args:
-            project: The project's name.
-            instance: Name of this process.
-            say: Tells the operator what works less well than it could.
-        """
         self._status_key = PROJECT_STATUS.build(project=project)
         self._key = _key_of(project)
         self._instance = instance
         self._token = secrets.token_hex(4)
         self._say = say
-        self._twins = 0
-        self._told = self._told_odd = False
+        self._namesakes = 0
+        self._said = self._said_dropped = False
 
-    async def speak(self, wire: Wire, status: Status, ttl: int) -> bool:
-        """Say how this instance is; the status key gets the worst of all.
-
-        Args:
-            wire: Over which connection.
-            status: How it is, or its last word.
-            ttl: Seconds its word counts; 0 if it leaves.
-
-        Returns:
-            Whether it could; false where scripts or keys are refused, which is said.
-
-        Raises:
-            RedisUnavailableError: Not said, or perhaps; saying it again is harmless.
-        """
-        # Who leaves takes only its own word along, and of a twin's nobody knows.
+    async def report(self, wire: Wire, status: Status, ttl: int) -> bool:
+        """Say how this instance is; the status key gets the worst of all."""
+        # Who leaves removes only its own entry, and not a namesake's.
         token = "-" if self._is_shared and not ttl else self._token
         words = (self._instance, token, status.value, ttl * 1000)
         keys = [self._status_key, self._key]
         try:
-            twin, dropped = await SPEAK.run(wire, keys, [*words, *_WORST_FIRST])
+            namesake, dropped = await SPEAK.run(wire, keys, [*words, *_WORST_FIRST])
         except RedisUnavailableError as error:
             if error.kind not in _REFUSED:
                 raise
@@ -88,21 +69,21 @@ class Roster:
                 {"key": self._key, "reason": error.kind},
             )
             return False
-        self._note_twin(found=bool(twin))
-        if dropped and not self._told_odd:
-            self._told_odd = True
+        self._record_namesake(found=bool(namesake))
+        if dropped and not self._said_dropped:
+            self._said_dropped = True
             text = f"the list of replicas {self._key!r} held {dropped} entries that no replica writes: they were removed"
             self._say(text, {"key": self._key})
         return True
 
-    def _note_twin(self, *, found: bool) -> None:
+    def _record_namesake(self, *, found: bool) -> None:
         """Believe in another process of our name fast, and forget it slowly."""
         if found:
-            self._twins = MANY if self._twins else FIRST
+            self._namesakes = MANY if self._namesakes else FIRST
         else:
-            self._twins = max(self._twins - 1, 0)
-        if self._is_shared and not self._told:
-            self._told = True
+            self._namesakes = max(self._namesakes - 1, 0)
+        if self._is_shared and not self._said:
+            self._said = True
             self._say(
                 f"two processes are called {self._instance!r}: give each an instance "
                 "of its own",
@@ -111,7 +92,7 @@ class Roster:
 
     @property
     def _is_shared(self) -> bool:
-        return self._twins > FIRST
+        return self._namesakes > FIRST
 
 
 def _key_of(project: str) -> str:
@@ -119,16 +100,8 @@ def _key_of(project: str) -> str:
     return INSTANCES.locate(place=place)
 
 
-async def read_roster(wire: Wire, project: str) -> dict[str, Status]:
-    """Read the living instances of a project.
-
-    Returns:
-        Instance → its status; empty where nobody lives or there are no replicas.
-
-    Raises:
-        RedisUnavailableError: Redis cannot answer.
-        WrongTypeError: The key holds another type.
-    """
+async def read_replicas(wire: Wire, project: str) -> dict[str, Status]:
+    """Read the living instances of a project."""
     key = _key_of(project)
     requests = [("HGETALL", key.encode("utf-8", "surrogateescape")), ("TIME",)]
     replies = await wire.read_many(requests)
@@ -141,12 +114,7 @@ async def read_roster(wire: Wire, project: str) -> dict[str, Status]:
 
 
 def list_living(entries: Sequence[bytes], now: int) -> dict[str, Status]:
-    """Decide who lives.
-
-    Args:
-        entries: The hash as Redis gives it: names and values in turn.
-        now: Milliseconds of the server's clock.
-    """
+    """Decide who lives."""
     living: dict[str, Status] = {}
     for name, entry in zip(entries[::2], entries[1::2], strict=True):
         parts = entry.split(b" ", 3)
@@ -165,11 +133,11 @@ def _is_later(expiry: bytes, now: int) -> bool:
 
 
 @dataclass
-class RollCall:
+class OutcomeCollector:
     """Collects how a command ended, from one instance or from several.
 
     Attributes:
-        expected: Whose outcome is waited for; empty for the first that comes.
+        expected: Instances whose outcome is waited for; empty for the first that comes.
         command_id: Which command.
         outcomes: Instance → its outcome.
     """
@@ -180,10 +148,10 @@ class RollCall:
 
     @property
     def complete(self) -> bool:
-        """Whether everybody has answered."""
+        """Whether every instance has answered."""
         return bool(self.outcomes) and self.expected <= self.outcomes.keys()
 
-    def note(self, entries: Iterable[LogEntry]) -> None:
+    def add(self, entries: Iterable[LogEntry]) -> None:
         """Take the outcomes of this command out of new records; the first of each."""
         for entry in entries:
             outcome = entry.outcome
@@ -191,19 +159,16 @@ class RollCall:
                 self.outcomes.setdefault(entry.instance, outcome)
 
     async def collect(
-        self, look: Callable[[], Awaitable[Iterable[LogEntry]]], timeout: float
+        self, read: Callable[[], Awaitable[Iterable[LogEntry]]], timeout: float
     ) -> None:
-        """Look for new records until everybody has answered or the time is over.
+        """Read new records until every instance has answered or the time is over.
 
         The command is sent: an outage is waited out, its outcomes may still come.
-
-        Raises:
-            RedisRefusedError: The records cannot be read.
         """
         with anyio.move_on_after(timeout):
             while True:
                 try:
-                    self.note(await look())
+                    self.add(await read())
                 except RedisRefusedError:
                     raise
                 except RedisUnavailableError:

@@ -1,4 +1,4 @@
-"""LRANGE, handle, LTRIM: the contract's compatibility mode (section 3.1)."""
+"""LRANGE, handle, LTRIM: the contract's compatibility mode, also where BLPOP is refused."""
 
 from __future__ import annotations
 
@@ -10,28 +10,24 @@ import anyio
 
 from bls_agent.connection import Connections
 from bls_agent.endpoint import Argument, Reply
-from bls_agent.errors import (
-    RedisUnavailableError,
-    WrongTypeError,
-)
-from bls_agent.project.receiving.receiver import Message, Say
+from bls_agent.errors import RedisRefusedError, RedisUnavailableError, WrongTypeError
+from bls_agent.project.receive.blocking import BlockingReceiver
+from bls_agent.project.receive.receiver import Message, Receiver, Say
 from bls_agent.scripts import TRIM_HEAD
 
-__all__ = ["CompatReceiver"]
+__all__ = ["AutoReceiver", "CompatReceiver"]
 
 logger = logging.getLogger(__name__)
 
 POLL: Final = 0.1  # seconds between two looks
 QUIET_POLL: Final = 0.5  # … after a minute without a command
 QUIET_AFTER: Final = 60.0
-REMIND_EVERY: Final = 60.0  # seconds between two words about a second consumer
-
-
+REMIND_EVERY: Final = 60.0  # seconds between two warnings of a second consumer
 # "refused": an ACL that allows scripts and not what the script does.
 _WEAKENING: Final = ("no_permission", "unknown_command", "unsupported", "refused")
 
 
-class CompatReceiver:
+class CompatReceiver(Receiver):
     """LRANGE 0 0, handle, LTRIM 1 -1: for servers and clients without BLPOP.
 
     At least once, one consumer, one command at a time. The head is cut only if it is
@@ -43,14 +39,13 @@ class CompatReceiver:
     one_at_a_time = True
 
     def __init__(self, connections: Connections, key: str, say: Say) -> None:
-        """Remember where from."""
         self._connections = connections
         self._key = key
         self._say = say
         self._stopping = anyio.Event()
         self._handled: Message | None = None
         self._in_doubt = False
-        self._told_at = float("-inf")
+        self._warned_at = float("-inf")
         self._quiet_since: float | None = None
         self._cut: Callable[[bytes], Awaitable[bool]] = self._cut_by_script
 
@@ -90,14 +85,14 @@ class CompatReceiver:
         self._handled = None
         in_doubt, self._in_doubt = self._in_doubt, False
         if not found and not in_doubt:
-            self._tell_of_rival()
+            self._warn_of_other_consumer()
 
-    def _tell_of_rival(self) -> None:
-        """Say it now and then: a second consumer meets us at every other command."""
+    def _warn_of_other_consumer(self) -> None:
+        """Warn now and then: a second consumer meets us at every other command."""
         now = anyio.current_time()
-        if now - self._told_at < REMIND_EVERY:
+        if now - self._warned_at < REMIND_EVERY:
             return
-        self._told_at = now
+        self._warned_at = now
         self._say(
             "somebody else trimmed the control list: a second consumer? compatibility "
             "mode allows one. Or the command was withdrawn while it ran",
@@ -147,23 +142,9 @@ class CompatReceiver:
         await self._command("LTRIM", self._key, 1, -1)
         return True
 
-    async def give_back(self, messages: Sequence[Message]) -> bool:  # noqa: ARG002
-        """Nothing to do: a command stays in the list until it is settled."""
-        return True
-
     async def stop(self) -> None:
-        """End the polling."""
+        """End the polling; what is not settled is still in the list."""
         self._stopping.set()
-
-    def leftovers(self) -> list[Message]:
-        """Nothing: what is not settled is still in the list."""
-        return []
-
-    async def run(self) -> None:
-        """Nothing to keep up."""
-
-    async def close(self) -> None:
-        """Nothing is left to end."""
 
     async def _command(self, *request: Argument) -> Reply:
         try:
@@ -172,3 +153,57 @@ class CompatReceiver:
             if error.kind == "wrong_type":
                 raise WrongTypeError(self._key, "list") from error
             raise
+
+
+class AutoReceiver(BlockingReceiver):
+    """BLPOP; where the server or its ACL refuses it, compatibility mode.
+
+    Refused means: unknown command or no permission, nothing else. Said once in the
+    console log, tried again after a reconnect.
+    """
+
+    def __init__(self, connections: Connections, key: str, say: Say) -> None:
+        super().__init__(connections, key)
+        self._compat = CompatReceiver(connections, key, say)
+        self._intake = connections.intake
+        self._say = say
+        self._refused_at = -1  # the connection over which compatibility mode began
+
+    async def receive(self, limit: int) -> Sequence[Message]:
+        """Receive in the way that works here."""
+        if self._refused_at not in (-1, self._intake.generation):
+            await self._compat.finish()
+            self._refused_at = -1
+            self.mode, self.one_at_a_time = "blocking", False
+        if self.mode == self._compat.mode:
+            return await self._compat.receive(limit)
+        try:
+            return await super().receive(limit)
+        except RedisRefusedError as error:
+            refused = error.kind in ("unknown_command", "no_permission")
+            if error.connecting or not refused:
+                raise
+            await self._intake.open()
+            self._refused_at = self._intake.generation
+            self.mode, self.one_at_a_time = self._compat.mode, True
+            self._say(
+                "BLPOP is refused here: receiving in compatibility mode",
+                {"mode": "compat", "reason": error.kind},
+            )
+        return []
+
+    async def settle(self, message: Message) -> None:
+        """Settle in the way in which it came."""
+        if message.mode == self._compat.mode:
+            await self._compat.settle(message)
+
+    async def give_back(self, messages: Sequence[Message]) -> bool | None:
+        """Give back what BLPOP took; anything else is still in the list."""
+        return await super().give_back(
+            [message for message in messages if message.mode == "blocking"]
+        )
+
+    async def stop(self) -> None:
+        """Stop both ways."""
+        await self._compat.stop()
+        await super().stop()

@@ -11,22 +11,18 @@ import anyio
 from bls_agent.endpoint import Argument
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.lease import Lease
-from bls_agent.project.receiving.places import Places, find_wrong_type
+from bls_agent.project.receive.inflight import ReliableKeys, find_wrong_type
 from bls_agent.scripts import HAND_BACK, RECLAIM
 from bls_agent.wire import Wire
 
-__all__ = [
-    "DEAD_LETTER_LIMIT",
-    "DELIVERIES_TTL",
-    "MAX_DELIVERIES",
-    "Reclaimer",
-]
+__all__ = ["MAX_DELIVERIES", "Reclaimer"]
 
 logger = logging.getLogger(__name__)
 
 MAX_DELIVERIES: Final = 3
 DEAD_LETTER_LIMIT: Final = 1_000
 DELIVERIES_TTL: Final = 7 * 86_400  # seconds
+LIMITS: Final = (MAX_DELIVERIES, DEAD_LETTER_LIMIT, DELIVERIES_TTL)
 LISTS_AT_ONCE: Final = 100  # of a fleet's; the next look finds others
 COMMANDS_AT_ONCE: Final = 100  # so that a script is short
 NO_LEASE: Final = -2  # what PTTL says of a key that is not there
@@ -41,55 +37,39 @@ class Reclaimer:
     """
 
     def __init__(
-        self, places: Places, ttl: float, report_dead: Callable[[bytes], None]
+        self, keys: ReliableKeys, ttl: float, report_dead: Callable[[bytes], None]
     ) -> None:
-        """Remember the parts.
-
-        Args:
-            places: Where the lists are.
-            ttl: Seconds of their leases.
-            report_dead: Called for each command that became a dead letter.
-        """
-        self._places = places
+        self._keys = keys
         self._quiet = max(QUIET, 2 * ttl)
         self._lease_ms = max(1, int(ttl * 1000))
         self._report_dead = report_dead
         self._empty_since: dict[str, float] = {}
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self.reclaimed = 0
 
     async def look(self, wire: Wire, *, but: str = "", also: str = "") -> None:
         """Look at the lists of all processes, and empty those of the dead.
 
-        Args:
-            wire: Over which.
-            but: A list that is left alone.
-            also: One that is looked at whether or not it is among those named.
-
-        Raises:
-            RedisUnavailableError: Not all were looked at.
-            WrongTypeError: One of the keys holds another type.
+        ``but`` is left alone; ``also`` is looked at in any case.
         """
-        lists = self._places.lists
+        lists = self._keys.lists
         try:
             found = await wire.call("SRANDMEMBER", lists, LISTS_AT_ONCE)
         except RedisUnavailableError as error:
             wrong = await find_wrong_type(wire, error, {lists: "set"})
             raise wrong or error from error
         names = [name.decode("utf-8", "replace") for name in found]
-        names = [n for n in names if n != but and self._places.is_inflight(n)]
+        names = [n for n in names if n != but and self._keys.is_inflight(n)]
         names += [also] if also and also not in names else []
         self._empty_since = {n: t for n, t in self._empty_since.items() if n in names}
-        requests = [("PTTL", self._places.owner(name)) for name in names]
+        requests = [("PTTL", self._keys.owner(name)) for name in names]
         left = await wire.call_many(requests) if requests else []
         for name, answer in zip(names, left, strict=True):
             if answer == NO_LEASE:
                 await self._empty(wire, name)
                 continue
             if isinstance(answer, int) and not 0 <= answer <= self._lease_ms:
-                await self._empty(
-                    wire, name
-                )  # it lives; a lease that is too long is cut
+                await self._empty(wire, name)  # alive; a lease that is too long is cut
             self._empty_since.pop(name, None)
 
     async def _empty(self, wire: Wire, name: str) -> None:
@@ -104,10 +84,10 @@ class Reclaimer:
             try:
                 moved = await self._reclaim(wire, name, strike_off=quiet)
             except RedisUnavailableError as error:
-                wrong = await find_wrong_type(wire, error, self._places.types(name))
-                if wrong is None or wrong.key not in (name, self._places.owner(name)):
+                wrong = await find_wrong_type(wire, error, self._keys.types(name))
+                if wrong is None or wrong.key not in (name, self._keys.owner(name)):
                     raise wrong or error from error
-                self._say_once(str(wrong))
+                self._warn_once(str(wrong))
                 return
             if moved:
                 self._empty_since[name] = now
@@ -117,33 +97,51 @@ class Reclaimer:
     ) -> bool:
         """Put back what a dead process of our own name has left in our list.
 
-        It may have started all of it, so each has one more delivery.
-
-        Args:
-            wire: Over which.
-            lease: Ours on the list.
-            found: What stands there.
-
-        Returns:
-            Whether the list was ours.
-
-        Raises:
-            RedisUnavailableError: Nobody knows; look again.
+        It may have started all of it, so each has one more delivery. Tells whether the
+        list was ours.
         """
-        places = self._places
-        keys = [places.control, lease.key, lease.owner_key, places.deliveries]
-        told: list[Argument] = [MAX_DELIVERIES, DEAD_LETTER_LIMIT, DELIVERIES_TTL]
-        ours, dead = cast(
-            "tuple[int, list[bytes]]",
-            await HAND_BACK.run(
-                wire,
-                [*keys, places.dead, places.lists],
-                [lease.token or "?", *told, 0, 0, *found],
-            ),
-        )
+        ours, dead = await self._hand_back(wire, lease, [0, 0, *found])
         if ours:
             self._note(lease.key, len(found), dead)
         return bool(ours)
+
+    async def give_back(
+        self,
+        wire: Wire,
+        lease: Lease,
+        *,
+        stay: Sequence[bytes],
+        started: Sequence[bytes] = (),
+        is_final: bool = False,
+    ) -> None:
+        """Put everything in our list back but what is to stay.
+
+        What was started has one more delivery. With ``is_final`` the list is given up.
+        """
+        rest: list[Argument] = [int(is_final), len(stay), *stay, *started]
+        _, dead = await self._hand_back(wire, lease, rest)
+        for payload in dead:
+            self._report_dead(payload)
+
+    async def _hand_back(
+        self, wire: Wire, lease: Lease, rest: Sequence[Argument]
+    ) -> tuple[int, list[bytes]]:
+        keys = self._keys
+        return cast(
+            "tuple[int, list[bytes]]",
+            await HAND_BACK.run(
+                wire,
+                [
+                    keys.control,
+                    lease.key,
+                    lease.owner_key,
+                    keys.deliveries,
+                    keys.dead,
+                    keys.lists,
+                ],
+                [lease.token or "?", *LIMITS, *rest],
+            ),
+        )
 
     def _note(self, name: str, moved: int, dead: Sequence[bytes]) -> None:
         self.reclaimed += moved
@@ -153,32 +151,24 @@ class Reclaimer:
             self._report_dead(payload)
 
     async def _reclaim(self, wire: Wire, name: str, *, strike_off: bool) -> int:
-        places = self._places
-        keys = [
-            places.control,
-            name,
-            places.owner(name),
-            places.deliveries,
-            places.dead,
-            places.lists,
-        ]
+        keys = self._keys
         reply = await RECLAIM.run(
             wire,
-            keys,
             [
-                COMMANDS_AT_ONCE,
-                MAX_DELIVERIES,
-                DEAD_LETTER_LIMIT,
-                DELIVERIES_TTL,
-                int(strike_off),
-                self._lease_ms,
+                keys.control,
+                name,
+                keys.owner(name),
+                keys.deliveries,
+                keys.dead,
+                keys.lists,
             ],
+            [COMMANDS_AT_ONCE, *LIMITS, int(strike_off), self._lease_ms],
         )
         _, moved, dead = cast("tuple[int, int, list[bytes]]", reply)
         self._note(name, moved, dead)
         return moved
 
-    def _say_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
             logger.warning("%s", text)

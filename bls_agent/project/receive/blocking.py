@@ -1,0 +1,302 @@
+"""BLPOP: the way to receive that the contract recommends (section 3.1)."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import anyio
+
+from bls_agent.connection import Connections
+from bls_agent.endpoint import CONNECT_TIMEOUT, Reply, Request
+from bls_agent.errors import RedisRefusedError, RedisUnavailableError, WrongTypeError
+from bls_agent.faults import redirects
+from bls_agent.project.messages import find_id
+from bls_agent.project.receive.receiver import Message, Receiver
+
+__all__ = ["BLOCK", "BlockingRead", "BlockingReceiver"]
+
+logger = logging.getLogger(__name__)
+
+BLOCK: Final = 2  # seconds a read is parked at the server; Redis 5 wants an integer
+MARGIN: Final = 1.0  # seconds a reply may be late before we ask what is wrong
+FIRST_PAUSE: Final = 0.05  # seconds from one UNBLOCK to the next, then twice as many
+PATIENCE: Final = 1.5  # seconds a PING may take before another connection is asked
+GIVE_BACK_TRIES: Final = 3
+LONGEST_LOOK: Final = 1_048_576  # bytes in which an id is looked for
+
+_Handle = Callable[[Reply], None]
+
+
+class BlockingRead:
+    """A read that is parked at the server over the blocking wire.
+
+    The reply of a read that was cancelled stays owed: it may hold commands that Redis
+    has taken out of the list for us, so the next call gets it. It is never thrown away
+    while it may still come.
+    """
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._wire = connections.blocking
+        self._handlers: Sequence[_Handle] = ()
+        self._on_refused: Callable[[], None] | None = None
+        self._was_redirected = False
+
+    def retry_at_once(self, failure: Exception) -> bool:
+        """Tell whether to ask again at once: where a redirection points to.
+
+        But not from one redirection to the next.
+        """
+        before, self._was_redirected = self._was_redirected, redirects(failure)
+        return self._was_redirected and not before
+
+    def succeeded(self) -> None:
+        """Follow the next redirection at once again."""
+        self._was_redirected = False
+
+    async def send(
+        self,
+        requests: Sequence[Request],
+        handlers: Sequence[_Handle],
+        *,
+        on_refused: Callable[[], None] | None = None,
+    ) -> None:
+        """Send requests; each handler gets the reply to its own in :meth:`wait`.
+
+        With ``on_refused``, all but the first request may be refused.
+        """
+        self._handlers, self._on_refused = handlers, on_refused
+        await self._wire.post(requests)
+
+    async def wait(self) -> None:
+        """Read all that is owed, and find out what is wrong when it is late.
+
+        Overdue is not dead. A stalled server will still answer, and has perhaps taken
+        an element for us: keep waiting. So does a large element over a narrow link, as
+        long as something of it arrives. A server that answers but owes us has lost the
+        link: UNBLOCK, one more grace, then give the connection up, whatever it says.
+
+        Raises:
+            RedisUnavailableError: The first error reply, after all that is owed was
+                read; or the connection was lost; or ``deaf``: the link is dead.
+        """
+        link = self._connections.gate.connect_time  # a slow one is not a dead one
+        deadline = BLOCK + MARGIN + link
+        released, received = False, self._wire.received
+        while self._wire.owed:
+            with anyio.move_on_after(deadline) as scope:
+                await self._read_all()
+            if not scope.cancelled_caught:
+                continue
+            deadline = BLOCK + MARGIN
+            before, received = received, self._wire.received
+            if received != before:
+                continue
+            if await self._server_answers():
+                if released:
+                    await self._give_up()
+                await self._unblock()
+                released = True
+                deadline = MARGIN + link
+
+    async def _read_all(self) -> None:
+        """Read what is owed; a failure is raised at the end: the rest may hold commands."""
+        failure: RedisUnavailableError | None = None
+        while self._wire.owed:
+            try:
+                await self._read_one()
+            except RedisUnavailableError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    async def _read_one(self) -> None:
+        """Read one owed reply and have it handled before anything is awaited."""
+        at = len(self._handlers) - self._wire.owed
+        try:
+            reply = await self._wire.collect()
+        except RedisRefusedError as error:
+            if self._on_refused is None or not at or error.kind == "wrong_type":
+                raise
+            self._on_refused()
+        else:
+            self._handlers[at](reply)
+
+    async def _server_answers(self) -> bool:
+        """Ask whether the server lives; any answer will do, a refusal, too.
+
+        The same cut may have made that connection deaf as well, so one that gives no
+        answer in time is replaced once.
+        """
+        patience = PATIENCE + 2 * self._connections.gate.connect_time
+        for wait in (patience, CONNECT_TIMEOUT):
+            with anyio.move_on_after(wait):
+                try:
+                    async with self._connections.beside(self._wire.server) as beside:
+                        await beside.call("PING")
+                except RedisUnavailableError as error:
+                    if error.connecting or error.ambiguous:
+                        await self._connections.leave_wrong_servers()
+                        continue
+                return True
+        return False
+
+    async def _unblock(self) -> bool:
+        """Have the server end the block; whether it was asked to."""
+        number = self._wire.client_id
+        if number is None:
+            return False
+        with suppress(RedisUnavailableError):
+            async with self._connections.beside(self._wire.server) as beside:
+                await beside.call("CLIENT", "UNBLOCK", number)
+            return True
+        return False
+
+    async def _give_up(self) -> None:
+        await self._wire.drop()
+        raise RedisUnavailableError(
+            "deaf",
+            "the waiting connection gave no answer",
+            address=self._wire.address,
+            ambiguous=True,
+        )
+
+    async def release(self) -> None:
+        """Release the parked read with CLIENT UNBLOCK, or wait for the end of its block.
+
+        A link that then brings nothing, while the server answers, is dead: it is given
+        up, with what it owes.
+        """
+        grace = MARGIN + self._connections.gate.connect_time
+        pause, waited = FIRST_PAUSE, 0.0
+        while self._wire.owed:
+            released = await self._unblock()
+            # Where it cannot be released the block ends by itself.
+            wait = pause if released else BLOCK + MARGIN
+            with anyio.move_on_after(wait) as scope, suppress(RedisUnavailableError):
+                await self._read_all()
+            if not scope.cancelled_caught:
+                continue
+            pause, waited = 2 * pause, waited + wait
+            if waited >= grace and (released or await self._server_answers()):
+                await self._wire.drop()
+
+
+class BlockingReceiver(Receiver):
+    """BLPOP on a connection of its own.
+
+    Each element that Redis hands out comes out of :meth:`receive` at most once, and
+    stopping, cancelling and reconnecting lose none: the reply of a parked read stays
+    owed until it is read. Lost at most: the replies that a dying server or link
+    swallowed (``prefetch`` commands each time) and what a killed process held.
+    """
+
+    def __init__(self, connections: Connections, key: str) -> None:
+        self._connections = connections
+        self._key = key
+        self._wire = connections.blocking
+        self._blocking_read = BlockingRead(connections)
+        self._taken: deque[Message] = deque()
+        self._stopping = False
+        self._can_prefetch = True
+        self._more = -1
+        self._requests: list[Request] = []
+
+    async def receive(self, limit: int) -> Sequence[Message]:
+        """Wait up to 2 s for at least one command and take up to ``limit``."""
+        if not self._taken and not self._stopping:
+            try:
+                await self._read(limit)
+            except RedisUnavailableError as error:
+                again = self._blocking_read.retry_at_once(error)
+                if not (again or self._taken):
+                    if error.kind == "wrong_type":
+                        raise WrongTypeError(self._key, "list") from error
+                    raise
+        return self.leftovers()
+
+    def leftovers(self) -> list[Message]:
+        """Give what was taken, once."""
+        messages = list(self._taken)
+        self._taken.clear()
+        return messages
+
+    async def _read(self, limit: int) -> None:
+        if not self._wire.owed:
+            if self._wire.lost:
+                await self._connections.forget_lost(self._wire, kill=False)
+            if self._stopping:
+                return
+            await self._send(limit)
+        await self._blocking_read.wait()
+        self._blocking_read.succeeded()
+
+    async def _send(self, limit: int) -> None:
+        more = limit - 1 if self._can_prefetch else 0
+        if more != self._more:
+            self._more = more
+            self._requests = [("BLPOP", self._key, BLOCK)]
+            if more:
+                # Waits in the server's query buffer while the BLPOP blocks: one trip.
+                self._requests.append(("LPOP", self._key, more))
+        handlers = [self._take_first, self._take][: len(self._requests)]
+        await self._blocking_read.send(
+            self._requests, handlers, on_refused=self._stop_prefetching
+        )
+
+    def _take_first(self, reply: Reply) -> None:
+        """Take what BLPOP brings: the key and one element, or nothing."""
+        self._take((reply or [])[1:])
+
+    def _take(self, reply: Reply) -> None:
+        payloads: list[bytes] = reply or []
+        self._taken.extend(Message(payload) for payload in payloads)
+
+    def _stop_prefetching(self) -> None:
+        self._can_prefetch = False  # no LPOP with a count before Redis 6.2
+
+    async def give_back(self, messages: Sequence[Message]) -> bool | None:
+        """LPUSH the commands to the head of the list, in their order."""
+        if not messages:
+            return True
+        payloads = [message.payload for message in messages]
+        in_doubt = False
+        for _ in range(GIVE_BACK_TRIES):
+            try:
+                stand = await self._stand_at_head(payloads) if in_doubt else False
+                if stand is None:
+                    return None
+                if not stand:
+                    await self._connections.control.call(
+                        "LPUSH", self._key, *reversed(payloads)
+                    )
+            except RedisUnavailableError as error:
+                logger.warning("%d commands not given back: %s", len(payloads), error)
+                in_doubt |= error.ambiguous
+                if not in_doubt:
+                    return False
+            else:
+                return True
+        return None
+
+    async def _stand_at_head(self, payloads: Sequence[bytes]) -> bool | None:
+        """Find out whether a doubtful LPUSH has arrived, after it surely cannot any more.
+
+        ``None`` if it seems so and none has an id: they may be others with these bytes.
+        """
+        control = self._connections.control
+        await self._connections.forget_lost(control, kill=True)
+        found = await control.call("LRANGE", self._key, 0, len(payloads) - 1)
+        if found != payloads:
+            return False
+        named = any(find_id(payload, limit=LONGEST_LOOK) for payload in payloads)
+        return True if named else None
+
+    async def stop(self) -> None:
+        """Release the parked read with CLIENT UNBLOCK, or wait for the end of its block."""
+        self._stopping = True
+        await self._blocking_read.release()

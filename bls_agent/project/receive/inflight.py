@@ -1,0 +1,532 @@
+"""What a process has taken and not acknowledged: its keys, its lease, its commands, its acks."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Final
+
+import anyio
+
+from bls_agent.backoff import Backoff
+from bls_agent.connection import Connections
+from bls_agent.endpoint import Argument, Reply, Request
+from bls_agent.errors import RedisRefusedError, RedisUnavailableError, WrongTypeError
+from bls_agent.keys import (
+    DEAD_LETTERS,
+    DELIVERIES,
+    INFLIGHT,
+    INFLIGHT_LISTS,
+    OWNER,
+    SEEN,
+)
+from bls_agent.lease import Lease
+from bls_agent.names import place_beside
+from bls_agent.project.receive.receiver import Message
+from bls_agent.scripts import ACK
+from bls_agent.wire import Wire
+
+__all__ = [
+    "NOT_OURS",
+    "Acks",
+    "HeldCommand",
+    "InFlight",
+    "InFlightLease",
+    "ReliableKeys",
+    "Stage",
+    "explain_refusal",
+    "find_wrong_type",
+]
+
+logger = logging.getLogger(__name__)
+
+NOT_OURS: Final = -1  # what a script says of a list that has another owner, or none
+SEEN_LIMIT: Final = 100_000
+FIRST_PAUSE: Final = 0.25  # seconds before the second try, at most
+_NEEDED: Final = ("unknown_command", "no_permission", "refused", "unsupported")
+
+
+@dataclass(frozen=True)
+class ReliableKeys:
+    """The keys of reliable receiving: beside the control list, in its slot.
+
+    Attributes:
+        control: The contract's list, from which commands are taken.
+        lists: A set: the names of all in-flight lists.
+        deliveries: A hash: how often a command was handed out that came back.
+        seen: A sorted set: ids of commands that ended.
+        dead: A list: commands that were handed out too often.
+    """
+
+    control: str
+    lists: str
+    deliveries: str
+    seen: str
+    dead: str
+
+    @classmethod
+    def beside(cls, control: str) -> ReliableKeys:
+        """Find the keys that belong to a control list."""
+        place = place_beside(control)
+        return cls(
+            control=control,
+            lists=INFLIGHT_LISTS.locate(place=place),
+            deliveries=DELIVERIES.locate(place=place),
+            seen=SEEN.locate(place=place),
+            dead=DEAD_LETTERS.locate(place=place),
+        )
+
+    def inflight(self, instance: str) -> str:
+        """The list of what one instance has taken and not ended."""
+        return INFLIGHT.locate(place=place_beside(self.control), instance=instance)
+
+    def owner(self, inflight: str) -> str:
+        """The key that is there as long as the owner of an in-flight list lives."""
+        return OWNER.locate(place=place_beside(inflight))
+
+    def is_inflight(self, key: str) -> bool:
+        """Tell whether a name in the set of lists can be one of ours."""
+        return key.startswith(self.inflight("")) and key != self.inflight("")
+
+    def types(self, inflight: str) -> Mapping[str, str]:
+        """Key → the type that it should have."""
+        return {
+            self.control: "list",
+            inflight: "list",
+            self.owner(inflight): "string",
+            self.lists: "set",
+            self.deliveries: "hash",
+            self.seen: "zset",
+            self.dead: "list",
+        }
+
+
+async def find_wrong_type(
+    wire: Wire, error: RedisUnavailableError, types: Mapping[str, str]
+) -> WrongTypeError | None:
+    """Find out which key is to blame for a refusal: a script does not tell."""
+    if error.kind not in ("wrong_type", "refused"):
+        return None
+    try:
+        found = await wire.call_many([("TYPE", key) for key in types])
+    except RedisUnavailableError:
+        return None
+    for (key, expected), reply in zip(types.items(), found, strict=True):
+        if isinstance(reply, bytes) and reply.decode() not in (expected, "none"):
+            return WrongTypeError(key, expected)
+    return None
+
+
+def explain_refusal(error: RedisUnavailableError) -> RedisRefusedError | None:
+    """Say what reliable receiving needs, if that is what Redis has refused."""
+    if not isinstance(error, RedisRefusedError) or error.connecting:
+        return None
+    if error.kind not in _NEEDED:
+        return None
+    return RedisRefusedError(
+        error.kind,
+        f"{error.reason}; mode 'reliable' needs BLMOVE and scripts (Redis 6.2 or "
+        "newer, and the rights): use mode='blocking' or mode='compat' instead",
+        address=error.address,
+    )
+
+
+class InFlightLease:
+    """Keeps the lease on this process's in-flight list, or takes another list.
+
+    A lease is never waited for: a list that another process owns is left to it, and a
+    fresh name is taken. As long as the lease has not been interrupted no process can
+    have reclaimed anything; after an interruption the list has to be compared.
+
+    Attributes:
+        lease: On the list that is in use.
+        compared: Whether the list surely still holds what it is thought to hold.
+        inherits: What stands in the list was taken by a process before this one.
+        losses: How often the lease was interrupted.
+        length: How many commands stood in the list when that was last asked.
+        closed: Nothing is acquired or renewed any more.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        keys: ReliableKeys,
+        instance: str,
+        ttl: float,
+        *,
+        on_renamed: Callable[[], None],
+    ) -> None:
+        self._wire = wire
+        self._keys = keys
+        self._instance = instance
+        self._ttl = ttl
+        self._on_renamed = on_renamed
+        self._lock = anyio.Lock()
+        self.lease = Lease(wire, keys.inflight(instance), ttl)
+        self.compared = False
+        self.inherits = True
+        self.losses = 0
+        self.length = 0
+        self.closed = False
+        self._ever = False
+
+    @property
+    def valid(self) -> bool:
+        """Whether the list is surely ours now."""
+        return self.lease.valid and not self.closed
+
+    @property
+    def key(self) -> str:
+        """The key of the list that is in use."""
+        return self.lease.key
+
+    async def ensure(self) -> None:
+        """Have a list, at once if there is one."""
+        if not self.valid:
+            await self.keep()
+
+    async def keep(self) -> None:
+        """Renew the lease, get it back, or get another list; write its name down."""
+        async with self._lock:
+            if self.closed:
+                return
+            if not await self.lease.renew():
+                self.compared = False
+                self.losses += self._ever
+                if not await self.lease.acquire():
+                    await self._take_another_list()
+            self._ever = True
+            # Each time: a set that was emptied or deleted must not hide our list.
+            named, length = await self._wire.call_many(
+                [
+                    ("SADD", self._keys.lists, self.lease.key),
+                    ("LLEN", self.lease.key),
+                ]
+            )
+            if isinstance(named, RedisUnavailableError):
+                raise named
+            self.length = length if isinstance(length, int) else 0
+
+    async def _take_another_list(self) -> None:
+        name = f"{self._instance}~{secrets.token_hex(4)}"
+        fresh = Lease(self._wire, self._keys.inflight(name), self._ttl)
+        self._on_renamed()
+        self.lease = fresh
+        await fresh.acquire()
+
+    def suspect(self) -> None:
+        """Find out whose list it is before it is used again: a script said, not ours."""
+        self.lease.step_down()
+
+    async def close(self) -> None:
+        """Acquire and renew nothing any more."""
+        self.closed = True
+        async with self._lock:
+            pass
+
+
+class Stage(Enum):
+    """How far a command has come in this process."""
+
+    TAKEN = "taken"
+    STARTED = "started"
+    ENDED = "ended"
+
+
+@dataclass(eq=False)
+class HeldCommand:
+    """One command that this process has taken and not acknowledged.
+
+    Attributes:
+        payload: Its bytes.
+        id: The id that its sender gave, or ``""``.
+        ack_id: The id that counts as seen when it ends, or ``""``.
+        stage: How far it has come.
+        started_at: When it was started, on the clock of the event loop.
+        gone: It does not stand in our list any more: another process has reclaimed it.
+    """
+
+    payload: bytes
+    id: str
+    ack_id: str
+    stage: Stage = Stage.TAKEN
+    started_at: float = 0.0
+    gone: bool = False
+
+
+class InFlight:
+    """The commands that this process has taken and not acknowledged.
+
+    Commands with the same bytes cannot be told apart in Redis; they are counted.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[Message, HeldCommand] = {}
+        # Asked for each command: with thousands of them nothing may be searched for.
+        self._at: dict[Stage, dict[Message, None]] = {stage: {} for stage in Stage}
+        self._ids: Counter[str] = Counter()  # of what stands in our list
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, message: Message) -> bool:
+        return message in self._held
+
+    def find(self, message: Message) -> HeldCommand | None:
+        """Give what is known of a message, ``None`` if it is not held any more."""
+        return self._held.get(message)
+
+    def take(self, message: Message, *, id: str, ack_id: str) -> None:  # noqa: A002
+        """Hold a message from now on."""
+        self._held[message] = HeldCommand(message.payload, id, ack_id)
+        self._at[Stage.TAKEN][message] = None
+        self._ids[id] += 1
+
+    def advance(self, message: Message, stage: Stage) -> None:
+        """Note how far it has come, if it is held."""
+        held = self._held.get(message)
+        if held is not None:
+            del self._at[held.stage][message]
+            self._at[stage][message] = None
+            held.stage = stage
+
+    def drop(self, message: Message) -> None:
+        """Hold it no longer."""
+        held = self._held.pop(message, None)
+        if held is not None:
+            del self._at[held.stage][message]
+            self._mark_gone(held)
+
+    def _mark_gone(self, held: HeldCommand) -> None:
+        """Note that it does not stand in our list any more."""
+        if not held.gone:
+            held.gone = True
+            self._ids[held.id] -= 1
+            if not self._ids[held.id]:
+                del self._ids[held.id]
+
+    def has_id(self, id: str) -> bool:  # noqa: A002 - the contract's name
+        """Tell whether a command with this id is held and stands in our list."""
+        return id in self._ids
+
+    def of(self, stage: Stage) -> list[Message]:
+        """Messages at a stage, in the order in which they came there."""
+        return list(self._at[stage])
+
+    def any_at(self, stage: Stage) -> bool:
+        """Tell whether there is a message at a stage."""
+        return bool(self._at[stage])
+
+    def payloads(self, *stages: Stage) -> list[bytes]:
+        """The bytes of what stands in our list, at these stages."""
+        return [
+            held.payload
+            for held in self._held.values()
+            if held.stage in stages and not held.gone
+        ]
+
+    def count_payloads(self) -> Counter[bytes]:
+        """How many commands with the same bytes should stand in our list."""
+        return Counter(self.payloads(*Stage))
+
+    def standing(self) -> list[Message]:
+        """What should stand in our list now."""
+        return [message for message, held in self._held.items() if not held.gone]
+
+    def compare(
+        self, found: Iterable[bytes], standing: Iterable[Message]
+    ) -> list[bytes]:
+        """Compare with what really stands in our list.
+
+        What is held and does not stand there was reclaimed, and is marked as gone. Of
+        what should have stood there when Redis was asked, some may have been
+        acknowledged since. Gives what stands there and was never seen, in its order.
+        """
+        expected: dict[bytes, list[Message]] = {}
+        for message in sorted(standing, key=self._is_leaving):
+            expected.setdefault(message.payload, []).append(message)
+        counts = Counter(found := list(found))
+        for payload, messages in expected.items():
+            for message in messages[counts[payload] :]:
+                held = self._held.get(message)
+                if held is not None:
+                    self._mark_gone(held)
+        unseen: list[bytes] = []
+        for payload in found:
+            if expected.get(payload):
+                expected[payload].pop()
+            else:
+                unseen.append(payload)
+        return unseen
+
+    def _is_leaving(self, message: Message) -> bool:
+        """Of twins the one that has ended is the first to be missing."""
+        held = self._held.get(message)
+        return held is None or held.stage is Stage.ENDED
+
+    def forget_all(self) -> None:
+        """Everything stands in a list that is not ours any more."""
+        for held in self._held.values():
+            self._mark_gone(held)
+
+
+class Acks:
+    """Takes commands that ended out of the in-flight list, and remembers their ids.
+
+    One write for all that have ended by then. What cannot be sent stays in flight as
+    ended, and is sent before anything else is taken: so it can never be more than what
+    ran at the same time.
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        keys: ReliableKeys,
+        lease: InFlightLease,
+        in_flight: InFlight,
+        *,
+        window: float,
+    ) -> None:
+        self._connections = connections
+        self._wire = connections.control
+        self._keys = keys
+        self._lease = lease
+        self._in_flight = in_flight
+        self._window_ms = int(window * 1000)
+        self._lock = anyio.Lock(fast_acquire=True)
+        self._in_doubt: list[Message] = []
+        self._is_loaded = False  # whether the server should know the script
+        self._backoff = Backoff(base=FIRST_PAUSE)
+        self._retry_at = float("-inf")
+
+    async def settle(self, message: Message, stopped: anyio.Event) -> None:
+        """Acknowledge a command, until that has arrived or must be left for later.
+
+        All callers share one pace: a thousand of them are no more tries than one.
+        """
+        while True:
+            with suppress(RedisUnavailableError, WrongTypeError):
+                await self.flush(at_pace=True)
+            if message not in self._in_flight:
+                return
+            if stopped.is_set() or not self._lease.valid:
+                return
+            with anyio.move_on_after(self._retry_at - anyio.current_time()):
+                await stopped.wait()
+
+    async def flush(self, *, at_pace: bool = False) -> None:
+        """Acknowledge all that has ended; after a failure one alone, and then the rest.
+
+        With ``at_pace`` nothing is done while a failure is too recent.
+        """
+        if not self._in_flight.any_at(Stage.ENDED):
+            return
+        async with self._lock:
+            if at_pace and anyio.current_time() < self._retry_at:
+                return
+            try:
+                await self._send_all()
+            except (RedisUnavailableError, WrongTypeError) as error:
+                delay = self._backoff.failed()
+                if isinstance(error, WrongTypeError) or not error.connecting:
+                    self._retry_at = anyio.current_time() + delay
+                raise
+            self._backoff.succeeded()
+
+    async def _send_all(self) -> None:
+        if self._in_doubt:
+            await self._resolve()
+        messages = self._in_flight.of(Stage.ENDED)
+        if self._backoff.failures and messages:
+            await self._send(messages[:1])
+            messages = self._in_flight.of(Stage.ENDED)
+        if messages:
+            await self._send(messages)
+
+    async def send_ahead(
+        self,
+        message: Message,
+        send: Callable[[Request, Callable[[Reply], None]], Awaitable[None]],
+    ) -> None:
+        """Acknowledge in front of the next take, in one trip over the blocking wire.
+
+        What goes wrong leaves it as it is: still to be acknowledged.
+        """
+        if not self._is_loaded or self._in_doubt or self._lock.locked():
+            return
+        if self._backoff.failures:
+            return
+        async with self._lock:
+            request = ACK.request(self._script_keys(), self._arguments(message))
+            self._in_doubt = [message]
+            with suppress(RedisUnavailableError):
+                await send(request, partial(self._handle_reply, message))
+
+    def _handle_reply(self, message: Message, reply: Reply) -> None:
+        self._in_doubt = []
+        if reply == NOT_OURS:
+            self._lease.suspect()
+        else:
+            self._is_loaded = True
+            self._in_flight.drop(message)
+
+    def _script_keys(self) -> list[str]:
+        keys, lease = self._keys, self._lease.lease
+        return [lease.key, keys.deliveries, keys.seen, lease.owner_key]
+
+    def _arguments(self, message: Message) -> list[Argument]:
+        held = self._in_flight.find(message)
+        gone = held is None or held.gone
+        return [
+            "" if gone else self._lease.lease.token or "?",
+            message.payload,
+            "" if held is None else held.ack_id,
+            self._window_ms,
+            SEEN_LIMIT,
+        ]
+
+    async def _send(self, messages: list[Message]) -> None:
+        runs = [self._arguments(message) for message in messages]
+        self._in_doubt = messages  # also if this is cancelled
+        try:
+            replies = await ACK.run_each(self._wire, self._script_keys(), runs)
+        except RedisUnavailableError as error:
+            if not error.ambiguous:
+                self._in_doubt = []
+            raise
+        self._in_doubt = []
+        refusal: RedisUnavailableError | None = None
+        for message, reply in zip(messages, replies, strict=True):
+            if isinstance(reply, RedisUnavailableError):
+                refusal = reply
+            else:
+                self._handle_reply(message, reply)
+        if refusal is not None:
+            types = self._keys.types(self._lease.key)
+            raise await find_wrong_type(self._wire, refusal, types) or refusal
+
+    async def _resolve(self) -> None:
+        """Find out whether an ack of which no answer came has arrived.
+
+        It does no harm to send it twice, unless another command with the same bytes
+        stands in the list: that one would be taken out.
+        """
+        for wire in (self._wire, self._connections.blocking):
+            await self._connections.forget_lost(wire, kill=True)
+        doubtful = [m for m in self._in_doubt if m in self._in_flight]
+        counts = self._in_flight.count_payloads()
+        if any(counts[message.payload] > 1 for message in doubtful):
+            standing = await self._wire.call("LRANGE", self._lease.key, 0, -1)
+            found: Counter[bytes] = Counter(standing)
+            counts = self._in_flight.count_payloads()
+            for message in doubtful:
+                if found[message.payload] < counts[message.payload]:
+                    counts[message.payload] -= 1
+                    self._in_flight.drop(message)
+        self._in_doubt = []

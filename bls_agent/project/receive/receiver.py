@@ -1,0 +1,132 @@
+"""What every way to receive commands can do (contract 002, section 3.1).
+
+A receiver is asked for messages only when a handler is free. It is stopped by
+:meth:`Receiver.stop`, never by throwing a read away: the reply of a read in flight may
+hold a command that Redis has already taken out of the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bls_agent.endpoint import Endpoint
+from bls_agent.errors import ConfigurationError
+from bls_agent.keys import CONTROL, PROJECT_STATUS
+from bls_agent.names import shares_slot
+from bls_agent.project.messages import OutcomeKind
+
+__all__ = ["Message", "Receiver", "Say", "check_cluster_name"]
+
+Say = Callable[[str, dict[str, object]], None]  # tells operator and host of a limit
+
+
+def _start_always(_: Message) -> bool:
+    return True
+
+
+def _ignore(_: Message) -> None:
+    pass
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """One element of the control list, as it was taken; equal only to itself.
+
+    Attributes:
+        payload: Its bytes.
+        delivery: How often it was handed out, this time included.
+        mode: How it was taken.
+        preset_outcome: How it ends without being started, if that is known already.
+        on_start: Called right before it is run; if false, another process has it by now.
+        on_overdue: Called when its outcome is reported although its handler goes on.
+    """
+
+    payload: bytes
+    delivery: int = 1
+    mode: str = "blocking"
+    preset_outcome: OutcomeKind | None = None
+    on_start: Callable[[Message], bool] = _start_always
+    on_overdue: Callable[[Message], None] = _ignore
+
+
+class Receiver:
+    """Takes commands from the control list; each subclass gives its guarantee.
+
+    Attributes:
+        mode: How commands come: ``blocking``, ``compat`` or ``reliable``.
+        one_at_a_time: Whether a command must be settled before the next is asked for.
+    """
+
+    mode = "blocking"
+    one_at_a_time = False
+
+    async def receive(self, limit: int) -> Sequence[Message]:
+        """Wait for messages; an empty sequence when stopped or nothing came.
+
+        Raises:
+            RedisUnavailableError: Redis is away or refuses.
+            WrongTypeError: The control key is no list.
+        """
+        raise NotImplementedError
+
+    async def stop(self) -> None:
+        """End the intake: release the read that is parked and keep what it brings."""
+        raise NotImplementedError
+
+    async def settle(self, message: Message) -> None:
+        """Note that a message came to its final end."""
+
+    async def give_back(self, messages: Sequence[Message]) -> bool | None:  # noqa: ARG002 - for subclasses
+        """Put messages that were not started back to the head of the list.
+
+        ``False``: surely not given back; ``None``: that cannot be known.
+        """
+        return True
+
+    def leftovers(self) -> list[Message]:
+        """Give what was taken and never came out of :meth:`receive`."""
+        return []
+
+    async def run(self) -> None:
+        """Keep up what receiving needs, beside it, until cancelled."""
+
+    async def close(self) -> None:
+        """End everything; handlers have ended, or are left behind."""
+
+    @property
+    def held(self) -> int:
+        """How many commands were taken and are not acknowledged (``reliable``)."""
+        return 0
+
+    @property
+    def reclaimed(self) -> int:
+        """How many commands were taken back from dead processes (``reliable``)."""
+        return 0
+
+    @property
+    def lease_losses(self) -> int:
+        """How often others may have taken over what was held (``reliable``)."""
+        return 0
+
+
+def check_cluster_name(
+    project: str, endpoint: Endpoint | None, *, mode: str, replicas: bool
+) -> None:
+    """Refuse what needs keys in the slots of a project's own where there can be none.
+
+    The endpoint is ``None`` as long as it is not known.
+
+    Raises:
+        ConfigurationError: It is a cluster, and they would lie in other slots.
+    """
+    needs = "mode='reliable'" if mode == "reliable" else "replicas=True" * replicas
+    keys = (CONTROL.build(project=project), PROJECT_STATUS.build(project=project))
+    is_cluster = endpoint is not None and endpoint.is_cluster
+    if is_cluster and needs and not all(map(shares_slot, keys)):
+        rule = (
+            f"on a cluster {needs} keeps keys in the slots of the project's own, and "
+            "the braces of this name make a slot that no other key can be put into"
+        )
+        remedy = f"Use a name without {{ and }}, one server, or no {needs}."
+        raise ConfigurationError("project", project, rule, remedy)

@@ -1,0 +1,556 @@
+"""BLMOVE into a list of this process's own, and an ack: nothing is lost."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, Literal, NamedTuple, cast
+
+import anyio
+
+from bls_agent.backoff import Backoff, jittered
+from bls_agent.connection import Connections
+from bls_agent.endpoint import Argument, Reply, Request
+from bls_agent.errors import RedisRefusedError, RedisUnavailableError, WrongTypeError
+from bls_agent.project.messages import OutcomeKind, find_id
+from bls_agent.project.receive.blocking import BLOCK, BlockingRead
+from bls_agent.project.receive.inflight import (
+    NOT_OURS,
+    Acks,
+    InFlight,
+    InFlightLease,
+    ReliableKeys,
+    Stage,
+    explain_refusal,
+    find_wrong_type,
+)
+from bls_agent.project.receive.receiver import Message, Receiver, Say
+from bls_agent.project.receive.reclaim import MAX_DELIVERIES, Reclaimer
+from bls_agent.scripts import ADMIT, TAKE, Script
+
+__all__ = ["LONGEST_ID", "ReliableReceiver"]
+
+logger = logging.getLogger(__name__)
+
+LONGEST_ID: Final = 200  # bytes that are kept of an id; take.lua knows it, too
+LOOKS_PER_TTL: Final = 3
+QUICK: Final = 0.5  # seconds: handlers for which one trip more matters
+AWAY_GRACE: Final = 0.5  # seconds that the end waits for a Redis that is away
+FIRST_PAUSE: Final = 0.25  # seconds before the second try, at most
+
+_Handle = Callable[[Reply], None]
+
+
+class ReliableReceiver(Receiver):
+    """BLMOVE into an in-flight list of this process's own; an ack after the handler.
+
+    At least once: nothing is lost of what the serving Redis still holds. A command runs
+    twice only if the process or the link dies before its ack, or if the process stands
+    still for longer than its lease: then another one takes over what it had.
+
+    ``lease_ttl`` is in seconds; an id counts as seen for ``window`` seconds; ``report``
+    is called for each command that has ended without being taken.
+    """
+
+    mode = "reliable"
+
+    def __init__(
+        self,
+        connections: Connections,
+        key: str,
+        say: Say,
+        *,
+        instance: str,
+        lease_ttl: float,
+        window: float,
+        on_redelivery: Literal["run", "skip"],
+        size_limit: int,
+        report: Callable[[Message], None],
+    ) -> None:
+        self._connections = connections
+        self._say = say
+        self._wire = connections.blocking
+        self._control = connections.control
+        self._ttl = lease_ttl
+        self._on_redelivery = on_redelivery
+        self._report = report
+        self._keys = keys = ReliableKeys.beside(key)
+        self.in_flight = InFlight()
+        self.lease = InFlightLease(
+            self._control, keys, instance, lease_ttl, on_renamed=self._forget_all
+        )
+        self._reclaimer = Reclaimer(keys, lease_ttl, self._report_dead)
+        self._acks = Acks(connections, keys, self.lease, self.in_flight, window=window)
+        self._fetcher = _Fetcher(
+            connections, keys, self.lease, window=window, size_limit=size_limit
+        )
+        self._taken: deque[Message] = deque()
+        self._compare_at = float("inf")  # when our list has to be looked at
+        self._unsure_until = float("-inf")
+        self._generation = -1  # of the connection since which our list is known
+        self._limit = 1
+        self._opened = False
+        self._stopped = anyio.Event()
+        self._warned: set[str] = set()
+        self._said_refusal = False
+
+    @property
+    def held(self) -> int:
+        """How many commands were taken and are not acknowledged."""
+        return len(self.in_flight)
+
+    @property
+    def reclaimed(self) -> int:
+        """How many commands were taken back from dead processes."""
+        return self._reclaimer.reclaimed
+
+    @property
+    def lease_losses(self) -> int:
+        """How often others may have taken over what was held."""
+        return self.lease.losses
+
+    async def receive(self, limit: int) -> Sequence[Message]:
+        """Wait up to 2 s for at least one command and take up to ``limit``."""
+        if not self._taken and not self._stopped.is_set():
+            self._fetcher.in_use = True
+            try:
+                await self._receive(limit)
+            except (RedisUnavailableError, WrongTypeError) as error:
+                again = self._fetcher.read.retry_at_once(error)
+                told = error if again else await self._explain(error)
+                if not (again or self._taken or self._fetcher.taken):
+                    raise told from error
+            else:
+                self._fetcher.read.succeeded()
+                self._said_refusal = False
+            finally:
+                self._fetcher.in_use = False
+        return self.leftovers()
+
+    def leftovers(self) -> list[Message]:
+        """Give what was taken, once."""
+        self._keep_taken()
+        messages = list(self._taken)
+        self._taken.clear()
+        return messages
+
+    async def _receive(self, limit: int) -> None:
+        self._limit = limit
+        await self._fetcher.finish()
+        await self._prepare()
+        if not self._has_something():
+            await self._fetcher.take(limit)
+        if not self._has_something() and self.lease.valid:
+            await self._fetcher.park()
+        if self._must_compare():
+            await self._prepare()
+        if not self._must_compare():
+            await self._fetcher.look_up()
+
+    def _has_something(self) -> bool:
+        return bool(self._taken or self._fetcher.taken or self._fetcher.arrived)
+
+    async def _prepare(self) -> None:
+        """Have a list that is ours and holds nothing that we do not know."""
+        self._keep_taken()
+        if not self._opened:
+            await self._reclaimer.look(self._control, also=self.lease.key)
+            self._opened = True
+        await self.lease.ensure()
+        await self._acks.flush()
+        if self._must_compare():
+            await self._compare()
+
+    def _must_compare(self) -> bool:
+        if self._wire.owed:
+            return False
+        if self._wire.lost or self._generation != self._wire.generation:
+            return True
+        return not self.lease.compared or anyio.current_time() >= self._compare_at
+
+    async def _compare(self) -> None:
+        """Find in our list what a dying link has swallowed, or another read has left."""
+        self._compare_at = float("-inf")  # until it has succeeded
+        if not await self._connections.forget_lost(self._wire, kill=True):
+            # It may still bring something, until its block ends.
+            self._unsure_until = anyio.current_time() + BLOCK + 1.0
+        await self._wire.open()
+        self._generation = self._wire.generation
+        began, losses = anyio.current_time(), self.lease.losses
+        standing = self.in_flight.standing()
+        found: list[bytes] = await self._control.call("LRANGE", self.lease.key, 0, -1)
+        if self.lease.inherits:
+            lease, back = self.lease.lease, self._reclaimer.return_inherited
+            if found and not await back(self._control, lease, found):
+                self.lease.suspect()
+            found, self.lease.inherits = [], False
+        self._fetcher.arrived = self.in_flight.compare(found, standing)
+        self.lease.compared = losses == self.lease.losses
+        sure = began >= self._unsure_until
+        self._compare_at = float("inf") if sure else self._unsure_until
+
+    def _forget_all(self) -> None:
+        """Forget what we had: it stands in a list that another process owns now."""
+        self.in_flight.forget_all()
+        self._fetcher.taken.clear()
+        self._fetcher.arrived.clear()
+
+    def _keep_taken(self) -> None:
+        """Hold what has come, and decide how each is to end."""
+        for payload, own, delivery, seen in self._fetcher.taken:
+            preset = self._decide_preset(own, delivery, seen=seen)
+            message = Message(
+                payload,
+                delivery,
+                self.mode,
+                preset,
+                on_start=self._may_start,
+                on_overdue=self._record_end,
+            )
+            ack_id = "" if preset is OutcomeKind.DUPLICATE else own
+            self.in_flight.take(message, id=own, ack_id=ack_id)
+            self._taken.append(message)
+        self._fetcher.taken.clear()
+
+    def _decide_preset(
+        self, own: str, delivery: int, *, seen: bool
+    ) -> OutcomeKind | None:
+        """Decide how a command ends that is not even started, if it is one."""
+        if seen or (own and self.in_flight.has_id(own)):
+            return OutcomeKind.DUPLICATE
+        if delivery > 1 and self._on_redelivery == "skip":
+            return OutcomeKind.ABANDONED
+        return None
+
+    def _may_start(self, message: Message) -> bool:
+        """Decide whether a command may start, at the moment when it is to begin.
+
+        What was reclaimed meanwhile is dropped: another process has it, or will. What
+        only may have been reclaimed is looked for in our list again.
+        """
+        held = self.in_flight.find(message)
+        if held is None:
+            return False
+        if held.gone or not self.lease.valid or not self.lease.compared:
+            self.in_flight.drop(message)
+            self._compare_at = anyio.current_time()
+            return False
+        self.in_flight.advance(message, Stage.STARTED)
+        held.started_at = anyio.current_time()
+        return True
+
+    def _record_end(self, message: Message) -> None:
+        """Record that its outcome is final; the next flush acknowledges it."""
+        self.in_flight.advance(message, Stage.ENDED)
+
+    async def settle(self, message: Message) -> None:
+        """Acknowledge; returns when that is through, or when it must be left for later.
+
+        Left for later is it when the lease is over or the agent stops: what is started
+        without an ack is thus never more than what runs at the same time.
+        """
+        held = self.in_flight.find(message)
+        if held is None or held.stage is not Stage.STARTED:
+            return
+        self._record_end(message)
+        quick = anyio.current_time() - held.started_at < QUICK  # else a trip is nothing
+        if quick and self._fetcher.is_free:
+            limit = 0 if self.in_flight.any_at(Stage.TAKEN) else self._limit
+            send = partial(self._fetcher.send_and_take, limit)
+            await self._acks.send_ahead(message, send)
+        await self._acks.settle(message, self._stopped)
+
+    async def give_back(self, messages: Sequence[Message]) -> bool:
+        """Put commands back to the head of the control list, their delivery uncounted.
+
+        Where that fails they stay in our list and go back when our lease is over.
+        """
+        for message in messages:
+            self.in_flight.drop(message)
+        await self._give_back(Stage.ENDED, Stage.STARTED)
+        return True
+
+    async def stop(self) -> None:
+        """Release the parked read with CLIENT UNBLOCK, or wait for the end of its block."""
+        self._stopped.set()
+        await self._fetcher.stop()
+        self._keep_taken()
+        if self._fetcher.arrived:
+            await self._give_back(Stage.ENDED, Stage.STARTED)
+
+    async def close(self) -> None:
+        """Put back what did not end, strike off the list and give back the lease."""
+        self._stopped.set()
+        with anyio.move_on_after(None if self._control.connected else AWAY_GRACE):
+            await self.lease.close()
+            try:
+                await self._acks.flush()
+            except (RedisUnavailableError, WrongTypeError) as error:
+                text = "commands that ended are not acknowledged yet: %s"
+                logger.debug(text, error)
+            if self.lease.lease.token:
+                await self._give_back(Stage.ENDED, is_final=True)
+
+    async def _give_back(self, *stay: Stage, is_final: bool = False) -> None:
+        """Put everything back but what is at one of these stages.
+
+        At the end what is running goes back, too, and the list is given up.
+        """
+        lease, payloads = self.lease.lease, self.in_flight.payloads
+        keep, started = payloads(*stay), payloads(Stage.STARTED) if is_final else ()
+        try:
+            await self._connections.forget_lost(self._wire, kill=True)
+            await self._reclaimer.give_back(
+                self._control, lease, stay=keep, started=started, is_final=is_final
+            )
+        except RedisUnavailableError as error:
+            logger.warning("commands go back when the lease is over: %s", error)
+            return
+        if is_final:
+            lease.forget()
+
+    async def run(self) -> None:
+        """Keep the lease, and look after the lists of the dead, until cancelled."""
+        backoff = Backoff(base=FIRST_PAUSE, cap=min(2.0, self._ttl / LOOKS_PER_TTL))
+        while not self.lease.closed:
+            pause = jittered(self._ttl / LOOKS_PER_TTL, backoff.rng)
+            try:
+                if self._opened:
+                    await self._look_after()
+                backoff.succeeded()
+            except (RedisRefusedError, WrongTypeError) as error:
+                if str(error) not in self._warned:
+                    self._warned.add(str(error))
+                    logger.warning("the dead are not looked after: %s", error)
+            except RedisUnavailableError as error:
+                logger.debug("the lease is not renewed: %s", error)
+                pause = backoff.failed()
+            await anyio.sleep(pause)
+
+    async def _look_after(self) -> None:
+        await self._return_unasked()
+        await self.lease.keep()
+        if self.lease.length > len(self.in_flight.standing()):
+            self._compare_at = anyio.current_time()  # a former owner's read, perhaps
+        await self._acks.flush()
+        await self._reclaimer.look(self._control, but=self.lease.key)
+
+    async def _return_unasked(self) -> None:
+        """Put back what was taken for a slot that did not become free after all."""
+        async with self._fetcher.sending:
+            if not self._fetcher.in_use:
+                await self._fetcher.read.wait()
+            if self._fetcher.in_use or not self._fetcher.taken:
+                return
+            self._fetcher.taken.clear()
+            await self._give_back(Stage.ENDED, Stage.STARTED, Stage.TAKEN)
+
+    def _report_dead(self, payload: bytes) -> None:
+        dead = Message(payload, MAX_DELIVERIES, self.mode, OutcomeKind.DEAD_LETTERED)
+        self._report(dead)
+
+    async def _explain(
+        self, error: RedisUnavailableError | WrongTypeError
+    ) -> RedisUnavailableError | WrongTypeError:
+        """Make of a refusal what tells the operator what to do."""
+        if isinstance(error, WrongTypeError):
+            return error
+        types = self._keys.types(self.lease.key)
+        if (wrong := await find_wrong_type(self._control, error, types)) is not None:
+            return wrong
+        if (needed := explain_refusal(error)) is None:
+            return error
+        if not self._said_refusal:
+            self._said_refusal = True
+            self._say(
+                "mode 'reliable' does not work here: use mode='blocking' or 'compat'",
+                {"mode": self.mode, "reason": error.kind},
+            )
+        return needed
+
+
+class _Taken(NamedTuple):
+    """A command in our list of which everything is known.
+
+    Attributes:
+        payload: Its bytes.
+        id: Under which its end is remembered, or ``""``.
+        delivery: Which delivery this is.
+        seen: Whether a command with this id has ended already.
+    """
+
+    payload: bytes
+    id: str
+    delivery: int
+    seen: bool
+
+
+class _Fetcher:
+    """Moves commands into the in-flight list and looks them up, over the blocking wire.
+
+    Attributes:
+        read: What is owed.
+        taken: What is to be handed out.
+        arrived: What stands in our list and has to be looked up first.
+        in_use: The receiver uses the wire, or will at once.
+        sending: Held while something is sent, or nothing is to be taken.
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        keys: ReliableKeys,
+        lease: InFlightLease,
+        *,
+        window: float,
+        size_limit: int,
+    ) -> None:
+        self._wire = connections.blocking
+        self.read = BlockingRead(connections)
+        self._keys = keys
+        self._lease = lease
+        self._window_ms = int(window * 1000)
+        self._size_limit = size_limit
+        self._known: dict[Script, int] = {}  # … to the connection of this number
+        self.taken: list[_Taken] = []
+        self.arrived: list[bytes] = []
+        self.in_use = False
+        self._stopping = False
+        self._warned_of_counts = False
+        self.sending = anyio.Lock(fast_acquire=True)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether something may be sent over the blocking wire without waiting."""
+        wire = self._wire
+        busy = wire.owed or wire.lost or self.in_use or self.sending.locked()
+        return wire.connected and not busy and not self._stopping
+
+    async def send_and_take(
+        self, limit: int, request: Request, handle: _Handle
+    ) -> None:
+        """Send a request, and take up to so many commands in the same trip."""
+        requests, handlers = [request], [handle]
+        if limit and self._known.get(TAKE) == self._wire.generation:
+            requests.append(TAKE.request(*self._take_arguments(limit)))
+            handlers.append(self._handle_taken)
+        async with self.sending:
+            await self._send(requests, handlers)
+
+    async def finish(self) -> None:
+        """Read what an interrupted call has left behind."""
+        async with self.sending:
+            await self.read.wait()
+
+    async def take(self, limit: int) -> None:
+        """Take up to so many commands, if there are some."""
+        await self._run(TAKE, *self._take_arguments(limit), self._handle_taken)
+
+    def _take_arguments(self, limit: int) -> tuple[list[str], list[Argument]]:
+        keys, lease = self._keys, self._lease.lease
+        named = [keys.control, lease.key, keys.deliveries, keys.seen, lease.owner_key]
+        return named, [limit, self._window_ms, lease.token]
+
+    async def park(self) -> None:
+        """Wait up to 2 s for one command."""
+        keys, inflight = self._keys, self._lease.key
+        request = ("BLMOVE", keys.control, inflight, "LEFT", "RIGHT", BLOCK)
+        await self._post(request, self._handle_moved)
+
+    async def look_up(self) -> None:
+        """Find out all about what has arrived."""
+        if not self.arrived:
+            return
+        keys, lease = self._keys, self._lease.lease
+        named = [lease.key, keys.deliveries, keys.seen, lease.owner_key]
+        arguments: list[Argument] = [self._window_ms, lease.token]
+        for payload in self.arrived:
+            arguments += [payload, self._id_of(payload)]
+        await self._run(ADMIT, named, arguments, self._handle_admitted)
+
+    async def stop(self) -> None:
+        """Release the parked read, and ask for nothing any more."""
+        self._stopping = True
+        async with self.sending:
+            await self.read.release()
+
+    async def _run(
+        self,
+        script: Script,
+        keys: list[str],
+        arguments: list[Argument],
+        handle: _Handle,
+    ) -> None:
+        known = self._known.get(script) == self._wire.generation
+        try:
+            await self._post(script.request(keys, arguments, known=known), handle)
+        except RedisUnavailableError as error:
+            if error.kind != "no_script":
+                raise
+            await self._post(script.request(keys, arguments, known=False), handle)
+        self._known[script] = self._wire.generation
+
+    async def _post(self, request: Request, handle: _Handle) -> None:
+        if not self._stopping:
+            await self._send([request], [handle])
+
+    async def _send(self, requests: list[Request], handlers: list[_Handle]) -> None:
+        ours = [partial(self._handle, self._lease.key, handle) for handle in handlers]
+        await self.read.send(requests, ours)
+        await self.read.wait()
+
+    def _handle(self, inflight: str, handle: _Handle, reply: Reply) -> None:
+        if inflight == self._lease.key:  # else it brings what others have by now
+            handle(reply)
+
+    def _handle_taken(self, reply: Reply) -> None:
+        if reply == NOT_OURS:
+            self._lease.suspect()
+            return
+        found = cast("list[tuple[bytes, int, bytes, int]]", reply)
+        ids = [self._id_of(payload) for payload, *_ in found]
+        pairs = list(zip(ids, found, strict=True))
+        if any(own and own.encode() != guess for own, (_, _, guess, _) in pairs):
+            self.arrived.extend(payload for payload, *_ in found)
+            return
+        for own, (payload, delivery, _, seen) in pairs:
+            count = self._check_delivery(delivery)
+            self.taken.append(_Taken(payload, own, count, bool(own and seen)))
+
+    def _handle_moved(self, reply: Reply) -> None:
+        if reply is not None:
+            self.arrived.append(reply)
+
+    def _handle_admitted(self, reply: Reply) -> None:
+        if reply == NOT_OURS:
+            self._lease.suspect()
+            return
+        payloads, self.arrived = self.arrived, []
+        for payload, (delivery, seen) in zip(payloads, reply, strict=True):
+            own = self._id_of(payload)
+            count = self._check_delivery(delivery)
+            self.taken.append(_Taken(payload, own, count, bool(seen)))
+
+    def _check_delivery(self, delivery: int) -> int:
+        """Warn once that something else than a count stood there; it is the first then."""
+        if not delivery and not self._warned_of_counts:
+            self._warned_of_counts = True
+            text = "%r does not hold counts alone: such a delivery counts as the first"
+            logger.warning(text, self._keys.deliveries)
+        return max(delivery, 1)
+
+    def _id_of(self, payload: bytes) -> str:
+        """Give the id under which a command's end is remembered: a long one as digest.
+
+        A hundred thousand of them are kept, and a sender may send what it likes.
+        """
+        if not self._window_ms:
+            return ""
+        given = find_id(payload, limit=self._size_limit)
+        encoded = given.encode()
+        if len(encoded) <= LONGEST_ID:
+            return given
+        return "sha256:" + hashlib.sha256(encoded).hexdigest()

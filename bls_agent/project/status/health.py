@@ -1,0 +1,412 @@
+"""Health checks: which are declared, what their results mean, and running them."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, cast
+
+import anyio
+
+from bls_agent.backoff import jittered
+from bls_agent.codec import cut_text, format_timestamp
+from bls_agent.daemon_threads import HandlerThreads, is_coroutine_function
+from bls_agent.errors import ConfigurationError
+from bls_agent.forking import register
+from bls_agent.names import check_name
+from bls_agent.project.log.log import LogStream, describe_error
+from bls_agent.project.messages import Level, Status
+from bls_agent.project.status.aggregate import StatusAggregator
+from bls_agent.redaction import redact, redact_traceback
+from bls_agent.wakeup import Wakeup
+
+if TYPE_CHECKING:
+    import asyncio  # noqa: TID251 - see HealthMonitor
+
+__all__ = [
+    "FAILURES",
+    "INTERVAL",
+    "TIMEOUT",
+    "Alarm",
+    "Check",
+    "Failure",
+    "HealthCheck",
+    "HealthCheckDecorator",
+    "HealthChecks",
+    "HealthMonitor",
+    "HealthState",
+    "Recovery",
+    "name_of_check",
+]
+
+logger = logging.getLogger(__name__)
+
+INTERVAL: Final = 10.0  # seconds from the end of one call to the beginning of the next
+TIMEOUT: Final = 5.0  # seconds a call may take
+FAILURES: Final = 2  # in a row: a single hiccup alarms nobody
+LONGEST: Final = 86_400.0  # seconds, as in the settings
+
+Check: TypeAlias = Callable[[], object]
+C = TypeVar("C", bound=Check)
+
+
+class HealthCheckDecorator(Protocol):
+    """Registers a check and gives it back unchanged."""
+
+    def __call__(self, function: C, /) -> C:
+        """Register the function."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HealthCheck:
+    """A declared health check.
+
+    Attributes:
+        name: What it looks after, as records and ``stats()`` call it.
+        function: Called without arguments; a coroutine function or a plain one.
+        interval: Seconds from the end of one call to the beginning of the next.
+        timeout: Seconds a call may take.
+        failures: Failures in a row that turn the status to 故障.
+    """
+
+    name: str
+    function: Check
+    interval: float = INTERVAL
+    timeout: float = TIMEOUT
+    failures: int = FAILURES
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        check_name("health check", self.name)
+        _check_seconds("interval", self.interval, INTERVAL)
+        _check_seconds("timeout", self.timeout, TIMEOUT)
+        if type(self.failures) is not int or self.failures < 1:
+            rule = "a whole number from 1 on"
+            remedy = f"Leave it out for {FAILURES} failures in a row."
+            raise ConfigurationError("failures", self.failures, rule, remedy)
+        _check_function(self.name, self.function)
+
+    @property
+    def source(self) -> str:
+        """What it is called as a source of the status."""
+        return f"health check {self.name}"
+
+
+def _check_seconds(name: str, value: object, default: float) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < cast("float", value) <= LONGEST:
+        rule = f"more than 0 and at most {LONGEST:g} seconds"
+        remedy = f"Leave it out for {default:g} seconds."
+        raise ConfigurationError(name, value, rule, remedy)
+
+
+def _check_function(name: str, function: object) -> None:
+    """Refuse what cannot be called without arguments, or would not run when called."""
+    field_name = f"health check {name}"
+    if not callable(function):
+        rule = "a function that is called without arguments"
+        raise ConfigurationError(field_name, function, rule, "Give it the function.")
+    plain: Any = function
+    while isinstance(plain, partial):
+        plain = plain.func
+    for candidate in (plain, getattr(plain, "__call__", None)):  # noqa: B004 - as above
+        if inspect.isgeneratorfunction(candidate) or inspect.isasyncgenfunction(
+            candidate
+        ):
+            rule = "calling a generator function runs nothing of it"
+            remedy = "Return or raise instead of yielding."
+            raise ConfigurationError(field_name, "generator function", rule, remedy)
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        rule = f"it is called without arguments ({error})"
+        remedy = "Bind them before: functools.partial(function, …)."
+        raise ConfigurationError(field_name, repr(function), rule, remedy) from None
+    except ValueError:
+        pass  # a builtin that does not tell: the first call will
+
+
+def name_of_check(function: Check) -> str:
+    """Give a check's own name, by which it is registered if no other is given."""
+    name = getattr(function, "__name__", None)
+    if not isinstance(name, str):
+        rule = "a check without a name is registered with one"
+        remedy = 'Write agent.health_check("name")(function).'
+        raise ConfigurationError("health_check", repr(function), rule, remedy)
+    return name
+
+
+class HealthChecks:
+    """What is registered, from one opening of the agent to the next.
+
+    Attributes:
+        on_added: Called when one was added, in whatever thread that was.
+        going_on: Name → Unix seconds at which the plain call began that has not
+            returned. It outlives a session as its thread does, so that opening again
+            and again does not pile up threads.
+    """
+
+    def __init__(self) -> None:
+        self._checks: dict[str, HealthCheck] = {}
+        self.on_added: Callable[[], None] = _nothing
+        self.going_on: dict[str, float] = {}
+
+    def forget_parent(self) -> None:
+        """In a forked child: whatever goes on does so in the parent."""
+        self.on_added = _nothing
+        self.going_on = {}
+
+    def add(self, check: HealthCheck) -> None:
+        """Register a check; from any thread."""
+        register(self)
+        if self._checks.setdefault(check.name, check) is not check:
+            rule = "a health check of this name is registered already"
+            remedy = 'Choose another one: agent.health_check("name")(function).'
+            raise ConfigurationError("name", check.name, rule, remedy)
+        self.on_added()
+
+    def list_checks(self) -> list[HealthCheck]:
+        """Give every check, in order of registration."""
+        return list(self._checks.values())
+
+    def call(self, check: HealthCheck, now: float) -> object:
+        """Call a plain check, noting as long as it lasts that it goes on."""
+        self.going_on[check.name] = now
+        try:
+            return check.function()
+        finally:
+            self.going_on.pop(check.name, None)
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a call counts as failed.
+
+    Attributes:
+        type: One word, or the exception's type.
+        message: What happened.
+        error: The exception, if there was one.
+    """
+
+    type: str
+    message: str
+    error: BaseException | None = None
+
+    def describe(self) -> dict[str, str]:
+        """Give the ``error`` object of a record."""
+        if self.error is not None:
+            return describe_error(self.error)
+        return {"type": self.type, "message": self.message}
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """The status has to become 故障."""
+
+    failure: Failure
+    failures: int
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """The fault is over; it lasted this many seconds, from its first failure on."""
+
+    seconds: float
+    failures: int
+
+
+@dataclass
+class HealthState:
+    """How a check has been doing: decisions only.
+
+    Attributes:
+        limit: Failures in a row that are an alarm.
+        failures: Failures in a row until now.
+        alarmed: Whether the alarm was given and is not over.
+    """
+
+    limit: int = FAILURES
+    failures: int = 0
+    alarmed: bool = False
+    _since: float = field(default=0.0, repr=False)
+
+    def record(self, failure: Failure | None, now: float) -> Alarm | Recovery | None:
+        """Record the end of a call, at these monotonic seconds, and say what to do."""
+        if failure is not None:
+            self._since = self._since if self.failures else now
+            self.failures += 1
+            if self.alarmed or self.failures < self.limit:
+                return None
+            self.alarmed = True
+            return Alarm(failure, self.failures)
+        failures, self.failures = self.failures, 0
+        alarmed, self.alarmed = self.alarmed, False
+        return Recovery(now - self._since, failures) if alarmed else None
+
+
+class HealthMonitor:
+    """Runs the checks of one session, each on its own schedule, and acts on the end.
+
+    Each call is a task of asyncio outside of every scope: it is cancelled once, at its
+    timeout, and never waited for longer. (A scope of anyio would cancel a check that
+    swallows it at every turn of the loop, and wait for it at the end.) While a call
+    goes on no new one is begun: it counts as failed. Plain checks run in threads of
+    the monitor's own, so that no hanging one takes a handler's place.
+    """
+
+    def __init__(
+        self,
+        checks: HealthChecks,
+        aggregator: StatusAggregator,
+        stream: LogStream,
+        *,
+        project: str,
+        check: Callable[[], None],
+    ) -> None:
+        self._checks = checks
+        self._aggregator = aggregator
+        self._stream = stream
+        self._project = project
+        self._check_status = check
+        self._states: dict[str, HealthState] = {}
+        self._calls: dict[str, _Call] = {}
+        self._threads = HandlerThreads()
+        self._wakeup = Wakeup()
+        self._rng = random.Random()  # noqa: S311 - jitter, not secrets
+
+    async def run(self) -> None:
+        """Run all checks, also those that are registered later, until cancelled."""
+        self._wakeup.bind()
+        self._checks.on_added = self._wakeup.set
+        watched: set[str] = set()
+        try:
+            async with anyio.create_task_group() as tasks:
+                while True:
+                    for check in self._checks.list_checks():
+                        if check.name not in watched:
+                            watched.add(check.name)
+                            tasks.start_soon(self._watch, check)
+                    await self._wakeup.wait()
+        finally:
+            self._wakeup.unbind()
+            with suppress(RuntimeError):  # the loop is closed: nothing runs any more
+                for call in self._calls.values():
+                    call.task.cancel()
+
+    def close(self) -> None:
+        """Let idle threads end, and let go of the registry."""
+        self._checks.on_added = _nothing
+        self._threads.close()
+
+    async def _watch(self, check: HealthCheck) -> None:
+        state = self._states.setdefault(check.name, HealthState(check.failures))
+        self._aggregator.set(
+            check.source, Status.FAULT if state.alarmed else Status.ONLINE
+        )
+        while True:
+            change = state.record(await self._call(check), time.monotonic())
+            if isinstance(change, Alarm):
+                self._report_alarm(check, change)
+            elif isinstance(change, Recovery):
+                self._report_recovery(check, change)
+            await anyio.sleep(jittered(check.interval, self._rng))
+
+    def _report_alarm(self, check: HealthCheck, alarm: Alarm) -> None:
+        """Turn the status to 故障 and say why, once."""
+        self._aggregator.set(check.source, Status.FAULT)
+        self._check_status()
+        told = alarm.failure.describe()
+        times = "once" if alarm.failures == 1 else f"{alarm.failures} times in a row"
+        reason = f"{told['type']}: {told['message']}"
+        text = cut_text(f"health check {check.name!r} failed {times}: {reason}", 2_000)
+        metadata = {"healthCheck": check.name, "failures": alarm.failures}
+        self._stream.emit(Level.ERROR, text, {**metadata, "error": told}, is_alarm=True)
+        error = alarm.failure.error
+        trace = "" if error is None else f"\n{redact_traceback(error)}"
+        logger.error("%s: %s%s", self._project, redact(text), trace)
+
+    def _report_recovery(self, check: HealthCheck, recovery: Recovery) -> None:
+        """Withdraw the 故障 and say how long it lasted."""
+        self._aggregator.set(check.source, Status.ONLINE)
+        self._check_status()
+        lasted = f"{recovery.seconds:.1f} s"
+        text = f"health check {check.name!r} is good again after {lasted}"
+        metadata = {
+            "healthCheck": check.name,
+            "failures": recovery.failures,
+            "durationMs": round(recovery.seconds * 1000, 3),
+        }
+        self._stream.emit(Level.INFO, text, metadata)
+        logger.info("%s: %s", self._project, text)
+
+    async def _call(self, check: HealthCheck) -> Failure | None:
+        """Call a check once, unless a former call goes on; say why it failed."""
+        import asyncio  # noqa: PLC0415, TID251 - 20 ms; anyio has no task without a scope
+
+        since = await self._busy_since(check)
+        if since is not None:
+            text = f"it has not returned since {format_timestamp(since)}"
+            return Failure("StillRunning", text)
+        began = self._stream.now()
+        task = asyncio.get_running_loop().create_task(
+            self._attempt(check, began), name=f"bls-agent {check.source}"
+        )
+        self._calls[check.name] = _Call(task, began)
+        await asyncio.wait({task}, timeout=check.timeout)
+        if not task.done():
+            task.cancel()  # a thread goes on all the same
+            text = f"it has not returned within {check.timeout:g} s"
+            return Failure("TimedOut", text)
+        del self._calls[check.name]  # an exception holds what the check had in hand
+        if task.cancelled():
+            return Failure("Cancelled", "it was cancelled from inside")
+        return task.result()
+
+    async def _busy_since(self, check: HealthCheck) -> float | None:
+        """Unix seconds since when a former call goes on, if one does.
+
+        A thread from before the agent was opened again gets its time like any other.
+        """
+        call, going_on = self._calls.get(check.name), self._checks.going_on
+        if call is None:
+            with anyio.move_on_after(check.timeout):
+                while check.name in going_on:  # noqa: ASYNC110 - a thread tells no event
+                    await anyio.sleep(0.01)
+        elif not call.task.done():
+            call.task.cancel()  # it has swallowed the one before
+            return call.began
+        return going_on.get(check.name)
+
+    async def _attempt(self, check: HealthCheck, now: float) -> Failure | None:
+        """Let whatever a check does end here."""
+        function: Callable[[], Any] = check.function
+        if not is_coroutine_function(function):
+            function = self._threads.wrap(partial(self._checks.call, check, now))
+        try:
+            result = await function()
+            if inspect.isawaitable(result):  # a forgotten await proves nothing
+                result = await result
+        except BaseException as error:  # noqa: BLE001 - also what would end the loop
+            return Failure(type(error).__name__, "", error)
+        if result is False:
+            return Failure("ReturnedFalse", "it returned False")
+        return None
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call that was begun, at this moment in Unix seconds."""
+
+    task: asyncio.Task[Failure | None]
+    began: float

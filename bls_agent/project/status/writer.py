@@ -1,0 +1,480 @@
+"""Writing the status to its key (contract 002, section 2.1), and keeping it true.
+
+The reporter writes from the event loop; while that loop stands still the watchdog's
+thread writes, over connections of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from copy import copy
+from typing import Final, NamedTuple
+
+import anyio
+
+from bls_agent.backoff import Backoff, jittered
+from bls_agent.complaints import Complaints
+from bls_agent.connection import Connections
+from bls_agent.endpoint import Endpoint, Request
+from bls_agent.errors import RedisRefusedError, RedisUnavailableError, WrongTypeError
+from bls_agent.project.log.log import LogStream
+from bls_agent.project.messages import Level, Status
+from bls_agent.project.status.aggregate import (
+    ErrorWindow,
+    StatusAggregator,
+    StatusCounts,
+)
+from bls_agent.project.status.replicas import ReplicaRegistry
+from bls_agent.pulse import StallCounts
+from bls_agent.wakeup import Wakeup
+
+__all__ = [
+    "ConflictDetector",
+    "Snapshot",
+    "StallStatusPublisher",
+    "StatusReporter",
+    "StatusWriter",
+]
+
+logger = logging.getLogger(__name__)
+
+# SET … GET: before Redis 6.2, or without the right to read the key.
+_UNGUARDED: Final = ("unsupported", "no_permission")
+SLACK: Final = 0.1  # seconds by which two clocks may have drifted since the last write
+SIGHTINGS: Final = 2  # in a row; one may be a server whose clock was set back
+
+
+class Snapshot(NamedTuple):
+    """What stood under the key in the moment before we wrote.
+
+    Attributes:
+        asked: Monotonic seconds before the request left.
+        answered: Monotonic seconds when the reply was there.
+        place: Which connection it was: another one may lead to a server that forgot.
+        value: The value; ``None`` if there was none, or if that is not known.
+        remaining: Milliseconds until it would have vanished, as PTTL says it (-1 for
+            never, -2 for no key); ``None`` if that is not known.
+    """
+
+    asked: float
+    answered: float
+    place: int
+    value: bytes | None = None
+    remaining: int | None = None
+
+
+class _Written(NamedTuple):
+    value: bytes
+    ttl: float
+    at: float
+    place: int
+    epoch: int
+
+
+class ConflictDetector:
+    """Compares what stands under the key with what we have written there.
+
+    Only what came between two of our own writes, both answered, over one connection,
+    can be another process's: neither a predecessor's final status nor a doubtful write
+    of our own, nor what a server brings back from a former time.
+    """
+
+    def __init__(self) -> None:
+        self._written: _Written | None = None
+        self._late = 0
+        self._epoch = 0
+        self._paused = False
+
+    @property
+    def epoch(self) -> int:
+        """Changes when another part of this process begins or ceases to write as well."""
+        return self._epoch
+
+    def pause(self) -> None:
+        """Detect nothing from now on: this process writes over another connection, too."""
+        self._epoch += 1
+        self._paused = True
+
+    def resume(self) -> None:
+        """Begin afresh: nothing of the other connection can arrive any more."""
+        self._epoch += 1
+        self._paused = False
+
+    def forget(self) -> None:
+        """Begin afresh, after a write that may or may not have arrived."""
+        self._written = None
+        self._late = 0
+
+    def record(self, snapshot: Snapshot, value: bytes, ttl: float, epoch: int) -> bool:
+        """Record a write of ours and tell whether it met another process's.
+
+        ``value`` is what we wrote, ``ttl`` the seconds it lives, ``epoch`` that of the
+        moment when the request was made.
+        """
+        found = self._meets(snapshot, epoch)
+        ours = epoch == self._epoch and not self._paused
+        self._written = (
+            _Written(value, ttl, snapshot.answered, snapshot.place, epoch)
+            if ours
+            else None
+        )
+        return found
+
+    def _meets(self, snapshot: Snapshot, epoch: int) -> bool:
+        before = self._written
+        if (
+            before is None
+            or self._paused
+            or (before.place, before.epoch) != (snapshot.place, self._epoch)
+            or epoch != self._epoch
+        ):
+            self._late = 0
+            return False
+        if snapshot.value is not None and snapshot.value != before.value:
+            return True
+        self._late = self._late + 1 if _outlasts(snapshot, before) else 0
+        return self._late >= SIGHTINGS
+
+
+def _outlasts(snapshot: Snapshot, before: _Written) -> bool:
+    """Tell whether the key would have lived longer than our own write allows."""
+    if snapshot.remaining is None or snapshot.remaining == -2:  # noqa: PLR2004 - no key
+        return False
+    if snapshot.remaining < 0:
+        return True
+    longest = before.at + before.ttl - snapshot.asked
+    return snapshot.remaining / 1000 > longest + SLACK
+
+
+class StatusWriter:
+    """Writes the status of one project, never over a key of another type.
+
+    ``SET … GET`` fails on another type without writing. Under out-of-memory, where SET
+    is refused, EXPIRE keeps a status alive that is still true. One of several replicas
+    reports to the registry instead. ``on_conflict`` is called once, when a write met
+    another process's.
+
+    Attributes:
+        written: The status that was written last over this connection.
+        conflicts: Detects another process that writes here.
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        key: str,
+        *,
+        ttl: int,
+        replicas: ReplicaRegistry | None = None,
+        on_conflict: Callable[[], None] | None = None,
+    ) -> None:
+        self._connections = connections
+        self._key = key
+        self._ttl = ttl
+        self._replicas = replicas
+        self._on_conflict = on_conflict
+        self._guard = True  # SET … GET is known here
+        self._can_ask_ttl = True
+        self._turn = anyio.Lock()
+        self._ended = False
+        self.conflicts = ConflictDetector()
+        self.written: Status | None = None
+
+    def over(self, connections: Connections) -> StatusWriter:
+        """Give one that writes the same key over other connections."""
+        other = copy(self)
+        other._connections = connections  # noqa: SLF001 - its own kind
+        other._on_conflict = None  # noqa: SLF001 - as above
+        other._turn = anyio.Lock()  # noqa: SLF001 - as above; in another loop
+        other.conflicts = ConflictDetector()
+        return other
+
+    async def write(self, status: Status) -> None:
+        """Write a status that expires after ``ttl`` seconds; not behind the final one."""
+        async with self._turn:
+            if not self._ended:
+                await self._write(status)
+
+    async def _write(self, status: Status) -> None:
+        try:
+            if not await self._report(status, self._ttl):
+                await self._set(status)
+        except RedisUnavailableError as error:
+            self.conflicts.forget()
+            if error.kind == "wrong_type":
+                raise WrongTypeError(self._key, "string") from error
+            if error.kind != "out_of_memory" or self.written is not status:
+                raise  # EXPIRE would keep a status alive that is not true
+            await self._connections.liveness.call("EXPIRE", self._key, self._ttl)
+        self.written = status
+
+    async def write_final(self, final_status: Status) -> None:
+        """Write what stays, after everything that was lost on the way."""
+        self._ended = True
+        live = self._connections.liveness
+        async with self._turn:  # one that is under way has several requests, perhaps
+            while True:
+                # A refresh that was lost on the way must not arrive after this one.
+                await self._connections.forget_lost(live, kill=True)
+                try:
+                    if not await self._report(final_status, 0):
+                        await self._call_guarded("SET", self._key, final_status.value)
+                except RedisUnavailableError as error:
+                    if error.kind == "wrong_type":
+                        raise WrongTypeError(self._key, "string") from error
+                    raise
+                if not live.lost:
+                    return
+
+    async def _report(self, status: Status, ttl: int) -> bool:
+        """Report it as one of several; false if alone, or from now on where refused."""
+        if self._replicas is None:
+            return False
+        if await self._replicas.report(self._connections.liveness, status, ttl):
+            return True
+        self._replicas = None
+        self._on_conflict = None
+        return False
+
+    async def _set(self, status: Status) -> None:
+        """Write it with its TTL, and compare with what stood there."""
+        wire = self._connections.liveness
+        epoch, asked = self.conflicts.epoch, time.monotonic()
+        request = ("SET", self._key, status.value, "EX", self._ttl)
+        if self._on_conflict is None or not self._can_ask_ttl:
+            remaining: int | None = None
+            value = await self._call_guarded(*request)
+        else:
+            remaining, value = await self._set_with_ttl(request)
+        now = time.monotonic()
+        snapshot = Snapshot(asked, now, wire.generation, value, remaining)
+        met = self.conflicts.record(snapshot, status.value.encode(), self._ttl, epoch)
+        if met and self._on_conflict is not None:
+            on_conflict, self._on_conflict = self._on_conflict, None
+            on_conflict()
+
+    async def _set_with_ttl(self, request: Request) -> tuple[int | None, bytes | None]:
+        """Ask PTTL in front of the write, in one round trip."""
+        guarded = (*request, "GET") if self._guard else request
+        remaining, reply = await self._connections.liveness.call_many(
+            [("PTTL", self._key), guarded]
+        )
+        if isinstance(remaining, RedisUnavailableError):
+            self._can_ask_ttl, remaining = False, None
+        if isinstance(reply, RedisUnavailableError):
+            if not self._guard or reply.kind not in _UNGUARDED:
+                raise reply
+            await self._call_unguarded(*request)
+            return remaining, None
+        return remaining, reply if self._guard else None
+
+    async def _call_guarded(self, *request: str | int) -> bytes | None:
+        """SET with GET where that is known; gives the value that stood there."""
+        if self._guard:
+            try:
+                found: bytes | None = await self._connections.liveness.call(
+                    *request, "GET"
+                )
+            except RedisUnavailableError as error:
+                if error.kind not in _UNGUARDED:
+                    raise
+            else:
+                return found
+        await self._call_unguarded(*request)
+        return None
+
+    async def _call_unguarded(self, *request: str | float | bytes) -> None:
+        if self._guard:
+            await self._check_type()
+        await self._connections.liveness.call(*request)
+        self._guard = False
+
+    async def _check_type(self) -> None:
+        """Check once, where SET … GET cannot guard each write."""
+        try:
+            found = await self._connections.liveness.call("TYPE", self._key)
+        except RedisRefusedError:
+            return  # without the right to ask; it was said
+        if found not in (b"string", b"none"):
+            raise WrongTypeError(self._key, "string")
+
+
+class StatusReporter:
+    """Writes the status at once when it changes and refreshes it before it expires."""
+
+    def __init__(
+        self,
+        writer: StatusWriter,
+        aggregator: StatusAggregator,
+        *,
+        interval: float,
+        backoff: Backoff,
+        complaints: Complaints,
+        counts: StatusCounts,
+    ) -> None:
+        self._writer = writer
+        self._aggregator = aggregator
+        self._interval = interval
+        self._backoff = backoff
+        self._complaints = complaints
+        self._rng = random.Random()  # noqa: S311 - jitter, not secrets
+        self._wakeup = Wakeup()
+        self._ended = False
+        self._counts = counts
+        self.published = anyio.Event()
+
+    def changed(self) -> None:
+        """Have the status written soon; from any thread, never waits."""
+        self._wakeup.set()
+
+    def check(self) -> None:
+        """Have the status written soon if it is not the one that stands there.
+
+        From anywhere, never waits. A source sets its status and then checks here, while
+        :meth:`run` writes and then checks the sources: one of them sees the other.
+        """
+        if self._aggregator.status(time.monotonic()) is not self._writer.written:
+            self._wakeup.set()
+
+    def open_error_window(self, seconds: float | None) -> Callable[[], None] | None:
+        """Let errors count for the status, and give what records one; ``None`` for never."""
+        if seconds is None:
+            return None
+        return ErrorWindow(self._aggregator, seconds, self.check).record
+
+    @property
+    def written(self) -> bool:
+        """Whether a status has been written since the agent was opened."""
+        return self._writer.written is not None
+
+    async def end(self, final_status: Status) -> None:
+        """Stop refreshing and write the final status, which stays."""
+        self._ended = True
+        await self._writer.write_final(final_status)
+        self._counts.writes += 1
+
+    async def run(self) -> None:
+        """Keep the status alive until cancelled."""
+        self._wakeup.bind()
+        try:
+            while not self._ended:
+                try:
+                    status = self._aggregator.status(time.monotonic())
+                    await self._writer.write(status)
+                    self._counts.writes += 1
+                except (RedisUnavailableError, WrongTypeError) as error:
+                    await self._after_failure(error)
+                else:
+                    self._backoff.succeeded()
+                    self.published.set()
+                    await self._wait()
+        finally:
+            self._wakeup.unbind()
+
+    async def _wait(self) -> None:
+        """Wait until a refresh is due or the status may have changed."""
+        now = time.monotonic()
+        if self._aggregator.status(now) is not self._writer.written:
+            return  # it has changed while it was written
+        refresh = jittered(self._interval, self._rng)
+        await self._wakeup.wait(min(refresh, self._aggregator.next_change(now) - now))
+
+    async def _after_failure(
+        self, error: RedisUnavailableError | WrongTypeError
+    ) -> None:
+        self._counts.failures += 1
+        permanent = isinstance(error, RedisRefusedError | WrongTypeError)
+        delay = self._backoff.failed(permanent=permanent)
+        if isinstance(error, RedisUnavailableError) and error.connecting:
+            return  # the gate has paced it, and has said so
+        self._complaints.say("the status cannot be written", error)
+        await anyio.sleep(delay)
+
+
+class StallStatusPublisher:
+    """Keeps the status of one agent alive and true while its loop cannot.
+
+    A source of the status says 故障 from the moment at which a stall is noticed until
+    nothing of the thread can arrive any more: so the loop, once it moves, writes 故障 as
+    well until then, and what comes after that is the truth again. What is written is
+    the worst of all sources; before ``stall_after`` that is still the loop's own status,
+    kept alive where it would vanish earlier.
+
+    Attributes:
+        endpoint: Where to write.
+        stall_after: Seconds of standing still that are a stall.
+        speak_after: Seconds after which the status needs a refresh.
+        interval: Seconds between two refreshes: less than a third of the TTL.
+    """
+
+    SOURCE = "event loop"
+
+    def __init__(
+        self,
+        writer: StatusWriter,
+        aggregator: StatusAggregator,
+        stream: LogStream,
+        counts: StallCounts,
+        *,
+        project: str,
+        endpoint: Endpoint,
+        connect: Callable[[], Connections],
+        changed: Callable[[], None],
+        stall_after: float,
+        ttl: int,
+    ) -> None:
+        self._own_writer = writer
+        self._writer: tuple[Connections, StatusWriter] | None = None
+        self._aggregator = aggregator
+        self._stream = stream
+        self._counts = counts
+        self._project = project
+        self.endpoint = endpoint
+        self.connect = connect
+        self._changed = changed
+        self.stall_after = stall_after
+        self.speak_after = ttl / 3
+        self.interval = ttl / 4
+
+    def take_over(self) -> None:
+        """Let what the thread writes pass for our own."""
+        self._own_writer.conflicts.pause()
+
+    def begin_stall(self, where: str) -> None:
+        """Turn the status to 故障 and say where the loop stands."""
+        self._counts.stalls += 1
+        self._aggregator.set(self.SOURCE, Status.FAULT)
+        text = "%s: the event loop has not moved for %g s; it stands in %s"
+        # In a thread that may be held: the loop may be standing in a handler of the log.
+        threading.Thread(
+            target=logger.warning,
+            args=(text, self._project, self.stall_after, where),
+            name="bls-agent stall",
+            daemon=True,
+        ).start()
+
+    async def speak(self, connections: Connections) -> None:
+        """Write the worst of all sources."""
+        if self._writer is None or self._writer[0] is not connections:
+            self._writer = connections, self._own_writer.over(connections)
+        await self._writer[1].write(self._aggregator.status(time.monotonic()))
+
+    def give_back(self, seconds: float) -> None:
+        """Withdraw the 故障, have the loop write the truth, and tell how long it was."""
+        self._writer = None
+        self._aggregator.withdraw(self.SOURCE)
+        self._own_writer.conflicts.resume()
+        self._changed()
+        if not seconds:
+            return
+        self._counts.longest = max(self._counts.longest, seconds)
+        self._stream.emit(
+            Level.ERROR,
+            f"the event loop stood still for {seconds:.1f} s",
+            {"durationMs": round(seconds * 1000, 3), "stallAfter": self.stall_after},
+            is_alarm=True,
+        )
