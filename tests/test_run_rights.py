@@ -17,8 +17,7 @@ from bls_agent import EventStore, RedisRefusedError
 from bls_agent.devserver import DevServer
 from bls_agent.errors import LeaseHeldError, RedisUnavailableError
 from bls_agent.keys import KEYS
-from bls_agent.room_rights import RoomRight
-from bls_agent.run_rights import RUN_RIGHTS, run_acl_rules
+from bls_agent.rights import RUN_RIGHTS, KeyAccess, run_acl_rules
 from bls_agent.runs.writing.hold import Hold
 from tests.harness import eventually, execute, needs_selectors, url_with_rights
 
@@ -128,7 +127,7 @@ def each_right() -> Iterator[object]:
 @needs_selectors
 @pytest.mark.parametrize(("right", "command"), [*each_right()])
 async def test_no_right_is_too_many(
-    right: RoomRight, command: str, own_server: DevServer, admin: Redis
+    right: KeyAccess, command: str, own_server: DevServer, admin: Redis
 ) -> None:
     """Without any one of them something is refused to who writes, or who follows."""
     rules = ["-@all"]

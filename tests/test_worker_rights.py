@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from bls_agent import RedisRefusedError
 from bls_agent.devserver import DevServer
 from bls_agent.keys import KEYS, Contract
-from bls_agent.worker_rights import worker_acl_rules
+from bls_agent.rights import worker_acl_rules
 from bls_agent.workers import (
     BacktestProgress,
     BacktestWorkerHeartbeat,

@@ -13,19 +13,16 @@ from typing import Final
 from bls_agent.diagnosis import Finding, Severity, show
 from bls_agent.endpoint import Argument, Reply
 from bls_agent.keys import (
-    CONTROL,
     INFLIGHT,
-    INSTANCES,
     OWNER,
-    PROJECT_CONSOLE,
     PROJECT_STATUS,
     KeyTemplate,
     RedisType,
 )
 from bls_agent.names import place_beside
-from bls_agent.rights import RIGHTS, KeyGroup, Right
+from bls_agent.rights import CONSOLE_RIGHTS, RIGHTS, KeyGroup, Right
 
-__all__ = ["CONSOLE_RIGHTS", "Role", "Trial", "judge_access", "roles_of", "trials"]
+__all__ = ["Role", "Trial", "judge_access", "roles_of", "trials"]
 
 INSTANCE: Final = "doctor"  # in the place of an instance's name
 _TEXT: Final = "x"
@@ -52,26 +49,6 @@ _BY_LETTER: Final = {
 }  # fmt: skip
 
 _MODES: Final = frozenset({"blocking", "compat", "reliable"})
-
-
-# What a console needs, as console_acl_rules() gives it, and what is weaker without.
-_UNSEEN: Final = "replicas are not listed"
-CONSOLE_RIGHTS: Final = tuple(
-    Right(command, key, RIGHTS[0].modes, weaker, essential=essential)
-    for command, key, weaker, essential in (
-        ("select", None, "only database 0 can be used", True),
-        ("ping client|setname client|id", None, "nothing is weaker", False),
-        ("scan", None, "projects are not found", True),
-        ("time", None, _UNSEEN, False),
-        ("get getrange pttl", PROJECT_STATUS, "statuses are not shown", True),
-        ("lrange llen lindex", PROJECT_CONSOLE, "records are not shown", True),
-        ("llen", CONTROL, "waiting commands are not counted", True),
-        ("hgetall", INSTANCES, _UNSEEN, False),
-        ("rpush ltrim", PROJECT_CONSOLE, "who sent a command is not recorded", False),
-        ("rpush", CONTROL, "no command is sent", False),
-        ("lrange lrem", CONTROL, "waiting commands are not shown or withdrawn", False),
-    )
-)
 
 
 @dataclass(frozen=True)
@@ -151,13 +128,13 @@ def _keys_of(
         return [(key.locate(place=place), key.type)]
     place = place_beside(key.beside.locate(project=project))
     values = {"project": project, "place": place, "instance": INSTANCE}
-    found = [
-        (row.locate(**{name: values[name] for name in row.fields}), row.type)
-        for row in key.members
-    ]
-    if key.owners:
-        inflight = INFLIGHT.locate(place=place, instance=INSTANCE)
-        found.append((OWNER.locate(place=place_beside(inflight)), OWNER.type))
+    inflight = INFLIGHT.locate(place=place, instance=INSTANCE)
+    found: list[tuple[str, RedisType | None]] = []
+    for row in key.members:
+        named = {name: values[name] for name in row.fields}
+        if row is OWNER:
+            named = {"place": place_beside(inflight)}
+        found.append((row.locate(**named), row.type))
     return found
 
 

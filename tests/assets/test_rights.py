@@ -13,11 +13,10 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import BlsError, RedisRefusedError
-from bls_agent.asset_rights import ASSET_RIGHTS, asset_acl_rules
 from bls_agent.assets import AssetLibrary, AssetSync, parse_manifest
 from bls_agent.devserver import DevServer
 from bls_agent.keys import KEYS
-from bls_agent.room_rights import RoomRight
+from bls_agent.rights import ASSET_RIGHTS, KeyAccess, asset_acl_rules
 from tests.assets.memory_source import MemorySource, manifest
 from tests.harness import execute, needs_selectors, url_with_rights
 
@@ -100,7 +99,7 @@ def each_right() -> Iterator[object]:
 @needs_selectors
 @pytest.mark.parametrize(("right", "command"), [*each_right()])
 async def test_no_right_is_too_many(
-    right: RoomRight, command: str, own_server: DevServer, admin: Redis
+    right: KeyAccess, command: str, own_server: DevServer, admin: Redis
 ) -> None:
     """Without any one of them something is refused to a synchronisation, or to a reader."""
     rules = ["-@all"]

@@ -12,14 +12,18 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import EventStore, ProjectAgent
-from bls_agent.asset_rights import asset_acl_rules
 from bls_agent.assets import AssetLibrary, AssetManifest
 from bls_agent.crawl import CrawlRequest, RequestQueue
-from bls_agent.crawl_rights import crawl_acl_rules
 from bls_agent.devserver import DevServer
-from bls_agent.rights import Mode, acl_line, console_acl_rules
-from bls_agent.run_rights import run_acl_rules
-from bls_agent.worker_rights import worker_acl_rules
+from bls_agent.rights import (
+    Mode,
+    acl_line,
+    asset_acl_rules,
+    console_acl_rules,
+    crawl_acl_rules,
+    run_acl_rules,
+    worker_acl_rules,
+)
 from bls_agent.workers import BacktestWorkerHeartbeat
 from tests.cli.conftest import Bls
 from tests.harness import PASSWORD, execute, needs_selectors

@@ -14,11 +14,10 @@ from redis.asyncio import Redis
 from bls_agent import BlsError, ConfigurationError, RedisRefusedError
 from bls_agent.crawl import CrawlRequest, RequestQueue, SeenFilter, cleanup
 from bls_agent.crawl.overview import QueueOverview
-from bls_agent.crawl_rights import crawl_acl_rules, crawl_rights
 from bls_agent.devserver import DevServer
 from bls_agent.errors import WrongTypeError
 from bls_agent.keys import KEYS
-from bls_agent.room_rights import RoomRight
+from bls_agent.rights import KeyAccess, crawl_acl_rules, crawl_rights
 from tests.harness import execute, needs_selectors, url_with_rights
 
 DOCUMENT = Path(__file__).parents[2] / "docs/rights.md"
@@ -131,7 +130,7 @@ def each_right() -> Iterator[object]:
 @needs_selectors
 @pytest.mark.parametrize(("right", "command"), [*each_right()])
 async def test_no_right_is_too_many(
-    right: RoomRight, command: str, own_server: DevServer, admin: Redis
+    right: KeyAccess, command: str, own_server: DevServer, admin: Redis
 ) -> None:
     """Without any one of them something is refused to a crawler, or to a reader."""
     rules = ["-@all"]

@@ -14,10 +14,9 @@ from redis import Redis
 
 from bls_agent.cli import main
 from bls_agent.devserver import DevServer
-from bls_agent.doctor.access import CONSOLE_RIGHTS
 from bls_agent.doctor.rules import KEY_RULES
 from bls_agent.doctor.server_rules import SERVER_RULES
-from bls_agent.rights import RIGHTS
+from bls_agent.rights import CONSOLE_RIGHTS, RIGHTS
 from bls_agent.terminal import count_columns
 from tests.cli.terminal import show
 from tests.corpus.hostile_texts import HOSTILE_TEXTS

@@ -12,16 +12,20 @@ from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
 from bls_agent import ProjectAgent
-from bls_agent.crawl_rights import CRAWL_LOOKING, CRAWL_REQUEUE
 from bls_agent.devserver import DevServer
-from bls_agent.doctor.access import CONSOLE_RIGHTS
 from bls_agent.doctor.examine import examine
 from bls_agent.doctor.report import Report
 from bls_agent.doctor.server_rules import SERVER_RULES, Facts
 from bls_agent.doctor.wording import word
 from bls_agent.errors import RedisRefusedError, RedisUnavailableError
-from bls_agent.rights import acl_rules, console_acl_rules
-from bls_agent.run_rights import RUN_RIGHTS
+from bls_agent.rights import (
+    CONSOLE_RIGHTS,
+    CRAWL_LOOKING,
+    CRAWL_REQUEUE,
+    RUN_RIGHTS,
+    acl_rules,
+    console_acl_rules,
+)
 from bls_agent.texts import LANGUAGES, load_texts
 from tests.doctor.plants import UNAVOIDABLE, record
 from tests.harness import (

@@ -9,15 +9,18 @@ from typing import Annotated, Final
 
 import typer
 
-from bls_agent.asset_rights import asset_acl_rules
 from bls_agent.cli.command import command, new_app
 from bls_agent.cli.exits import Exit, Failure
 from bls_agent.cli.invocation import Invocation
 from bls_agent.cli.naming import normalise
-from bls_agent.crawl_rights import crawl_acl_rules
-from bls_agent.rights import acl_rules, console_acl_rules
-from bls_agent.run_rights import run_acl_rules
-from bls_agent.worker_rights import worker_acl_rules
+from bls_agent.rights import (
+    acl_rules,
+    asset_acl_rules,
+    console_acl_rules,
+    crawl_acl_rules,
+    run_acl_rules,
+    worker_acl_rules,
+)
 
 __all__ = ["ModeName", "acl"]
 
