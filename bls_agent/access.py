@@ -7,8 +7,8 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
 
+from bls_agent.after_fork import register
 from bls_agent.endpoint import Endpoint
-from bls_agent.forking import register
 from bls_agent.loop_local import LoopLocal
 from bls_agent.settings import check_seconds
 

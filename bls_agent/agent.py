@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 import anyio
 from anyio.abc import TaskStatus
 
+from bls_agent.batch_writer import Flushed
 from bls_agent.complaints import show_log
-from bls_agent.delivery import Flushed
 from bls_agent.endpoint import Endpoint
 from bls_agent.errors import ConfigurationError, RedisUnavailableError
 from bls_agent.names import check_name
@@ -38,7 +38,6 @@ from bls_agent.settings import (
     check_options,
     find_unknown_variables,
 )
-from bls_agent.starting import start_soon
 from bls_agent.supervisor import (
     call_beside,
     can_handle_signals,
@@ -46,6 +45,7 @@ from bls_agent.supervisor import (
     obey_signals,
     start_supervisor,
 )
+from bls_agent.tasks import start_soon
 
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see supervisor.py

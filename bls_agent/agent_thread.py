@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
-from bls_agent.delivery import Flushed
+from bls_agent.batch_writer import Flushed
 from bls_agent.errors import ConfigurationError, RedisUnavailableError
 from bls_agent.loop_thread import (
     LoopThread,

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, cast
 
 import anyio
 
+from bls_agent.after_fork import count_forks, cut_off, hang_up, keep, register, sever
 from bls_agent.endpoint import (
     CONNECT_TIMEOUT,
     Argument,
@@ -29,7 +30,6 @@ from bls_agent.faults import (
     quotes_arguments,
     translate,
 )
-from bls_agent.forking import count_forks, cut_off, hang_up, keep, register, sever
 from bls_agent.gate import Gate
 from bls_agent.route import Direct, Place, Route
 from bls_agent.transport import (

@@ -1,12 +1,12 @@
-"""A daemon thread with an event loop of its own, and how plain code talks to it.
+"""An event loop in a daemon thread, private or shared, for programs that have no loop.
 
-For what lives in an event loop and is used by programs that have none. The loop is
-plain asyncio's, whatever policy the host has set. Nothing in the thread holds the
-interpreter's exit, and nothing that a task raises ends the thread.
+The loop is plain asyncio's, whatever policy the host has set. Nothing in the thread
+holds the interpreter's exit, and nothing that a task raises ends the thread.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import socket
@@ -18,19 +18,27 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
-from bls_agent.daemon_threads import HandlerThreads
+from bls_agent.after_fork import register
 from bls_agent.errors import ConfigurationError, RedisUnavailableError
+from bls_agent.threads import HandlerThreads
 
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see LoopThread
     from concurrent.futures import Future
 
-__all__ = ["LoopThread", "refuse_in_event_loop", "result_of", "wait_for"]
+__all__ = [
+    "LoopThread",
+    "SharedThread",
+    "refuse_in_event_loop",
+    "result_of",
+    "wait_for",
+]
 
 logger = logging.getLogger(__name__)
 
 # On Windows a signal cannot interrupt a wait: there it is seen between two short ones.
 SLICE: Final = 0.1 if os.name == "nt" else inf
+LAST_WAIT: Final = 0.5  # seconds for the end of a shared thread
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,7 +51,6 @@ class LoopThread:
     """
 
     def __init__(self, name: str) -> None:
-        """Remember the name that the thread will have; nothing is started yet."""
         self._name = name
         self._lock = threading.RLock()  # a signal handler may come in between
         self._threads = HandlerThreads()
@@ -83,9 +90,8 @@ class LoopThread:
     ) -> Future[T]:
         """Run a coroutine function in the loop, without waiting for it.
 
-        Returns:
-            What will become of it. Cancelling that cancels the task. It is cancelled
-            when the thread ends before the task does, and at once if it has ended.
+        Cancelling the future cancels the task. The future is cancelled when the thread
+        ends before the task does, and at once if the thread has ended.
         """
         import asyncio  # noqa: PLC0415, TID251 - 20 ms; anyio cannot poke a loop
         from concurrent.futures import Future  # noqa: PLC0415 - comes with asyncio
@@ -125,18 +131,11 @@ class LoopThread:
                     self._loop.call_soon_threadsafe(self._wind_up)
 
     def stop_after(self, last: Future[Any]) -> None:
-        """Begin the end as soon as this is done."""
+        """Begin the end as soon as a future is done."""
         last.add_done_callback(lambda _: self.stop())
 
     def join(self, timeout: float) -> bool:
-        """Wait for the end.
-
-        Args:
-            timeout: Seconds to wait at most.
-
-        Returns:
-            Whether the thread has ended.
-        """
+        """Wait so many seconds for the end, and tell whether the thread has ended."""
         if self.is_here:
             return False
         if self._thread.ident is not None:
@@ -161,8 +160,8 @@ class LoopThread:
                 try:
                     self._loop.run_forever()
                 except (KeyboardInterrupt, SystemExit) as error:
-                    # A task's, and asyncio ends the loop for it. Nobody has pressed a
-                    # key in this thread, and it is not the program.
+                    # A task raised it, and asyncio ends the loop for it. But no signal
+                    # arrives in this thread, and the program is not to end.
                     logger.warning("%s: a task raised %r", self._name, error)
         finally:
             self._loop.close()
@@ -178,16 +177,16 @@ class LoopThread:
         self._loop.stop()
 
 
-# In a forked child nobody takes a thread out. So nothing of it is ever collected there:
-# a transport's finaliser would reach into the selector that is shared with the parent.
+# In a forked child no thread is taken out, so nothing of it is ever collected there: a
+# transport's finaliser would reach into the selector that is shared with the parent.
 _ALIVE: Final[set[LoopThread]] = set()
 
 
 async def _cancel_the_rest() -> None:
-    """End every other task; one that resists is waited for, by nobody but this thread."""
+    """End every other task; only this thread waits for one that resists."""
     import asyncio  # noqa: PLC0415, TID251 - knows all tasks of the loop
 
-    for _ in range(3):  # who is cancelled before his first step warns of it
+    for _ in range(3):  # a task that is cancelled before its first step warns of it
         await asyncio.sleep(0)
     while rest := asyncio.all_tasks() - {asyncio.current_task()}:
         for task in rest:
@@ -214,14 +213,9 @@ def _make_loop(threads: HandlerThreads) -> asyncio.AbstractEventLoop:
 
 
 def wait_for(future: Future[Any], timeout: float | None = None) -> bool:
-    """Wait until a future is done; a signal's exception gets through at once.
+    """Wait until a future is done, so many seconds at most; tell whether it is.
 
-    Args:
-        future: What :meth:`LoopThread.begin` gave.
-        timeout: Seconds to wait at most.
-
-    Returns:
-        Whether it is done.
+    A signal's exception gets through at once.
     """
     from concurrent.futures import wait  # noqa: PLC0415 - as in LoopThread.begin
 
@@ -235,7 +229,7 @@ def wait_for(future: Future[Any], timeout: float | None = None) -> bool:
 
 
 def result_of(future: Future[T]) -> T:
-    """Wait for a result, and let nothing go on when the wait is interrupted.
+    """Wait for a result; cancel the task when the wait is interrupted.
 
     Raises:
         RedisUnavailableError: The thread was ended first.
@@ -253,15 +247,7 @@ def result_of(future: Future[T]) -> T:
 
 
 def refuse_in_event_loop(name: str, instead: str) -> None:
-    """Raise where waiting would block an event loop.
-
-    Args:
-        name: What would wait.
-        instead: What to use there.
-
-    Raises:
-        ConfigurationError: An event loop runs in this thread.
-    """
+    """Raise a ConfigurationError where an event loop runs in this thread."""
     import asyncio  # noqa: PLC0415, TID251 - as above
 
     try:
@@ -270,3 +256,65 @@ def refuse_in_event_loop(name: str, instead: str) -> None:
         return
     rule = "it would block the event loop that runs in this thread"
     raise ConfigurationError(name, "wait", rule, f"Use {instead} there.")
+
+
+class SharedThread:
+    """One loop thread for all objects of a kind; it ends with its last user.
+
+    The exit of the interpreter waits at most ``at_exit`` seconds for what was never
+    closed.
+    """
+
+    def __init__(self, name: str, *, at_exit: float) -> None:
+        self._name = name
+        self._at_exit = at_exit
+        self.forget_parent()
+
+    def forget_parent(self) -> None:
+        """Have no thread and no users, as at first and in a forked child."""
+        self._lock = threading.RLock()  # a signal handler may come in between
+        self._thread: LoopThread | None = None
+        self._users = 0
+
+    def enter(self) -> LoopThread:
+        """Count one user more and give the thread, started for the first one."""
+        register(self)
+        with self._lock:
+            if self._thread is None:
+                thread = LoopThread(self._name)
+                try:
+                    thread.start()
+                    atexit.register(self._end_at_exit, thread)
+                    self._thread = thread
+                except BaseException:  # mostly raised by a signal handler: end it here
+                    thread.stop()
+                    raise
+            self._users += 1
+            return self._thread
+
+    def open(self, opening: Callable[[], Coroutine[Any, Any, None]]) -> LoopThread:
+        """Run ``opening`` in the thread; count one user more only if it succeeds."""
+        thread = self.enter()
+        try:
+            thread.call(opening)
+        except BaseException:
+            self.leave()
+            raise
+        return thread
+
+    def leave(self) -> None:
+        """Count one user less; the last one ends the thread."""
+        with self._lock:
+            self._users -= 1
+            if self._users or self._thread is None:
+                return
+            thread, self._thread = self._thread, None
+            try:
+                atexit.unregister(self._end_at_exit)
+            finally:  # whatever a signal raises here
+                thread.stop()
+        thread.join(LAST_WAIT)
+
+    def _end_at_exit(self, thread: LoopThread) -> None:
+        thread.stop()
+        thread.join(self._at_exit)

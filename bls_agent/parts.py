@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bls_agent.daemon_threads import HandlerThreads
-from bls_agent.forking import register
+from bls_agent.after_fork import register
 from bls_agent.project.commands.router import Router
 from bls_agent.project.log.log import LogStream
 from bls_agent.project.messages import OutcomeKind
 from bls_agent.project.status.aggregate import StatusAggregator, StatusCounts
 from bls_agent.project.status.health import HealthChecks
-from bls_agent.pulse import StallCounts
+from bls_agent.threads import HandlerThreads
+from bls_agent.watchdog import StallCounts
 
 __all__ = ["Parts"]
 

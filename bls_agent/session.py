@@ -19,10 +19,10 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskStatus
 
+from bls_agent.after_fork import keep, register
 from bls_agent.backoff import Backoff
 from bls_agent.endpoint import Endpoint
 from bls_agent.errors import RedisUnavailableError, WrongTypeError
-from bls_agent.forking import keep, register
 from bls_agent.hearing import make_dispatcher, make_receiver, make_runner
 from bls_agent.parts import Parts
 from bls_agent.patrol import Patrol
@@ -30,7 +30,7 @@ from bls_agent.project.commands.broadcast import Inbox
 from bls_agent.project.messages import Level, Status
 from bls_agent.redaction import redact_traceback
 from bls_agent.settings import Settings
-from bls_agent.starting import start_soon
+from bls_agent.tasks import start_soon
 from bls_agent.voices import (
     connect,
     make_health,

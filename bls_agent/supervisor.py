@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
 
-from bls_agent.background import start_background
-from bls_agent.forking import register
+from bls_agent.after_fork import register
 from bls_agent.project.messages import Status
 from bls_agent.redaction import redact_traceback
+from bls_agent.tasks import start_background
 
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - a task of asyncio's

@@ -23,7 +23,7 @@ from bls_agent.project.status.writer import (
     StatusWriter,
 )
 from bls_agent.settings import Settings
-from bls_agent.watchdog import Watch
+from bls_agent.watchdog import LoopWatch
 
 __all__ = [
     "connect",
@@ -123,7 +123,7 @@ def make_watch(
     settings: Settings,
     writer: StatusWriter,
     changed: Callable[[], None],
-) -> Watch | None:
+) -> LoopWatch | None:
     """Make what looks after the session's loop; ``None`` if that is switched off.
 
     Args:
@@ -148,7 +148,7 @@ def make_watch(
         stall_after=settings.stall_after,
         ttl=settings.status_ttl,
     )
-    return Watch(voice)
+    return LoopWatch(voice)
 
 
 def make_inbox(

@@ -31,7 +31,7 @@ WORDS = [
     "buffer",
 ]
 WIRES = [
-    "forking",
+    "after_fork",
     "endpoint",
     "complaints",
     "faults",
@@ -49,17 +49,11 @@ WIRES = [
     "access",
     "patrol",
     "scripts",
-    "wakeup",
-    "starting",
-    "background",
-    "daemon_threads",
+    "tasks",
+    "threads",
     "loop_thread",
-    "shared_thread",
-    "delivery",
+    "batch_writer",
     "lease",
-    "claim",
-    "process_mark",
-    "pulse",
     "watchdog",
 ]
 CONTRACTS = ["project", "runs", "workers", "assets", "crawl"]

@@ -19,8 +19,8 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
-from bls_agent import ProjectAgent, forking
-from bls_agent.daemon_threads import HandlerThreads
+from bls_agent import ProjectAgent, after_fork
+from bls_agent.threads import HandlerThreads
 from tests.harness import eventually, records, status_of
 
 pytestmark = pytest.mark.skipif(
@@ -746,31 +746,31 @@ async def test_a_job_that_forks_in_its_thread() -> None:
 def test_registering_is_cheap_and_holds_nothing() -> None:
     """A thousand agents are nothing to speak of, and gone when nobody wants them."""
     gc.collect()
-    before = len(forking._HEIRS._by_id)
+    before = len(after_fork._HEIRS._by_id)
     began = time.process_time()
     agents = [ProjectAgent(f"p{number}") for number in range(1_000)]
     assert time.process_time() - began < 1
-    assert len(forking._HEIRS._by_id) >= before + 1_000
+    assert len(after_fork._HEIRS._by_id) >= before + 1_000
     del agents
     gc.collect()
-    assert len(forking._HEIRS._by_id) <= before
+    assert len(after_fork._HEIRS._by_id) <= before
 
 
 def test_a_severed_connection() -> None:
     """It is closed for the peer, and its number stays taken and harmless."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        forking.sever(ours.fileno())
+        after_fork.sever(ours.fileno())
         assert theirs.recv(1) == b""
         with pytest.raises(OSError, match="ocket"):
             ours.send(b"to nobody")
-    forking.sever(-1)
+    after_fork.sever(-1)
 
 
 def test_hanging_up_reaches_every_copy() -> None:
     """The peer hears of it although a copy of the socket is still open."""
     ours, theirs = socket.socketpair()
     with ours, theirs, ours.dup():
-        forking.hang_up(ours.fileno())
+        after_fork.hang_up(ours.fileno())
         assert theirs.recv(1) == b""
-    forking.hang_up(-1)
+    after_fork.hang_up(-1)

@@ -34,7 +34,7 @@ from bls_agent import (
     loop_thread,
 )
 from bls_agent.agent_thread import AgentThread
-from bls_agent.delivery import Flushed
+from bls_agent.batch_writer import Flushed
 from bls_agent.stats import AgentStats
 
 AWAY = "redis://127.0.0.1:1/0"

@@ -18,8 +18,8 @@ from redis.asyncio import Redis
 
 from bls_agent import ConfigurationError, Console, ProjectAgent, Status
 from bls_agent.backoff import Backoff
+from bls_agent.batch_writer import BatchWriter, Sink
 from bls_agent.buffer import BoundedBuffer
-from bls_agent.delivery import Delivery, Sink
 from bls_agent.project.log.record import LogRecord
 from tests.harness import eventually, records, status_of
 
@@ -204,7 +204,7 @@ print("exits", flush=True)
 
 async def test_what_is_collected_late_disturbs_nobody() -> None:
     """A writer whose loop was closed ends when it is collected, beside the next one."""
-    delivery = Delivery(BoundedBuffer[LogRecord](10, 10_000, ranks=5))
+    delivery = BatchWriter(BoundedBuffer[LogRecord](10, 10_000, ranks=5))
     sink = cast("Sink[LogRecord]", None)
     collected = delivery.run(sink, Backoff())
     collected.send(None)  # as a loop does

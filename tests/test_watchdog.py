@@ -25,7 +25,7 @@ from bls_agent import ConfigurationError, ProjectAgent, Status
 from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
 from bls_agent.project.status.writer import StallStatusPublisher
-from bls_agent.pulse import Stillness
+from bls_agent.watchdog import StallTimer
 from tests.harness import eventually, execute, records, status_of, url_with_rights
 
 
@@ -426,14 +426,14 @@ async def test_another_type_is_left_alone_in_a_stall(
 
 def test_time_that_nobody_lived_through_is_no_stall() -> None:
     """After a suspend the looker has slept, too: the loop gets its time."""
-    found = Stillness()
-    found.look(7, 0.5, 0.5, 1.0)
-    found.look(7, 3_600.0, 0.5, 1.0)
+    found = StallTimer()
+    found.check(7, 0.5, 0.5, 1.0)
+    found.check(7, 3_600.0, 0.5, 1.0)
     assert found.seconds == 1.5
-    found.look(8, 0.5, 0.5, 1.0)
+    found.check(8, 0.5, 0.5, 1.0)
     assert found.seconds == 0.0
     for _ in range(4):
-        found.look(8, 0.5, 0.5, 1.0)
+        found.check(8, 0.5, 0.5, 1.0)
     assert found.seconds == 2.0
 
 
@@ -533,7 +533,7 @@ def sockets():
     return sorted(held & there)
 def child():
     facts = {"threads": [t.name for t in threading.enumerate()],
-             "sockets": sockets(), "beats": len(watchdog._WATCHDOG._beats),
+             "sockets": sockets(), "beats": len(watchdog._WATCHDOG._monitors),
              "stalls": agent.stats().loop_stalls}
     @own.command
     async def hang():
@@ -595,7 +595,7 @@ async def test_a_fault_of_ours_harms_nobody_else(
     """Who cannot speak is said once and not looked after any more; the others are."""
 
     class Broken(StallStatusPublisher):
-        async def speak(self, connections: Connections) -> None:
+        async def publish(self, connections: Connections) -> None:
             raise RuntimeError(connections)
 
     async with (
@@ -606,7 +606,7 @@ async def test_a_fault_of_ours_harms_nobody_else(
         await other.ready(5)
         assert other._session is not None
         assert other._session.watch is not None
-        broken = other._session.watch.ward
+        broken = other._session.watch.listener
         broken.__class__ = Broken
         for _ in range(2):
             time.sleep(0.8)

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.figures.figure import Figure
 from benchmarks.stage import BenchmarkError, Performance, Stage
 from benchmarks.summary import Goal, Round
-from bls_agent.delivery import BATCH_ITEMS
+from bls_agent.batch_writer import BATCH_ITEMS
 from bls_agent.keys import PROJECT_CONSOLE
 from bls_agent.settings import Settings
 

@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 
 import anyio
 
+from bls_agent.after_fork import register
 from bls_agent.backoff import Backoff
 from bls_agent.complaints import Complaints
 from bls_agent.crawl.fingerprint import CrawlRequest
@@ -38,7 +39,6 @@ from bls_agent.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.forking import register
 from bls_agent.keyed_wires import KeyedWires
 from bls_agent.keys import KEYS
 from bls_agent.lease import boot_seconds, valid_until

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import ClassVar, Final, Literal
 
 from bls_agent.access import Store
+from bls_agent.after_fork import register
 from bls_agent.codec import decode_object, encode
 from bls_agent.complaints import Complaints
 from bls_agent.crawl.exchange import (
@@ -29,7 +30,6 @@ from bls_agent.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.forking import register
 from bls_agent.keys import KEYS
 from bls_agent.loop_local import LoopLocal
 from bls_agent.names import slot_of

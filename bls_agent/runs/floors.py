@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from typing import Final
 
-from bls_agent.forking import register
+from bls_agent.after_fork import register
 from bls_agent.runs.event_ids import BEGINNING, order
 
 __all__ = ["Floors"]

@@ -25,8 +25,8 @@ from hypothesis.stateful import (
 )
 
 from bls_agent.backoff import Backoff
+from bls_agent.batch_writer import BatchWriter
 from bls_agent.buffer import BoundedBuffer
-from bls_agent.delivery import Delivery
 from bls_agent.errors import RedisUnavailableError
 from tests.soak.virtual_time import VirtualLoop
 
@@ -73,7 +73,7 @@ class Server:
         finally:
             self.under_way = self.answer = None
 
-    async def landed(self, batch: Sequence[Item]) -> bool | None:
+    async def was_written(self, batch: Sequence[Item]) -> bool | None:
         """Look whether a batch stands in the list."""
         await asyncio.sleep(0)
         if self.looks_fail:
@@ -105,10 +105,10 @@ class LogMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         """Begin with a running delivery and bounds that are soon met."""
         super().__init__()
-        self._patch = patch("bls_agent.delivery.BATCH_ITEMS", BATCH)
+        self._patch = patch("bls_agent.batch_writer.BATCH_ITEMS", BATCH)
         self._patch.start()
         buffer: BoundedBuffer[Item] = BoundedBuffer(4 * BATCH, 2_000, 3)
-        self.delivery = Delivery(buffer)
+        self.delivery = BatchWriter(buffer)
         self.server = Server()
         self.numbers = 0
         self.accepted = 0  # by this process: a child counts what it inherits

@@ -36,6 +36,7 @@ from bls_agent import (
     SyncConsole,
 )
 from bls_agent.agent_thread import AgentThread
+from bls_agent.batch_writer import Flushed
 from bls_agent.codec import JSONObject, JSONValue
 from bls_agent.crawl import (
     CleanupReport,
@@ -52,7 +53,6 @@ from bls_agent.crawl import (
     fingerprint,
     validate_multiple_redis_keys,
 )
-from bls_agent.delivery import Flushed
 from bls_agent.project.log.log import Log
 from bls_agent.runs import (
     EventAction,

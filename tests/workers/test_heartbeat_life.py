@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bls_agent import LeaseHeldError, RedisRefusedError, WrongTypeError
-from bls_agent.claim import Claim
+from bls_agent.lease import LeaseState
 from bls_agent.workers import BacktestWorkerHeartbeat
 from bls_agent.workers.beating.life import GUARD_AGAIN, HeartbeatCounts, Life
 
@@ -22,7 +22,7 @@ def life() -> Life:
     said = BacktestWorkerHeartbeat.create("回测-1")
     return Life(
         lambda: said,
-        Claim(said.key, 30.0),
+        LeaseState(said.key, 30.0),
         interval=INTERVAL,
         counts=HeartbeatCounts(),
         rng=random.Random(1),

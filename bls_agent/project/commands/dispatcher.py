@@ -16,7 +16,6 @@ from anyio.abc import TaskGroup
 
 from bls_agent.backoff import Backoff
 from bls_agent.complaints import Complaints
-from bls_agent.daemon_threads import HandlerThreads
 from bls_agent.errors import (
     BlsError,
     RedisRefusedError,
@@ -27,7 +26,8 @@ from bls_agent.project.commands.runner import CommandRunner
 from bls_agent.project.messages import OutcomeKind
 from bls_agent.project.receive.receiver import Message, Receiver
 from bls_agent.redaction import redact_traceback
-from bls_agent.starting import start_soon
+from bls_agent.tasks import start_soon
+from bls_agent.threads import HandlerThreads
 
 __all__ = ["BROADCAST_MODE", "Dispatcher"]
 

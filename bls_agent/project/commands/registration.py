@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
-from bls_agent.daemon_threads import HandlerThreads, is_coroutine_function
 from bls_agent.errors import ConfigurationError
 from bls_agent.project.commands.router import (
     UNSET,
@@ -26,6 +25,7 @@ from bls_agent.project.status.health import (
     HealthChecks,
     name_of_check,
 )
+from bls_agent.threads import HandlerThreads, is_coroutine_function
 
 __all__ = ["Registration"]
 

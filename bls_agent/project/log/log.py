@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
+from bls_agent.batch_writer import BatchWriter
 from bls_agent.buffer import BoundedBuffer
 from bls_agent.codec import cut_text
-from bls_agent.delivery import Delivery
 from bls_agent.errors import (
     RedisRefusedError,
     RedisUnavailableError,
@@ -57,7 +57,7 @@ class LogStream:
     ) -> None:
         ranks = LogRecord.OUTCOME_RANK + 1
         buffer: BoundedBuffer[LogRecord] = BoundedBuffer(max_records, max_bytes, ranks)
-        self.delivery = Delivery(buffer)
+        self.delivery = BatchWriter(buffer)
         self.failures: Counter[str] = Counter()
         self.redactor: Redactor = DEFAULT
         self.id_room = LogRecord.ID_ROOM
@@ -353,7 +353,7 @@ class LogSink:
         if isinstance(trimmed, RedisUnavailableError):
             complain("the console list is not capped", trimmed)
 
-    async def landed(self, batch: Sequence[LogRecord]) -> bool | None:
+    async def was_written(self, batch: Sequence[LogRecord]) -> bool | None:
         """Look for the batch in the list, after the old connection is surely gone.
 
         The order matters: first the server lets go of the connection over which the

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, cast
 
 import anyio
 
+from bls_agent.after_fork import register
 from bls_agent.backoff import jittered
 from bls_agent.codec import cut_text, format_timestamp
-from bls_agent.daemon_threads import HandlerThreads, is_coroutine_function
 from bls_agent.errors import ConfigurationError
-from bls_agent.forking import register
 from bls_agent.names import check_name
 from bls_agent.project.log.log import LogStream, describe_error
 from bls_agent.project.messages import Level, Status
 from bls_agent.project.status.aggregate import StatusAggregator
 from bls_agent.redaction import redact, redact_traceback
-from bls_agent.wakeup import Wakeup
+from bls_agent.tasks import ThreadSafeEvent
+from bls_agent.threads import HandlerThreads, is_coroutine_function
 
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see HealthMonitor
@@ -282,7 +282,7 @@ class HealthMonitor:
         self._states: dict[str, HealthState] = {}
         self._calls: dict[str, _Call] = {}
         self._threads = HandlerThreads()
-        self._wakeup = Wakeup()
+        self._wakeup = ThreadSafeEvent()
         self._rng = random.Random()  # noqa: S311 - jitter, not secrets
 
     async def run(self) -> None:

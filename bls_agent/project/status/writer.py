@@ -29,8 +29,8 @@ from bls_agent.project.status.aggregate import (
     StatusCounts,
 )
 from bls_agent.project.status.replicas import ReplicaRegistry
-from bls_agent.pulse import StallCounts
-from bls_agent.wakeup import Wakeup
+from bls_agent.tasks import ThreadSafeEvent
+from bls_agent.watchdog import StallCounts
 
 __all__ = [
     "ConflictDetector",
@@ -322,7 +322,7 @@ class StatusReporter:
         self._backoff = backoff
         self._complaints = complaints
         self._rng = random.Random()  # noqa: S311 - jitter, not secrets
-        self._wakeup = Wakeup()
+        self._wakeup = ThreadSafeEvent()
         self._ended = False
         self._counts = counts
         self.published = anyio.Event()
@@ -407,7 +407,7 @@ class StallStatusPublisher:
     Attributes:
         endpoint: Where to write.
         stall_after: Seconds of standing still that are a stall.
-        speak_after: Seconds after which the status needs a refresh.
+        publish_after: Seconds after which the status needs a refresh.
         interval: Seconds between two refreshes: less than a third of the TTL.
     """
 
@@ -437,14 +437,14 @@ class StallStatusPublisher:
         self.connect = connect
         self._changed = changed
         self.stall_after = stall_after
-        self.speak_after = ttl / 3
+        self.publish_after = ttl / 3
         self.interval = ttl / 4
 
-    def take_over(self) -> None:
+    def on_takeover(self) -> None:
         """Let what the thread writes pass for our own."""
         self._own_writer.conflicts.pause()
 
-    def begin_stall(self, where: str) -> None:
+    def on_stall(self, where: str) -> None:
         """Turn the status to 故障 and say where the loop stands."""
         self._counts.stalls += 1
         self._aggregator.set(self.SOURCE, Status.FAULT)
@@ -457,13 +457,13 @@ class StallStatusPublisher:
             daemon=True,
         ).start()
 
-    async def speak(self, connections: Connections) -> None:
+    async def publish(self, connections: Connections) -> None:
         """Write the worst of all sources."""
         if self._writer is None or self._writer[0] is not connections:
             self._writer = connections, self._own_writer.over(connections)
         await self._writer[1].write(self._aggregator.status(time.monotonic()))
 
-    def give_back(self, seconds: float) -> None:
+    def on_recovery(self, seconds: float) -> None:
         """Withdraw the 故障, have the loop write the truth, and tell how long it was."""
         self._writer = None
         self._aggregator.withdraw(self.SOURCE)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from bls_agent.access import Access
-from bls_agent.background import start_background
+from bls_agent.after_fork import keep, register
 from bls_agent.backoff import Backoff
 from bls_agent.errors import RedisUnavailableError
-from bls_agent.forking import keep, register
 from bls_agent.keyed_wires import KeyedWires
 from bls_agent.loop_local import LoopLocal
 from bls_agent.redaction import redact_traceback
@@ -21,9 +20,10 @@ from bls_agent.runs.following.lane import Lane
 from bls_agent.runs.following.looks import look_at
 from bls_agent.runs.following.shared_pages import SharedPages
 from bls_agent.runs.reading import RunKeys
+from bls_agent.tasks import start_background
 
 if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - see background.py
+    import asyncio  # noqa: TID251 - see tasks.py
 
 __all__ = ["Hub", "Hubs"]
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from bls_agent.background import start_background
 from bls_agent.backoff import Backoff
 from bls_agent.errors import BlsError, RedisRefusedError, RedisUnavailableError
 from bls_agent.keyed_wires import KeyedWires
@@ -22,9 +21,10 @@ from bls_agent.runs.reading import (
     RunReader,
     decode_entries,
 )
+from bls_agent.tasks import start_background
 
 if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - see background.py
+    import asyncio  # noqa: TID251 - see tasks.py
 
 __all__ = ["Lane"]
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 import anyio.lowlevel
 
-from bls_agent.background import start_background
 from bls_agent.backoff import Backoff
-from bls_agent.delivery import Delivery, Flushed
+from bls_agent.batch_writer import BatchWriter, Flushed
 from bls_agent.redaction import redact_traceback
 from bls_agent.runs.writing.emitted import Emitted
 from bls_agent.runs.writing.hold import Hold
 from bls_agent.runs.writing.sink import RunSink
+from bls_agent.tasks import start_background
 
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - tasks of asyncio's
@@ -44,7 +44,7 @@ class Course:
     """
 
     def __init__(
-        self, delivery: Delivery[Emitted], sink: RunSink, *, name: str
+        self, delivery: BatchWriter[Emitted], sink: RunSink, *, name: str
     ) -> None:
         """Begin, in the running event loop."""
         import asyncio  # noqa: PLC0415, TID251 - 20 ms, not at import

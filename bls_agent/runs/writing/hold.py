@@ -10,7 +10,6 @@ from typing import Final
 import anyio
 
 from bls_agent.backoff import Backoff, jittered
-from bls_agent.claim import Run
 from bls_agent.endpoint import Reply
 from bls_agent.errors import (
     BlsError,
@@ -19,7 +18,7 @@ from bls_agent.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.lease import boot_seconds, valid_until
+from bls_agent.lease import Run, boot_seconds, valid_until
 from bls_agent.runs.reading import RunKeys
 
 __all__ = ["Hold"]

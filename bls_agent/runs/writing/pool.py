@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from bls_agent.background import start_background
+from bls_agent.after_fork import keep, register
 from bls_agent.backoff import Backoff
 from bls_agent.endpoint import Argument, Reply
 from bls_agent.errors import BlsError, RedisUnavailableError, WrongTypeError
-from bls_agent.forking import keep, register
 from bls_agent.gate import Gate
 from bls_agent.lease import boot_seconds
 from bls_agent.loop_local import LoopLocal
@@ -22,7 +21,7 @@ from bls_agent.runs.event_ids import BEGINNING
 from bls_agent.runs.reading import RunKeys, find_wrong_type
 from bls_agent.runs.writing.hold import Hold
 from bls_agent.scripts import ADD_EVENTS, HOLD_RUN
-from bls_agent.wakeup import Wakeup
+from bls_agent.tasks import ThreadSafeEvent, start_background
 
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - a task of asyncio's
@@ -57,7 +56,7 @@ class WriterPool:
         self._gate.on_connected = self._note_back
         self._away = False
         self._holds: dict[int, Hold] = {}
-        self._wakeup = Wakeup()
+        self._wakeup = ThreadSafeEvent()
         self._task: asyncio.Task[None] | None = None
         self._ended = anyio.Event()
         self.users = 0

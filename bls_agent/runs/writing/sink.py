@@ -237,7 +237,7 @@ class RunSink:
                 self._hold.tell_lost()
             self._hold.finish()
 
-    async def landed(self, batch: Sequence[Emitted]) -> bool | None:
+    async def was_written(self, batch: Sequence[Emitted]) -> bool | None:
         """Say that nobody has to look: writing it once more is harmless."""
         del batch
         return False

@@ -16,12 +16,11 @@ from typing import Any, Final, Self
 
 import anyio
 
-from bls_agent.background import start_background
+from bls_agent.after_fork import keep, register
+from bls_agent.batch_writer import BatchWriter, Flushed
 from bls_agent.buffer import BoundedBuffer
-from bls_agent.delivery import Delivery, Flushed
 from bls_agent.errors import BlsError, ConfigurationError
-from bls_agent.forking import keep, register
-from bls_agent.process_mark import belongs_to_dead, make_token
+from bls_agent.lease import belongs_to_dead, make_token
 from bls_agent.runs.floors import Floors
 from bls_agent.runs.new_events import check_data, check_source, tame_source, tame_word
 from bls_agent.runs.reading import RunKeys
@@ -34,6 +33,7 @@ from bls_agent.runs.writing.plain import LEAVE_GRACE, PlainFace
 from bls_agent.runs.writing.pool import WriterPool, WriterPools
 from bls_agent.runs.writing.sink import Bounds, RunSink
 from bls_agent.runs.writing.stats import RunWriterStats
+from bls_agent.tasks import start_background
 
 __all__ = ["RunWriter"]
 
@@ -95,7 +95,7 @@ class RunWriter(PlainFace):
         buffer: BoundedBuffer[Emitted] = BoundedBuffer(
             options.buffer, options.buffer_bytes, RANKS
         )
-        self._delivery = Delivery(buffer, pace=options.pace, batch_bytes=BATCH_BYTES)
+        self._delivery = BatchWriter(buffer, pace=options.pace, batch_bytes=BATCH_BYTES)
         self._state = NEW
         self._outside = Counter[str]()  # dropped before they reached the buffer
         self._cut = 0

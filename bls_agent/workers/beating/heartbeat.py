@@ -14,17 +14,21 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 import anyio
 
 from bls_agent.access import Access
-from bls_agent.claim import Claim, Standing
+from bls_agent.after_fork import register
 from bls_agent.errors import (
     ConfigurationError,
     LeaseHeldError,
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.forking import register
-from bls_agent.lease import boot_seconds
+from bls_agent.lease import (
+    LeaseState,
+    Ownership,
+    belongs_to_dead,
+    boot_seconds,
+    make_token,
+)
 from bls_agent.loop_thread import LoopThread, refuse_in_event_loop, result_of, wait_for
-from bls_agent.process_mark import belongs_to_dead, make_token
 from bls_agent.settings import check_seconds
 from bls_agent.workers.beating.homes import POOLS, THREAD, call_in
 from bls_agent.workers.beating.life import HeartbeatCounts, Life
@@ -130,7 +134,10 @@ class Heartbeat:
         said = self._said.now
         life = self._life
         state = "closed" if life is None else "owned" if self.owned else "not owned"
-        if life is not None and life.claim.standing in (Standing.HELD, Standing.STANDS):
+        if life is not None and life.claim.standing in (
+            Ownership.HELD,
+            Ownership.STANDS,
+        ):
             state = "waiting for its key"
         return (
             f"<Heartbeat {self._key!r} {said.status} {state} at {self._access.shown}>"
@@ -172,7 +179,7 @@ class Heartbeat:
             key=self._key,
             open=life is not None,
             owned=self.owned,
-            standing=life.claim.standing if life else Standing.UNKNOWN,
+            standing=life.claim.standing if life else Ownership.UNKNOWN,
             **vars(counts),
             loop_stalls=pool.stalls.stalls if pool else 0,
             loop_stalled_seconds=pool.stalls.longest if pool else 0.0,
@@ -223,9 +230,9 @@ class Heartbeat:
 
     def _not_ready(self, life: Life) -> RedisUnavailableError:
         reason = {
-            Standing.HELD: "another process owns its key",
-            Standing.STANDS: "a heartbeat that is not ours stands under its key",
-            Standing.WRONG_TYPE: "its key holds another type",
+            Ownership.HELD: "another process owns its key",
+            Ownership.STANDS: "a heartbeat that is not ours stands under its key",
+            Ownership.WRONG_TYPE: "its key holds another type",
         }.get(life.claim.standing, "Redis has not answered yet")
         reason = f"no heartbeat was written in time: {reason}"
         return RedisUnavailableError("not_ready", reason, address=self._access.shown)
@@ -289,7 +296,7 @@ class Heartbeat:
         self._refuse_twice()
         endpoint = self._access.endpoint
         check_slot(self._said.now, endpoint)
-        claim = Claim(self._key, self._ttl, make_token(self._ttl))
+        claim = LeaseState(self._key, self._ttl, make_token(self._ttl))
         said = self._said
         life = Life(
             lambda: said.now,

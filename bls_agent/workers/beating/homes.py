@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import anyio
 
+from bls_agent.after_fork import register
 from bls_agent.endpoint import Endpoint
-from bls_agent.forking import register
 from bls_agent.loop_local import LoopLocal
-from bls_agent.shared_thread import SharedThread
+from bls_agent.loop_thread import SharedThread
 from bls_agent.workers.beating.pool import HeartbeatPool
 
 __all__ = ["POOLS", "THREAD", "call_in"]

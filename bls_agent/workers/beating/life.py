@@ -11,7 +11,6 @@ from typing import Final
 import anyio
 
 from bls_agent.backoff import jittered
-from bls_agent.claim import Answer, Claim, Run, Standing
 from bls_agent.endpoint import Reply, Request
 from bls_agent.errors import (
     BlsError,
@@ -20,6 +19,7 @@ from bls_agent.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
+from bls_agent.lease import LeaseReply, LeaseState, Ownership, Run
 from bls_agent.workers.heartbeat_fields import WorkerStatus
 from bls_agent.workers.heartbeats import WorkerHeartbeat
 
@@ -32,7 +32,7 @@ LOOK_AGAIN: Final = 1.0  # seconds between two looks whether a taken key is free
 GUARD_AGAIN: Final = 60.0  # seconds until it is tried again whether scripts may be run
 
 # Redis 7 says of a script that may not run one of its commands that it is "refused".
-_RESTING: Final = (Standing.HELD, Standing.STANDS, Standing.WRONG_TYPE)
+_RESTING: Final = (Ownership.HELD, Ownership.STANDS, Ownership.WRONG_TYPE)
 _NO_SCRIPTS: Final = ("no_permission", "unknown_command", "refused")
 _NO_GET: Final = ("unsupported", "no_permission")  # SET … GET: before Redis 6.2
 
@@ -99,7 +99,7 @@ class Life:
     def __init__(
         self,
         say: Callable[[], WorkerHeartbeat],
-        claim: Claim,
+        claim: LeaseState,
         *,
         interval: float,
         counts: HeartbeatCounts,
@@ -135,7 +135,7 @@ class Life:
         self._refused = False
         self._status_sent: WorkerStatus | None = None
         self._status_written: WorkerStatus | None = None
-        self._told = Standing.OURS
+        self._told = Ownership.OURS
         self._told_overwritten = False
 
     def value(self, status: WorkerStatus | None = None) -> bytes:
@@ -151,13 +151,13 @@ class Life:
         said = self._say()
         self._status_sent = said.status
         true = self._status_sent is self._status_written
-        return self.claim.ask(_write(said), true=true, dead=self._dead)
+        return self.claim.write_request(_write(said), true=true, dead=self._dead)
 
     def ask_plainly(self) -> Request:
         """Ask for the next beat where no script may be run."""
         assert self.plain is not None  # noqa: S101 - for the type checker
         value = self.value()
-        self.claim.note_written(value)
+        self.claim.record_written(value)
         words = ("SET", self.claim.key, value, "PX", int(self.claim.ttl * 1000))
         return (*words, "GET") if self.plain.guarded else words
 
@@ -173,9 +173,9 @@ class Life:
             In how many seconds the next beat is due.
         """
         self._refused = False
-        answer = Answer.of(reply)
+        answer = LeaseReply.of(reply)
         losses = self.claim.losses
-        written = self.claim.hear(answer, sent_at=sent_at, now=now)
+        written = self.claim.handle_reply(answer, sent_at=sent_at, now=now)
         self.counts.losses += self.claim.losses - losses
         if written:
             self._landed()
@@ -195,7 +195,7 @@ class Life:
         """Whether there is no use in writing it before its time, whatever it says."""
         return self._refused or self.claim.standing in _RESTING
 
-    def _inherits(self, answer: Answer) -> bool:
+    def _inherits(self, answer: LeaseReply) -> bool:
         """Tell whether the owner is dead, so that nobody has to wait for its lease."""
         former, self._dead = self._dead, ""
         if answer.what == "held" and answer.whose != former:
@@ -214,7 +214,7 @@ class Life:
         """Note that a beat was not written, or perhaps."""
         self.counts.failures += 1
         self._refused = isinstance(error, RedisRefusedError)
-        self.claim.fail(ambiguous=ambiguous)
+        self.claim.record_failure(ambiguous=ambiguous)
         if error.kind == "wrong_type":
             self.verdict = WrongTypeError(self.claim.key, "string")
         self.judged.set()
@@ -242,7 +242,7 @@ class Life:
         self.has_landed = True
         self.decided.set()
 
-    def _judge(self, answer: Answer) -> None:
+    def _judge(self, answer: LeaseReply) -> None:
         """Note for who opens it what stands in the way, and say it once in the log."""
         standing, key = self.claim.standing, self.claim.key
         error: BlsError | None = None
@@ -255,7 +255,7 @@ class Life:
             self.judged.set()
         elif error is not None and standing is not self._told:
             logger.warning("no heartbeat is written until its key is free: %s", error)
-        elif error is None and self._told is not Standing.OURS:
+        elif error is None and self._told is not Ownership.OURS:
             logger.info("the heartbeat %r is ours now", key)
         if answer.what != "late":
             self._told = standing

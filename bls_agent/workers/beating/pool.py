@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from bls_agent.background import start_background
+from bls_agent.after_fork import register
 from bls_agent.backoff import Backoff
 from bls_agent.complaints import Complaints
 from bls_agent.endpoint import Endpoint, Reply
 from bls_agent.errors import BlsError, RedisRefusedError, RedisUnavailableError
-from bls_agent.forking import register
 from bls_agent.lease import boot_seconds
-from bls_agent.pulse import StallCounts
 from bls_agent.redaction import redact_traceback
-from bls_agent.wakeup import Wakeup
-from bls_agent.watchdog import Watch
+from bls_agent.tasks import ThreadSafeEvent, start_background
+from bls_agent.watchdog import LoopWatch, StallCounts
 from bls_agent.workers.beating.life import Life
 from bls_agent.workers.beating.schedule import Schedule
 from bls_agent.workers.beating.stalled import StalledHeartbeats
@@ -66,7 +64,7 @@ class HeartbeatPool:
         """
         self._timeout = timeout
         self._writer = HeartbeatWriter(endpoint, timeout=timeout)
-        self._wakeup = Wakeup()
+        self._wakeup = ThreadSafeEvent()
         self._schedule: Schedule[Life] = Schedule()
         self._hastened: deque[Life] = deque()
         self._ending: list[Life] = []
@@ -84,12 +82,12 @@ class HeartbeatPool:
         self.users = 0
         self.lives: dict[int, Life] = {}
         self.stalls = StallCounts()
-        self._watch: Watch | None = None
+        self._watch: LoopWatch | None = None
         if stall_after is not None:
             ward = StalledHeartbeats(
                 endpoint, self, timeout=timeout, stall_after=stall_after
             )
-            self._watch = Watch(ward)
+            self._watch = LoopWatch(ward)
             self._ward = ward
 
     def start(self) -> None:
@@ -257,7 +255,7 @@ class HeartbeatPool:
             await self._beat_plainly(plain)
         except BaseException:  # a fault of ours: it must not end the others
             for life in due:
-                life.claim.fail(ambiguous=True)
+                life.claim.record_failure(ambiguous=True)
                 self._put(life, RETRY)
             raise
 

@@ -6,7 +6,7 @@ import copy
 import threading
 from typing import Any
 
-from bls_agent.forking import register
+from bls_agent.after_fork import register
 from bls_agent.workers.heartbeats import WorkerHeartbeat
 
 __all__ = ["Said"]

@@ -11,8 +11,8 @@ from bls_agent.connection import Connections
 from bls_agent.endpoint import Endpoint
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.names import slot_of
-from bls_agent.pulse import StallCounts
 from bls_agent.scripts import BEAT
+from bls_agent.watchdog import StallCounts
 from bls_agent.workers.beating.life import Life
 from bls_agent.workers.heartbeat_fields import WorkerStatus
 
@@ -45,7 +45,7 @@ class StalledHeartbeats:
     Attributes:
         endpoint: Where to speak.
         stall_after: Seconds of standing still that are a stall.
-        speak_after: Seconds after which the first of them needs a refresh.
+        publish_after: Seconds after which the first of them needs a refresh.
         interval: Seconds between two refreshes: less than a third of each TTL.
     """
 
@@ -65,13 +65,13 @@ class StalledHeartbeats:
         self._timeout = timeout
         self._stalled = False
         self.stall_after = stall_after
-        self.speak_after = self.interval = float("inf")
+        self.publish_after = self.interval = float("inf")
 
     def hurry(self, ttl: float) -> bool:
         """Note that one lives no longer than that; says whether that is news."""
         if ttl / 4 >= self.interval:
             return False
-        self.speak_after, self.interval = ttl / 3, ttl / 4
+        self.publish_after, self.interval = ttl / 3, ttl / 4
         return True
 
     def connect(self) -> Connections:
@@ -85,10 +85,10 @@ class StalledHeartbeats:
             keys={"liveness": first.claim.key if first else ""},
         )
 
-    def take_over(self) -> None:
+    def on_takeover(self) -> None:
         """Nothing has to be prepared: the order of writes is told by their numbers."""
 
-    def begin_stall(self, where: str) -> None:
+    def on_stall(self, where: str) -> None:
         """Say ``error`` from now on, and tell where the loop stands."""
         self._stalled = True
         self._beats.stalls.stalls += 1
@@ -101,7 +101,7 @@ class StalledHeartbeats:
             daemon=True,
         ).start()
 
-    async def speak(self, connections: Connections) -> None:
+    async def publish(self, connections: Connections) -> None:
         """Write every heartbeat that is ours.
 
         Raises:
@@ -114,7 +114,7 @@ class StalledHeartbeats:
         failure: RedisUnavailableError | None = None
         for begin in range(0, len(lives), BATCH):
             runs = [
-                life.claim.ask_to_keep(life.value(status))
+                life.claim.keep_request(life.value(status))
                 for life in lives[begin : begin + BATCH]
             ]
             for reply in await BEAT.run_many(connections.liveness, runs):
@@ -123,7 +123,7 @@ class StalledHeartbeats:
         if failure is not None:
             raise failure
 
-    def give_back(self, seconds: float) -> None:
+    def on_recovery(self, seconds: float) -> None:
         """Have the loop write the truth, and tell how long it stood still."""
         self._stalled = False
         self._beats.hasten_all()

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from bls_agent.claim import digest_of
 from bls_agent.endpoint import Endpoint, Reply
 from bls_agent.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.keyed_wires import KeyedWires
-from bls_agent.lease import boot_seconds
+from bls_agent.lease import boot_seconds, digest_of
 from bls_agent.scripts import BEAT, END_BEAT
 from bls_agent.workers.beating.life import Life
 
@@ -55,7 +54,7 @@ class HeartbeatWriter:
         for _ in range(TRIES):
             try:
                 now = boot_seconds()
-                runs = [life.claim.ask_to_end(now) for life in lives]
+                runs = [life.claim.end_request(now) for life in lives]
                 await END_BEAT.run_many(self._wires, runs)
                 await self._end_plainly([life for life in lives if life.plain])
             except RedisUnavailableError as error:

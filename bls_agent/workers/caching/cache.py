@@ -11,11 +11,11 @@ from weakref import WeakValueDictionary
 import anyio
 
 from bls_agent.access import Access, Store
-from bls_agent.daemon_threads import is_coroutine_function
+from bls_agent.after_fork import register
 from bls_agent.errors import ConfigurationError
-from bls_agent.forking import register
 from bls_agent.loop_thread import refuse_in_event_loop, wait_for
 from bls_agent.settings import check_seconds
+from bls_agent.threads import is_coroutine_function
 from bls_agent.workers.caching.async_calls import AsyncCalls
 from bls_agent.workers.caching.availability import Availability
 from bls_agent.workers.caching.cached_function import FUNC_CACHE, CachedFunction

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from bls_agent.background import start_background
 from bls_agent.backoff import Backoff
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.lease import Lease
+from bls_agent.tasks import start_background
 from bls_agent.wire import Wire
 from bls_agent.workers.caching.cached_function import CachedFunction, Found
 from bls_agent.workers.caching.station import Station

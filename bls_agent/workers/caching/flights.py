@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from bls_agent.background import start_background
+from bls_agent.tasks import start_background
 from bls_agent.workers.caching.outcome import Outcome
 
 if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - see background.py
+    import asyncio  # noqa: TID251 - see tasks.py
 
 __all__ = ["COMPUTING", "Errand", "Flight", "Flights", "closes_circle"]
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from bls_agent.access import Access
-from bls_agent.background import start_background
 from bls_agent.endpoint import Reply, Request
 from bls_agent.errors import RedisUnavailableError
+from bls_agent.tasks import start_background
 from bls_agent.wire import Wire
 from bls_agent.workers.caching.availability import Availability
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from threading import RLock
 from typing import Final
 
-from bls_agent.daemon_threads import HandlerThreads
+from bls_agent.after_fork import register
 from bls_agent.errors import RedisUnavailableError
-from bls_agent.forking import register
 from bls_agent.loop_thread import LoopThread
+from bls_agent.threads import HandlerThreads
 
 __all__ = ["SHARED_LOOP"]
 

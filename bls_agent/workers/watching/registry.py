@@ -11,7 +11,6 @@ import anyio.lowlevel
 
 from bls_agent.access import Store
 from bls_agent.backoff import Backoff
-from bls_agent.claim import ttl_of
 from bls_agent.endpoint import Reply, Request
 from bls_agent.errors import (
     ConfigurationError,
@@ -20,6 +19,7 @@ from bls_agent.errors import (
 )
 from bls_agent.keyed_wires import KeyedWires
 from bls_agent.keys import KeyTemplate
+from bls_agent.lease import ttl_of
 from bls_agent.settings import check_seconds
 from bls_agent.workers.heartbeats import WorkerHeartbeat
 from bls_agent.workers.watching.roll import Change, Roll, WorkerChange

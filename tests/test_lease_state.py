@@ -14,11 +14,17 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
-from bls_agent.claim import MAY_ARRIVE, Answer, Claim, Run, Standing
 from bls_agent.endpoint import Endpoint
 from bls_agent.keys import OWNER
+from bls_agent.lease import (
+    MAY_ARRIVE,
+    LeaseReply,
+    LeaseState,
+    Ownership,
+    ProcessIdentity,
+    Run,
+)
 from bls_agent.names import place_beside
-from bls_agent.process_mark import Marks
 from bls_agent.scripts import BEAT, END_BEAT
 from bls_agent.wire import Wire
 
@@ -41,22 +47,22 @@ async def bare(redis_url: str) -> AsyncIterator[Redis]:
         yield client
 
 
-async def ask(wire: Wire, run: Run) -> Answer:
+async def ask(wire: Wire, run: Run) -> LeaseReply:
     """Run the script and read what it says."""
     keys, arguments = run
-    return Answer.of(await BEAT.run(wire, keys, [*arguments]))
+    return LeaseReply.of(await BEAT.run(wire, keys, [*arguments]))
 
 
-async def beat(wire: Wire, claim: Claim, value: bytes) -> str:
+async def beat(wire: Wire, claim: LeaseState, value: bytes) -> str:
     """Ask and hear, as the loop around a claim does."""
-    answer = await ask(wire, claim.ask(value))
-    claim.hear(answer, sent_at=0.0, now=0.0)
+    answer = await ask(wire, claim.write_request(value))
+    claim.handle_reply(answer, sent_at=0.0, now=0.0)
     return answer.what
 
 
-async def end(wire: Wire, claim: Claim, now: float = 0.0) -> int:
+async def end(wire: Wire, claim: LeaseState, now: float = 0.0) -> int:
     """End a claim at the server."""
-    keys, arguments = claim.ask_to_end(now)
+    keys, arguments = claim.end_request(now)
     removed: int = await END_BEAT.run(wire, keys, [*arguments])
     return removed
 
@@ -68,9 +74,9 @@ def owner_of(key: str) -> str:
 
 async def test_value_and_lease_in_one_step(wire: Wire, bare: Redis, key: str) -> None:
     """The value is what was given; token, number and digest stand beside it; one TTL."""
-    claim = Claim(key, 5)
+    claim = LeaseState(key, 5)
     assert await beat(wire, claim, "值".encode()) == "written"
-    assert claim.standing is Standing.OURS
+    assert claim.standing is Ownership.OURS
     assert await bare.get(key) == "值".encode()
     digest = hashlib.sha1("值".encode(), usedforsecurity=False).hexdigest()
     assert await bare.get(claim.owner_key) == f"{claim.token} 1 {digest} 5000".encode()
@@ -82,9 +88,9 @@ async def test_value_and_lease_in_one_step(wire: Wire, bare: Redis, key: str) ->
 
 async def test_one_owner(wire: Wire, bare: Redis, key: str) -> None:
     """A second one is told whose it is and how long; its end touches nothing."""
-    first, second = Claim(key, 5), Claim(key, 5)
+    first, second = LeaseState(key, 5), LeaseState(key, 5)
     await beat(wire, first, b"1")
-    answer = await ask(wire, second.ask(b"2"))
+    answer = await ask(wire, second.write_request(b"2"))
     assert answer.what == "held"
     assert answer.whose == first.token
     assert answer.remaining is not None
@@ -95,29 +101,31 @@ async def test_one_owner(wire: Wire, bare: Redis, key: str) -> None:
 
 async def test_only_a_dead_owner_is_deposed(wire: Wire, bare: Redis, key: str) -> None:
     """Who names the owner's token as a dead one's takes its key, with its value."""
-    first, second = Claim(key, 5), Claim(key, 5)
+    first, second = LeaseState(key, 5), LeaseState(key, 5)
     await beat(wire, first, b"1")
-    assert (await ask(wire, second.ask(b"2", dead="another"))).what == "held"
-    assert (await ask(wire, second.ask(b"2", dead=first.token))).what == "written"
+    assert (await ask(wire, second.write_request(b"2", dead="another"))).what == "held"
+    assert (
+        await ask(wire, second.write_request(b"2", dead=first.token))
+    ).what == "written"
     assert await bare.get(key) == b"2"
 
 
 async def test_a_clock_set_back(wire: Wire, bare: Redis, key: str) -> None:
     """A lease with more time left than it was made for is cut, and its value with it."""
-    first, second = Claim(key, 0.4), Claim(key, 30)
+    first, second = LeaseState(key, 0.4), LeaseState(key, 30)
     await beat(wire, first, b"1")
     for name in (key, first.owner_key):
         assert await bare.pexpire(name, 3_600_000)
-    answer = await ask(wire, second.ask(b"2"))
+    answer = await ask(wire, second.write_request(b"2"))
     assert answer.what == "held"
     assert answer.remaining is not None
     assert answer.remaining <= 0.4
     with anyio.fail_after(5):
-        while (await ask(wire, second.ask(b"2"))).what != "written":
+        while (await ask(wire, second.write_request(b"2"))).what != "written":
             await anyio.sleep(0.02)
     await bare.delete(key)
     await bare.set(second.owner_key, "")  # nobody's, and without an end
-    assert (await ask(wire, first.ask(b"1"))).what == "held"
+    assert (await ask(wire, first.write_request(b"1"))).what == "held"
     assert 0 < await bare.pttl(second.owner_key) <= 400
 
 
@@ -125,14 +133,14 @@ async def test_a_stranger_is_judged_by_its_ttl(
     wire: Wire, bare: Redis, key: str
 ) -> None:
     """What stands there without an owner is left alone, whatever its TTL."""
-    claim = Claim(key, 5)
+    claim = LeaseState(key, 5)
     await bare.set(key, b"x", px=3_000)
-    answer = await ask(wire, claim.ask(b"1"))
+    answer = await ask(wire, claim.write_request(b"1"))
     assert answer.what == "stands"
     assert answer.remaining is not None
     assert 2 < answer.remaining <= 3
     await bare.persist(key)
-    answer = await ask(wire, claim.ask(b"1"))
+    answer = await ask(wire, claim.write_request(b"1"))
     assert (answer.what, answer.remaining) == ("stands", None)
     assert await bare.get(key) == b"x"
     assert await bare.exists(owner_of(key)) == 0
@@ -140,13 +148,13 @@ async def test_a_stranger_is_judged_by_its_ttl(
 
 async def test_other_types_stay(wire: Wire, bare: Redis, key: str) -> None:
     """Neither the key nor its lease is written over another type."""
-    claim = Claim(key, 5)
+    claim = LeaseState(key, 5)
     await bare.rpush(key, "a")
     assert await beat(wire, claim, b"1") == "wrong_type"
-    assert claim.standing is Standing.WRONG_TYPE
+    assert claim.standing is Ownership.WRONG_TYPE
     await bare.delete(key)
     await bare.rpush(owner_of(key), "a")
-    assert (await ask(wire, claim.ask(b"1"))).whose == owner_of(key)
+    assert (await ask(wire, claim.write_request(b"1"))).whose == owner_of(key)
     assert await end(wire, claim) == 0
     assert await bare.exists(key) == 0
     assert await bare.lrange(owner_of(key), 0, -1) == [b"a"]
@@ -158,13 +166,13 @@ async def test_an_odd_owner_is_an_owner(
 ) -> None:
     """Whatever a stranger has put where the token stands is somebody's."""
     await bare.set(owner_of(key), odd, px=5_000)
-    assert await beat(wire, Claim(key, 5), b"1") == "held"
+    assert await beat(wire, LeaseState(key, 5), b"1") == "held"
     assert await bare.get(owner_of(key)) == odd
 
 
 async def test_our_lease_was_lost(wire: Wire, bare: Redis, key: str) -> None:
     """A write that keeps does not take; the next one does, if nobody was there."""
-    claim = Claim(key, 5)
+    claim = LeaseState(key, 5)
     await beat(wire, claim, b"1")
     await bare.delete(key, owner_of(key))
     assert await beat(wire, claim, b"2") == "lapsed"
@@ -177,7 +185,7 @@ async def test_our_lease_was_lost(wire: Wire, bare: Redis, key: str) -> None:
 
 async def test_somebody_else_has_it_now(wire: Wire, bare: Redis, key: str) -> None:
     """A peer who took over meanwhile keeps it, with a lease or without."""
-    claim, other = Claim(key, 5), Claim(key, 5)
+    claim, other = LeaseState(key, 5), LeaseState(key, 5)
     await beat(wire, claim, b"1")
     await bare.delete(key, owner_of(key))
     await beat(wire, other, b"other")
@@ -192,12 +200,12 @@ async def test_somebody_else_has_it_now(wire: Wire, bare: Redis, key: str) -> No
 
 async def test_a_stranger_writes_over_ours(wire: Wire, bare: Redis, key: str) -> None:
     """It is told, and ours is written again; its value survives our end."""
-    claim = Claim(key, 5)
+    claim = LeaseState(key, 5)
     await beat(wire, claim, b"1")
     await bare.set(key, b"strange")
-    assert (await ask(wire, claim.ask(b"2"))).strange
+    assert (await ask(wire, claim.write_request(b"2"))).strange
     assert await bare.get(key) == b"2"
-    assert not (await ask(wire, claim.ask(b"3"))).strange
+    assert not (await ask(wire, claim.write_request(b"3"))).strange
     await bare.set(key, b"strange", ex=30)
     assert await end(wire, claim) == 0
     assert await bare.get(key) == b"strange"
@@ -206,14 +214,14 @@ async def test_a_stranger_writes_over_ours(wire: Wire, bare: Redis, key: str) ->
 
 async def test_late_writes_do_nothing(wire: Wire, bare: Redis, key: str) -> None:
     """An older write behind a younger one, and one that keeps behind the end."""
-    claim = Claim(key, 5)
+    claim = LeaseState(key, 5)
     await beat(wire, claim, b"1")
-    late, thread = claim.ask(b"late"), claim.ask_to_keep(b"thread")
+    late, thread = claim.write_request(b"late"), claim.keep_request(b"thread")
     await beat(wire, claim, b"now")
     assert (await ask(wire, late)).what == "late"
     assert (await ask(wire, thread)).what == "late"
     assert await bare.get(key) == b"now"
-    last = claim.ask(b"last")
+    last = claim.write_request(b"last")
     await end(wire, claim)
     assert (await ask(wire, last)).what == "lapsed"
     assert await bare.exists(key) == 0
@@ -221,15 +229,15 @@ async def test_late_writes_do_nothing(wire: Wire, bare: Redis, key: str) -> None
 
 async def test_a_lost_write_that_takes(wire: Wire, bare: Redis, key: str) -> None:
     """It cannot put the key back in place behind the end; others get it at once."""
-    claim = Claim(key, 5)
-    lost = claim.ask(b"lost")
-    claim.fail(ambiguous=True)
+    claim = LeaseState(key, 5)
+    lost = claim.write_request(b"lost")
+    claim.record_failure(ambiguous=True)
     await beat(wire, claim, b"1")
     await end(wire, claim, now=1.0)
     assert (await ask(wire, lost)).what == "late"
     assert await bare.exists(key) == 0
     assert 20_000 < await bare.pttl(owner_of(key)) <= MAY_ARRIVE * 1_000
-    other = Claim(key, 5)
+    other = LeaseState(key, 5)
     assert await beat(wire, other, b"2") == "written"
     assert (await ask(wire, lost)).what == "held"
     await end(wire, other)
@@ -239,10 +247,10 @@ async def test_an_end_in_doubt_leaves_the_owner_alone(
     wire: Wire, bare: Redis, key: str
 ) -> None:
     """Who was refused and cannot know what became of a lost request touches nothing."""
-    owner, claim = Claim(key, 5), Claim(key, 5)
+    owner, claim = LeaseState(key, 5), LeaseState(key, 5)
     await beat(wire, owner, b"1")
-    claim.ask(b"lost")
-    claim.fail(ambiguous=True)
+    claim.write_request(b"lost")
+    claim.record_failure(ambiguous=True)
     lease = await bare.get(owner.owner_key)
     assert await end(wire, claim) == 0
     assert await bare.get(owner.owner_key) == lease
@@ -253,9 +261,9 @@ async def test_nothing_stays_behind_a_clean_end(
     wire: Wire, bare: Redis, key: str
 ) -> None:
     """What was lost so long ago that it cannot arrive leaves nothing behind, either."""
-    claim = Claim(key, 5)
-    claim.ask(b"lost")
-    claim.fail(ambiguous=True)
+    claim = LeaseState(key, 5)
+    claim.write_request(b"lost")
+    claim.record_failure(ambiguous=True)
     await beat(wire, claim, b"1")
     await end(wire, claim, now=MAY_ARRIVE + 1)
     assert await bare.exists(key, owner_of(key)) == 0
@@ -263,38 +271,38 @@ async def test_nothing_stays_behind_a_clean_end(
 
 def test_valid_by_our_own_clock() -> None:
     """Valid from before it was asked, not from when the answer came; a margin early."""
-    claim = Claim("k", 10)
+    claim = LeaseState("k", 10)
     assert not claim.is_valid(0.0)
-    claim.hear(Answer("written"), sent_at=100.0, now=105.0)
+    claim.handle_reply(LeaseReply("written"), sent_at=100.0, now=105.0)
     assert claim.is_valid(108.9)
     assert not claim.is_valid(109.1)
-    claim.hear(Answer("held", 3.0), sent_at=101.0, now=106.0)
+    claim.handle_reply(LeaseReply("held", 3.0), sent_at=101.0, now=106.0)
     assert not claim.is_valid(106.0)
 
 
 def test_only_a_take_in_doubt_leaves_a_word() -> None:
     """A lost write that keeps can do no harm and needs none."""
-    claim = Claim("k", 10)
-    claim.hear(Answer("written"), sent_at=0.0, now=0.0)
-    claim.fail(ambiguous=True)
-    assert claim.ask_to_end(0.0)[1] == (claim.token, 0)
-    claim = Claim("k", 10)
-    claim.fail(ambiguous=False)
-    assert claim.ask_to_end(0.0)[1] == (claim.token, 0)
-    claim.fail(ambiguous=True)
-    assert claim.ask_to_end(1e9)[1] == (claim.token, 25_000)
+    claim = LeaseState("k", 10)
+    claim.handle_reply(LeaseReply("written"), sent_at=0.0, now=0.0)
+    claim.record_failure(ambiguous=True)
+    assert claim.end_request(0.0)[1] == (claim.token, 0)
+    claim = LeaseState("k", 10)
+    claim.record_failure(ambiguous=False)
+    assert claim.end_request(0.0)[1] == (claim.token, 0)
+    claim.record_failure(ambiguous=True)
+    assert claim.end_request(1e9)[1] == (claim.token, 25_000)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 def test_a_dead_process_is_known_by_its_mark() -> None:
     """Alive, dead, reaped, frozen, and the mark of another machine."""
-    code = "from bls_agent.process_mark import Marks; print(Marks().own, flush=True); input()"
+    code = "from bls_agent.lease import ProcessIdentity; print(ProcessIdentity().own, flush=True); input()"
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
-    mark, marks = process.stdout.readline().strip(), Marks()
+    mark, marks = process.stdout.readline().strip(), ProcessIdentity()
     machine, pid, start, nonce = mark.split(".")
     assert int(pid) == process.pid
     assert not marks.is_dead(mark)
@@ -312,16 +320,16 @@ def test_a_dead_process_is_known_by_its_mark() -> None:
 @pytest.mark.parametrize("mark", ["", "a", "...", "1.2.3.4", "x.y.z.w", ".1.1.1"])
 def test_what_is_no_mark_is_not_dead(mark: str) -> None:
     """Nobody is declared dead for a token that somebody else has made."""
-    assert not Marks().is_dead(mark)
+    assert not ProcessIdentity().is_dead(mark)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 def test_one_process_has_one_mark_until_an_exec() -> None:
     """Also where the module is there twice; another program in its place has another."""
     code = (
-        "import os, sys; from bls_agent.process_mark import Marks; print(Marks().own);"
-        "del sys.modules['bls_agent.process_mark'];"
-        "from bls_agent.process_mark import Marks; print(Marks().own, flush=True);"
+        "import os, sys; from bls_agent.lease import ProcessIdentity; print(ProcessIdentity().own);"
+        "del sys.modules['bls_agent.lease'];"
+        "from bls_agent.lease import ProcessIdentity; print(ProcessIdentity().own, flush=True);"
         "len(sys.argv) > 1 and os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])"
     )
     found = subprocess.run(
@@ -335,7 +343,7 @@ def test_one_process_has_one_mark_until_an_exec() -> None:
 
 def test_our_own_mark() -> None:
     """We live; what ran in this process before an exec does not."""
-    marks = Marks()
+    marks = ProcessIdentity()
     if not marks.own:
         pytest.skip("this system tells nothing")
     assert not marks.is_dead(marks.own)

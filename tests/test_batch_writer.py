@@ -12,8 +12,8 @@ import anyio.lowlevel
 import pytest
 
 from bls_agent.backoff import Backoff
+from bls_agent.batch_writer import BATCH_ITEMS, FAULTS, LEAST_BYTES, BatchWriter
 from bls_agent.buffer import BoundedBuffer
-from bls_agent.delivery import BATCH_ITEMS, FAULTS, LEAST_BYTES, Delivery
 from tests.harness import eventually
 
 
@@ -46,14 +46,14 @@ class Notebook:
     def numbers(self) -> list[int]:
         return list(chain.from_iterable(self.batches))
 
-    async def landed(self, _: Sequence[Item]) -> bool | None:
+    async def was_written(self, _: Sequence[Item]) -> bool | None:
         return False
 
 
 @asynccontextmanager
-async def delivering() -> AsyncIterator[tuple[Delivery[Item], Notebook]]:
+async def delivering() -> AsyncIterator[tuple[BatchWriter[Item], Notebook]]:
     buffer: BoundedBuffer[Item] = BoundedBuffer(100_000, 100_000_000, 1)
-    delivery, notebook = Delivery(buffer), Notebook()
+    delivery, notebook = BatchWriter(buffer), Notebook()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(delivery.run, notebook, Backoff())
         await anyio.wait_all_tasks_blocked()
@@ -105,7 +105,7 @@ async def test_a_slow_write_makes_the_next_batch_smaller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Over a narrow link others wait behind a batch; behind a quick write it grows again."""
-    monkeypatch.setattr("bls_agent.delivery.SLOW", -1.0)  # seconds: each is slow
+    monkeypatch.setattr("bls_agent.batch_writer.SLOW", -1.0)  # seconds: each is slow
     async with delivering() as (delivery, notebook):
         for number in range(400):
             delivery.put(Item(number, size=1_000))
@@ -113,7 +113,7 @@ async def test_a_slow_write_makes_the_next_batch_smaller(
         lengths = [len(batch) for batch in notebook.batches]
         assert lengths[0] > 100
         assert lengths[-2] == LEAST_BYTES // 1_000
-        monkeypatch.setattr("bls_agent.delivery.SLOW", 60.0)
+        monkeypatch.setattr("bls_agent.batch_writer.SLOW", 60.0)
         for number in range(400, 800):
             delivery.put(Item(number, size=1_000))
         assert await delivery.flush(5.0)
@@ -124,7 +124,7 @@ async def test_a_slow_write_makes_the_next_batch_smaller(
 async def test_the_next_full_batch_is_made_while_the_answer_is_awaited() -> None:
     """What is made ahead counts as in flight, keeps its place, and survives a break."""
     buffer: BoundedBuffer[Item] = BoundedBuffer(100_000, 100_000_000, 1)
-    delivery, notebook = Delivery(buffer), Notebook()
+    delivery, notebook = BatchWriter(buffer), Notebook()
     notebook.answer = anyio.sleep_forever
     for number in range(3 * BATCH_ITEMS):
         delivery.put(Item(number))
@@ -187,7 +187,7 @@ class Faulty(Notebook):
 async def test_a_fault_of_ours_costs_its_own_batch_only(fails_at: str) -> None:
     """What cannot be written is tried again, then counted as dropped; the rest arrives."""
     buffer: BoundedBuffer[Item] = BoundedBuffer(100_000, 100_000_000, 1)
-    delivery, sink = Delivery(buffer), Faulty(fails_at=fails_at)
+    delivery, sink = BatchWriter(buffer), Faulty(fails_at=fails_at)
     for number in range(2_400):
         delivery.put(Item(number))
     faults = 0
@@ -220,7 +220,7 @@ async def test_a_fault_of_ours_costs_its_own_batch_only(fails_at: str) -> None:
 async def test_who_flushes_does_not_wait_for_more_to_gather() -> None:
     """Whatever the pace; also what already gathers leaves at once."""
     buffer: BoundedBuffer[Item] = BoundedBuffer(100_000, 100_000_000, 1)
-    delivery, notebook = Delivery(buffer, pace=3_600.0), Notebook()
+    delivery, notebook = BatchWriter(buffer, pace=3_600.0), Notebook()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(delivery.run, notebook, Backoff())
         delivery.put(Item(1))
@@ -240,7 +240,7 @@ async def test_who_flushes_does_not_wait_for_more_to_gather() -> None:
 async def test_everything_can_be_given_up() -> None:
     """What waits, what is made ahead and what is under way; each is counted once."""
     buffer: BoundedBuffer[Item] = BoundedBuffer(100_000, 100_000_000, 1)
-    delivery, notebook = Delivery(buffer), Notebook()
+    delivery, notebook = BatchWriter(buffer), Notebook()
     notebook.answer = anyio.sleep_forever
     for number in range(3 * BATCH_ITEMS):
         delivery.put(Item(number))

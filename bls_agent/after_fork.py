@@ -3,9 +3,9 @@
 A child begins with a copy of the parent's memory and with one thread. Its descriptors
 are the parent's own open files: what it writes into a connection arrives as the
 parent's, and closing a transport through its event loop takes it out of the selector
-that both share, which makes the *parent* deaf. So nothing is closed in order here.
-Whatever is registered lets go of its inheritance by itself, without a word to the loop,
-and is as if it had just been made.
+that both share, which makes the *parent* deaf. So a child closes nothing in order.
+Whatever is registered here drops what it inherited, without calling the loop, and is
+then as if it had just been made.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Heir(Protocol):
-    """Something that a forked child inherits and with which only its parent can go on."""
+    """Something that a forked child inherits and that only the parent can go on using."""
 
     def forget_parent(self) -> None:
         """Begin afresh; called in the child, in its only thread. Must not wait."""
@@ -32,7 +32,7 @@ class Heir(Protocol):
 
 
 class _Heirs:
-    """Everything in this process that has to forget its parent in a forked child.
+    """Everything in this process that has to be reset in a forked child.
 
     Attributes:
         forks: Grows before and after each fork of this process.
@@ -60,7 +60,7 @@ class _Heirs:
         self.forks += 1
 
     def _forget_parent(self) -> None:
-        """Let the youngest forget first: the wires of a session go before it."""
+        """Reset the youngest first: the connections of a session before the session."""
         for reference in reversed(self._by_id.valuerefs()):
             heir = reference()
             if heir is None:
@@ -83,28 +83,24 @@ def register(heir: Heir) -> None:
 
 
 def keep(inherited: object) -> None:
-    """Never let go of something that was inherited, so that no finaliser runs on it."""
+    """Never release an inherited object, so that no finaliser runs on it."""
     _HEIRS.inherited.append(inherited)
 
 
 def count_forks() -> int:
     """Give a number that changes when this process forks.
 
-    What was opened between two equal counts has no copy in a child that nobody knows.
+    What was opened between two equal counts has no copy in a child.
     """
     return _HEIRS.forks
 
 
 def sever(descriptor: int) -> None:
-    """Close a connection behind the back of its transport, which must not be asked.
+    """Close a socket without asking its transport, which belongs to the parent's loop.
 
-    The number goes on leading to a place where nothing happens. So a transport that
-    closes it one day closes no stranger's file, what it then takes out of a selector is
-    not what the parent has put in there, and nobody can put it in: it is no file that
-    could be waited for.
-
-    Args:
-        descriptor: The socket's number; does nothing if it is no socket (any more).
+    The number then leads to ``/dev/null``: a transport that closes it one day closes no
+    other file, what it takes out of a selector is not what the parent has put in there,
+    and nobody can put it in. Does nothing if the number is no socket (any more).
     """
     if os.name != "posix":
         return  # there are no children, and a socket is no descriptor
@@ -116,10 +112,9 @@ def sever(descriptor: int) -> None:
 
 
 def hang_up(descriptor: int) -> None:
-    """End a connection for everybody who holds a copy of its socket, here and elsewhere.
+    """Shut a connection down for every process that holds a copy of its socket.
 
-    Args:
-        descriptor: The socket's number; does nothing if it is no socket (any more).
+    Does nothing if the number is no socket (any more).
     """
     if os.name != "posix":
         return

@@ -13,18 +13,16 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from bls_agent.forking import register
+from bls_agent.after_fork import register
 
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see HandlerThreads.run
 
 __all__ = ["HandlerThreads", "is_coroutine_function"]
-
-_Job: TypeAlias = Callable[[], None]
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:
@@ -43,11 +41,10 @@ class HandlerThreads:
     """Runs plain functions in daemon threads that are made when they are needed.
 
     Attributes:
-        on_freed: Called in the loop's thread when such a call ends after all.
+        on_freed: Called in the loop's thread when an abandoned call has ended after all.
     """
 
     def __init__(self) -> None:
-        """Begin without threads."""
         self._pool = _Pool()
         self.on_freed: Callable[[], None] = _nothing
 
@@ -85,12 +82,12 @@ class HandlerThreads:
         return call.result
 
     def _finished(self, call: _Call) -> None:
-        """Note, in the loop's thread, that a call is over and its thread free."""
+        """Record, in the loop's thread, that a call is over and its thread free."""
         call.pool.idle += 1
         call.done.set()
         if call.abandoned:
             call.pool.stuck -= 1
-            if call.pool is self._pool:  # else it is a former life's
+            if call.pool is self._pool:  # else it was submitted before close()
                 self.on_freed()
 
     def close(self) -> None:
@@ -104,16 +101,16 @@ def _nothing() -> None:
 
 
 class _Pool:
-    """The threads of one opening: they take jobs until they are told to stop."""
+    """The threads of one opening: they take calls until they are told to stop."""
 
     def __init__(self) -> None:
         self.idle = 0
         self.stuck = 0
         self.forks = 0
         self._threads = 0
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
 
-    def submit(self, job: _Job) -> None:
+    def submit(self, call: _Call) -> None:
         if self.idle > 0:
             self.idle -= 1
         else:
@@ -121,23 +118,23 @@ class _Pool:
             self._threads += 1
             name = f"bls-agent-handler-{self._threads}"
             threading.Thread(target=self._work, name=name, daemon=True).start()
-        self._jobs.put(job)
+        self._calls.put(call)
 
     def _work(self) -> None:
-        jobs = self._jobs
-        while jobs is self._jobs and (job := jobs.get()) is not None:
-            job()
-            del job  # what it holds must not live until the next one comes
+        calls = self._calls
+        while calls is self._calls and (call := calls.get()) is not None:
+            call()
+            del call  # what it holds must not live until the next one comes
 
     def forget_parent(self) -> None:
-        """In a forked child: the threads are not here, and a job that is ends alone."""
+        """In a forked child the threads do not exist, and a call that runs ends alone."""
         self.idle = self.stuck = self._threads = 0
-        self._jobs = queue.SimpleQueue()  # a lost thread may hold the other one's lock
+        self._calls = queue.SimpleQueue()  # a lost thread may hold the other one's lock
         self.forks += 1
 
     def close(self) -> None:
         for _ in range(self._threads):
-            self._jobs.put(None)
+            self._calls.put(None)
 
 
 class _Call:
@@ -164,7 +161,7 @@ class _Call:
     def __call__(self) -> None:
         try:
             self.result = self._context.run(self._function)
-        except KeyboardInterrupt as error:  # nobody has pressed a key in this thread
+        except KeyboardInterrupt as error:  # no signal arrives in this thread
             self.error = RuntimeError("KeyboardInterrupt raised by the handler")
             self.error.__cause__ = error
         except BaseException as error:  # noqa: BLE001 - it belongs to the command

@@ -9,11 +9,11 @@ import threading
 import anyio
 import pytest
 
-from bls_agent.wakeup import Wakeup
+from bls_agent.tasks import ThreadSafeEvent
 
 
 async def test_raised_by_a_task_of_the_same_loop() -> None:
-    wakeup = Wakeup()
+    wakeup = ThreadSafeEvent()
     wakeup.bind()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(wakeup.wait, None)
@@ -24,7 +24,7 @@ async def test_raised_by_a_task_of_the_same_loop() -> None:
 
 
 async def test_raised_by_a_thread_while_the_loop_sleeps() -> None:
-    wakeup = Wakeup()
+    wakeup = ThreadSafeEvent()
     wakeup.bind()
     timer = threading.Timer(0.05, wakeup.set)
     timer.start()
@@ -35,7 +35,7 @@ async def test_raised_by_a_thread_while_the_loop_sleeps() -> None:
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such timer here")
 async def test_raised_by_a_signal_handler_while_the_loop_sleeps() -> None:
     """Python runs the handler inside the loop's select, which then sleeps on."""
-    wakeup = Wakeup()
+    wakeup = ThreadSafeEvent()
     wakeup.bind()
     former = signal.signal(signal.SIGALRM, lambda *_: wakeup.set())
     try:
@@ -50,7 +50,7 @@ async def test_raised_by_a_signal_handler_while_the_loop_sleeps() -> None:
 
 
 async def test_raised_by_a_plain_callback_of_the_loop() -> None:
-    wakeup = Wakeup()
+    wakeup = ThreadSafeEvent()
     wakeup.bind()
     asyncio.get_running_loop().call_later(0.02, wakeup.set)
     assert await wakeup.wait(5.0)
@@ -58,7 +58,7 @@ async def test_raised_by_a_plain_callback_of_the_loop() -> None:
 
 
 async def test_a_flag_raised_before_is_not_overlooked() -> None:
-    wakeup = Wakeup()
+    wakeup = ThreadSafeEvent()
     wakeup.set()
     wakeup.bind()
     assert await wakeup.wait(1.0)

@@ -18,9 +18,9 @@ import anyio
 from bls_agent.backoff import Backoff
 from bls_agent.buffer import BoundedBuffer, Sized
 from bls_agent.errors import RedisRefusedError, RedisUnavailableError
-from bls_agent.wakeup import Wakeup
+from bls_agent.tasks import ThreadSafeEvent
 
-__all__ = ["PACE", "Delivery", "Flushed", "Sink"]
+__all__ = ["PACE", "BatchWriter", "Flushed", "Sink"]
 
 BATCH_ITEMS: Final = 500
 BATCH_BYTES: Final = 128 * 1024
@@ -42,20 +42,19 @@ class Sink(Protocol[T]):
     async def write(self, batch: Sequence[T], meanwhile: Callable[[], None]) -> None:
         """Write the whole batch, or raise RedisUnavailableError: then it is called again.
 
-        Who does not write it in one step has to remember what stands already.
+        A sink that does not write it in one step has to remember what stands already.
 
         Args:
             batch: What to write.
-            meanwhile: To be called when it has left, before its answer is awaited.
+            meanwhile: To be called when it has left, before its reply is awaited.
         """
         ...
 
-    async def landed(self, batch: Sequence[T]) -> bool | None:
+    async def was_written(self, batch: Sequence[T]) -> bool | None:
         """Find out whether an earlier write of the batch was executed after all.
 
-        Returns:
-            ``None`` if that cannot be known: the batch is then written again and
-            counted as ``maybe_repeated``.
+        ``None`` if that cannot be known: the batch is then written again and counted as
+        ``maybe_repeated``.
         """
         ...
 
@@ -96,10 +95,10 @@ class _Batch(Generic[T]):
     faults: int = 0
 
 
-class Delivery(Generic[T]):
+class BatchWriter(Generic[T]):
     """Takes items from any thread and writes them in order, from one task.
 
-    Order is kept and nothing is written twice, except where :meth:`Sink.landed`
+    Order is kept and nothing is written twice, except where :meth:`Sink.was_written`
     cannot find out; those items are counted.
 
     Attributes:
@@ -117,26 +116,19 @@ class Delivery(Generic[T]):
         pace: float = PACE,
         batch_bytes: int = BATCH_BYTES,
     ) -> None:
-        """Remember the buffer; :meth:`run` does the work.
-
-        Args:
-            buffer: What waits.
-            pace: Seconds from one write to the next, unless a batch is full.
-            batch_bytes: About how long a batch becomes at most.
-        """
         self.buffer = buffer
         self._batch_bytes = self._most = batch_bytes
         self._pace = pace
         self.resent = 0
         self.maybe_repeated = 0
-        self._wakeup = Wakeup()
+        self._wakeup = ThreadSafeEvent()
         self._settled = anyio.Event()
         self._batch: _Batch[T] | None = None
         self._next: _Batch[T] | None = None
         self._ambiguous = False
         self._carried = False
         self._paced_until = 0.0
-        self._flushing = 0  # who waits: nothing gathers then
+        self._flushing = 0  # callers that wait: no batch grows then
         self._hurried = anyio.Event()
         self._runs = 0
         self.running = False
@@ -174,9 +166,9 @@ class Delivery(Generic[T]):
                 self._announce()
 
     def forget_loop(self) -> None:
-        """Be as if no one were writing: the loop in which :meth:`run` was is closed.
+        """Reset what belonged to a closed loop, in which :meth:`run` was.
 
-        What was under way is looked for by the next run, as after a cancellation.
+        The next run checks what was under way, as after a cancellation.
         """
         self._runs += 1
         self._paced_until = 0.0
@@ -186,7 +178,7 @@ class Delivery(Generic[T]):
         self._settled = anyio.Event()
 
     def forget_parent(self) -> None:
-        """In a forked child: begin afresh. What waits is the parent's to write."""
+        """In a forked child begin afresh: what waits is the parent's to write."""
         self.forget_loop()
         self.buffer.forget_parent()
         self._batch = self._next = None
@@ -194,10 +186,9 @@ class Delivery(Generic[T]):
         self.resent = self.maybe_repeated = 0
 
     def give_up(self, reason: str) -> int:
-        """Drop what waits and what is under way; not while :meth:`run` is at work.
+        """Drop what waits and what is under way, and give how many items it were.
 
-        Returns:
-            How many items it were.
+        Not to be called while :meth:`run` is at work.
         """
         batches = [one for one in (self._batch, self._next) if one is not None]
         self._batch = self._next = None
@@ -219,8 +210,8 @@ class Delivery(Generic[T]):
     async def _settle(self, sink: Sink[T], backoff: Backoff, batch: _Batch[T]) -> None:
         """Bring a batch to its end, and count it.
 
-        A fault of ours is raised, and the next run tries once more. What meets one again
-        and again is given up when its turn has come: it must not stop the log.
+        A fault of ours is raised, and the next run tries once more. After a few faults
+        the batch is given up: it must not stop the log.
         """
         try:
             if batch.prepared is None:
@@ -235,28 +226,28 @@ class Delivery(Generic[T]):
             raise
         self.buffer.done(batch.items)
 
-    def _look_ahead(self, sink: Sink[T], under_way: int) -> None:
+    def _prepare_next(self, sink: Sink[T], under_way: int) -> None:
         """Make the next batch while the server is at this one, if it will be full."""
         roomy = self.buffer.max_items >= 4 * BATCH_ITEMS  # else too much is fixed
         waiting = len(self.buffer) - under_way
         if roomy and self._next is None and waiting > BATCH_ITEMS:
             self._next = self._take()
             if self._next is not None:
-                with suppress(Exception):  # a fault is told when its turn has come
+                with suppress(Exception):  # a fault is raised when its turn has come
                     self._next.prepared = sink.prepare(self._next.items)
 
     async def _write(
         self, sink: Sink[T], backoff: Backoff, batch: Sequence[T], count: int
     ) -> None:
-        look_ahead = partial(self._look_ahead, sink, count)
+        prepare_next = partial(self._prepare_next, sink, count)
         while True:
             try:
-                if self._ambiguous and await self._has_landed(sink, batch):
+                if self._ambiguous and await self._was_written(sink, batch):
                     return
                 # Until the answer is there, a cancelled write may have been executed.
                 self._ambiguous = True
                 began = anyio.current_time()
-                await sink.write(batch, look_ahead)
+                await sink.write(batch, prepare_next)
             except RedisUnavailableError as error:
                 self._ambiguous = error.ambiguous
                 permanent = isinstance(error, RedisRefusedError)
@@ -280,18 +271,17 @@ class Delivery(Generic[T]):
         await anyio.sleep(delay)
         self.refused = False
 
-    async def _has_landed(self, sink: Sink[T], batch: Sequence[T]) -> bool:
+    async def _was_written(self, sink: Sink[T], batch: Sequence[T]) -> bool:
         try:
-            landed = await sink.landed(batch)
+            written = await sink.was_written(batch)
         except RedisUnavailableError as error:
             error.ambiguous = True  # of the write before, still
             raise
-        if landed:
+        if written:
             return True
-        if self._carried:
-            landed = None
         self.resent += len(batch)
-        self.maybe_repeated += len(batch) if landed is None else 0
+        if written is None or self._carried:
+            self.maybe_repeated += len(batch)
         return False
 
     def _announce(self) -> None:
@@ -299,11 +289,7 @@ class Delivery(Generic[T]):
         event.set()
 
     async def flush(self, timeout: float) -> Flushed:
-        """Wait until what was accepted so far has been written or given up.
-
-        Args:
-            timeout: Seconds to wait at most.
-        """
+        """Wait until what was accepted so far is written or given up, or time is over."""
         before = self.buffer.stats()
         dropped_before = sum(before.dropped.values())
         target = before.accepted
