@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 import anyio
 
 from bls_agent.after_fork import register
-from bls_agent.connection import Connections
-from bls_agent.endpoint import Endpoint
 from bls_agent.errors import BlsError, RedisUnavailableError
 from bls_agent.redaction import redact_traceback
 
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - see LoopWatch.begin
+
+    from bls_agent.connection import Connections
+    from bls_agent.endpoint import Endpoint
 
 __all__ = ["LoopWatch", "StallCounts", "StallListener", "StallTimer"]
 
