@@ -75,7 +75,7 @@ def serve_fleet(screen: Screen, redis_url: str) -> int:
 @contextmanager
 def _console(redis: str) -> Generator[str]:
     """Serve the console in a thread, so that signals are ours; give its address."""
-    from bls_agent.web.configuration import WebConfig  # noqa: PLC0415 - the extra
+    from bls_agent.web.config import WebConfig  # noqa: PLC0415 - the extra
     from bls_agent.web.server import make_server, open_sockets  # noqa: PLC0415 - it, too
 
     listening = SimpleQueue[Sequence[str]]()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,8 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route
-from starlette.types import ExceptionHandler, Receive, Scope, Send
+from starlette.routing import BaseRoute, Mount
+from starlette.types import Receive, Scope, Send
 
 from bls_agent.assets.library import AssetLibrary
 from bls_agent.console import Console
@@ -26,37 +26,31 @@ from bls_agent.errors import BlsError, ConfigurationError
 from bls_agent.fleet import Fleet
 from bls_agent.keyed_wires import default_endpoint
 from bls_agent.runs import EventStore
-from bls_agent.web.configuration import WebConfig
-from bls_agent.web.door.entrance import Entrance
-from bls_agent.web.door.headers import with_headers
-from bls_agent.web.door.limits import Bucket, Buckets, StreamQuota
-from bls_agent.web.door.logins import log_in, log_out
-from bls_agent.web.door.origins import HostRule
-from bls_agent.web.door.refusals import is_data, refused
-from bls_agent.web.door.sessions import Sessions
-from bls_agent.web.door.users import Verifier
-from bls_agent.web.feeds.asset_feed import AssetFeed
-from bls_agent.web.feeds.crawl_feed import CrawlFeed
-from bls_agent.web.feeds.fleet_feed import FleetFeed
-from bls_agent.web.feeds.health import RedisHealth
-from bls_agent.web.feeds.journal import Journal
-from bls_agent.web.feeds.log_feeds import LogFeeds
-from bls_agent.web.feeds.run_feed import RunFeed
-from bls_agent.web.feeds.run_streams import all_runs_events, run_events
-from bls_agent.web.feeds.streams import (
-    asset_events,
-    crawl_events,
-    fleet_events,
-    worker_events,
+from bls_agent.web.api import api_routes
+from bls_agent.web.auth import Sessions, Verifier
+from bls_agent.web.config import WebConfig
+from bls_agent.web.feeds.assets import AssetFeed
+from bls_agent.web.feeds.changes import Journal, Webhook
+from bls_agent.web.feeds.crawl import CrawlFeed
+from bls_agent.web.feeds.fleet import FleetFeed
+from bls_agent.web.feeds.logs import LogFeeds
+from bls_agent.web.feeds.runs import RunFeed
+from bls_agent.web.feeds.workers import WorkerFeed
+from bls_agent.web.middleware import SecurityMiddleware, refuse_request
+from bls_agent.web.pages.listings import listing_routes
+from bls_agent.web.pages.login import login_routes
+from bls_agent.web.pages.projects import project_routes
+from bls_agent.web.pages.rendering import STATIC, CachedFiles, error_page
+from bls_agent.web.requests import (
+    RETRY_AFTER,
+    FieldError,
+    error_answer,
+    is_data,
+    status_of,
 )
-from bls_agent.web.feeds.webhook import Webhook
-from bls_agent.web.feeds.worker_feed import WorkerFeed
-from bls_agent.web.interface import api
-from bls_agent.web.interface.answers import RETRY_AFTER, error_answer, status_of
-from bls_agent.web.interface.inputs import FieldError
-from bls_agent.web.pages import whole_pages
-from bls_agent.web.state import WebState
-from bls_agent.web.static import STATIC, CachedFiles
+from bls_agent.web.security import Bucket, Buckets, HostRule, StreamQuota, with_headers
+from bls_agent.web.state import RedisHealth, WebState
+from bls_agent.web.streams import stream_routes
 from bls_agent.workers import WorkerRegistry
 
 __all__ = ["ConsoleApp", "create_app"]
@@ -80,11 +74,8 @@ class ConsoleApp(Starlette):
     def close_streams(self) -> None:
         """End every stream now: the server is about to stop."""
         self.web.closing.set()
-        self.web.fleet.close()
-        self.web.workers.close()
-        self.web.run_list.close()
-        self.web.assets.close()
-        self.web.crawl.close()
+        for watch in self.web.watches:
+            watch.close()
         self.web.logs.close()
 
 
@@ -101,7 +92,7 @@ def create_app(config: WebConfig | None = None) -> ConsoleApp:
     state = _make_state(config)
     app = ConsoleApp(
         routes=_routes(),
-        middleware=[Middleware(Entrance, state=state)],
+        middleware=[Middleware(SecurityMiddleware, state=state)],
         exception_handlers=_handlers(),
         lifespan=_lifespan,
     )
@@ -113,7 +104,7 @@ def _make_state(config: WebConfig) -> WebState:
     limits, redis = config.limits, config.redis
     endpoint = default_endpoint(os.environ) if redis is None else Endpoint.of(redis)
     address = re.sub(r"//[^/]*@", "//", endpoint.address)
-    console, runs = Console(redis), EventStore(redis)
+    console, store = Console(redis), EventStore(redis)
     fleet, counts = FleetFeed(Fleet(redis)), Counter[str]()
     webhook = None
     if config.webhook is not None:
@@ -127,8 +118,8 @@ def _make_state(config: WebConfig) -> WebState:
         journal=Journal(fleet, [] if webhook is None else [webhook.put]),
         webhook=webhook,
         workers=WorkerFeed(WorkerRegistry(redis)),
-        runs=runs,
-        run_list=RunFeed(runs),
+        store=store,
+        runs=RunFeed(store),
         assets=AssetFeed(AssetLibrary(redis)),
         crawl=CrawlFeed(QueueOverview(redis)),
         logs=LogFeeds(console),
@@ -154,16 +145,11 @@ def _make_state(config: WebConfig) -> WebState:
 
 def _routes() -> list[BaseRoute]:
     return [
-        Route("/events/fleet", fleet_events),
-        Route("/events/workers", worker_events),
-        Route("/events/assets", asset_events),
-        Route("/events/crawl", crawl_events),
-        Route("/events/runs", all_runs_events),
-        Route("/events/runs/{run}", run_events),
-        Route("/login", log_in, methods=["POST"]),
-        Route("/logout", log_out, methods=["POST"]),
-        *api.routes,
-        *whole_pages.routes,
+        *stream_routes,
+        *login_routes,
+        *api_routes,
+        *project_routes,
+        *listing_routes,
         Mount("/static", CachedFiles(directory=STATIC, check_dir=False)),
     ]
 
@@ -173,11 +159,8 @@ async def _lifespan(app: ConsoleApp) -> AsyncGenerator[None]:
     state = app.web
     try:
         async with anyio.create_task_group() as tasks:
-            state.fleet.open(tasks)
-            state.workers.open(tasks)
-            state.run_list.open(tasks)
-            state.assets.open(tasks)
-            state.crawl.open(tasks)
+            for watch in state.watches:
+                watch.open(tasks)
             state.logs.open(tasks)
             tasks.start_soon(state.journal.run)
             if state.webhook is not None:
@@ -187,15 +170,12 @@ async def _lifespan(app: ConsoleApp) -> AsyncGenerator[None]:
             tasks.cancel_scope.cancel()
     finally:
         with anyio.move_on_after(1, shield=True):
-            await state.fleet.aclose()
-            await state.workers.aclose()
-            await state.runs.aclose()
-            await state.assets.aclose()
-            await state.crawl.aclose()
+            for watch in state.watches:
+                await watch.aclose()
             await state.console.aclose()
 
 
-def _handlers() -> Mapping[Any, ExceptionHandler]:
+def _handlers() -> dict[Any, Any]:
     return {
         HTTPException: _on_refusal,
         FieldError: _on_field_error,
@@ -205,25 +185,19 @@ def _handlers() -> Mapping[Any, ExceptionHandler]:
     }
 
 
-async def _on_refusal(request: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        raise error
+async def _on_refusal(request: Request, error: HTTPException) -> Response:
     if error.status_code == 405 and request.method == "OPTIONS":  # noqa: PLR2004
         return Response(status_code=204, headers=error.headers)
-    return refused(request, error)
+    return refuse_request(request, error)
 
 
-async def _on_field_error(request: Request, error: Exception) -> Response:
-    if not isinstance(error, FieldError):
-        raise error
+async def _on_field_error(request: Request, error: FieldError) -> Response:
     if is_data(request):
         return error_answer(400, "fields are wrong", fields=error.fields)
-    return whole_pages.error_page(request, 400, detail=str(error))
+    return error_page(request, 400, detail=str(error))
 
 
-async def _on_error_of_ours(request: Request, error: Exception) -> Response:
-    if not isinstance(error, BlsError):
-        raise error
+async def _on_error_of_ours(request: Request, error: BlsError) -> Response:
     status = status_of(error)
     wait = RETRY_AFTER if status == 503 else 0  # noqa: PLR2004
     if is_data(request):
@@ -233,7 +207,7 @@ async def _on_error_of_ours(request: Request, error: Exception) -> Response:
             else None
         )
         return error_answer(status, str(error), fields=fields, wait=wait)
-    answer = whole_pages.error_page(request, status, detail=str(error))
+    answer = error_page(request, status, detail=str(error))
     if wait:
         answer.headers["retry-after"] = str(wait)
     return answer
@@ -243,7 +217,7 @@ _FIELDS = {"project": "targetProjectName"}
 
 
 async def _on_gone(_: Request, __: Exception) -> Response:
-    """Answer nobody, and log nothing: whoever hangs up must not fill a disk."""
+    """Log nothing: clients that hang up must not fill a disk."""
     return Response(status_code=400)
 
 
@@ -251,4 +225,4 @@ async def _on_surprise(request: Request, _: Exception) -> Response:
     """Answer for a fault of our own; what it was stands in the log of the server."""
     if is_data(request):
         return error_answer(500, "something went wrong here; see the console's log")
-    return whole_pages.error_page(request, 500)
+    return error_page(request, 500)

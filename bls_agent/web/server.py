@@ -1,4 +1,8 @@
-"""The console as a process: its sockets, uvicorn, and an end within two seconds."""
+"""The console as a process: its sockets, uvicorn, and an end within two seconds.
+
+uvicorn waits for ever for a request that does not come, and for a client that reads
+nothing. Both hold a connection, and the second one memory; here both are dropped.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +14,154 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import anyio
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bls_agent.errors import ConfigurationError
 from bls_agent.web.app import ConsoleApp, create_app
-from bls_agent.web.configuration import (
+from bls_agent.web.config import (
     MAKE_USERS,
     NEEDS_USERS,
     WebConfig,
     is_loopback,
     show_host,
 )
-from bls_agent.web.door.limits import group_address
-from bls_agent.web.protocol import make_protocol, write_refusal
+from bls_agent.web.security import HEADERS, group_address
+
+if TYPE_CHECKING:
+    from asyncio import TimerHandle, Transport  # noqa: TID251 - the server's own types
 
 __all__ = ["make_room", "make_server", "open_sockets", "serve", "urls_of"]
+
+UNIX: Final = ("unix", 0)  # a peer without an address: a proxy, if there is one, too
+_HEAD: Final = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
+_REFUSAL: Final = (
+    "HTTP/1.1 {status}\r\ncontent-type: text/plain; charset=utf-8\r\n"
+    "content-length: {length}\r\nconnection: close\r\ncache-control: no-store\r\n"
+    "{head}\r\n{text}"
+)
+
+
+# Asked by a tool that sends an address as it was typed.
+_ASCII: Final = "In an address every byte that is not ASCII has to be written as %NN."
+
+
+class _PatientProtocol(H11Protocol):
+    """One connection."""
+
+    stall: ClassVar[float]  # seconds for a request's head, or until an answer is taken
+    most: ClassVar[int]  # connections that may be open; more are refused
+    counts: ClassVar[Counter[str]]  # connections that were dropped, by reason
+    _for_head: TimerHandle | None = None
+    _for_reader: TimerHandle | None = None
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        """Take a connection, if there is room."""
+        super().connection_made(transport)
+        self.client = self.client or UNIX
+        _watch_peer(transport, self.stall)
+        if len(self.connections) > self.most:
+            self._refuse("503 Service Unavailable", "too many connections")
+            self.counts["connections_refused"] += 1
+        else:
+            self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what comes; the head of a request has to come within its time."""
+        super().data_received(data)
+        if self._is_answering():
+            self._cancel_head()
+        elif self._for_head is None:
+            self._wait_for_head()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, of which some may have come already."""
+        super().on_response_complete()
+        if self.conn.trailing_data[0] and not self._is_answering():
+            self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the clocks."""
+        self._cancel_head()
+        self._cancel_reader()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Wait for the peer to read, and not for ever."""
+        super().pause_writing()
+        self._cancel_reader()
+        self._for_reader = self.loop.call_later(self.stall, self._give_up, "readers")
+
+    def resume_writing(self) -> None:
+        """Go on writing."""
+        self._cancel_reader()
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, with the headers of every answer."""
+        self.counts["not_http"] += 1
+        self._refuse("400 Bad Request", f"{msg} {_ASCII}\n")
+
+    def _refuse(self, status: str, text: str) -> None:
+        self.transport.write(_write_refusal(status, text))
+        self.transport.close()
+
+    def _is_answering(self) -> bool:
+        cycle: Any = self.cycle  # None before the first request
+        return cycle is not None and not cycle.response_complete
+
+    def _wait_for_head(self) -> None:
+        self._cancel_head()
+        self._for_head = self.loop.call_later(self.stall, self._give_up, "requests")
+
+    def _give_up(self, what: str) -> None:
+        if what == "readers" or not self._is_answering():
+            self.counts[f"{what}_stalled"] += 1
+            self.transport.abort()
+
+    def _cancel_head(self) -> None:
+        if self._for_head is not None:
+            self._for_head.cancel()
+            self._for_head = None
+
+    def _cancel_reader(self) -> None:
+        if self._for_reader is not None:
+            self._for_reader.cancel()
+            self._for_reader = None
+
+
+def _write_refusal(status: str, text: str) -> bytes:
+    """Write an answer after which the connection is closed."""
+    answer = _REFUSAL.format(status=status, text=text, length=len(text), head=_HEAD)
+    return answer.encode()
+
+
+def _make_protocol(
+    *, stall: float, most: int, counts: Counter[str]
+) -> type[_PatientProtocol]:
+    """Make the class of connections that uvicorn is given; see its attributes."""
+    attributes = {"stall": stall, "most": most, "counts": counts}
+    return type("ConsoleProtocol", (_PatientProtocol,), attributes)
+
+
+def _watch_peer(transport: Transport, stall: float) -> None:
+    """Let the kernel notice a peer that has vanished without a word."""
+    channel = transport.get_extra_info("socket")
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if channel is None or option is None:
+        return
+    with suppress(OSError):  # a Unix socket has no such thing
+        # Later than our own clocks, which count what they drop.
+        channel.setsockopt(socket.IPPROTO_TCP, option, int(stall * 1500))
+
 
 BACKLOG: Final = 128  # connections that are taken in one go
 SPARE: Final = 2 * BACKLOG + 64  # files beside the connections: those refused, Redis
 KEEP_ALIVE: Final = 15  # seconds
-ADDRESSES: Final = 1_024  # whose connections are counted before the table is swept
+ADDRESSES: Final = 1_024  # that are counted before the table is swept
 GRACE: Final = 1  # seconds that answers get to come to their end
 
 
@@ -51,11 +180,7 @@ class _Listener(socket.socket):
         self.counts: Counter[str] = Counter()
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Take a connection.
-
-        Raises:
-            ConnectionAbortedError: Its address has too many; asyncio goes on.
-        """
+        """Take a connection; asyncio goes on after ConnectionAbortedError."""
         channel, peer = super().accept()
         address = peer[0]
         if self._config.behind_proxy and is_loopback(address):
@@ -70,7 +195,7 @@ class _Listener(socket.socket):
             channel.settimeout(0)
             if not self._config.tls:
                 text = "too many connections of one address"
-                channel.send(write_refusal("503 Service Unavailable", text))
+                channel.send(_write_refusal("503 Service Unavailable", text))
         self.counts["connections_refused"] += 1
         raise ConnectionAbortedError
 
@@ -125,11 +250,7 @@ def make_server(
     sockets: Sequence[socket.socket],
     ready: Callable[[Sequence[str]], None] | None = None,
 ) -> uvicorn.Server:
-    """Make the server of a console for sockets that are open.
-
-    Raises:
-        ConfigurationError: TLS cannot be set up.
-    """
+    """Make the server of a console for sockets that are open."""
     app = create_app(config)
     for channel in sockets:
         if isinstance(channel, _Listener):
@@ -142,7 +263,7 @@ def make_server(
 
 def _uvicorn_config(app: ConsoleApp, config: WebConfig) -> uvicorn.Config:
     limits = config.limits
-    protocol = make_protocol(
+    protocol = _make_protocol(
         stall=limits.stall,
         most=make_room(limits.connections),
         counts=app.web.counts,

@@ -1,92 +1,115 @@
-"""What the parts of the running console share."""
+"""What the parts of the running console share, and what they ask of a request."""
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Final
 
 import anyio
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from bls_agent.console import Console
+from bls_agent.errors import ContractError, RedisRefusedError, RedisUnavailableError
 from bls_agent.runs import EventStore
-from bls_agent.web.configuration import WebConfig
-from bls_agent.web.door.limits import Bucket, Buckets, StreamQuota
-from bls_agent.web.door.origins import HostRule
-from bls_agent.web.door.sessions import Sessions
-from bls_agent.web.door.users import Verifier
-from bls_agent.web.feeds.asset_feed import AssetFeed
-from bls_agent.web.feeds.crawl_feed import CrawlFeed
-from bls_agent.web.feeds.fleet_feed import FleetFeed
-from bls_agent.web.feeds.health import RedisHealth
-from bls_agent.web.feeds.journal import Journal
-from bls_agent.web.feeds.log_feeds import LogFeeds
-from bls_agent.web.feeds.run_feed import RunFeed
-from bls_agent.web.feeds.webhook import Webhook
-from bls_agent.web.feeds.worker_feed import WorkerFeed
-from bls_agent.web.pages.manual import Manuals
+from bls_agent.web.auth import Sessions, Verifier
+from bls_agent.web.config import WebConfig
+from bls_agent.web.feeds.assets import AssetFeed
+from bls_agent.web.feeds.changes import Journal, Webhook
+from bls_agent.web.feeds.crawl import CrawlFeed
+from bls_agent.web.feeds.fleet import FleetFeed
+from bls_agent.web.feeds.logs import LogFeeds
+from bls_agent.web.feeds.runs import RunFeed
+from bls_agent.web.feeds.watch import SharedWatch
+from bls_agent.web.feeds.workers import WorkerFeed
+from bls_agent.web.help import HelpCache
+from bls_agent.web.requests import FieldError
+from bls_agent.web.security import Bucket, Buckets, HostRule, StreamQuota
 
-__all__ = ["WebState", "client_address", "is_secure", "requester", "web_state"]
+__all__ = [
+    "RedisHealth",
+    "WebState",
+    "check_project",
+    "client_address",
+    "existing_project",
+    "is_known",
+    "is_secure",
+    "requester",
+    "web_state",
+]
+
+FRESH: Final = 1.0  # seconds for which an answer of Redis is believed
+LONGEST: Final = 512  # bytes of a project's name
+
+
+class RedisHealth:
+    """Asks Redis, at most once a second, for a status that no project has."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._project = f"health-{secrets.token_hex(4)}"
+        self._lock = anyio.Lock()
+        self._at = float("-inf")
+        self._fault: RedisUnavailableError | None = None
+
+    async def fault(self) -> RedisUnavailableError | None:
+        """Say why Redis does not answer, ``None`` if it does."""
+        async with self._lock:
+            if anyio.current_time() - self._at > FRESH:
+                self._fault = await self._ask()
+                self._at = anyio.current_time()
+            return self._fault
+
+    async def _ask(self) -> RedisUnavailableError | None:
+        try:
+            await self._console.status(self._project)
+        except RedisRefusedError as error:
+            # Who may not read this one key was answered all the same.
+            return None if error.kind == "no_permission" else error
+        except RedisUnavailableError as error:
+            return error
+        except ContractError:
+            return None
+        return None
 
 
 @dataclass
 class WebState:
-    """One running console: its configuration, feeds, sessions and counts.
-
-    Attributes:
-        config: What it was told.
-        console: The other end of contract 002.
-        fleet: One watch of all projects for all wallboards.
-        journal: Which statuses have changed.
-        webhook: Posts these changes; ``None`` where that is not wanted.
-        workers: One watch of all workers for all their pages.
-        runs: The events of runs.
-        run_list: One watch of all runs for all their pages.
-        assets: One look at the asset library for all its pages.
-        crawl: One look at all crawl queues for all their pages.
-        logs: One reader for each followed list.
-        health: Whether Redis answers.
-        sessions: Who is logged in.
-        verifier: Checks passwords; ``None`` without users.
-        hosts: By which names browsers may call us.
-        requests: Requests of each client.
-        commands: Commands of each user.
-        logins: Failed logins of each address.
-        all_logins: Failed logins of everybody.
-        streams: Open event streams.
-        manuals: What agents have told of themselves.
-        counts: What was refused and dropped, by reason.
-        closing: Set when everything has to end.
-        started: When it began, by the monotonic clock.
-        redis: Which Redis it is about, without credentials.
-    """
+    """One running console."""
 
     config: WebConfig
     console: Console
     fleet: FleetFeed
     journal: Journal
-    webhook: Webhook | None
+    webhook: Webhook | None  # None where changes of statuses are posted nowhere
     workers: WorkerFeed
-    runs: EventStore
-    run_list: RunFeed
+    store: EventStore
+    runs: RunFeed
     assets: AssetFeed
     crawl: CrawlFeed
     logs: LogFeeds
     health: RedisHealth
     sessions: Sessions
-    verifier: Verifier | None
+    verifier: Verifier | None  # None without users
     hosts: HostRule
-    requests: Buckets
-    commands: Buckets
-    logins: Buckets
-    all_logins: Bucket
+    requests: Buckets  # of each client
+    commands: Buckets  # of each user
+    logins: Buckets  # that failed, of each address
+    all_logins: Bucket  # that failed, of all addresses
     streams: StreamQuota
-    manuals: Manuals = field(default_factory=Manuals)
-    counts: Counter[str] = field(default_factory=Counter[str])
+    manuals: HelpCache = field(default_factory=HelpCache)
+    counts: Counter[str] = field(default_factory=Counter[str])  # refused and dropped
     closing: anyio.Event = field(default_factory=anyio.Event)
     started: float = field(default_factory=time.monotonic)
-    redis: str = ""
+    redis: str = ""  # its address, without credentials
+
+    @property
+    def watches(self) -> tuple[SharedWatch, ...]:
+        """What the pages follow."""
+        return self.fleet, self.workers, self.runs, self.assets, self.crawl
 
     def now(self) -> float:
         """Seconds of a clock that never jumps."""
@@ -105,7 +128,7 @@ def client_address(request: Request) -> str:
 
 
 def requester(request: Request) -> str:
-    """Name whose requests, commands and streams are counted together."""
+    """Name the user, or the address, by which requests and streams are counted."""
     user: str = request.state.user
     client: str = request.state.client
     return user or client
@@ -114,3 +137,25 @@ def requester(request: Request) -> str:
 def is_secure(request: Request) -> bool:
     """Tell whether the browser came over TLS, to us or to a proxy that is believed."""
     return str(request.scope["scheme"]) == "https"
+
+
+async def existing_project(request: Request, project: str) -> str:
+    """Give the name of a project that there is, or raise 404."""
+    if not await is_known(request, project):
+        raise HTTPException(404, "there is no such project")
+    return project
+
+
+async def is_known(request: Request, project: str) -> bool:
+    """Tell whether a project has any of its three keys at this moment."""
+    check_project(request, project)
+    return await web_state(request).console.exists(project)
+
+
+def check_project(request: Request, project: str) -> None:
+    """Refuse what cannot be a project's name."""
+    if not project:
+        raise FieldError({"projectName": "it is missing"})
+    if len(project.encode("utf-8", "surrogateescape")) > LONGEST:
+        raise FieldError({"projectName": f"it has at most {LONGEST} bytes"})
+    web_state(request).fleet.check()  # no request has to wait for what it knows

@@ -18,7 +18,7 @@ import orjson
 import pytest
 from redis import Redis
 
-from bls_agent.web.names_in_urls import project_path
+from bls_agent.web.requests import project_path
 
 CHROMIUM = os.environ.get("BLS_CHROMIUM") or shutil.which("chromium") or ""
 ARGUMENTS = [

@@ -26,7 +26,7 @@ from bls_agent.devserver import DevServer
 from bls_agent.errors import ManifestFault
 from bls_agent.runs import EventStore, NewEvent
 from bls_agent.runs.reading import RunKeys
-from bls_agent.web.configuration import WebConfig
+from bls_agent.web.config import WebConfig
 from bls_agent.workers import (
     BacktestWorkerHeartbeat,
     DataWorkerHeartbeat,

@@ -11,7 +11,7 @@ from typing import Any
 import httpx2 as httpx
 
 from bls_agent.web.app import ConsoleApp, create_app
-from bls_agent.web.configuration import WebConfig
+from bls_agent.web.config import WebConfig
 from bls_agent.web.server import make_server, open_sockets
 
 PASSWORD = "正确 horse battery"

@@ -17,7 +17,7 @@ from bls_agent import ProjectAgent
 from bls_agent.devserver import DevServer
 from bls_agent.fleet import ProjectView
 from bls_agent.web.app import create_app
-from bls_agent.web.configuration import WebConfig
+from bls_agent.web.config import WebConfig
 from tests.harness import eventually
 from tests.web.serving import USERS, asking, console_of, log_in
 

@@ -13,22 +13,19 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent.assets import Asset, AssetLibrary, AssetSummary, SyncReport, SyncState
-from bls_agent.codec import decode_object
 from bls_agent.devserver import DevServer
-from bls_agent.errors import DecodeError, ManifestFault, RedisUnavailableError
-from bls_agent.web.configuration import WebConfig
-from bls_agent.web.feeds import asset_feed
-from bls_agent.web.names_in_urls import quote_name
-from bls_agent.web.pages.asset_cards import (
+from bls_agent.errors import DecodeError, ManifestFault
+from bls_agent.web.config import WebConfig
+from bls_agent.web.feeds import assets as asset_feed, watch
+from bls_agent.web.feeds.assets import (
     STATES,
     SYNC_STATES,
-    encode_asset_changes,
-    encode_assets,
     make_asset_card,
     make_asset_sheet,
     make_broken_card,
     make_sync_sheet,
 )
+from bls_agent.web.requests import quote_name
 from tests.assets.test_library import PATH, SHA, prompt, tool
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 from tests.harness import execute
@@ -82,9 +79,6 @@ def test_cards() -> None:
     assert (card["state"], card["kind"], card["problem"]) == ("skill", "skill", "")
     odd = make_asset_card(AssetSummary("a", "甲", "widget", "1.0.0"))
     assert (odd["state"], odd["problem"]) == ("broken", "category: widget")
-    away = RedisUnavailableError("timeout", "gone")
-    assert decode_object(encode_assets([card], away))["away"] == "timeout"
-    assert decode_object(encode_asset_changes((), (), away))["away"] == "timeout"
     assert set(STATES) >= {"tool", "prompt", "skill"}
 
 
@@ -196,7 +190,7 @@ async def test_assets_are_followed(
 ) -> None:
     """The whole picture, what comes, changes and goes, and an outage; one look for all."""
     monkeypatch.setattr(asset_feed, "INTERVAL", 0.05)
-    monkeypatch.setattr(asset_feed, "REST", 0.0)
+    monkeypatch.setattr(watch, "REST", 0.0)
     async with AssetLibrary(own_server.url) as library:
         await library.save(prompt("a"), path="a.yaml", sha="1")
         with served(WebConfig(redis=own_server.url, port=0)) as console:

@@ -15,9 +15,13 @@ from redis import Redis
 from bls_agent import ProjectAgent
 from bls_agent.devserver import DevServer
 from bls_agent.terminal import visible
-from bls_agent.web.configuration import WebConfig
-from bls_agent.web.feeds import asset_feed, crawl_feed, worker_feed
-from bls_agent.web.names_in_urls import project_path
+from bls_agent.web.config import WebConfig
+from bls_agent.web.feeds import (
+    assets as asset_feed,
+    crawl as crawl_feed,
+    workers as worker_feed,
+)
+from bls_agent.web.requests import project_path
 from tests.web.browsers import Foreign, Tabs, Watched, looking, record, until
 from tests.web.serving import PASSWORD, USERS, served
 

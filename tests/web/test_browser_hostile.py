@@ -12,7 +12,7 @@ from redis import Redis
 from bls_agent.devserver import DevServer
 from bls_agent.terminal import visible
 from bls_agent.texts import load_texts
-from bls_agent.web.configuration import WebConfig
+from bls_agent.web.config import WebConfig
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 from tests.corpus.loader import load_commands
 from tests.web.browsers import Foreign, Watched, looking, record

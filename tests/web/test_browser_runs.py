@@ -15,8 +15,9 @@ from bls_agent.devserver import DevServer
 from bls_agent.runs.following import presence
 from bls_agent.terminal import visible
 from bls_agent.texts import load_texts
-from bls_agent.web.configuration import WebConfig
-from bls_agent.web.feeds import run_feed, run_streams
+from bls_agent.web import streams
+from bls_agent.web.config import WebConfig
+from bls_agent.web.feeds import runs as run_feed
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 from tests.web.browsers import Watched, looking
 from tests.web.serving import Served, served
@@ -68,8 +69,8 @@ class Writer:
 def base(server: DevServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A console that listens, and looks often."""
     monkeypatch.setattr(run_feed, "INTERVAL", 0.1)
-    monkeypatch.setattr(run_streams, "HEAD", 0.1)
-    monkeypatch.setattr(run_streams, "QUIET_HEAD", 0.5)
+    monkeypatch.setattr(streams, "HEAD", 0.1)
+    monkeypatch.setattr(streams, "QUIET_HEAD", 0.5)
     monkeypatch.setattr(presence, "LOOK", 0.5)
     monkeypatch.setattr(presence, "UNSEEN", 0.2)
     monkeypatch.setattr(presence, "UNOWNED", 0.5)

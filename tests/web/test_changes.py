@@ -28,10 +28,9 @@ from bls_agent.cli import main
 from bls_agent.devserver import DevServer
 from bls_agent.fleet import Condition
 from bls_agent.web.app import ConsoleApp, create_app
-from bls_agent.web.configuration import WEBHOOK_SECRET, WebConfig, WebhookTarget
-from bls_agent.web.feeds import journal, webhook
-from bls_agent.web.feeds.journal import Journal, StatusChange
-from bls_agent.web.feeds.webhook import Webhook
+from bls_agent.web.config import WEBHOOK_SECRET, WebConfig, WebhookTarget
+from bls_agent.web.feeds import changes
+from bls_agent.web.feeds.changes import Journal, StatusChange, Webhook
 from tests.harness import eventually
 from tests.web.serving import asking, console_of
 
@@ -43,10 +42,10 @@ SECRET = "whsec_" + base64.b64encode(KEY).decode()
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds of a real console are tenths here."""
-    monkeypatch.setattr(journal, "TICK", 0.05)
-    monkeypatch.setattr(journal, "GONE_FOR", 0.2)
-    monkeypatch.setattr(journal, "SETTLE", 2.0)
-    monkeypatch.setattr(webhook, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(changes, "TICK", 0.05)
+    monkeypatch.setattr(changes, "GONE_FOR", 0.2)
+    monkeypatch.setattr(changes, "SETTLE", 2.0)
+    monkeypatch.setattr(changes, "LONGEST_PAUSE", 0.05)
 
 
 # ── The journal ─────────────────────────────────────────────────────────────────────
@@ -107,13 +106,13 @@ async def _card_is(client: httpx.AsyncClient, project: str, kind: str) -> bool:
 
 def test_the_journal_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest are kept, and how many are not is told."""
-    monkeypatch.setattr(journal, "MOST", 3)
+    monkeypatch.setattr(changes, "KEPT", 3)
     told: list[StatusChange] = []
     fleet: Any = None
     noted = Journal(fleet, [told.append])
     for number in range(5):
         view: Any = type("View", (), {"condition": Condition.FAULT, "changed_at": 0.0})
-        noted._note(f"p{number}", None, view)
+        noted._record(f"p{number}", None, view)
     assert [one.number for one in noted.changes("", 0, 10)] == [3, 4, 5]
     assert (noted.forgotten, len(told)) == (2, 5)
 
@@ -134,7 +133,7 @@ async def say(server: DevServer, names: list[str], status: str = "在线") -> No
 
 async def test_an_outage_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """Redis dies, forgets everything, and is refreshed by and by: what differs is told."""
-    monkeypatch.setattr(journal, "MANY", 99)  # by the outage alone
+    monkeypatch.setattr(changes, "MANY", 99)  # by the outage alone
     with DevServer() as server:
         names = await a_fleet(server)
         app = create_app(WebConfig(redis=server.url))
@@ -159,7 +158,7 @@ async def test_a_console_that_begins_in_an_outage_takes_what_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Neither the services that come back with Redis are changes, nor those before."""
-    monkeypatch.setattr(journal, "SETTLE", 45.0)
+    monkeypatch.setattr(changes, "SETTLE", 45.0)
     with DevServer() as server:
         server.kill()
         app = create_app(WebConfig(redis=server.url))
@@ -190,14 +189,14 @@ async def test_statuses_that_vanish_together_are_no_changes() -> None:
             await eventually(
                 lambda: {view.condition for view in views.values()} == {Condition.STALE}
             )
-            await anyio.sleep(2 * journal.GONE_FOR)
+            await anyio.sleep(2 * changes.GONE_FOR)
             await say(server, names)
             await eventually(
                 lambda: (
                     {view.condition for view in views.values()} == {Condition.ONLINE}
                 )
             )
-            await anyio.sleep(4 * journal.TICK)
+            await anyio.sleep(4 * changes.TICK)
             assert turns(app) == []
 
 
@@ -333,7 +332,7 @@ async def test_a_post_is_repeated_until_it_is_accepted(
 ) -> None:
     """The same one, signed anew; nobody is followed elsewhere, nothing waits for ever."""
     caplog.set_level(logging.INFO, "bls_agent")
-    monkeypatch.setattr(webhook, "DEADLINE", 0.3)
+    monkeypatch.setattr(changes, "DEADLINE", 0.3)
     counts = Counter[str]()
     with Receiver(wrong, wrong, 204) as receiver:
         async with posting(receiver.url, counts) as hook:
@@ -354,7 +353,7 @@ async def test_a_receiver_that_disappears_misses_nothing_in_bounds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is too much is dropped, the oldest first, and said when it is back."""
-    monkeypatch.setattr(webhook, "MOST", 5)
+    monkeypatch.setattr(changes, "MOST", 5)
     counts = Counter[str]()
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -381,10 +380,10 @@ async def test_a_post_is_given_up(
     counts = Counter[str]()
     with Receiver(500) as receiver:
         async with posting(receiver.url, counts) as hook:
-            monkeypatch.setattr(webhook, "GIVE_UP", 0.1)
+            monkeypatch.setattr(changes, "GIVE_UP", 0.1)
             hook.put(change(1))
             await eventually(lambda: counts["webhook_changes_dropped"] == 1)
-            monkeypatch.setattr(webhook, "GIVE_UP", 60.0)
+            monkeypatch.setattr(changes, "GIVE_UP", 60.0)
             hook.put(change(2))
             hook.put(change(3))
             posts = len(receiver.posts)

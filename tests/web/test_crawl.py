@@ -11,23 +11,19 @@ import orjson
 import pytest
 from redis.asyncio import Redis
 
-from bls_agent.codec import decode_object
 from bls_agent.crawl import CrawlRequest, FailedRequest, QueueStats, RequestQueue
 from bls_agent.crawl.namespace import Namespace
 from bls_agent.crawl.overview import QueueView
 from bls_agent.devserver import DevServer
-from bls_agent.errors import RedisUnavailableError
-from bls_agent.web.configuration import WebConfig
-from bls_agent.web.feeds import crawl_feed
-from bls_agent.web.names_in_urls import quote_name
-from bls_agent.web.pages.crawl_cards import (
+from bls_agent.web.config import WebConfig
+from bls_agent.web.feeds import crawl as crawl_feed, watch
+from bls_agent.web.feeds.crawl import (
     STATES,
-    encode_queue_changes,
-    encode_queues,
     make_failure,
     make_queue_card,
     rates_between,
 )
+from bls_agent.web.requests import quote_name
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 from tests.harness import execute, needs_selectors
 from tests.web.serving import OWN, USERS, console_of, log_in, served
@@ -93,13 +89,6 @@ def test_rates_that_nobody_knows() -> None:
     assert set(broken["figures"].values()) == {"—"}
 
 
-def test_an_outage_is_told() -> None:
-    """It is no empty picture."""
-    away = RedisUnavailableError("timeout", "gone")
-    for told in (encode_queues([], away), encode_queue_changes((), (), away)):
-        assert decode_object(told)["away"] == "timeout"
-
-
 def test_whatever_stands_in_the_failed_list_is_shown() -> None:
     """Times that are none, texts without end, credentials that belong to nobody else."""
     entry = {"request": {"url": SECRET}, "reason": "x" * 10**6, "failed_at": 1e300}
@@ -123,7 +112,7 @@ async def admin(own_server: DevServer) -> AsyncIterator[Redis]:
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crawl_feed, "INTERVAL", 0.05)
     monkeypatch.setattr(crawl_feed, "SEARCH", 0.05)
-    monkeypatch.setattr(crawl_feed, "REST", 0.0)
+    monkeypatch.setattr(watch, "REST", 0.0)
 
 
 async def fail_one(url: str, queue: RequestQueue) -> None:

@@ -12,9 +12,9 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent.web.app import create_app
-from bls_agent.web.configuration import Limits, WebConfig
-from bls_agent.web.door.headers import HEADERS
-from bls_agent.web.door.users import BusyError
+from bls_agent.web.auth import BusyError
+from bls_agent.web.config import Limits, WebConfig
+from bls_agent.web.security import HEADERS
 from tests.web.serving import OWN, PASSWORD, USERS, asking, console_of, log_in
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,8 @@ from hypothesis import given, strategies as st
 from bls_agent.codec import JSONValue, decode, encode
 from bls_agent.project.commands.builtins import add_builtins
 from bls_agent.project.commands.router import Router
-from bls_agent.web.pages.fields import (
+from bls_agent.web.forms import read_submission
+from bls_agent.web.help import (
     ABSENT,
     Field,
     FieldKind,
@@ -18,7 +19,6 @@ from bls_agent.web.pages.fields import (
     is_same,
     read_form,
 )
-from bls_agent.web.pages.forms import read_submission
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 
 

@@ -15,8 +15,8 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent.web.app import create_app
-from bls_agent.web.configuration import Limits, WebConfig
-from bls_agent.web.names_in_urls import project_in_path
+from bls_agent.web.config import Limits, WebConfig
+from bls_agent.web.requests import project_in_path
 from tests.web.serving import OWN, PASSWORD, USERS, asking, console_of, served
 
 OURS = '{"message": "x", "metadata": {"agent": "host-1#7"}}'

@@ -19,9 +19,9 @@ from bls_agent import ProjectAgent
 from bls_agent.fleet import Condition
 from bls_agent.project.messages import OutcomeKind, Status
 from bls_agent.runs import RunState
+from bls_agent.web import api
 from bls_agent.web.app import create_app
-from bls_agent.web.configuration import Limits, WebConfig
-from bls_agent.web.interface import api
+from bls_agent.web.config import Limits, WebConfig
 from bls_agent.workers import WorkerStatus
 from bls_agent.workers.watching.worker import HEARTBEATS
 from tests.web.serving import OWN, PASSWORD, USERS, asking
@@ -42,7 +42,7 @@ def test_every_route_is_described_and_every_description_has_a_route() -> None:
     """Paths and methods, both ways."""
     routes = {
         (method, re.sub(r":\w+", "", route.path))
-        for route in api.routes
+        for route in api.api_routes
         if isinstance(route, Route)
         for method in route.methods or ()
         if method != "HEAD"

@@ -13,32 +13,32 @@ from urllib.parse import urlsplit
 import pytest
 
 import bls_agent.web
-from bls_agent.codec import decode_object
-from bls_agent.errors import RedisUnavailableError
-from bls_agent.fleet import FleetChange, Presence, ProjectView
+from bls_agent.fleet import Presence, ProjectView
 from bls_agent.project.messages import Level, LogEntry, Outcome, OutcomeKind, Status
 from bls_agent.runs import EventCategory, GapReason, RunState
 from bls_agent.terminal import visible_lines
 from bls_agent.texts import load_texts
-from bls_agent.web.names_in_urls import (
+from bls_agent.web.feeds.assets import COLUMNS, STATES as ASSETS, SYNC_STATES
+from bls_agent.web.feeds.crawl import FIGURES, STATES as QUEUES, TOTALS
+from bls_agent.web.feeds.fleet import (
+    KINDS,
+    make_card,
+    sort_cards,
+)
+from bls_agent.web.feeds.workers import STATES
+from bls_agent.web.help import KEPT, HelpCache, find_manual, read_manual
+from bls_agent.web.pages.rendering import (
+    Words,
+    choose_page_language,
+    draw_spark,
+    in_other_language,
+)
+from bls_agent.web.requests import (
     project_in_path,
     project_in_query,
     project_path,
     quote_name,
 )
-from bls_agent.web.pages.asset_cards import COLUMNS, STATES as ASSETS, SYNC_STATES
-from bls_agent.web.pages.cards import (
-    KINDS,
-    encode_changes,
-    encode_picture,
-    make_card,
-    sort_cards,
-)
-from bls_agent.web.pages.crawl_cards import FIGURES, STATES as QUEUES, TOTALS
-from bls_agent.web.pages.language import choose_page_language, in_other_language
-from bls_agent.web.pages.manual import KEPT, Manuals, find_manual, read_manual
-from bls_agent.web.pages.words import Words, draw_spark
-from bls_agent.web.pages.worker_cards import STATES
 from bls_agent.workers.watching.worker import HEARTBEATS
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 
@@ -122,8 +122,7 @@ def test_ages_go_on() -> None:
     assert (WORDS.error_age(card), WORDS.is_old(card)) == ("5 分钟前", True)
     assert not WORDS.is_old(make_card(seen))
     assert WORDS.error_age(make_card(view())) == ""
-    told = decode_object(encode_picture({"订单系统": seen}, None, {"订单系统": 10.0}))
-    assert told["cards"][0]["age"] == 13.0
+    assert sort_cards([seen], {"订单系统": 10.0})[0]["age"] == 13.0
 
 
 def test_a_card_holds_nothing_to_obey() -> None:
@@ -131,17 +130,6 @@ def test_a_card_holds_nothing_to_obey() -> None:
     for text in HOSTILE_TEXTS.values():
         card = make_card(view(text, status_text=text[:40], last_error=record(text)))
         assert all(card[name].isprintable() for name in ("name", "odd", "error"))
-        change = FleetChange(views={text: view(text)}, gone=frozenset({text}))
-        told = decode_object(encode_changes(change))
-        assert told["gone"] == [project_path(text)]
-
-
-def test_away_is_told() -> None:
-    """An outage is no empty fleet: it has a name."""
-    away = RedisUnavailableError("connection_lost", "gone")
-    assert decode_object(encode_changes(FleetChange(unavailable=away)))["away"]
-    assert decode_object(encode_picture({}, away, {}))["away"] == "connection_lost"
-    assert decode_object(encode_changes(FleetChange()))["away"] is None
 
 
 def test_long_errors_are_cut() -> None:
@@ -357,8 +345,8 @@ def test_manual_in_the_log() -> None:
 
 
 def test_manuals_are_few_and_short_lived() -> None:
-    """Manuals are forgotten after a while, and the oldest beyond a number."""
-    manuals = Manuals()
+    """HelpCache are forgotten after a while, and the oldest beyond a number."""
+    manuals = HelpCache()
     for number in range(600):
         manuals.put(f"p{number}", (), float(number) / 1_000)
     assert manuals.get("p0", 1.0) is None

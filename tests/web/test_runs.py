@@ -14,9 +14,7 @@ import orjson
 import pytest
 from redis.asyncio import Redis
 
-from bls_agent.codec import decode_object
 from bls_agent.devserver import DevServer
-from bls_agent.errors import RedisUnavailableError
 from bls_agent.runs import (
     EventStore,
     Gap,
@@ -28,18 +26,16 @@ from bls_agent.runs import (
 )
 from bls_agent.runs.following import presence
 from bls_agent.runs.reading import RunKeys
-from bls_agent.web.configuration import Limits, WebConfig
-from bls_agent.web.feeds import run_feed, run_streams
-from bls_agent.web.feeds.run_streams import count_rows, write_followed
-from bls_agent.web.feeds.streams import EVENT_SIZE
-from bls_agent.web.interface.run_events import LONGEST, encode_event
-from bls_agent.web.pages.run_cards import (
+from bls_agent.web import streams
+from bls_agent.web.config import Limits, WebConfig
+from bls_agent.web.feeds import runs as run_feed, watch
+from bls_agent.web.feeds.runs import (
     STATES,
-    encode_run_changes,
-    encode_runs,
     make_run_card,
     place_of_run,
 )
+from bls_agent.web.run_api import LONGEST, encode_event
+from bls_agent.web.streams import EVENT_SIZE, count_rows, write_followed
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 from tests.harness import eventually, execute
 from tests.web.serving import Served, console_of, served
@@ -101,13 +97,6 @@ def test_a_card_holds_nothing_to_obey() -> None:
         told = [str(card[name]) for name in ("task", "error", "source", "last")]
         assert all(one.isprintable() for one in told)
         assert len(orjson.dumps(card)) < 8_000
-
-
-def test_away_is_told() -> None:
-    """An outage is no empty list: it has a name."""
-    away = RedisUnavailableError("timeout", "gone")
-    assert decode_object(encode_runs([], 0, away))["away"] == "timeout"
-    assert decode_object(encode_run_changes((), (), 0, away))["away"] == "timeout"
 
 
 def test_events_share_frames() -> None:
@@ -308,10 +297,10 @@ async def test_a_user_who_may_not_read_them(own_server: DevServer) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks follow one another at once."""
     monkeypatch.setattr(run_feed, "INTERVAL", 0.05)
-    monkeypatch.setattr(run_feed, "REST", 0.0)
-    monkeypatch.setattr(run_streams, "HEAD", 0.05)
-    monkeypatch.setattr(run_streams, "QUIET_HEAD", 0.1)
-    monkeypatch.setattr(run_streams, "LOOK", 0.1)
+    monkeypatch.setattr(watch, "REST", 0.0)
+    monkeypatch.setattr(streams, "HEAD", 0.05)
+    monkeypatch.setattr(streams, "QUIET_HEAD", 0.1)
+    monkeypatch.setattr(streams, "LOOK", 0.1)
     monkeypatch.setattr(presence, "UNSEEN", 0.2)
     monkeypatch.setattr(presence, "UNOWNED", 0.5)
 
@@ -444,7 +433,7 @@ async def test_a_long_run_begins_with_its_newest_rows(
     own_server: DevServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many as a page holds; the place before them is told."""
-    monkeypatch.setattr(run_streams, "ROWS", 100)
+    monkeypatch.setattr(streams, "ROWS", 100)
     async with EventStore(own_server.url) as store:
         await store.add_many(1, [("a", "b")] * 1_000)
         await store.add_many(2, [("llm", "stream", {"text": "x"})] * 1_000)

@@ -25,8 +25,8 @@ from bls_agent import ConfigurationError
 from bls_agent.cli import main
 from bls_agent.devserver import DevServer
 from bls_agent.texts import load_texts
-from bls_agent.web.configuration import WebConfig
-from bls_agent.web.door.users import parse_users
+from bls_agent.web.auth import parse_users
+from bls_agent.web.config import WebConfig
 from bls_agent.web.server import open_sockets, urls_of
 from tests.web.serving import HASH, PASSWORD, USERS, served
 

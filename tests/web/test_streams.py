@@ -18,11 +18,11 @@ import trustme
 from redis.asyncio import Redis
 
 from bls_agent.devserver import DevServer
-from bls_agent.web import server
+from bls_agent.web import server, streams
 from bls_agent.web.app import create_app
-from bls_agent.web.configuration import Limits, WebConfig
-from bls_agent.web.feeds import log_feeds, shared_watch, streams
-from bls_agent.web.feeds.ring import Item
+from bls_agent.web.config import Limits, WebConfig
+from bls_agent.web.feeds import logs, watch
+from bls_agent.web.feeds.watch import Item
 from tests.harness import eventually
 from tests.web.serving import PASSWORD, USERS, Served, served
 
@@ -110,7 +110,7 @@ async def test_one_reader_serves_all_followers(
     console: Served, redis: Redis, project: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everybody who follows a list hears all of it from one reader; then it ends."""
-    monkeypatch.setattr(log_feeds, "GRACE", 0.1)
+    monkeypatch.setattr(logs, "GRACE", 0.1)
     await write(redis, project, *map(str, range(5)))
     heard: list[list[str]] = []
 
@@ -134,7 +134,7 @@ async def test_a_slow_follower_gets_a_gap(
     redis_url: str, redis: Redis, project: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """He learns how many he missed and goes on; nothing is kept for him."""
-    monkeypatch.setattr(log_feeds, "MOST", 50)
+    monkeypatch.setattr(logs, "MOST", 50)
     with served(WebConfig(redis=redis_url, port=0)) as console:
         await write(redis, project, "first")
         async with following(log_url(console, project)) as events:
@@ -181,7 +181,7 @@ async def test_the_watch_ends_after_the_last_follower(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After some time, and begins anew with the next one."""
-    monkeypatch.setattr(shared_watch, "GRACE", 0.1)
+    monkeypatch.setattr(watch, "GRACE", 0.1)
     with served(WebConfig(redis=redis_url, port=0)) as console:
         for _ in range(2):
             async with following(f"{console.url}events/workers") as events:

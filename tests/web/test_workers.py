@@ -12,18 +12,14 @@ import orjson
 import pytest
 from redis.asyncio import Redis
 
-from bls_agent.codec import decode_object
 from bls_agent.devserver import DevServer
-from bls_agent.errors import RedisUnavailableError
-from bls_agent.web.configuration import WebConfig
-from bls_agent.web.feeds import worker_feed
-from bls_agent.web.names_in_urls import quote_name
-from bls_agent.web.pages.worker_cards import (
+from bls_agent.web.config import WebConfig
+from bls_agent.web.feeds import workers as worker_feed
+from bls_agent.web.feeds.workers import (
     STATES,
-    encode_worker_changes,
-    encode_workers,
     make_worker_card,
 )
+from bls_agent.web.requests import quote_name
 from bls_agent.workers import Worker, WorkerStatus
 from tests.corpus.heartbeats import HEARTBEATS
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
@@ -93,13 +89,6 @@ def test_a_hostile_id() -> None:
         assert card["id"].isprintable()
         assert card["key"] == quote_name(KEY + text)
         assert card["key"].isascii()
-
-
-def test_away_is_told() -> None:
-    """An outage is no empty fleet: it has a name."""
-    away = RedisUnavailableError("timeout", "gone")
-    assert decode_object(encode_workers([], away))["away"] == "timeout"
-    assert decode_object(encode_worker_changes((), (), {}, away))["away"] == "timeout"
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from bls_agent.texts import LANGUAGES, find_value
 from bls_agent.web import need_web
 
 if TYPE_CHECKING:
-    from bls_agent.web.configuration import WebConfig
+    from bls_agent.web.config import WebConfig
 
 __all__ = ["console", "password"]
 
@@ -74,8 +74,8 @@ def console(
 ) -> Exit:
     """Serve the console until SIGINT or SIGTERM."""
     need_web()
-    from bls_agent.web.configuration import WEBHOOK_SECRET, WebConfig, WebhookTarget
-    from bls_agent.web.door.users import read_users
+    from bls_agent.web.auth import read_users
+    from bls_agent.web.config import WEBHOOK_SECRET, WebConfig, WebhookTarget
     from bls_agent.web.server import serve
 
     secret = os.environ.get(WEBHOOK_SECRET, "")
@@ -106,7 +106,7 @@ def password(
 ) -> Exit:
     """Make the line of a user for the file of ``--users``."""
     need_web()
-    from bls_agent.web.door.users import user_line
+    from bls_agent.web.auth import user_line
 
     line = user_line(name, _ask_password(invocation))
     invocation.result({"line": line}, line)
@@ -163,7 +163,7 @@ def _log_to_stderr() -> None:
 
 def _say_where(invocation: Invocation, config: WebConfig, urls: Sequence[str]) -> None:
     """Tell what to open, who may log in, and what is not safe about it."""
-    from bls_agent.web.configuration import is_loopback
+    from bls_agent.web.config import is_loopback
 
     if invocation.json:
         invocation.out.json({"urls": list(urls), "users": len(config.users)})

@@ -1,1 +1,0 @@
-"""What every request passes, and who may: decided mostly without I/O."""

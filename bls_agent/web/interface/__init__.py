@@ -1,1 +1,0 @@
-"""The HTTP interface of contract 002, in JSON."""

@@ -1,0 +1,296 @@
+"""Which requests are answered: where they come from, and how many. Without I/O.
+
+Three dangers, each with its rule. A name of the attacker's that points to this machine
+(DNS rebinding): the ``Host`` has to be one of ours. A foreign page that posts a form or
+reads what it must not: ``Origin`` and ``Sec-Fetch-Site`` have to name our own origin.
+A foreign page that makes us do work: it may link to our pages, and nothing else.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import Message, Send
+
+__all__ = [
+    "HEADERS",
+    "NOT_JSON",
+    "POLICY",
+    "SAFE_METHODS",
+    "Bucket",
+    "Buckets",
+    "HostRule",
+    "Provenance",
+    "StreamQuota",
+    "group_address",
+    "local_target",
+    "refuse",
+    "split_host",
+    "with_headers",
+]
+
+_HOST: Final = re.compile(
+    r"(?P<name>\[[0-9a-f:.]{2,45}\]|[a-z0-9_](?:[a-z0-9_.-]{0,252}[a-z0-9_])?)"
+    r"(?::(?P<port>[0-9]{1,5}))?",
+)
+_LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+def split_host(header: str) -> tuple[str, str] | None:
+    """Take a ``Host`` header apart into a name in lower case and a port, or ``""``."""
+    found = _HOST.fullmatch(header.lower())
+    return (found["name"], found["port"] or "") if found else None
+
+
+NOT_JSON: Final = "programs send JSON, with Content-Type: application/json"
+
+
+@dataclass(frozen=True)
+class HostRule:
+    """By which names browsers may call us.
+
+    Ports do not matter: a tunnel has one of its own, and only names can be rebound.
+    """
+
+    bound: str  # the address that we listen at, "" for a Unix socket
+    names: Collection[str] = ()
+
+    def allows(self, header: str) -> bool:
+        """Tell whether a ``Host`` header names us."""
+        found = split_host(header)
+        if found is None:
+            return False
+        name = found[0]
+        if name in _LOOPBACK_NAMES or name in self.names:
+            return True
+        try:
+            address = ipaddress.ip_address(name.strip("[]"))
+        except ValueError:
+            return name == self.bound.lower()
+        return self._is_bound_to(address)
+
+    def _is_bound_to(
+        self, address: ipaddress.IPv4Address | ipaddress.IPv6Address
+    ) -> bool:
+        try:
+            bound = ipaddress.ip_address(self.bound.strip("[]"))
+        except ValueError:
+            return False
+        # An attacker can rebind a name, and no address.
+        return bound == address or bound.is_unspecified
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What a request says of where it comes from; ``None`` for a header that is missing."""
+
+    method: str
+    own: str  # our origin as this request sees it: scheme, host and port
+    origin: str | None = None  # Origin
+    site: str | None = None  # Sec-Fetch-Site
+    mode: str | None = None  # Sec-Fetch-Mode
+    json: bool = False  # whether the body says that it is JSON, which no form can
+    data: bool = False  # whether the path gives data and no page
+
+
+def refuse(told: Provenance) -> str:
+    """Say why a request must not be answered, ``""`` if it may.
+
+    Programs such as curl send neither header: they may read, and post JSON. A
+    browser always says where a POST comes from.
+    """
+    foreign = told.site not in {None, "same-origin", "none"}
+    if told.method in SAFE_METHODS:
+        linked = told.mode == "navigate" and not told.data
+        return "another site asks for data" if foreign and not linked else ""
+    if foreign or told.site == "none":
+        return "it was sent by another site"
+    if told.origin is not None:
+        same = _canonical(told.origin) == _canonical(told.own)
+        return "" if same else "its Origin is another one"
+    if told.site is None and not told.json:
+        if told.data:
+            return NOT_JSON
+        return "a form has to say its Origin"
+    return ""
+
+
+def _canonical(origin: str) -> tuple[str, str, str] | str:
+    """Write an origin with its port; what is none equals nothing of ours."""
+    try:
+        parts = urlsplit(origin.lower())
+        found = split_host(parts.netloc)
+    except ValueError:
+        return origin
+    if found is None or parts.path or parts.query or parts.fragment:
+        return origin
+    port = found[1] or _DEFAULT_PORTS.get(parts.scheme, "")
+    return parts.scheme, found[0], port
+
+
+def local_target(path: str, *, default: str = "/") -> str:
+    """Take a path to go to after the login, never one that leads away."""
+    plain = path.startswith("/") and path.isprintable() and path.isascii()
+    if not plain or path[1:2] in {"/", "\\"} or "\\" in path:
+        return default
+    return path
+
+
+NETWORK: Final = 64  # bits of an IPv6 address that one customer has
+
+
+@dataclass
+class Bucket:
+    """Tokens that come back with time."""
+
+    size: float  # tokens at most
+    rate: float  # tokens per second that come back
+    level: float  # tokens now
+    at: float  # when that was counted
+
+    def take(self, now: float) -> float:
+        """Take a token, or say for how many seconds there is none."""
+        self._fill(now)
+        if self.level >= 1:
+            self.level -= 1
+            return 0.0
+        return (1 - self.level) / self.rate
+
+    def give_back(self) -> None:
+        """Put a token back."""
+        self.level = min(self.size, self.level + 1)
+
+    def is_full(self, now: float) -> bool:
+        """Tell whether it is as if it had never been used."""
+        self._fill(now)
+        return self.level >= self.size
+
+    def _fill(self, now: float) -> None:
+        self.level = min(self.size, self.level + max(0.0, now - self.at) * self.rate)
+        self.at = now
+
+
+class Buckets:
+    """A bucket for each client; of too many clients the one seen longest ago is forgotten."""
+
+    def __init__(self, size: float, rate: float, *, most: int = 4_096) -> None:
+        self._size = size
+        self._rate = rate
+        self._most = most
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Count the clients that are remembered."""
+        return len(self._buckets)
+
+    def take(self, client: str, now: float) -> float:
+        """Take a token of a client, or say for how many seconds it has none."""
+        bucket = self._buckets.get(client)
+        if bucket is None:
+            bucket = Bucket(self._size, self._rate, self._size, now)
+            self._buckets[client] = bucket
+            while len(self._buckets) > self._most:
+                self._buckets.popitem(last=False)
+        self._buckets.move_to_end(client)
+        return bucket.take(now)
+
+    def give_back(self, client: str) -> None:
+        """Put a token of a client back."""
+        if client in self._buckets:
+            self._buckets[client].give_back()
+
+
+class StreamQuota:
+    """Counts open streams, of each user and of all."""
+
+    def __init__(self, *, each: int, total: int) -> None:
+        self._each = each
+        self._total = total
+        self._open: Counter[str] = Counter()
+
+    @property
+    def open(self) -> int:
+        """Streams that are open now."""
+        return self._open.total()
+
+    def refuse(self, user: str) -> int:
+        """Give the status that one more stream of a user gets; 0 if it may open."""
+        if self._open[user] >= self._each:
+            return 429
+        return 503 if self.open >= self._total else 0
+
+    @contextmanager
+    def hold(self, user: str) -> Generator[None]:
+        """Count a stream while the block lasts."""
+        self._open[user] += 1
+        try:
+            yield
+        finally:
+            self._open[user] -= 1
+            if not self._open[user]:
+                del self._open[user]
+
+
+def group_address(address: str) -> str:
+    """Name the clients that share an address: of IPv6, a network of 64 bits."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if found.version == 4:  # noqa: PLR2004 - IPv4
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((int(found), NETWORK), strict=False))
+
+
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; "
+    "object-src 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types console"  # that of guard.js
+)
+
+HEADERS: Final = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",  # for what does not know frame-ancestors
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": (
+        "accelerometer=(), camera=(), display-capture=(), geolocation=(), "
+        "gyroscope=(), magnetometer=(), microphone=(), payment=(), usb=()"
+    ),
+}
+
+_LAST: Final = frozenset({408, 429})
+
+
+def with_headers(send: Send) -> Send:
+    """Add the headers to an answer; one without a word on caching is not kept.
+
+    After a 408 or 429 the connection is closed: waiting clients hold none.
+    """
+
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers[name] = value
+            headers.setdefault("cache-control", "no-store")
+            if message["status"] in _LAST:
+                headers["connection"] = "close"
+        await send(message)
+
+    return send_with_headers
