@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import product
@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from bls_agent import Console, ProjectAgent, RedisUnavailableError, Status
 from bls_agent.connection import Connections
 from bls_agent.devserver import DevServer
-from bls_agent.endpoint import Argument, Endpoint
+from bls_agent.endpoint import Endpoint, Request
 from bls_agent.project.status.writer import StatusWriter
 from tests.harness import (
     PASSWORD,
@@ -394,7 +394,7 @@ async def test_a_refresh_of_two_steps_does_not_follow_the_last_word(
     )
     writer = StatusWriter(connections, f"{project}_项目状态", ttl=3)
     await writer.write(Status.OFFLINE)
-    send = connections.liveness.call
+    send = connections.liveness.call_many
     interrupted = False
     ended = anyio.Event()
 
@@ -404,17 +404,17 @@ async def test_a_refresh_of_two_steps_does_not_follow_the_last_word(
 
     async with anyio.create_task_group() as tasks:
 
-        async def call(*request: Argument) -> object:
+        async def call_many(requests: Sequence[Request]) -> list[Any]:
             nonlocal interrupted
-            if request[0] == "SET" and not interrupted:
+            if requests[0][0] == "SET" and not interrupted:
                 interrupted = True
                 tasks.start_soon(end)
                 with anyio.move_on_after(0.3):  # it has to wait for this refresh
                     await ended.wait()
-                raise RedisUnavailableError(refusal, "refused")
-            return await send(*request)
+                return [RedisUnavailableError(refusal, "refused")]
+            return await send(requests)
 
-        connections.liveness.call = call  # type: ignore[method-assign]
+        connections.liveness.call_many = call_many  # type: ignore[method-assign, assignment]
         with suppress(RedisUnavailableError):
             await writer.write(Status.OFFLINE)
     await writer.write(Status.ONLINE)  # late, and therefore nothing

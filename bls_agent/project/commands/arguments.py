@@ -52,15 +52,10 @@ Convert: TypeAlias = Callable[[JSONValue], Any]
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """What one parameter accepts.
+    """What one parameter accepts."""
 
-    Attributes:
-        convert: Gives the value for the handler, or raises :class:`Misfit`.
-        schema: The same as JSON Schema, for ``help``.
-    """
-
-    convert: Convert
-    schema: JSONObject
+    convert: Convert  # gives the value for the handler, or raises :class:`Misfit`
+    schema: JSONObject  # the same as JSON Schema, for ``help``
 
 
 def compile_check(annotation: Any, where: str, *, pydantic: bool = False) -> Check:

@@ -44,9 +44,6 @@ class Dispatcher:
     Every command that is taken leaves exactly one outcome record, unless the agent stops:
     then what was not started goes back to the list, and a handler that resists its
     cancellation is left behind without one.
-
-    Attributes:
-        running: Commands whose handler runs now.
     """
 
     def __init__(
@@ -75,7 +72,7 @@ class Dispatcher:
         self._changed: anyio.Event | None = None  # there while a task waits for it
         self._handlers_scope = anyio.CancelScope()
         self._submitted = 0
-        self.running = 0
+        self.running = 0  # commands whose handler runs now
 
     @property
     def stopping(self) -> bool:

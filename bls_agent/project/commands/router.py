@@ -111,25 +111,17 @@ class Parameter:
 
 @dataclass(frozen=True, eq=False)
 class Handler:
-    """A registered handler: what it is called, what it accepts, how it is run.
-
-    Attributes:
-        name: The command's name.
-        call: A coroutine function.
-        parameters: What it accepts by name.
-        context_name: The parameter that gets the :class:`CommandContext`, if any.
-        extra: What it accepts under other names (``**kwargs``), if at all.
-        timeout: Seconds, ``None`` for no limit, ``UNSET`` for the agent's default.
-        description: First paragraph of its docstring.
-    """
+    """A registered handler: what it is called, what it accepts, how it is run."""
 
     name: str
-    call: Callable[..., Awaitable[Any]]
-    parameters: Mapping[str, Parameter]
+    call: Callable[..., Awaitable[Any]]  # a coroutine function
+    parameters: Mapping[str, Parameter]  # what it accepts by name
+    # the parameter that gets the :class:`CommandContext`, if any
     context_name: str | None
-    extra: Check | None
+    extra: Check | None  # what it accepts under other names (``**kwargs``), if at all
+    # seconds, ``None`` for no limit, ``UNSET`` for the agent's default
     timeout: float | Unset | None
-    description: str
+    description: str  # first paragraph of its docstring
 
     def bind(self, context: CommandContext) -> dict[str, Any]:
         """Fit a command's arguments to the signature."""

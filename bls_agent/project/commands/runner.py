@@ -115,12 +115,6 @@ class CommandRunner:
     """Brings one message after the other to its outcome, and reports it.
 
     ``pass_on`` brings a broadcast to the other instances, before it is run here.
-
-    Attributes:
-        stopping: No command is started any more, and a cancellation is the agent's end
-            from now on, not a handler's whim.
-        resisting: Handlers that ignore that their time is over. Their outcome was
-            reported then, and is not reported again when they end at last.
     """
 
     def __init__(
@@ -145,7 +139,11 @@ class CommandRunner:
         self._deadlines = Deadlines()
         self._context = copy_context()  # each command gets a copy of its own
         self._pass_on = pass_on
+        # handlers that ignore that their time is over. Their outcome was reported then,
+        # and is not reported again when they end at last
         self.resisting = 0
+        # no command is started any more, and a cancellation is the agent's end from now
+        # on, not a handler's whim
         self.stopping = False
 
     def close(self) -> None:

@@ -42,15 +42,7 @@ SEARCH_MARGIN: Final = 200  # records of other writers behind our batch, about
 
 
 class LogStream:
-    """The records of one agent on their way out, shared by all its :class:`Log` faces.
-
-    Attributes:
-        delivery: Buffer and background writing.
-        failures: Records that could not even be encoded, by reason.
-        redactor: Takes secrets out of every record; new names count for waiting ones, too.
-        id_room: Bytes of a record that its id may take.
-        on_error: Called after each error record, in the thread that made it.
-    """
+    """The records of one agent on their way out, shared by all its :class:`Log` faces."""
 
     def __init__(
         self, clock: Callable[[], float], *, max_records: int, max_bytes: int
@@ -58,9 +50,12 @@ class LogStream:
         ranks = LogRecord.OUTCOME_RANK + 1
         buffer: BoundedBuffer[LogRecord] = BoundedBuffer(max_records, max_bytes, ranks)
         self.delivery = BatchWriter(buffer)
+        # records that could not even be encoded, by reason
         self.failures: Counter[str] = Counter()
+        # takes secrets out of every record; new names count for waiting ones, too
         self.redactor: Redactor = DEFAULT
-        self.id_room = LogRecord.ID_ROOM
+        self.id_room = LogRecord.ID_ROOM  # bytes of a record that its id may take
+        # called after each error record, in the thread that made it
         self.on_error: Callable[[], None] | None = None
         self._clock = clock
         self._nesting = threading.local()

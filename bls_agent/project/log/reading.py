@@ -54,17 +54,11 @@ def find_end(
 
 @dataclass
 class Follower:
-    """Remembers what was seen and picks what is new from each window of the tail.
+    """Remembers what was seen and picks what is new from each window of the tail."""
 
-    Attributes:
-        started: Whether a first look has fixed the place to follow from.
-        window_bytes: Bytes of the window that was seen last.
-        window_records: Records in it.
-    """
-
-    started: bool = False
-    window_bytes: int = 0
-    window_records: int = 0
+    started: bool = False  # whether a first look has fixed the place to follow from
+    window_bytes: int = 0  # bytes of the window that was seen last
+    window_records: int = 0  # records in it
     _length: int = 0
     _anchor: list[bytes] = field(default_factory=list[bytes])
     _latest: dict[str, tuple[int, str]] = field(
@@ -182,14 +176,10 @@ class LogPlace:
     """Where a record stood, and how it and those behind it look.
 
     Equal records in a row, without ids, are taken for one another.
-
-    Attributes:
-        index: Its position from the front; later it stands there or further in front.
-        count: How many records are known: up to 8.
     """
 
-    index: int
-    count: int
+    index: int  # its position from the front; later it stands there or further in front
+    count: int  # how many records are known: up to 8
     _first: bytes
     _all: bytes
 

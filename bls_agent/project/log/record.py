@@ -24,12 +24,7 @@ _OPENS: Final = b',"metadata":{'
 
 
 class LogRecord:
-    """One record on its way out: encoded in the calling thread, numbered when sent.
-
-    Attributes:
-        rank: What a full buffer gives up first: 0 debug … 3 error, 4 outcomes.
-        size: Bytes on the wire, at most (for names of up to 100 bytes).
-    """
+    """One record on its way out: encoded in the calling thread, numbered when sent."""
 
     __slots__ = (
         "_body", "_has_agent", "_id_room", "_payload", "_place", "_redactor", "rank",
@@ -70,7 +65,9 @@ class LogRecord:
         self._has_agent = "agent" in metadata
         self._payload: bytes | None = None
         self._keep(head, tail, max(0, len(message) - len(text)))
+        # what a full buffer gives up first: 0 debug … 3 error, 4 outcomes
         self.rank = level.rank if rank is None else rank
+        # bytes on the wire, at most (for names of up to 100 bytes)
         self.size = len(self._body) + self.MARK
 
     def _keep(self, head: bytes, tail: bytes, lost: int = 0) -> None:

@@ -54,21 +54,13 @@ _NEEDED: Final = ("unknown_command", "no_permission", "refused", "unsupported")
 
 @dataclass(frozen=True)
 class ReliableKeys:
-    """The keys of reliable receiving: beside the control list, in its slot.
+    """The keys of reliable receiving: beside the control list, in its slot."""
 
-    Attributes:
-        control: The contract's list, from which commands are taken.
-        lists: A set: the names of all in-flight lists.
-        deliveries: A hash: how often a command was handed out that came back.
-        seen: A sorted set: ids of commands that ended.
-        dead: A list: commands that were handed out too often.
-    """
-
-    control: str
-    lists: str
-    deliveries: str
-    seen: str
-    dead: str
+    control: str  # the contract's list, from which commands are taken
+    lists: str  # a set: the names of all in-flight lists
+    deliveries: str  # a hash: how often a command was handed out that came back
+    seen: str  # a sorted set: ids of commands that ended
+    dead: str  # a list: commands that were handed out too often
 
     @classmethod
     def beside(cls, control: str) -> ReliableKeys:
@@ -143,14 +135,6 @@ class InFlightLease:
     A lease is never waited for: a list that another process owns is left to it, and a
     fresh name is taken. As long as the lease has not been interrupted no process can
     have reclaimed anything; after an interruption the list has to be compared.
-
-    Attributes:
-        lease: On the list that is in use.
-        compared: Whether the list surely still holds what it is thought to hold.
-        inherits: What stands in the list was taken by a process before this one.
-        losses: How often the lease was interrupted.
-        length: How many commands stood in the list when that was last asked.
-        closed: Nothing is acquired or renewed any more.
     """
 
     def __init__(
@@ -168,12 +152,15 @@ class InFlightLease:
         self._ttl = ttl
         self._on_renamed = on_renamed
         self._lock = anyio.Lock()
+        # on the list that is in use
         self.lease = Lease(wire, keys.inflight(instance), ttl)
+        # whether the list surely still holds what it is thought to hold
         self.compared = False
+        # what stands in the list was taken by a process before this one
         self.inherits = True
-        self.losses = 0
-        self.length = 0
-        self.closed = False
+        self.losses = 0  # how often the lease was interrupted
+        self.length = 0  # how many commands stood in the list when that was last asked
+        self.closed = False  # nothing is acquired or renewed any more
         self._ever = False
 
     @property
@@ -241,22 +228,14 @@ class Stage(Enum):
 
 @dataclass(eq=False)
 class HeldCommand:
-    """One command that this process has taken and not acknowledged.
-
-    Attributes:
-        payload: Its bytes.
-        id: The id that its sender gave, or ``""``.
-        ack_id: The id that counts as seen when it ends, or ``""``.
-        stage: How far it has come.
-        started_at: When it was started, on the clock of the event loop.
-        gone: It does not stand in our list any more: another process has reclaimed it.
-    """
+    """One command that this process has taken and not acknowledged."""
 
     payload: bytes
-    id: str
-    ack_id: str
-    stage: Stage = Stage.TAKEN
-    started_at: float = 0.0
+    id: str  # the id that its sender gave, or ``""``
+    ack_id: str  # the id that counts as seen when it ends, or ``""``
+    stage: Stage = Stage.TAKEN  # how far it has come
+    started_at: float = 0.0  # when it was started, on the clock of the event loop
+    # it does not stand in our list any more: another process has reclaimed it
     gone: bool = False
 
 

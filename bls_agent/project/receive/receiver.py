@@ -31,34 +31,24 @@ def _ignore(_: Message) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """One element of the control list, as it was taken; equal only to itself.
-
-    Attributes:
-        payload: Its bytes.
-        delivery: How often it was handed out, this time included.
-        mode: How it was taken.
-        preset_outcome: How it ends without being started, if that is known already.
-        on_start: Called right before it is run; if false, another process has it by now.
-        on_overdue: Called when its outcome is reported although its handler goes on.
-    """
+    """One element of the control list, as it was taken; equal only to itself."""
 
     payload: bytes
-    delivery: int = 1
-    mode: str = "blocking"
+    delivery: int = 1  # how often it was handed out, this time included
+    mode: str = "blocking"  # how it was taken
+    # how it ends without being started, if that is known already
     preset_outcome: OutcomeKind | None = None
+    # called right before it is run; if false, another process has it by now
     on_start: Callable[[Message], bool] = _start_always
+    # called when its outcome is reported although its handler goes on
     on_overdue: Callable[[Message], None] = _ignore
 
 
 class Receiver:
-    """Takes commands from the control list; each subclass gives its guarantee.
+    """Takes commands from the control list; each subclass gives its guarantee."""
 
-    Attributes:
-        mode: How commands come: ``blocking``, ``compat`` or ``reliable``.
-        one_at_a_time: Whether a command must be settled before the next is asked for.
-    """
-
-    mode = "blocking"
+    mode = "blocking"  # how commands come: ``blocking``, ``compat`` or ``reliable``
+    # whether a command must be settled before the next is asked for
     one_at_a_time = False
 
     async def receive(self, limit: int) -> Sequence[Message]:

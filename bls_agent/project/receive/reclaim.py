@@ -30,11 +30,7 @@ QUIET: Final = 4.0  # seconds: longer than the block of a read of a dead process
 
 
 class Reclaimer:
-    """Gives back to the control list what dead processes had taken and not ended.
-
-    Attributes:
-        reclaimed: Commands given back, or made dead letters.
-    """
+    """Gives back to the control list what dead processes had taken and not ended."""
 
     def __init__(
         self, keys: ReliableKeys, ttl: float, report_dead: Callable[[bytes], None]
@@ -45,7 +41,7 @@ class Reclaimer:
         self._report_dead = report_dead
         self._empty_since: dict[str, float] = {}
         self._warned: set[str] = set()
-        self.reclaimed = 0
+        self.reclaimed = 0  # commands given back, or made dead letters
 
     async def look(self, wire: Wire, *, but: str = "", also: str = "") -> None:
         """Look at the lists of all processes, and empty those of the dead.

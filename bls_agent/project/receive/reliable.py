@@ -373,31 +373,16 @@ class ReliableReceiver(Receiver):
 
 
 class _Taken(NamedTuple):
-    """A command in our list of which everything is known.
-
-    Attributes:
-        payload: Its bytes.
-        id: Under which its end is remembered, or ``""``.
-        delivery: Which delivery this is.
-        seen: Whether a command with this id has ended already.
-    """
+    """A command in our list of which everything is known."""
 
     payload: bytes
-    id: str
-    delivery: int
-    seen: bool
+    id: str  # under which its end is remembered, or ``""``
+    delivery: int  # which delivery this is
+    seen: bool  # whether a command with this id has ended already
 
 
 class _Fetcher:
-    """Moves commands into the in-flight list and looks them up, over the blocking wire.
-
-    Attributes:
-        read: What is owed.
-        taken: What is to be handed out.
-        arrived: What stands in our list and has to be looked up first.
-        in_use: The receiver uses the wire, or will at once.
-        sending: Held while something is sent, or nothing is to be taken.
-    """
+    """Moves commands into the in-flight list and looks them up, over the blocking wire."""
 
     def __init__(
         self,
@@ -409,17 +394,19 @@ class _Fetcher:
         size_limit: int,
     ) -> None:
         self._wire = connections.blocking
-        self.read = BlockingRead(connections)
+        self.read = BlockingRead(connections)  # what is owed
         self._keys = keys
         self._lease = lease
         self._window_ms = int(window * 1000)
         self._size_limit = size_limit
         self._known: dict[Script, int] = {}  # … to the connection of this number
-        self.taken: list[_Taken] = []
+        self.taken: list[_Taken] = []  # what is to be handed out
+        # what stands in our list and has to be looked up first
         self.arrived: list[bytes] = []
-        self.in_use = False
+        self.in_use = False  # the receiver uses the wire, or will at once
         self._stopping = False
         self._warned_of_counts = False
+        # held while something is sent, or nothing is to be taken
         self.sending = anyio.Lock(fast_acquire=True)
 
     @property

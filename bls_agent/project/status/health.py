@@ -66,21 +66,14 @@ class HealthCheckDecorator(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HealthCheck:
-    """A declared health check.
+    """A declared health check."""
 
-    Attributes:
-        name: What it looks after, as records and ``stats()`` call it.
-        function: Called without arguments; a coroutine function or a plain one.
-        interval: Seconds from the end of one call to the beginning of the next.
-        timeout: Seconds a call may take.
-        failures: Failures in a row that turn the status to 故障.
-    """
-
-    name: str
-    function: Check
+    name: str  # what it looks after, as records and ``stats()`` call it
+    function: Check  # called without arguments; a coroutine function or a plain one
+    # seconds from the end of one call to the beginning of the next
     interval: float = INTERVAL
     timeout: float = TIMEOUT
-    failures: int = FAILURES
+    failures: int = FAILURES  # failures in a row that turn the status to 故障
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -144,18 +137,15 @@ def name_of_check(function: Check) -> str:
 
 
 class HealthChecks:
-    """What is registered, from one opening of the agent to the next.
-
-    Attributes:
-        on_added: Called when one was added, in whatever thread that was.
-        going_on: Name → Unix seconds at which the plain call began that has not
-            returned. It outlives a session as its thread does, so that opening again
-            and again does not pile up threads.
-    """
+    """What is registered, from one opening of the agent to the next."""
 
     def __init__(self) -> None:
         self._checks: dict[str, HealthCheck] = {}
+        # called when one was added, in whatever thread that was
         self.on_added: Callable[[], None] = _nothing
+        # name → Unix seconds at which the plain call began that has not returned. It
+        # outlives a session as its thread does, so that opening again and again does
+        # not pile up threads
         self.going_on: dict[str, float] = {}
 
     def forget_parent(self) -> None:
@@ -191,17 +181,11 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a call counts as failed.
+    """Why a call counts as failed."""
 
-    Attributes:
-        type: One word, or the exception's type.
-        message: What happened.
-        error: The exception, if there was one.
-    """
-
-    type: str
-    message: str
-    error: BaseException | None = None
+    type: str  # one word, or the exception's type
+    message: str  # what happened
+    error: BaseException | None = None  # the exception, if there was one
 
     def describe(self) -> dict[str, str]:
         """Give the ``error`` object of a record."""
@@ -228,17 +212,11 @@ class Recovery:
 
 @dataclass
 class HealthState:
-    """How a check has been doing: decisions only.
+    """How a check has been doing: decisions only."""
 
-    Attributes:
-        limit: Failures in a row that are an alarm.
-        failures: Failures in a row until now.
-        alarmed: Whether the alarm was given and is not over.
-    """
-
-    limit: int = FAILURES
-    failures: int = 0
-    alarmed: bool = False
+    limit: int = FAILURES  # failures in a row that are an alarm
+    failures: int = 0  # failures in a row until now
+    alarmed: bool = False  # whether the alarm was given and is not over
     _since: float = field(default=0.0, repr=False)
 
     def record(self, failure: Failure | None, now: float) -> Alarm | Recovery | None:

@@ -134,14 +134,9 @@ def _is_later(expiry: bytes, now: int) -> bool:
 
 @dataclass
 class OutcomeCollector:
-    """Collects how a command ended, from one instance or from several.
+    """Collects how a command ended, from one instance or from several."""
 
-    Attributes:
-        expected: Instances whose outcome is waited for; empty for the first that comes.
-        command_id: Which command.
-        outcomes: Instance → its outcome.
-    """
-
+    # instances whose outcome is waited for; empty for the first that comes
     expected: frozenset[str] = frozenset()
     command_id: str = ""
     outcomes: dict[str, Outcome] = field(default_factory=dict[str, Outcome])

@@ -49,21 +49,15 @@ SIGHTINGS: Final = 2  # in a row; one may be a server whose clock was set back
 
 
 class Snapshot(NamedTuple):
-    """What stood under the key in the moment before we wrote.
+    """What stood under the key in the moment before we wrote."""
 
-    Attributes:
-        asked: Monotonic seconds before the request left.
-        answered: Monotonic seconds when the reply was there.
-        place: Which connection it was: another one may lead to a server that forgot.
-        value: The value; ``None`` if there was none, or if that is not known.
-        remaining: Milliseconds until it would have vanished, as PTTL says it (-1 for
-            never, -2 for no key); ``None`` if that is not known.
-    """
-
-    asked: float
-    answered: float
-    place: int
+    asked: float  # monotonic seconds before the request left
+    answered: float  # monotonic seconds when the reply was there
+    place: int  # which connection it was: another one may lead to a server that forgot
+    # the value; ``None`` if there was none, or if that is not known
     value: bytes | None = None
+    # milliseconds until it would have vanished, as PTTL says it (-1 for never, -2 for
+    # no key); ``None`` if that is not known
     remaining: int | None = None
 
 
@@ -157,10 +151,6 @@ class StatusWriter:
     is refused, EXPIRE keeps a status alive that is still true. One of several replicas
     reports to the registry instead. ``on_conflict`` is called once, when a write met
     another process's.
-
-    Attributes:
-        written: The status that was written last over this connection.
-        conflicts: Detects another process that writes here.
     """
 
     def __init__(
@@ -181,7 +171,8 @@ class StatusWriter:
         self._can_ask_ttl = True
         self._turn = anyio.Lock()
         self._ended = False
-        self.conflicts = ConflictDetector()
+        self.conflicts = ConflictDetector()  # detects another process that writes here
+        # the status that was written last over this connection
         self.written: Status | None = None
 
     def over(self, connections: Connections) -> StatusWriter:
@@ -222,7 +213,7 @@ class StatusWriter:
                 await self._connections.forget_lost(live, kill=True)
                 try:
                     if not await self._report(final_status, 0):
-                        await self._call_guarded("SET", self._key, final_status.value)
+                        await self._send(("SET", self._key, final_status.value))
                 except RedisUnavailableError as error:
                     if error.kind == "wrong_type":
                         raise WrongTypeError(self._key, "string") from error
@@ -242,56 +233,36 @@ class StatusWriter:
 
     async def _set(self, status: Status) -> None:
         """Write it with its TTL, and compare with what stood there."""
-        wire = self._connections.liveness
         epoch, asked = self.conflicts.epoch, time.monotonic()
         request = ("SET", self._key, status.value, "EX", self._ttl)
-        if self._on_conflict is None or not self._can_ask_ttl:
-            remaining: int | None = None
-            value = await self._call_guarded(*request)
-        else:
-            remaining, value = await self._set_with_ttl(request)
-        now = time.monotonic()
-        snapshot = Snapshot(asked, now, wire.generation, value, remaining)
+        ask_ttl = self._on_conflict is not None and self._can_ask_ttl
+        remaining, value = await self._send(request, ask_ttl=ask_ttl)
+        now, place = time.monotonic(), self._connections.liveness.generation
+        snapshot = Snapshot(asked, now, place, value, remaining)
         met = self.conflicts.record(snapshot, status.value.encode(), self._ttl, epoch)
         if met and self._on_conflict is not None:
             on_conflict, self._on_conflict = self._on_conflict, None
             on_conflict()
 
-    async def _set_with_ttl(self, request: Request) -> tuple[int | None, bytes | None]:
-        """Ask PTTL in front of the write, in one round trip."""
+    async def _send(
+        self, request: Request, *, ask_ttl: bool = False
+    ) -> tuple[int | None, bytes | None]:
+        """SET, with GET where that is known; gives the TTL and the value of before."""
+        live = self._connections.liveness
+        requests = [("PTTL", self._key)] if ask_ttl else []  # in the same round trip
         guarded = (*request, "GET") if self._guard else request
-        remaining, reply = await self._connections.liveness.call_many(
-            [("PTTL", self._key), guarded]
-        )
+        *ttl, reply = await live.call_many([*requests, guarded])
+        remaining = ttl[0] if ttl else None
         if isinstance(remaining, RedisUnavailableError):
             self._can_ask_ttl, remaining = False, None
-        if isinstance(reply, RedisUnavailableError):
-            if not self._guard or reply.kind not in _UNGUARDED:
-                raise reply
-            await self._call_unguarded(*request)
-            return remaining, None
-        return remaining, reply if self._guard else None
-
-    async def _call_guarded(self, *request: str | int) -> bytes | None:
-        """SET with GET where that is known; gives the value that stood there."""
-        if self._guard:
-            try:
-                found: bytes | None = await self._connections.liveness.call(
-                    *request, "GET"
-                )
-            except RedisUnavailableError as error:
-                if error.kind not in _UNGUARDED:
-                    raise
-            else:
-                return found
-        await self._call_unguarded(*request)
-        return None
-
-    async def _call_unguarded(self, *request: str | float | bytes) -> None:
-        if self._guard:
-            await self._check_type()
-        await self._connections.liveness.call(*request)
+        if not isinstance(reply, RedisUnavailableError):
+            return remaining, reply if self._guard else None
+        if not self._guard or reply.kind not in _UNGUARDED:
+            raise reply
+        await self._check_type()
+        await live.call(*request)
         self._guard = False
+        return remaining, None
 
     async def _check_type(self) -> None:
         """Check once, where SET … GET cannot guard each write."""
@@ -403,12 +374,6 @@ class StallStatusPublisher:
     well until then, and what comes after that is the truth again. What is written is
     the worst of all sources; before ``stall_after`` that is still the loop's own status,
     kept alive where it would vanish earlier.
-
-    Attributes:
-        endpoint: Where to write.
-        stall_after: Seconds of standing still that are a stall.
-        publish_after: Seconds after which the status needs a refresh.
-        interval: Seconds between two refreshes: less than a third of the TTL.
     """
 
     SOURCE = "event loop"
@@ -433,11 +398,12 @@ class StallStatusPublisher:
         self._stream = stream
         self._counts = counts
         self._project = project
-        self.endpoint = endpoint
+        self.endpoint = endpoint  # where to write
         self.connect = connect
         self._changed = changed
-        self.stall_after = stall_after
-        self.publish_after = ttl / 3
+        self.stall_after = stall_after  # seconds of standing still that are a stall
+        self.publish_after = ttl / 3  # seconds after which the status needs a refresh
+        # seconds between two refreshes: less than a third of the TTL
         self.interval = ttl / 4
 
     def on_takeover(self) -> None:
