@@ -587,7 +587,7 @@ async def test_heartbeats_on_three_nodes(topology: ClusterTopology) -> None:
         for beat in beats:
             await opened.enter_async_context(beat)
         assert all(beat.owned for beat in beats)
-        assert len({id(beat._pool) for beat in beats}) == 1
+        assert len({id(beat._writer) for beat in beats}) == 1
         keys = [beat.heartbeat.key for beat in beats]
         assert len({slot_of(key) * 3 // SLOTS for key in keys}) == 3
         with pytest.raises(LeaseHeldError):

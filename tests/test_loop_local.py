@@ -14,7 +14,7 @@ from bls_agent.access import Access
 from bls_agent.devserver import DevServer
 from bls_agent.loop_local import LoopLocal
 from bls_agent.workers import BacktestWorkerHeartbeat, FunctionCache, Heartbeat
-from bls_agent.workers.beating.homes import POOLS
+from bls_agent.workers.heartbeat_writer import WRITERS
 
 THREADS = 8
 LOOPS = 12  # in each thread, one after the other
@@ -112,10 +112,10 @@ def test_loops_that_end_under_heartbeats_are_not_kept(own_server: DevServer) -> 
         await opened.wait()
         assert not task.done()
 
-    before = len(POOLS._by_loop)
+    before = len(WRITERS._by_loop)
     for number in range(5):
         asyncio.run(leave_open(number))
-    assert len(POOLS._by_loop) <= before + 1
+    assert len(WRITERS._by_loop) <= before + 1
 
 
 def test_access_lets_go_of_closed_loops(own_server: DevServer) -> None:

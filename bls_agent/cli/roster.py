@@ -12,7 +12,7 @@ from bls_agent.cli.views import span
 from bls_agent.codec import cut_text
 from bls_agent.texts import Texts
 from bls_agent.workers import Worker, WorkerStatus
-from bls_agent.workers.watching.worker import HEARTBEATS
+from bls_agent.workers.worker import HEARTBEATS
 
 __all__ = [
     "FIELDS",

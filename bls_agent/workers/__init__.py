@@ -9,20 +9,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bls_agent.workers.beating.heartbeat import Heartbeat
-    from bls_agent.workers.beating.stats import HeartbeatStats
     from bls_agent.workers.caching.cache import FunctionCache, cache, cached
-    from bls_agent.workers.caching.counts import CacheStats
-    from bls_agent.workers.heartbeat_fields import WorkerStatus
-    from bls_agent.workers.heartbeats import (
+    from bls_agent.workers.caching.cached_function import CacheStats
+    from bls_agent.workers.heartbeat import Heartbeat, HeartbeatStats
+    from bls_agent.workers.heartbeat_fields import (
         BacktestWorkerHeartbeat,
         DataWorkerHeartbeat,
         ExecutionNodeHeartbeat,
         SchedulerHeartbeat,
         TaskTimerHeartbeat,
         WorkerHeartbeat,
+        WorkerStatus,
         parse_heartbeat_data,
     )
+    from bls_agent.workers.progress import BacktestProgress, SyncProgress, SyncSummary
+    from bls_agent.workers.registry import WorkerRegistry
     from bls_agent.workers.schema import (
         RedisKeyBuilder,
         RedisKeyPattern,
@@ -30,13 +31,8 @@ if TYPE_CHECKING:
         RedisTTL,
         extract_id_from_key,
     )
-    from bls_agent.workers.tasks.calendars import SyncSummary
-    from bls_agent.workers.tasks.progress import BacktestProgress, SyncProgress
-    from bls_agent.workers.tasks.task_records import Task
-    from bls_agent.workers.tasks.task_status import TaskStatus
-    from bls_agent.workers.watching.registry import WorkerRegistry
-    from bls_agent.workers.watching.roll import WorkerChange
-    from bls_agent.workers.watching.worker import Worker
+    from bls_agent.workers.tasks import Task, TaskStatus
+    from bls_agent.workers.worker import Worker, WorkerChange
 
 __all__ = [
     "BacktestProgress",
@@ -69,23 +65,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BacktestProgress": "tasks.progress",
-    "CacheStats": "caching.counts",
+    "BacktestProgress": "progress",
+    "CacheStats": "caching.cached_function",
     "FunctionCache": "caching.cache",
-    "Heartbeat": "beating.heartbeat",
-    "HeartbeatStats": "beating.stats",
+    "Heartbeat": "heartbeat",
+    "HeartbeatStats": "heartbeat",
     "RedisKeyBuilder": "schema",
     "RedisKeyPattern": "schema",
     "RedisKeyPrefix": "schema",
     "RedisTTL": "schema",
-    "SyncProgress": "tasks.progress",
-    "SyncSummary": "tasks.calendars",
-    "Task": "tasks.task_records",
-    "TaskStatus": "tasks.task_status",
-    "Worker": "watching.worker",
-    "WorkerChange": "watching.roll",
-    "WorkerRegistry": "watching.registry",
-    "WorkerStatus": "heartbeat_fields",
+    "SyncProgress": "progress",
+    "SyncSummary": "progress",
+    "Task": "tasks",
+    "TaskStatus": "tasks",
+    "Worker": "worker",
+    "WorkerChange": "worker",
+    "WorkerRegistry": "registry",
     "cache": "caching.cache",
     "cached": "caching.cache",
     "extract_id_from_key": "schema",
@@ -93,12 +88,12 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from its module; heartbeats are those without another home."""
+    """Load a public name from its module; most stand in ``heartbeat_fields``."""
     if name not in __all__:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
-    module = import_module(f"{__name__}.{_HOMES.get(name, 'heartbeats')}")
-    value = globals()[name] = getattr(module, name)
+    home = _HOMES.get(name, "heartbeat_fields")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
     return value
 
 

@@ -1,29 +1,49 @@
-"""What each field of a heartbeat may hold, by its annotation."""
+"""The heartbeats of contract 001, section 5, as values.
+
+Written strictly, in the contract's order of fields; read tolerantly: unknown fields are
+ignored, absent ones have their default (the status has none), and a number may be
+written as text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, Self, cast
 
 from bls_agent.codec import (
     JSONObject,
+    decode_object,
+    encode,
     encode_strictly,
     format_timestamp,
     parse_timestamp,
 )
-from bls_agent.errors import ConfigurationError
+from bls_agent.errors import ConfigurationError, DecodeError
+from bls_agent.keys import KEYS, KeyTemplate
 from bls_agent.names import name_of
 
-__all__ = ["WorkerStatus", "check_count", "check_field", "check_moment"]
+__all__ = [
+    "KINDS",
+    "BacktestWorkerHeartbeat",
+    "DataWorkerHeartbeat",
+    "ExecutionNodeHeartbeat",
+    "SchedulerHeartbeat",
+    "TaskTimerHeartbeat",
+    "WorkerHeartbeat",
+    "WorkerStatus",
+    "parse_heartbeat_data",
+]
 
 DIGITS: Final = 20  # of a number as text: int() itself refuses thousands
 
 
 class WorkerStatus(StrEnum):
-    """How a worker is."""
+    """The state of a worker."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -47,12 +67,8 @@ def _check_text(name: str, value: object) -> str:
     raise ConfigurationError(name, value, "text")
 
 
-def check_count(name: str, value: object) -> int:
-    """Give a count: a whole number, also one that was written as text.
-
-    Raises:
-        ConfigurationError: It is none.
-    """
+def _check_count(name: str, value: object) -> int:
+    """Give a whole number, also one that was written as text."""
     text = str(value).removesuffix(".0") if isinstance(value, str | float) else ""
     short = len(text) <= DIGITS and text.isascii() and text.isdecimal()
     number = int(text) if short else value
@@ -75,12 +91,8 @@ def _check_texts(name: str, value: object) -> list[str]:
     return [_check_text(name, item) for item in cast("list[object]", value)]
 
 
-def check_moment(name: str, value: object) -> str:
-    """Give a moment as it is written: text as it is, a datetime as ISO-8601.
-
-    Raises:
-        ConfigurationError: It is neither a datetime nor text that tells one.
-    """
+def _check_moment(name: str, value: object) -> str:
+    """Give a moment as it is written: ISO-8601 text as it is, a datetime as ISO-8601."""
     if isinstance(value, datetime):
         aware = value if value.tzinfo else value.replace(tzinfo=UTC)
         return format_timestamp(aware.timestamp())
@@ -93,22 +105,358 @@ _CHECKS: Final[Mapping[str, Callable[[str, object], object]]] = MappingProxyType
     {
         "WorkerStatus": _check_status,
         "str": _check_text,
-        "int": check_count,
+        "int": _check_count,
         "JSONObject": _check_object,
         "list[str]": _check_texts,
     }
 )
 
 
-def check_field(annotation: str, name: str, value: object) -> object:
-    """Give a field's value as it is written.
+def _check_field(annotation: str, name: str, value: object) -> object:
+    """Give a field's value as it is written, checked by the field's annotation."""
+    return _CHECKS[annotation](name, value)
+
+
+def _now() -> str:
+    return format_timestamp(time.time())  # noqa: TID251 - create() takes none, as documented
+
+
+@dataclass(kw_only=True)
+class WorkerHeartbeat:
+    """What every kind of heartbeat holds.
+
+    Attributes:
+        kind: The row of the table of keys: form of the key, TTL.
+        id_field: The field that repeats the key's id.
+        status: The state of the worker.
+        timestamp: When the heartbeat was made: ISO-8601 with its zone.
+    """
+
+    kind: ClassVar[str] = ""
+    id_field: ClassVar[str] = "node_id"
+
+    status: WorkerStatus = WorkerStatus.RUNNING
+    timestamp: str = field(default_factory=_now)
+
+    def __post_init__(self) -> None:
+        """Refuse a field with a value that the contract does not know."""
+        for one in fields(self):
+            value = _check_field(str(one.type), one.name, getattr(self, one.name))
+            setattr(self, one.name, value)
+
+    @classmethod
+    def template(cls) -> KeyTemplate:
+        """The form of its key, and its TTL."""
+        return KEYS[cls.kind]
+
+    @property
+    def id(self) -> str:
+        """The worker's id, as in the key."""
+        return cast("str", getattr(self, self.id_field))
+
+    @property
+    def key(self) -> str:
+        """The key under which it is stored.
+
+        Raises:
+            ConfigurationError: The id is empty or holds control characters.
+        """
+        return self.template().build(**{self.template().fields[0]: self.id})
+
+    @property
+    def said_at(self) -> datetime | None:
+        """The timestamp, aware; ``None`` if a peer wrote something else in its place."""
+        return parse_timestamp(self.timestamp)
+
+    def to_dict(self) -> JSONObject:
+        """Give the fields in the contract's order."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    def to_json(self) -> str:
+        """Encode it as the contract lays it out; non-ASCII text stays as it is."""
+        return encode(self.to_dict()).decode()
+
+    @classmethod
+    def from_json(cls, data: str | bytes | Mapping[str, Any]) -> Self:
+        """Read what a worker in any language has written.
+
+        Raises:
+            DecodeError: It is no JSON object (``not_json``, ``not_an_object``, …), or a
+                field holds what it cannot hold (``bad_field``).
+        """
+        given, payload = _object_of(data)
+        names = [one.name for one in fields(cls)]
+        known = {name: given[name] for name in names if given.get(name) is not None}
+        if "status" not in known:  # the one field that has no default
+            raise DecodeError("bad_field", payload, "status: absent")
+        try:
+            known.setdefault("timestamp", "")  # not the time of reading
+            return cls(**known)
+        except ConfigurationError as error:
+            detail = f"{error.name}: {error.rule}"
+            raise DecodeError("bad_field", payload, detail) from None
+
+    def changed(self, **changes: Any) -> Self:
+        """Give a copy with other fields, made now.
+
+        Raises:
+            ConfigurationError: A field is unknown, cannot be changed, or has a value
+                that its contract does not know.
+        """
+        names = [one.name for one in fields(self)]
+        if unknown := changes.keys() - set(names):
+            rule = f"its fields are {', '.join(names)}"
+            raise ConfigurationError(
+                type(self).__name__, ", ".join(sorted(unknown)), rule
+            )
+        if self.id_field in changes and changes[self.id_field] != self.id:
+            rule = "a heartbeat keeps its id: it is the name of its key"
+            raise ConfigurationError(self.id_field, changes[self.id_field], rule)
+        return replace(self, **{"timestamp": _now(), **changes})
+
+
+@dataclass
+class DataWorkerHeartbeat(WorkerHeartbeat):
+    """A data worker: ``heartbeat:data_worker:{node_id}``.
+
+    Attributes:
+        stats: What the worker counts; what JSON can hold.
+    """
+
+    kind: ClassVar[str] = "data_worker_heartbeat"
+
+    node_id: str = ""
+    stats: JSONObject = field(default_factory=dict[str, Any])
+
+    @classmethod
+    def create(
+        cls,
+        node_id: str,
+        status: WorkerStatus = WorkerStatus.RUNNING,
+        stats: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Make one, as of now.
+
+        Raises:
+            ConfigurationError: A value is none that its field can hold.
+        """
+        given: Any = {} if stats is None else stats
+        return cls(node_id=node_id, status=status, stats=given)
+
+
+@dataclass
+class BacktestWorkerHeartbeat(WorkerHeartbeat):
+    """A backtest worker: ``backtest:worker:{worker_id}``.
+
+    Attributes:
+        running_tasks: Tasks under way.
+        max_tasks: Tasks that it can do at a time.
+        started_at: When it was started: ISO-8601 with its zone.
+        last_heartbeat: The same as ``timestamp``, for readers that look here.
+        task_uuids: Which tasks are under way.
+    """
+
+    kind: ClassVar[str] = "backtest_worker_heartbeat"
+    id_field: ClassVar[str] = "worker_id"
+
+    worker_id: str = ""
+    running_tasks: int = 0
+    max_tasks: int = 5
+    started_at: str = ""
+    last_heartbeat: str = ""
+    task_uuids: list[str] = field(default_factory=list[str])
+
+    @classmethod
+    def create(  # noqa: PLR0917 - the order of the original
+        cls,
+        worker_id: str,
+        status: WorkerStatus = WorkerStatus.RUNNING,
+        running_tasks: int = 0,
+        max_tasks: int = 5,
+        started_at: str | datetime | None = None,
+        task_uuids: Iterable[str] = (),
+    ) -> Self:
+        """Make one, as of now.
+
+        Args:
+            worker_id: Its id, text; an integer or a UUID counts as its text.
+            status: The state of the worker.
+            running_tasks: Tasks under way.
+            max_tasks: Tasks that it can do at a time.
+            started_at: When it was started: ISO-8601, or a datetime (UTC without a
+                zone); default: now.
+            task_uuids: Which tasks are under way.
+
+        Raises:
+            ConfigurationError: A value is none that its field can hold.
+        """
+        given = cast("object", task_uuids)  # callers without a type checker
+        if isinstance(given, Iterable) and not isinstance(given, str | bytes):
+            given = list(cast("Iterable[object]", given))
+        now = _now()
+        started = _check_moment("started_at", now if started_at is None else started_at)
+        return cls(
+            status=status,
+            timestamp=now,
+            worker_id=worker_id,
+            running_tasks=running_tasks,
+            max_tasks=max_tasks,
+            started_at=started,
+            last_heartbeat=now,
+            task_uuids=cast("list[str]", given),
+        )
+
+    def changed(self, **changes: Any) -> Self:
+        """Give a copy with other fields, made now."""
+        other = super().changed(**changes)
+        return replace(other, last_heartbeat=other.timestamp)
+
+    def update_heartbeat(self, running_tasks: int | None = None) -> None:
+        """Renew it in place, as of now."""
+        count = self.running_tasks if running_tasks is None else running_tasks
+        self.running_tasks = _check_count("running_tasks", count)
+        self.timestamp = self.last_heartbeat = _now()
+
+
+@dataclass
+class ExecutionNodeHeartbeat(WorkerHeartbeat):
+    """An execution node: ``heartbeat:node:{node_id}``.
+
+    Attributes:
+        host: Where it runs.
+        port: Where it listens; 0 for nowhere.
+        active_strategies: Strategies that it executes.
+    """
+
+    kind: ClassVar[str] = "execution_node_heartbeat"
+
+    node_id: str = ""
+    host: str = ""
+    port: int = 0
+    active_strategies: int = 0
+
+    @classmethod
+    def create(
+        cls,
+        node_id: str,
+        host: str = "",
+        port: int = 0,
+        status: WorkerStatus = WorkerStatus.RUNNING,
+        active_strategies: int = 0,
+    ) -> Self:
+        """Make one, as of now.
+
+        Raises:
+            ConfigurationError: A value is none that its field can hold; or a status
+                stands where the host belongs.
+        """
+        if isinstance(host, WorkerStatus):
+            rule = "a host's name: the order is node_id, host, port, status"
+            raise ConfigurationError("host", host, rule, "Pass status=… by name.")
+        return cls(
+            node_id=node_id,
+            status=status,
+            host=host,
+            port=port,
+            active_strategies=active_strategies,
+        )
+
+
+@dataclass
+class SchedulerHeartbeat(WorkerHeartbeat):
+    """A scheduler: ``heartbeat:scheduler:{node_id}``.
+
+    Attributes:
+        running_tasks: Tasks under way.
+        pending_tasks: Tasks that wait.
+    """
+
+    kind: ClassVar[str] = "scheduler_heartbeat"
+
+    node_id: str = ""
+    running_tasks: int = 0
+    pending_tasks: int = 0
+
+    @classmethod
+    def create(
+        cls,
+        node_id: str,
+        status: WorkerStatus = WorkerStatus.RUNNING,
+        running_tasks: int = 0,
+        pending_tasks: int = 0,
+    ) -> Self:
+        """Make one, as of now."""
+        return cls(
+            node_id=node_id,
+            status=status,
+            running_tasks=running_tasks,
+            pending_tasks=pending_tasks,
+        )
+
+
+@dataclass
+class TaskTimerHeartbeat(WorkerHeartbeat):
+    """A task timer: ``heartbeat:task_timer:{node_id}``.
+
+    Attributes:
+        jobs_count: Jobs on its schedule.
+    """
+
+    kind: ClassVar[str] = "task_timer_heartbeat"
+
+    node_id: str = ""
+    jobs_count: int = 0
+
+    @classmethod
+    def create(
+        cls,
+        node_id: str,
+        status: WorkerStatus = WorkerStatus.RUNNING,
+        jobs_count: int = 0,
+    ) -> Self:
+        """Make one, as of now."""
+        return cls(node_id=node_id, status=status, jobs_count=jobs_count)
+
+
+KINDS: Final[Mapping[str, type[WorkerHeartbeat]]] = MappingProxyType(
+    {
+        kind.kind: kind
+        for kind in (
+            DataWorkerHeartbeat,
+            BacktestWorkerHeartbeat,
+            ExecutionNodeHeartbeat,
+            SchedulerHeartbeat,
+            TaskTimerHeartbeat,
+        )
+    }
+)
+
+
+def parse_heartbeat_data(
+    data: str | bytes | Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Read a heartbeat without a class for it (contract 001, "工具函数").
 
     Args:
-        annotation: What the dataclass says of the field.
-        name: The field.
-        value: What it shall hold; a number may be text, a status in capitals.
+        data: What GET gave, or a dict.
 
-    Raises:
-        ConfigurationError: It cannot hold that.
+    Returns:
+        Always a dict: the object that was written; ``{}`` for no value;
+        ``{"raw": text}`` for anything else.
     """
-    return _CHECKS[annotation](name, value)
+    if data is None:
+        return {}
+    try:
+        return dict(_object_of(data)[0])
+    except DecodeError:
+        text = data.decode("utf-8", "replace") if isinstance(data, bytes) else data
+        return {"raw": text}
+
+
+def _object_of(
+    data: str | bytes | Mapping[str, Any],
+) -> tuple[Mapping[str, Any], bytes]:
+    if isinstance(data, Mapping):
+        return data, encode(data)
+    payload = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
+    return decode_object(payload), payload

@@ -19,11 +19,10 @@ from bls_agent.diagnosis import (
 from bls_agent.errors import DecodeError
 from bls_agent.keys import KEYS
 from bls_agent.names import key_beside
-from bls_agent.workers.heartbeat_fields import WorkerStatus
-from bls_agent.workers.heartbeats import KINDS
-from bls_agent.workers.tasks.calendars import read_days
-from bls_agent.workers.tasks.task_records import WHOLE, Task
-from bls_agent.workers.watching.worker import STALE
+from bls_agent.workers.heartbeat_fields import KINDS, WorkerStatus
+from bls_agent.workers.progress import read_days
+from bls_agent.workers.tasks import WHOLE, Task
+from bls_agent.workers.worker import STALE
 
 __all__ = ["RULES"]
 

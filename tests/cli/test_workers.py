@@ -33,7 +33,7 @@ from bls_agent.workers import (
     Worker,
     WorkerStatus,
 )
-from bls_agent.workers.watching.worker import HEARTBEATS
+from bls_agent.workers.worker import HEARTBEATS
 from tests.cli.conftest import Bls
 from tests.cli.terminal import (
     SGR,

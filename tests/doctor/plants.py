@@ -13,7 +13,7 @@ import orjson
 
 from bls_agent.doctor.generic import FAR, TTL_ADVISED, TTL_OPEN
 from bls_agent.keys import KEYS, RedisType
-from bls_agent.workers.heartbeats import KINDS
+from bls_agent.workers.heartbeat_fields import KINDS
 from tests.corpus.heartbeats import SOUND
 from tests.harness import server_version
 

@@ -23,7 +23,7 @@ from bls_agent.web import api
 from bls_agent.web.app import create_app
 from bls_agent.web.config import Limits, WebConfig
 from bls_agent.workers import WorkerStatus
-from bls_agent.workers.watching.worker import HEARTBEATS
+from bls_agent.workers.worker import HEARTBEATS
 from tests.web.serving import OWN, PASSWORD, USERS, asking
 
 DOCUMENT: dict[str, Any] = orjson.loads(api.OPENAPI.read_bytes())

@@ -39,7 +39,7 @@ from bls_agent.web.requests import (
     project_path,
     quote_name,
 )
-from bls_agent.workers.watching.worker import HEARTBEATS
+from bls_agent.workers.worker import HEARTBEATS
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 
 WEB = Path(bls_agent.web.__file__).parent

@@ -503,7 +503,7 @@ async def test_no_flight_is_left(cache: FunctionCache, name: str) -> None:
     for _ in range(2):
         await asyncio.gather(*(give(n) for n in range(30)), return_exceptions=True)
     (here,) = cache._async._here.values()
-    assert not here[1]._by_key
+    assert not here[1].by_key
     assert not here[1].early
 
 

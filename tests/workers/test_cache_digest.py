@@ -19,8 +19,7 @@ from hypothesis import given, strategies as st
 
 from bls_agent.codec import encode_sorted
 from bls_agent.errors import ConfigurationError
-from bls_agent.workers.caching.arguments import Arguments, MisfitError
-from bls_agent.workers.caching.canonical import canonical_form
+from bls_agent.workers.caching.key import Arguments, MisfitError, canonical_form
 
 ROOT = Path(__file__).parents[2]
 
@@ -307,7 +306,7 @@ SAY_DIGEST = """
 import sys
 from datetime import date
 sys.path.insert(0, {root!r})
-from bls_agent.workers.caching.arguments import Arguments
+from bls_agent.workers.caching.key import Arguments
 def f(code, *rest, day=date(2026, 1, 12), **more): ...
 arguments = Arguments("orders.f", f)
 print(arguments.digest(["平安", 1.5, {{"b", "a", "c"}}], {{"z": {{"y": 0.1, "x": 1e22}}, "a": (1, None)}}))

@@ -20,7 +20,7 @@ from redis import Redis
 
 from bls_agent.errors import ConfigurationError
 from bls_agent.workers import CacheStats, FunctionCache
-from bls_agent.workers.caching.shared_loop import SHARED_LOOP
+from bls_agent.workers.caching.sync_calls import SHARED_LOOP
 
 ROOT = Path(__file__).parents[2]
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="cannot fork")
@@ -93,7 +93,7 @@ def test_fifty_threads_compute_once(cache: FunctionCache, name: str) -> None:
     assert len({id(each) for each in results}) == 50
     stats = cache.stats(load)
     assert (stats.computed, stats.hits + stats.misses) == (1, 50)
-    assert not cache._plain._flights
+    assert not cache._sync._flights
 
 
 def test_an_exception_goes_to_all_threads(cache: FunctionCache, name: str) -> None:
@@ -109,7 +109,7 @@ def test_an_exception_goes_to_all_threads(cache: FunctionCache, name: str) -> No
     with ThreadPoolExecutor(10) as pool:
         calls = [pool.submit(load) for _ in range(10)]
         wait_until(lambda: len(runs) == 1)
-        (flight,) = cache._plain._flights.values()
+        (flight,) = cache._sync._flights.values()
         wait_until(lambda: len(flight.over._cond._waiters) == 9)  # type: ignore[attr-defined]
         go.set()
         errors = [each.exception() for each in calls]
@@ -143,7 +143,7 @@ def test_a_leader_that_is_interrupted_is_replaced(
     wait_until(lambda: len(runs) == 1)
     other = threading.Thread(target=lambda: results.append(load()))
     other.start()
-    (flight,) = cache._plain._flights.values()
+    (flight,) = cache._sync._flights.values()
     wait_until(lambda: len(flight.over._cond._waiters) == 1)  # type: ignore[attr-defined]
     go.set()
     leader.join(10)

@@ -491,18 +491,16 @@ def test_wrong_arguments(options: dict[str, Any], name: str) -> None:
 async def test_never_closed(redis_url: str, bare: Redis, said: Any) -> None:
     """A ResourceWarning names it; the key stays alive as long as the loop."""
     beat: Any = Heartbeat(redis_url, said)
-    pool_of = beat
     await beat.__aenter__()
-    pool, life = pool_of._pool, pool_of._life
-    del pool_of
+    writer, state = beat._writer, beat._state
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         del beat
         gc.collect()
     assert any(said.key in str(w.message) for w in caught)
     assert await bare.exists(said.key) == 1
-    await pool.end(life)
-    await pool.aclose()
+    await writer.remove(state)
+    await writer.aclose()
 
 
 def test_a_loop_that_was_closed(redis_url: str, said: Any) -> None:

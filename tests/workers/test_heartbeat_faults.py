@@ -178,8 +178,8 @@ async def test_a_lost_take_arrives_after_the_end(
         own_server.freeze()
         await beat.__aenter__()
         assert not beat.owned
-        life: Any = beat._life
-        await eventually(lambda: life.claim._in_doubt)  # the request is given up
+        state: Any = beat._state
+        await eventually(lambda: state.claim._in_doubt)  # the request is given up
         own_server.thaw()
         await beat.ready(5.0)
         await beat.aclose()
@@ -249,8 +249,8 @@ async def test_the_right_is_granted_later(
         await beat.ready(5.0)
         with sampled(own_server.url, said.key) as seen:
             await execute(admin, "ACL", "SETUSER", "agent", "+@scripting")
-            life: Any = beat._life
-            life.plain.until = 0.0  # a minute has passed
+            state: Any = beat._state
+            state.plain_until = 0.0  # a minute has passed
             await eventually(lambda: beat.stats().owned)
             await anyio.sleep(0.3)
         assert seen == ["running"]

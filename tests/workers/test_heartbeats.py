@@ -21,7 +21,7 @@ from bls_agent.workers import (
     WorkerStatus,
     parse_heartbeat_data,
 )
-from bls_agent.workers.heartbeats import KINDS
+from bls_agent.workers.heartbeat_fields import KINDS
 
 AT = "2026-01-12T12:34:56.789Z"
 

@@ -20,8 +20,13 @@ from bls_agent.workers import (
     SyncProgress,
     SyncSummary,
 )
-from bls_agent.workers.tasks.calendars import days_of, list_days, read_days, summarize
-from bls_agent.workers.tasks.progress import _read_all
+from bls_agent.workers.progress import (
+    _read_all,
+    days_of,
+    list_days,
+    read_days,
+    summarize,
+)
 
 MONDAY = date(2026, 1, 12)
 

@@ -21,7 +21,7 @@ from bls_agent import (
 )
 from bls_agent.devserver import DevServer
 from bls_agent.workers import Task, TaskStatus
-from bls_agent.workers.tasks.task_records import change_task, encode_task
+from bls_agent.workers.tasks import change_task, encode_task
 from tests.kit import Cut, FaultProxy
 
 NOW = 1768221296.789

@@ -19,7 +19,7 @@ from bls_agent.terminal import visible
 from bls_agent.web.feeds.watch import SharedWatch, later, shorten
 from bls_agent.web.requests import quote_name
 from bls_agent.workers import Worker, WorkerChange, WorkerRegistry
-from bls_agent.workers.watching.worker import HEARTBEATS
+from bls_agent.workers.worker import HEARTBEATS
 
 __all__ = ["GROUPS", "STATES", "WorkerFeed", "make_worker_card", "place_of_worker"]
 

@@ -1,47 +1,63 @@
-"""The cache of a fleet's functions: what its users see."""
+"""``FunctionCache``: results of functions, kept in Redis for a whole fleet."""
 
 from __future__ import annotations
 
 import functools
+import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Final, ParamSpec, TypeVar, cast, overload
+from typing import Any, ClassVar, Final, ParamSpec, Protocol, TypeVar, cast, overload
 from weakref import WeakValueDictionary
 
 import anyio
 
 from bls_agent.access import Access, Store
 from bls_agent.after_fork import register
-from bls_agent.errors import ConfigurationError
+from bls_agent.codec import encode
+from bls_agent.endpoint import Reply
+from bls_agent.errors import ConfigurationError, RedisUnavailableError
+from bls_agent.keyed_wires import KeyedWires
 from bls_agent.loop_thread import refuse_in_event_loop, wait_for
 from bls_agent.settings import check_seconds
 from bls_agent.threads import is_coroutine_function
-from bls_agent.workers.caching.async_calls import AsyncCalls
 from bls_agent.workers.caching.availability import Availability
-from bls_agent.workers.caching.cached_function import FUNC_CACHE, CachedFunction
-from bls_agent.workers.caching.clearing import clear_all, clear_one
-from bls_agent.workers.caching.closures import Closures
-from bls_agent.workers.caching.counts import CacheStats, Counts
-from bls_agent.workers.caching.decorating import (
-    CacheDecorator,
-    declare,
-    mark,
-    unwrap,
+from bls_agent.workers.caching.cached_function import (
+    FUNC_CACHE,
+    BrokenEntryError,
+    CachedFunction,
+    CacheStats,
+    Counts,
+    Policy,
+    check_function,
+    decode_entry,
+    name_of,
 )
-from bls_agent.workers.caching.plain_calls import PlainCalls
-from bls_agent.workers.caching.policy import Policy
-from bls_agent.workers.caching.shared_loop import SHARED_LOOP
+from bls_agent.workers.caching.calls import AsyncCalls
+from bls_agent.workers.caching.key import DIGEST_LENGTH, Arguments, Closures
+from bls_agent.workers.caching.sync_calls import SHARED_LOOP, SyncCalls
 
-__all__ = ["FunctionCache", "cache", "cached"]
+__all__ = ["CacheDecorator", "FunctionCache", "cache", "cached"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-CLEAR_TIMEOUT: Final = 5.0  # seconds for one request: who clears wants it done
+MARK: Final = "__bls_agent_cached__"
+CLEAR_TIMEOUT: Final = 5.0  # seconds for one request: its caller wants it done
 SETTLED: Final = 0.5  # seconds beyond the timeout after which a write is surely over
-LOOK_AGAIN: Final = 0.005  # seconds
+POLL_INTERVAL: Final = 0.005  # seconds
 TTL: Final = float(FUNC_CACHE.ttl or 0)  # the contract's: an hour
+TOGETHER: Final = 200  # entries looked at in one write
+TAIL: Final = 64  # bytes more than a name: blanks of other writers
+DIGEST: Final = re.compile(rb"[0-9a-f]{%d}" % DIGEST_LENGTH)
+
+
+class CacheDecorator(Protocol):
+    """Keeps the results of a function; its type stays."""
+
+    def __call__(self, function: Callable[P, R], /) -> Callable[P, R]:
+        """Give the function that looks into the cache first."""
+        ...
 
 
 class FunctionCache(Store):
@@ -82,14 +98,11 @@ class FunctionCache(Store):
         self._async = AsyncCalls(
             self._access, self._others, self._availability, timeout
         )
-        self._plain = PlainCalls(
-            self._access, self._others, self._availability, timeout
-        )
+        self._sync = SyncCalls(self._access, self._others, self._availability, timeout)
         self._counts = Counts()
         self._functions: WeakValueDictionary[str, CachedFunction]
         self._functions = WeakValueDictionary()
         self._closures = Closures()
-        self._clock: Callable[[], float] = time.time  # noqa: TID251 - the outermost place
 
     def __repr__(self) -> str:
         return f"FunctionCache({self._access.shown!r}, timeout={self._timeout:g})"
@@ -104,14 +117,14 @@ class FunctionCache(Store):
         await self._async.aclose()
         await self._access.aclose()
         await self._others.aclose()
-        closing = self._plain.close()
+        closing = self._sync.close()
         if closing is not None:
             await asyncio.wrap_future(closing)
 
     def close_sync(self) -> None:
         """Close the connections for plain functions; the next call opens them again."""
         refuse_in_event_loop("close_sync", "await cache.aclose()")
-        closing = self._plain.close()
+        closing = self._sync.close()
         if closing is not None:
             wait_for(closing)
 
@@ -119,7 +132,7 @@ class FunctionCache(Store):
         """In a forked child: locks may be held by threads that are not here."""
         self._availability.forget_parent()
         self._async.forget_parent()
-        self._plain.forget_parent()
+        self._sync.forget_parent()
         self._counts.forget_parent()
         for function in list(self._functions.values()):
             function.counts.forget_parent()
@@ -183,21 +196,21 @@ class FunctionCache(Store):
 
         What a function is called with is part of the key, as is its name. A result
         comes back equal and of the same types or is not stored at all; a ``None`` is a
-        result like any other. Who calls while a value is computed waits for it, in this
+        result like any other. A call while its value is computed waits for it, in this
         process. In a thread with a running event loop a plain function waits for nobody
         but Redis: two times ``timeout`` at most.
 
         Args:
             function: The function, when the decorator stands without parentheses.
             ttl: Seconds a result is kept.
-            name: What it is called, instead of module and name.
+            name: The name of its results, instead of module and name.
             ignore: Parameters that do not matter for the result, as ``("self",)``.
             key: Called with the arguments, gives what matters of them.
             dump: Makes of a result what JSON can hold; together with ``load``.
             load: Makes the result of that again.
             lock: Compute a missing value once in the fleet: the others wait.
             lock_timeout: Seconds they wait before they compute themselves.
-            lock_ttl: Seconds after which who computes counts as dead if it is silent.
+            lock_ttl: Seconds of silence after which a process that computes counts as dead.
             refresh_early: In these last seconds of the TTL, or this share of it if it
                 is below 1, one caller has it computed anew in the background.
             stale_on_error: Seconds beyond the TTL in which the last result is given if
@@ -222,19 +235,24 @@ class FunctionCache(Store):
         )
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            declared = declare(
-                function, name, policy, Counts(self._counts), self._clock,
-                ignore=ignore, key=key, dump=dump, load=load,
-            )  # fmt: skip
-            return self._wrap(declared)
+            check_function(function)
+            shown = name_of(function) if name is None else name
+            arguments = Arguments(shown, function, ignore=ignore, key=key)
+            counts, clock = Counts(self._counts), time.time  # noqa: TID251 - the outermost place
+            return self._wrap(
+                CachedFunction(
+                    shown, function, policy, arguments, dump, load, counts, clock
+                )
+            )
 
         return decorate if function is None else decorate(function)
 
     def _wrap(self, declared: CachedFunction) -> Callable[..., Any]:
-        self._closures.check(declared, self._functions.get(declared.name))
+        function = declared.function
+        former = getattr(self._functions.get(declared.name), "function", None)
+        self._closures.check(declared.name, function, former)
         self._functions[declared.name] = declared
         register(self)
-        function = declared.function
         wrapper: Callable[..., Any]
         if is_coroutine_function(function):
             call = self._async.call
@@ -245,14 +263,15 @@ class FunctionCache(Store):
 
             wrapper = async_wrapper
         else:
-            call_plain = self._plain.call
+            call_plain = self._sync.call
 
             @functools.wraps(function)
             def plain_wrapper(*args: Any, **kwargs: Any) -> Any:
                 return call_plain(declared, args, kwargs)
 
             wrapper = plain_wrapper
-        return mark(wrapper, self, declared)
+        wrapper.__dict__[MARK] = (self, declared)
+        return wrapper
 
     @overload
     async def clear(self, function: Callable[..., Any], /) -> int: ...
@@ -280,24 +299,25 @@ class FunctionCache(Store):
             RedisUnavailableError: Redis did not answer: they are still there.
             ConfigurationError: The function is not one of this cache.
         """
-        declared, args = unwrap(self, function, args)
+        declared, args = _unwrap(self, function, args)
         declared.generation += 1
-        await self._let_arrive(declared)
+        await self._await_writes(declared)
         try:
             if not args and not kwargs:
-                return await clear_all(self._others.wires, declared.name)
+                return await _clear_all(self._others.wires, declared.name)
             key = declared.arguments.digest(args, kwargs)
             key = FUNC_CACHE.build(func=declared.name, key=key)
-            return await clear_one(self._others.wires, key)
+            removed: int = await self._others.wires.call(key, "UNLINK")
+            return removed
         finally:
             declared.generation += 1
 
-    async def _let_arrive(self, declared: CachedFunction) -> None:
-        """Wait for what is being written: on its own connection it might come later."""
+    async def _await_writes(self, declared: CachedFunction) -> None:
+        """Wait for writes that are under way: over their own connection they might come later."""
         under_way = declared.writes.copy()
         with anyio.move_on_after(self._timeout + SETTLED):
             while not under_way.isdisjoint(declared.writes.copy()):  # noqa: ASYNC110 - of all threads
-                await anyio.sleep(LOOK_AGAIN)
+                await anyio.sleep(POLL_INTERVAL)
 
     @overload
     def clear_sync(self, function: Callable[..., Any], /) -> int: ...
@@ -308,7 +328,7 @@ class FunctionCache(Store):
     def clear_sync(
         self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> int:
-        """Do what :meth:`clear` does, where no event loop runs.
+        """Do the same as :meth:`clear`, where no event loop runs.
 
         Raises:
             RedisUnavailableError: Redis did not answer.
@@ -320,14 +340,76 @@ class FunctionCache(Store):
         return removed
 
     def stats(self, function: Callable[..., Any] | None = None, /) -> CacheStats:
-        """Tell how the cache, or one function, has done in this process.
+        """Give the counters of the cache, or of one function, in this process.
 
         Raises:
             ConfigurationError: The function is not one of this cache.
         """
         if function is None:
             return self._counts.show()
-        return unwrap(self, function, ())[0].counts.show()
+        return _unwrap(self, function, ())[0].counts.show()
+
+
+def _unwrap(
+    cache: object, function: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[CachedFunction, tuple[Any, ...]]:
+    """Find what is known of a function, and the arguments with a method's object."""
+    plain = getattr(function, "__func__", function)
+    owner, declared = getattr(plain, MARK, (None, None))
+    if owner is not cache or declared is None:
+        rule = "a function that this cache has decorated"
+        shown = getattr(function, "__qualname__", type(function).__qualname__)
+        raise ConfigurationError("function", shown, rule)
+    if plain is not function and args:
+        args = (getattr(function, "__self__", None), *args)
+    return declared, args
+
+
+async def _clear_all(wires: KeyedWires, name: str) -> int:
+    """Remove every entry with a function's layout of key and with its name inside."""
+    removed = 0
+    prefix = FUNC_CACHE.build(func=name, key="0")[:-1].encode()
+    async for found in wires.scan_steps(FUNC_CACHE.pattern(func=name)):
+        keys = [
+            key
+            for key in found
+            if key.startswith(prefix) and DIGEST.fullmatch(key, len(prefix))
+        ]
+        for begin in range(0, len(keys), TOGETHER):
+            removed += await _remove(wires, name, keys[begin : begin + TOGETHER])
+    return removed
+
+
+async def _remove(wires: KeyedWires, name: str, keys: Sequence[bytes]) -> int:
+    length = len(name.encode()) * 6 + TAIL
+    tails = await wires.read_many([("GETRANGE", key, -length, -1) for key in keys])
+    ours = [
+        key
+        for key, tail in zip(keys, tails, strict=True)
+        if await _is_of(wires, name, key, tail)
+    ]
+    replies = await wires.call_many([("UNLINK", key) for key in ours]) if ours else []
+    return sum(map(_checked, replies))
+
+
+async def _is_of(wires: KeyedWires, name: str, key: bytes, tail: Reply) -> bool:
+    """Tell whether an entry is a function's: by its end if we have written it."""
+    if isinstance(tail, RedisUnavailableError) and tail.kind == "wrong_type":
+        return False
+    if _checked(tail).endswith(b'"func_name":%b}' % encode(name)):
+        return True
+    payload = await wires.read(key.decode("utf-8", "surrogateescape"), "GET")
+    try:
+        decode_entry(name, payload or b"")
+    except BrokenEntryError:
+        return False
+    return True
+
+
+def _checked(reply: Reply) -> Reply:
+    if isinstance(reply, RedisUnavailableError):
+        raise reply
+    return reply
 
 
 cache: Final = FunctionCache()

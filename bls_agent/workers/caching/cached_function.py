@@ -1,36 +1,59 @@
-"""One cached function: its name, its keys, and what a reply of Redis means for it."""
+"""One cached function: its options and counters, its keys, and its results as stored.
+
+A stored result is contract 001's: a JSON object with ``result``, ``timestamp`` and
+``func_name``.
+"""
 
 from __future__ import annotations
 
+import inspect
 import logging
+import math
 import random
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf
-from typing import Any, Final, NamedTuple
+from threading import RLock
+from typing import Any, Final, NamedTuple, cast
 
-from bls_agent.endpoint import Reply, Request
-from bls_agent.errors import RedisUnavailableError, WrongTypeError
-from bls_agent.keys import KEYS
-from bls_agent.workers.caching.arguments import Arguments, MisfitError
-from bls_agent.workers.caching.counts import Counts
-from bls_agent.workers.caching.entries import (
-    BrokenEntryError,
-    UnstorableError,
-    read_entry,
-    write_entry,
+from bls_agent.codec import decode_object, encode_strictly, format_timestamp
+from bls_agent.endpoint import Argument, Reply, Request
+from bls_agent.errors import (
+    ConfigurationError,
+    DecodeError,
+    RedisUnavailableError,
+    WrongTypeError,
 )
-from bls_agent.workers.caching.policy import Policy
+from bls_agent.keys import KEYS
+from bls_agent.settings import check_seconds
+from bls_agent.workers.caching.key import Arguments, MisfitError, qualified_name
 
-__all__ = ["FUNC_CACHE", "MISSING", "UNKNOWN", "CachedFunction", "Found"]
+__all__ = [
+    "FUNC_CACHE",
+    "MISSING",
+    "UNKNOWN",
+    "BrokenEntryError",
+    "CacheStats",
+    "CachedFunction",
+    "Counts",
+    "Found",
+    "Policy",
+    "check_function",
+    "decode_entry",
+    "name_of",
+]
 
 logger = logging.getLogger(__name__)
 
 FUNC_CACHE: Final = KEYS["func_cache"]
 REMIND_EVERY: Final = 60.0  # seconds between two warnings of one function's failures
-FOR_EVER: Final = -1  # what PTTL says of a key without an end
+FOR_EVER: Final = -1  # what PTTL answers for a key without an end
+LEAST_SIZE: Final = 256  # bytes
+MAX_DEPTH: Final = 120  # levels of a result
 
 _REMEDIES: Final = {
     "too_large": "raise size_limit=…, or cache less",
@@ -42,8 +65,140 @@ _REMEDY: Final = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class CacheStats:
+    """What has happened in this process so far.
+
+    Each call is either a hit or a miss.
+
+    Attributes:
+        hits: Calls that got a stored value.
+        misses: Calls that found none, or none that could be believed.
+        computed: How often functions were run.
+        waited: Misses that got what another call, here or elsewhere, has computed.
+        refreshed_early: Runs in the background before a value's end.
+        stale_served: Calls that got an expired value because the function raised.
+        not_stored: Results that were given and not stored, by reason: ``type``,
+            ``not_finite``, ``not_unicode``, ``too_deep``, ``too_large``, ``dump``.
+        discarded: Stored values that were not believed, by reason: ``not_json``,
+            ``no_entry``, ``other_function``, ``wrong_type``, ``load``.
+        redis_failures: Reads and writes that Redis did not answer, or refused.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    computed: int = 0
+    waited: int = 0
+    refreshed_early: int = 0
+    stale_served: int = 0
+    not_stored: Mapping[str, int] = field(default_factory=dict[str, int])
+    discarded: Mapping[str, int] = field(default_factory=dict[str, int])
+    redis_failures: int = 0
+
+
+class Counts:
+    """Counts for one function and, through its parent, for the whole cache."""
+
+    def __init__(self, parent: Counts | None = None) -> None:
+        """Begin at zero."""
+        self._parent = parent
+        self._lock = RLock()  # a signal handler may call a cached function, too
+        self._counted: Counter[tuple[str, str]] = Counter()
+
+    def add(self, name: str, reason: str = "") -> None:
+        """Count one more of a field of :class:`CacheStats`, some of them by reason."""
+        with self._lock:
+            self._counted[name, reason] += 1
+        if self._parent is not None:
+            self._parent.add(name, reason)
+
+    def forget_parent(self) -> None:
+        """In a forked child: another thread may have held the lock."""
+        self._lock = RLock()
+
+    def show(self) -> CacheStats:
+        """Give a snapshot."""
+        with self._lock:
+            counted = self._counted.copy()
+        fields: dict[str, Any] = {"not_stored": {}, "discarded": {}}
+        for (name, reason), number in counted.items():
+            if reason:
+                fields[name][reason] = number
+            else:
+                fields[name] = number
+        return CacheStats(**fields)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The options of one cached function; see ``FunctionCache.cached``."""
+
+    ttl: float
+    refresh_early: float = 0.0
+    stale_on_error: float = 0.0
+    lock: bool = False
+    lock_timeout: float = 30.0
+    lock_ttl: float = 10.0
+    size_limit: int = 1_048_576
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense."""
+        for name in ("ttl", "lock_timeout", "lock_ttl"):
+            check_seconds(name, getattr(self, name))
+        for name in ("refresh_early", "stale_on_error"):
+            value: Any = getattr(self, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (is_number and math.isfinite(value) and value >= 0):
+                raise ConfigurationError(name, value, "seconds, or 0 for never")
+        if self.ttl * 1000 < 1:
+            rule = "Redis counts in milliseconds"
+            raise ConfigurationError("ttl", self.ttl, rule)
+        if self.early >= self.ttl:
+            rule = f"less than the TTL of {self.ttl:g} s"
+            raise ConfigurationError("refresh_early", self.refresh_early, rule)
+        if self.size_limit < LEAST_SIZE:
+            rule = f"at least {LEAST_SIZE} bytes"
+            raise ConfigurationError("size_limit", self.size_limit, rule)
+
+    @cached_property
+    def early(self) -> float:
+        """Seconds before the end at which an early refresh may begin."""
+        share = self.refresh_early
+        return share * self.ttl if share < 1 else share
+
+    @cached_property
+    def reads_ttl(self) -> bool:
+        """Whether a reader has to know how long a value still lives."""
+        return self.refresh_early > 0 or self.stale_on_error > 0
+
+    @cached_property
+    def expiry(self) -> tuple[Argument, ...]:
+        """The arguments of SET that give the key its TTL."""
+        seconds = float(self.ttl + self.stale_on_error)
+        if seconds.is_integer():
+            return ("EX", int(seconds))
+        return ("PX", int(seconds * 1000))
+
+
+class _UnstorableError(Exception):
+    """A result that would not come back as it is; counted under ``reason``."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+
+
+class BrokenEntryError(Exception):
+    """A stored value that is not believed; counted under ``reason``."""
+
+    def __init__(self, reason: str) -> None:
+        """Remember the reason."""
+        super().__init__(reason)
+        self.reason = reason
+
+
 class Found(NamedTuple):
-    """What stands under a key.
+    """What a look at a key has found.
 
     Attributes:
         has: Whether there is a result.
@@ -78,13 +233,13 @@ class CachedFunction:
         name: Under which its results stand.
         function: The user's.
         policy: Its options.
-        arguments: Digests what it is called with.
+        arguments: Digests the arguments of a call.
         dump: Makes a plain value of a result, if results are none themselves.
         load: Makes a result of a plain value.
-        counts: How it has done.
+        counts: Its counters.
         clock: Gives Unix seconds.
         generation: Grows when its entries are cleared.
-        writes: Results that are being written: who clears lets them arrive first.
+        writes: Results that are being written: ``clear`` lets them arrive first.
     """
 
     name: str
@@ -99,31 +254,27 @@ class CachedFunction:
     writes: set[object] = field(default_factory=set[object])
 
     def __post_init__(self) -> None:
-        """Say once and for all how its keys begin."""
+        """Make the beginning of its keys once."""
         self._prefix = FUNC_CACHE.build(func=self.name, key="0")[:-1]
-        self._told_unstorable = False
-        self._said_at: dict[str, float] = {}
+        self._logged_unstorable = False
+        self._logged_at: dict[str, float] = {}
 
     def key_of(self, args: Sequence[object], kwargs: dict[str, Any]) -> str | None:
-        """Give the key for a call, or ``None`` if the function cannot be called so.
-
-        Raises:
-            ConfigurationError: An argument has no canonical form.
-        """
+        """Give the key for a call, or ``None`` if the function cannot be called so."""
         try:
             return self._prefix + self.arguments.digest(args, kwargs)
         except MisfitError:
-            return None  # it says so better itself
+            return None  # calling it raises a better error
 
-    def course(self, key: str) -> str:
-        """Name what may be waited for: not what was begun before the entries were cleared."""
+    def flight_key(self, key: str) -> str:
+        """Name a computation: not one that began before the entries were cleared."""
         return key if not self.generation else f"{key} {self.generation}"
 
     @contextmanager
     def storing(self, generation: int) -> Generator[bool]:
-        """Write a result, unless entries were cleared since this generation; says so."""
+        """Tell whether a result may be written that was begun in this generation."""
         mine = object()
-        self.writes.add(mine)  # before the look: who clears looks the other way round
+        self.writes.add(mine)  # before the comparison: clear() compares in reverse
         try:
             yield generation == self.generation
         finally:
@@ -131,25 +282,25 @@ class CachedFunction:
 
     def questions(self, key: str) -> tuple[Request, ...]:
         """Give the requests that read an entry."""
-        if self.policy.asks_for_end:
+        if self.policy.reads_ttl:
             return (("GET", key), ("PTTL", key))
         return (("GET", key),)
 
     def writing(self, key: str, payload: bytes) -> tuple[Request, ...]:
         """Give the request that writes an entry."""
-        return (("SET", key, payload, *self.policy.life),)
+        return (("SET", key, payload, *self.policy.expiry),)
 
     def understand(self, key: str, replies: Sequence[Reply]) -> Found:
-        """Say what was found; what cannot be believed is counted and as if absent.
+        """Decode the replies; a value that cannot be believed is counted and missing.
 
         Raises:
-            RedisUnavailableError: Redis refuses to tell.
-            WrongTypeError: Something else than a text stands there.
+            RedisUnavailableError: Redis refuses to answer.
+            WrongTypeError: The key is no string.
         """
         for reply in replies:
             if isinstance(reply, RedisUnavailableError):
                 if reply.kind == "wrong_type":
-                    self.counts.add_discarded("wrong_type")
+                    self.counts.add("discarded", "wrong_type")
                     raise WrongTypeError(key, "string")
                 raise reply
         payload, *rest = replies
@@ -158,23 +309,16 @@ class CachedFunction:
         try:
             value = self.unpack(payload)
         except BrokenEntryError as error:
-            self.counts.add_discarded(error.reason)
+            self.counts.add("discarded", error.reason)
             return MISSING
-        left = self._left(rest[0]) if rest else inf
+        left = inf
+        if rest and rest[0] != FOR_EVER:
+            left = rest[0] / 1000 - self.policy.stale_on_error
         return Found(True, value, left, True, payload)  # noqa: FBT003 - by name costs 1 µs
 
-    def _left(self, milliseconds: int) -> float:
-        if milliseconds == FOR_EVER:
-            return inf
-        return milliseconds / 1000 - self.policy.stale_on_error
-
     def unpack(self, payload: bytes) -> Any:
-        """Give the result that was stored.
-
-        Raises:
-            BrokenEntryError: It cannot be believed.
-        """
-        value = read_entry(self.name, payload)
+        """Give the result that was stored, or raise :class:`BrokenEntryError`."""
+        value = decode_entry(self.name, payload)
         if self.load is None:
             return value
         try:
@@ -183,13 +327,17 @@ class CachedFunction:
             raise BrokenEntryError("load") from error
 
     def pack(self, value: object) -> bytes | None:
-        """Write a result, or ``None`` if it would not come back as it is: said once."""
+        """Encode a result; ``None`` if it would not come back as it is: logged once."""
         try:
             plain = self._dumped(value)
-            return write_entry(self.name, plain, self.clock(), self.policy.size_limit)
-        except UnstorableError as error:
-            self.counts.add_not_stored(error.reason)
-            self._say_unstorable(error)
+            return _encode_entry(self.name, plain, self.clock(), self.policy.size_limit)
+        except _UnstorableError as error:
+            self.counts.add("not_stored", error.reason)
+            if not self._logged_unstorable:
+                self._logged_unstorable = True
+                remedy = _REMEDIES.get(error.reason, _REMEDY)
+                text = "%s: a result is given but not cached (%s); %s"
+                logger.warning(text, self.name, error, remedy)
             return None
 
     def _dumped(self, value: object) -> object:
@@ -198,18 +346,10 @@ class CachedFunction:
         try:
             return self.dump(value)
         except Exception as error:
-            raise UnstorableError("dump", f"dump raised {error!r}") from error
-
-    def _say_unstorable(self, error: UnstorableError) -> None:
-        if self._told_unstorable:
-            return
-        self._told_unstorable = True
-        remedy = _REMEDIES.get(error.reason, _REMEDY)
-        text = "%s: a result is given but not cached (%s); %s"
-        logger.warning(text, self.name, error, remedy)
+            raise _UnstorableError("dump", f"dump raised {error!r}") from error
 
     def is_due(self, left: float) -> bool:
-        """Say whether this caller shall see to a new value before the end.
+        """Tell whether this caller shall have a new value computed before the end.
 
         Surely in the second half of the time for it, by chance in the first: so the
         processes of a fleet do not all begin at once.
@@ -217,16 +357,120 @@ class CachedFunction:
         early = self.policy.early
         return left <= early * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
 
-    def say_raised(self, error: BaseException, consequence: str) -> None:
-        """Tell the host's log of an exception that no caller gets, once a minute."""
-        self._say("raised", "%s raised %r: %s", self.name, error, consequence)
+    def log_raised(self, error: BaseException, consequence: str) -> None:
+        """Log an exception that no caller gets, once a minute."""
+        self._log("raised", "%s raised %r: %s", self.name, error, consequence)
 
     def say_wrong_type(self, error: WrongTypeError) -> None:
-        """Tell the host's log of a key that is not ours, once a minute."""
-        self._say("type", "%s: a result is not cached: %s", self.name, error)
+        """Log a key that is not ours, once a minute."""
+        self._log("type", "%s: a result is not cached: %s", self.name, error)
 
-    def _say(self, topic: str, text: str, *arguments: object) -> None:
+    def _log(self, topic: str, text: str, *arguments: object) -> None:
         now = time.monotonic()
-        if now - self._said_at.get(topic, -inf) >= REMIND_EVERY:
-            self._said_at[topic] = now
+        if now - self._logged_at.get(topic, -inf) >= REMIND_EVERY:
+            self._logged_at[topic] = now
             logger.warning(text, *arguments)
+
+
+def check_function(function: object) -> None:
+    """Refuse what cannot be cached."""
+    shown = type(function).__qualname__
+    if isinstance(function, classmethod | staticmethod | property):
+        rule = "what is cached is a function"
+        remedy = f"Write @cached below @{shown}."
+        raise ConfigurationError("function", shown, rule, remedy)
+    if not callable(function) or isinstance(function, type):
+        raise ConfigurationError("function", shown, "what is cached is a function")
+    called: tuple[Any, ...] = (function, getattr(type(function), "__call__", None))  # noqa: B004 - to look at
+    if any(map(inspect.isgeneratorfunction, called)) or any(
+        map(inspect.isasyncgenfunction, called)
+    ):
+        shown = str(getattr(cast("object", function), "__qualname__", shown))
+        rule = "a generator has no result to keep"
+        raise ConfigurationError("function", shown, rule, "Return a list.")
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Name a function as every process does, or refuse one without a name of its own."""
+    shown = getattr(function, "__qualname__", "")
+    if not shown or shown.rpartition(".")[2] == "<lambda>":
+        rule = "results stand under the function's name, and this one has none"
+        raise ConfigurationError(
+            "function", shown or type(function).__qualname__, rule, "Give it name=…"
+        )
+    return qualified_name(function)
+
+
+def _encode_entry(name: str, result: object, now: float, limit: int) -> bytes:
+    """Encode a result as the contract lays it out.
+
+    It is a tree of exactly ``str``, ``int``, ``float``, ``bool``, ``None``, ``list`` and
+    ``dict`` with text keys; anything else would not come back as it is.
+    """
+    _check(result, 0)
+    entry = {"result": result, "timestamp": format_timestamp(now), "func_name": name}
+    try:
+        payload = encode_strictly("result", entry)
+    except ConfigurationError as error:
+        raise _UnstorableError("not_unicode", error.rule) from None
+    if len(payload) > limit:
+        detail = f"{len(payload):,} bytes, the limit is {limit:,}"
+        raise _UnstorableError("too_large", detail)
+    return payload
+
+
+_SURE: Final = frozenset({str, int, bool, type(None)})
+
+
+def _check(value: object, depth: int) -> None:
+    kind = type(value)
+    if kind in _SURE:
+        return
+    if kind is float:
+        _check_floats([cast("float", value)])
+    elif depth >= MAX_DEPTH:
+        detail = f"more than {MAX_DEPTH} levels"
+        raise _UnstorableError("too_deep", detail)
+    elif kind is list:
+        _check_items(cast("list[object]", value), depth)
+    elif kind is dict:
+        mapping = cast("Mapping[object, object]", value)
+        for key in mapping:
+            if type(key) is not str:
+                detail = f"a dict with a key of type {type(key).__qualname__}"
+                raise _UnstorableError("type", detail)
+        _check_items(mapping.values(), depth)
+    else:
+        raise _UnstorableError("type", f"a {kind.__qualname__}")
+
+
+def _check_items(values: Iterable[object], depth: int) -> None:
+    kinds = set(map(type, values))
+    if kinds == {float}:  # a table of prices: at C's speed
+        _check_floats(cast("Iterable[float]", values))
+    elif not kinds <= _SURE:
+        for value in values:
+            _check(value, depth + 1)
+
+
+def _check_floats(values: Iterable[float]) -> None:
+    if not all(map(math.isfinite, values)):
+        raise _UnstorableError("not_finite", "nan or an infinity")
+
+
+def decode_entry(name: str, payload: bytes) -> Any:
+    """Give the result in an entry of the function of this name.
+
+    Raises:
+        BrokenEntryError: It is no JSON object (``not_json``), lacks a field
+            (``no_entry``) or is another function's (``other_function``).
+    """
+    try:
+        entry = decode_object(payload)
+    except DecodeError:
+        raise BrokenEntryError("not_json") from None
+    if "result" not in entry or "func_name" not in entry:
+        raise BrokenEntryError("no_entry")
+    if entry["func_name"] != name:
+        raise BrokenEntryError("other_function")
+    return entry["result"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import date
-from typing import Any, ClassVar, Final, cast
+from collections.abc import Iterable, Set as AbstractSet
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from typing import Any, ClassVar, Final, TypeAlias, cast
 
 from bls_agent.access import Store
 from bls_agent.endpoint import Argument, Reply
@@ -16,29 +17,127 @@ from bls_agent.errors import (
 from bls_agent.keys import KEYS
 from bls_agent.scripts import ADD_MEMBERS
 from bls_agent.wire import Wire
-from bls_agent.workers.tasks.calendars import (
-    Day,
-    SyncSummary,
-    days_of,
-    list_days,
-    read_days,
-    summarize,
-)
-from bls_agent.workers.tasks.task_keys import TaskKeys
-from bls_agent.workers.tasks.task_records import Task
+from bls_agent.workers.tasks import Task, TaskKeys
 
-__all__ = ["BacktestProgress", "SyncProgress"]
+__all__ = [
+    "BacktestProgress",
+    "Day",
+    "SyncProgress",
+    "SyncSummary",
+    "days_of",
+    "list_days",
+    "read_days",
+    "summarize",
+]
+
+Day: TypeAlias = "date | str"  # "2026-01-12"
 
 MANY: Final = 500  # members in one command: about a millisecond of the server's
 FEW: Final = 4_000  # members that are read at once, in about a millisecond
 TRIES: Final = 5  # of reading a large set over connections that break
+_DAY: Final = timedelta(days=1)
+_RULE: Final = "days: date objects, or text such as 2026-01-12"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncSummary:
+    """How far a synchronisation is, over a range of days.
+
+    Attributes:
+        total: Days that there should be.
+        synced: How many of them are there.
+        missing: Those that are not, in order.
+        foreign: Members of the set that are no dates.
+    """
+
+    total: int
+    synced: int
+    missing: tuple[date, ...]
+    foreign: int = 0
+
+    @property
+    def first_missing(self) -> date | None:
+        """Where to go on; ``None`` if nothing is missing."""
+        return self.missing[0] if self.missing else None
+
+    @property
+    def completion(self) -> float:
+        """Which part is there, from 0 to 1; of no days at all, all."""
+        return self.synced / self.total if self.total else 1.0
+
+
+def summarize(
+    members: AbstractSet[date], calendar: AbstractSet[date], *, foreign: int = 0
+) -> SyncSummary:
+    """Compare the days that are there with those that should be."""
+    missing = tuple(sorted(calendar - members))
+    total = len(calendar)
+    return SyncSummary(
+        total=total, synced=total - len(missing), missing=missing, foreign=foreign
+    )
+
+
+def read_days(members: Iterable[bytes]) -> tuple[set[date], int]:
+    """Read the members of a set of days: the days, and how many are none."""
+    days: set[date] = set()
+    foreign = 0
+    for member in members:
+        day = _read_day(member)
+        if day is None:
+            foreign += 1
+        else:
+            days.add(day)
+    return days, foreign
+
+
+def _read_day(member: bytes) -> date | None:
+    try:
+        text = member.decode("ascii")
+        day = date.fromisoformat(text)
+    except ValueError:
+        return None
+    return day if day.isoformat() == text else None  # there are shorter forms
+
+
+def list_days(name: str, days: Iterable[Day] | Day) -> set[date]:
+    """Give days as dates, one or many; ``name`` is the argument's, for the error."""
+    if isinstance(days, str | date):
+        return {_check_day(name, days)}
+    try:
+        return {_check_day(name, day) for day in days}
+    except TypeError:  # from a caller without a type checker
+        raise ConfigurationError(name, days, _RULE) from None
+
+
+def days_of(calendar: Iterable[Day]) -> set[date]:
+    """Give the days of a calendar, see :meth:`SyncProgress.summary`."""
+    if not isinstance(calendar, tuple):
+        return list_days("calendar", calendar)
+    if len(calendar) != 2:  # noqa: PLR2004 - a start and an end
+        rule = "a tuple is (start, end); give a list for single days"
+        raise ConfigurationError("calendar", calendar, rule)
+    start, end = (_check_day("calendar", day) for day in calendar)
+    if end < start:
+        raise ConfigurationError("calendar", calendar, "it begins before it ends")
+    return {start + number * _DAY for number in range((end - start).days + 1)}
+
+
+def _check_day(name: str, day: object) -> date:
+    if isinstance(day, datetime):
+        return day.date()
+    if isinstance(day, date):
+        return day
+    try:
+        return date.fromisoformat(cast("str", day))
+    except (TypeError, ValueError):
+        raise ConfigurationError(name, day, _RULE) from None
 
 
 class BacktestProgress(TaskKeys):
-    """Says how far a backtest is: ``backtest:task:{task_id}:progress``.
+    """Writes how far a backtest is: ``backtest:task:{task_id}:progress``.
 
-    Each word lives for two hours from when it was said. The value is laid out like that
-    of :class:`~bls_agent.workers.TaskStatus`, with ``progress`` always there.
+    The value lives for two hours from the last :meth:`set`. It is laid out like that of
+    :class:`~bls_agent.workers.TaskStatus`, with ``progress`` always there.
     """
 
     kind: ClassVar[str] = "backtest_task_progress"
@@ -46,13 +145,13 @@ class BacktestProgress(TaskKeys):
     async def set(
         self, task_id: str, progress: float, status: str = "running", **fields: Any
     ) -> Task:
-        """Say how far it is, whatever was said before.
+        """Write how far it is, over whatever was written before.
 
         Args:
             task_id: Which backtest.
             progress: Percent, from 0 to 100.
             status: How it is, in words of your own.
-            fields: What else is to be said; see :meth:`TaskStatus.set`.
+            fields: Further fields; see :meth:`TaskStatus.set`.
 
         Raises:
             ConfigurationError: The id cannot be part of a key, or a field cannot be
@@ -210,7 +309,7 @@ async def _read_all(wire: Wire, key: bytes) -> tuple[set[date], int]:
 
 
 async def _scan_all(wire: Wire, key: bytes) -> tuple[set[date], int] | None:
-    """Walk through a set; give nothing if the walk was not over one connection.
+    """Read a set by SSCAN; give nothing if that was not over one connection.
 
     A cursor means nothing to another server, nor to the same one after a restart:
     members would be missing without a word.
@@ -233,12 +332,7 @@ async def _scan_all(wire: Wire, key: bytes) -> tuple[set[date], int] | None:
 
 
 def _key(type: str, code: str) -> str:  # noqa: A002 - the contract's name
-    """Build a key that no other type and code share.
-
-    Raises:
-        ConfigurationError: One of them cannot be part of a key, or the type runs into
-            the text between the two.
-    """
+    """Build a key that no other type and code share."""
     row = KEYS["sync_progress"]
     key = row.build(type=type, code=code)
     first = row.readings(key)[0]
@@ -257,7 +351,7 @@ def _portions(dates: Iterable[Day] | Day) -> list[list[Argument]]:
 
 
 def _sum(key: str, replies: list[Reply]) -> int:
-    """Add up what the portions did; raise what hindered one of them."""
+    """Add up the replies to the portions; raise an error among them."""
     for reply in replies:
         if isinstance(reply, RedisUnavailableError):
             raise _as_wrong_type(reply, key)

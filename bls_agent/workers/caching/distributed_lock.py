@@ -1,7 +1,7 @@
 """One process of the fleet computes a missing value; the others wait for it.
 
 The lease stands beside the entry's key and is renewed while the function runs, so that
-a leader who dies or freezes is replaced after at most one TTL of the lease.
+a process that dies or freezes is replaced after at most one TTL of the lease.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from bls_agent.workers.caching.station import Station
 if TYPE_CHECKING:
     import asyncio  # noqa: TID251 - a task that stands outside of the host's scopes
 
-__all__ = ["FleetLock"]
+__all__ = ["DistributedLock"]
 
-BASE: Final = 0.02  # seconds: first ceiling of the pauses between two looks
+BASE: Final = 0.02  # seconds: first ceiling of the pauses between two tries
 CAP: Final = 0.25
 RENEWALS: Final = 3  # in one TTL of the lease
 
 
-class FleetLock:
+class DistributedLock:
     """The right of one process to compute one value."""
 
     def __init__(self, station: Station, function: CachedFunction, key: str) -> None:
-        """Remember what for; nothing is asked yet."""
+        """Remember the value; nothing is requested yet."""
         self._station = station
         self._function = function
         self._key = key
         self._lease: Lease | None = None  # made in the station's loop
         self._wire: Wire | None = None
-        self._way = AsyncExitStack()  # to the wire, which stays as long as it is ours
+        self._exit = AsyncExitStack()  # gives the wire back
         self._had = False
         self._renewing: asyncio.Task[None] | None = None
 
     async def enter(self) -> Found | None:
-        """Wait until it is ours to compute, or somebody else has.
+        """Wait until the caller may compute, or another process has.
 
         Returns:
-            What somebody else has computed meanwhile; ``None`` if the caller shall
-            compute, because the lock is his, or Redis away, or the time is up.
+            The other's result; ``None`` if the caller shall compute, because it has the
+            lock, or Redis is away, or the time is up.
         """
         policy, pause = self._function.policy, Backoff(base=BASE, cap=CAP)
         end = anyio.current_time() + policy.lock_timeout
@@ -66,7 +66,7 @@ class FleetLock:
         return None
 
     async def try_once(self) -> bool | None:
-        """Take the lock if nobody has it; ``None`` if Redis does not tell."""
+        """Take the lock if it is free; ``None`` if Redis does not answer."""
         try:
             with anyio.fail_after(self._station.timeout):
                 wire, lease = await self._prepare()
@@ -85,8 +85,8 @@ class FleetLock:
 
     async def _prepare(self) -> tuple[Wire, Lease]:
         if self._wire is None:
-            way = self._station.wire_to(self._key)
-            self._wire = await self._way.enter_async_context(way)
+            wire = self._station.wire_to(self._key)
+            self._wire = await self._exit.enter_async_context(wire)
         if self._lease is None:
             ttl = self._function.policy.lock_ttl
             self._lease = Lease(self._wire, self._key, ttl)
@@ -113,11 +113,11 @@ class FleetLock:
 
     @property
     def lost(self) -> bool:
-        """Whether somebody else may compute by now: what we have is no longer wanted."""
+        """Whether another process may compute by now: our result is not stored then."""
         return self._had and self._lease is not None and not self._lease.valid
 
     async def leave(self) -> None:
-        """Let the next one in."""
+        """Give the lock back, if we have it."""
         if self._renewing is not None:
             self._renewing.cancel()
             self._renewing = None
@@ -128,7 +128,7 @@ class FleetLock:
         except (RedisUnavailableError, TimeoutError) as error:
             self._failed(error)  # it ends by itself
         finally:
-            await self._way.aclose()
+            await self._exit.aclose()
 
 
 async def _renew(lease: Lease) -> None:

@@ -1,8 +1,8 @@
-"""Who is alive: every worker whose heartbeat is in Redis, once or from look to look."""
+"""``WorkerRegistry``: every worker whose heartbeat is in Redis, once or watched."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import ClassVar, Final, TypeVar
 
@@ -21,18 +21,19 @@ from bls_agent.keyed_wires import KeyedWires
 from bls_agent.keys import KeyTemplate
 from bls_agent.lease import ttl_of
 from bls_agent.settings import check_seconds
-from bls_agent.workers.heartbeats import WorkerHeartbeat
-from bls_agent.workers.watching.roll import Change, Roll, WorkerChange
-from bls_agent.workers.watching.search import Search
-from bls_agent.workers.watching.worker import (
+from bls_agent.workers.heartbeat_fields import WorkerHeartbeat
+from bls_agent.workers.worker import (
     HEARTBEATS,
     LARGEST,
     SHOWN,
+    Change,
     Worker,
+    WorkerChange,
+    WorkerDiff,
     find_kind,
 )
 
-__all__ = ["WorkerRegistry"]
+__all__ = ["KeySearch", "WorkerRegistry"]
 
 T = TypeVar("T")
 
@@ -40,8 +41,12 @@ TOGETHER: Final = 250  # workers in one write
 LEASE: Final = 255  # bytes of a lease that are read
 PLENTY: Final = 8 * 2**20  # bytes in one look, from which on large values are cut
 LARGE: Final = 65_536  # bytes of values that are read before the host gets its turn
-NO_KEY: Final = -2  # what PTTL says
+NO_KEY: Final = -2  # what PTTL answers
 NO_TTL: Final = -1
+
+SEARCH_PAUSE: Final = 2.0  # seconds from the end of a search to the next one, at least
+SEARCH_REST: Final = 4.0  # times as long as a search took
+SEARCH_SHARE: Final = 0.2  # of the time from look to look
 
 
 class WorkerRegistry(Store):
@@ -51,7 +56,7 @@ class WorkerRegistry(Store):
     without. Several tasks may ask and watch at once.
 
     It needs SCAN, GETRANGE and PTTL of the heartbeats' keys, and GETRANGE of the leases
-    beside them, which tell of other TTLs than the contract's. Heartbeats that may not be
+    beside them, which hold other TTLs than the contract's. Heartbeats that may not be
     read are left out; if that is so for all of them it raises.
 
     Args:
@@ -68,7 +73,7 @@ class WorkerRegistry(Store):
     async def alive(
         self, kind: type[WorkerHeartbeat] | str | None = None
     ) -> list[Worker]:
-        """Find everybody whose heartbeat is there, also what is wrong under such a key.
+        """Find every worker whose heartbeat is there, and whatever else has such a key.
 
         Args:
             kind: A class of heartbeats, the name of a row such as
@@ -88,7 +93,7 @@ class WorkerRegistry(Store):
         async with aclosing(_scan(wires, kinds)) as steps:
             async for keys in steps:
                 found |= keys
-        seen = await _look(wires, found, {})
+        seen = await _read(wires, found, {})
         return sorted(seen.values(), key=lambda worker: (worker.kind, worker.id))
 
     def watch(
@@ -98,50 +103,50 @@ class WorkerRegistry(Store):
         interval: float = 1.0,
         refreshes: bool = False,
     ) -> AsyncGenerator[WorkerChange]:
-        """Tell who comes, leaves, falls silent, comes back or says something else.
+        """Report workers that join, leave, fall silent, come back or change.
 
-        First everybody who is there ``joined``. Who is known is looked at each interval,
-        so that whoever died ``left`` an interval after the TTL at the latest; new ones
+        First every worker that is there ``joined``. Known ones are read each interval,
+        so that a dead one ``left`` an interval after its TTL at the latest; new ones
         are searched for every few seconds, and less often where a search takes long:
         among a million other keys a new worker is seen after about ten seconds.
 
-        An outage is told once as ``unavailable``; then it is tried again with growing
-        pauses, up to 2 s, and its end is told as ``available``. After it nobody counts as
-        ``left`` before half a TTL is over: they had no way to refresh.
+        An outage is reported once as ``unavailable``; then it is tried again with growing
+        pauses, up to 2 s, and its end is reported as ``available``. After it no worker
+        counts as ``left`` before half a TTL is over: they had no way to refresh.
 
         Args:
             kind: As for :meth:`alive`.
             interval: Seconds between two looks.
-            refreshes: Whether to tell also who has ``refreshed`` a heartbeat without
-                saying anything new, as whoever shows ages has to know.
+            refreshes: Whether to report also workers that have ``refreshed`` a heartbeat
+                without a new value: an age that is shown has to follow them.
 
         Raises:
             ConfigurationError: There is no such kind, or the interval is no time.
-            RedisRefusedError: Redis refuses for good; nobody repairs that by waiting.
+            RedisRefusedError: Redis refuses for good; waiting does not repair that.
         """
         kinds = _kinds_of(kind)
-        roll = Roll(refreshes=refreshes)
-        return self._watch(kinds, check_seconds("interval", interval), roll)
+        diff = WorkerDiff(refreshes=refreshes)
+        return self._watch(kinds, check_seconds("interval", interval), diff)
 
     async def _watch(
-        self, kinds: Mapping[str, KeyTemplate], interval: float, roll: Roll
+        self, kinds: Mapping[str, KeyTemplate], interval: float, diff: WorkerDiff
     ) -> AsyncGenerator[WorkerChange]:
         backoff = Backoff()
-        search = Search(lambda: _scan(self._access.wires, kinds), interval)
-        openings, down = None, False
+        search = KeySearch(lambda: _scan(self._access.wires, kinds), interval)
+        openings, is_away = None, False
         try:
             while True:
                 began = anyio.current_time()
                 try:
                     keys = await search.advance()
-                    keys |= {key: one.kind for key, one in roll.workers.items()}
-                    seen = await _look(self._access.wires, keys, roll.workers)
+                    keys |= {key: one.kind for key, one in diff.workers.items()}
+                    seen = await _read(self._access.wires, keys, diff.workers)
                 except RedisRefusedError:
                     raise
                 except RedisUnavailableError as error:
                     await search.end()
-                    if not down:
-                        down = True
+                    if not is_away:
+                        is_away = True
                         yield WorkerChange(Change.UNAVAILABLE, error=error)
                     await anyio.sleep(backoff.failed())
                     continue
@@ -149,17 +154,66 @@ class WorkerRegistry(Store):
                 now, before = anyio.current_time(), openings
                 openings = self._access.wires.openings
                 # A server that was restarted between two looks is not seen to be away.
-                if down or before not in (None, openings):
-                    roll.hold(now)
-                if down:
-                    down = False
+                if is_away or before not in (None, openings):
+                    diff.hold(now)
+                if is_away:
+                    is_away = False
                     yield WorkerChange(Change.AVAILABLE)
-                for change in roll.compare(seen, now):
+                for change in diff.compare(seen, now):
                     yield change
                 await anyio.sleep(max(0.0, began + interval - anyio.current_time()))
         finally:
             with anyio.CancelScope(shield=True):
                 await search.end()
+
+
+class KeySearch:
+    """A search through all keys, repeated, that takes a part of each look.
+
+    The first one is done at once. The others take a fifth of the time at most while they
+    are under way, and then rest four times as long as they took.
+    """
+
+    def __init__(
+        self, scan: Callable[[], AsyncGenerator[dict[bytes, str]]], interval: float
+    ) -> None:
+        """Remember how to search, and the seconds between two looks."""
+        self._scan = scan
+        self._share = interval * SEARCH_SHARE
+        self._steps: AsyncGenerator[dict[bytes, str]] | None = None
+        self._complete = False
+        self._spent = 0.0  # seconds of the search that is under way
+        self._due_at = float("-inf")
+
+    async def advance(self) -> dict[bytes, str]:
+        """Search for as long as one look allows; give the keys found and their kinds.
+
+        If it raises, :meth:`end` it.
+        """
+        found: dict[bytes, str] = {}
+        began = anyio.current_time()
+        if self._steps is None:
+            if began < self._due_at:
+                return found
+            self._steps, self._spent = self._scan(), 0.0
+        async for keys in self._steps:
+            found |= keys
+            spent = anyio.current_time() - began
+            if self._complete and spent >= self._share:
+                self._spent += spent
+                return found
+        now = anyio.current_time()
+        self._spent += now - began
+        self._steps, self._complete = None, True
+        self._due_at = now + max(SEARCH_PAUSE, SEARCH_REST * self._spent)
+        return found
+
+    async def end(self) -> None:
+        """Give up the search that is under way; the next one begins at once."""
+        steps, self._steps = self._steps, None
+        self._due_at = float("-inf")
+        if steps is not None:
+            await steps.aclose()
 
 
 def _kinds_of(kind: type[WorkerHeartbeat] | str | None) -> Mapping[str, KeyTemplate]:
@@ -196,10 +250,10 @@ async def _scan(
             yield {key: kind for key, kind in found if kind is not None}
 
 
-async def _look(
+async def _read(
     wires: KeyedWires, keys: Mapping[bytes, str], before: Mapping[bytes, Worker]
 ) -> dict[bytes, Worker]:
-    """Read heartbeats and how long they last; leave out who is gone or may not be read.
+    """Read heartbeats and their TTLs; leave out those that are gone or may not be read.
 
     Not MGET: it shows a key of another type as none at all, one value of a hundred
     megabytes would block the server, and one key that may not be read all the others.
@@ -236,16 +290,16 @@ async def _look(
 async def _judge_by_leases(
     wires: KeyedWires, seen: Mapping[bytes, Worker]
 ) -> dict[bytes, Worker]:
-    """Look again at who seems stale: its owner may have told another TTL in the lease."""
+    """Judge workers that seem stale by the TTL in their lease, if it holds another one."""
     doubtful = [(k, one) for k, one in seen.items() if one.stale or one.age is None]
     judged: dict[bytes, Worker] = {}
     for part in _parts([(k, one) for k, one in doubtful if one.ttl is not None]):
         requests = [("GETRANGE", worker.owner_key, 0, LEASE) for _, worker in part]
         leases = await wires.read_many(requests)
         for (key, worker), lease in zip(part, leases, strict=True):
-            told = ttl_of(lease)
-            if told is not None:
-                judged[key] = worker.judged(told)
+            given = ttl_of(lease)
+            if given is not None:
+                judged[key] = worker.judged(given)
     return judged
 
 

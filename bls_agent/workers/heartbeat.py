@@ -1,4 +1,4 @@
-"""A worker's heartbeat, kept alive in Redis as long as the worker lives (contract 001)."""
+"""``Heartbeat``: a worker's heartbeat, kept alive in Redis as long as the worker lives."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import random
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
@@ -15,6 +16,7 @@ import anyio
 
 from bls_agent.access import Access
 from bls_agent.after_fork import register
+from bls_agent.endpoint import Endpoint
 from bls_agent.errors import (
     ConfigurationError,
     LeaseHeldError,
@@ -28,28 +30,101 @@ from bls_agent.lease import (
     boot_seconds,
     make_token,
 )
-from bls_agent.loop_thread import LoopThread, refuse_in_event_loop, result_of, wait_for
-from bls_agent.settings import check_seconds
-from bls_agent.workers.beating.homes import POOLS, THREAD, call_in
-from bls_agent.workers.beating.life import HeartbeatCounts, Life
-from bls_agent.workers.beating.limits import (
-    check_interval,
-    check_slot,
-    check_stall_after,
+from bls_agent.loop_thread import (
+    LoopThread,
+    SharedThread,
+    refuse_in_event_loop,
+    result_of,
+    wait_for,
 )
-from bls_agent.workers.beating.said import Said
-from bls_agent.workers.beating.stats import HeartbeatStats
-from bls_agent.workers.heartbeats import WorkerHeartbeat
+from bls_agent.names import shares_slot
+from bls_agent.settings import check_seconds
+from bls_agent.workers.heartbeat_fields import WorkerHeartbeat
+from bls_agent.workers.heartbeat_state import (
+    CurrentHeartbeat,
+    HeartbeatCounts,
+    HeartbeatState,
+)
+from bls_agent.workers.heartbeat_writer import WRITERS
 
 if TYPE_CHECKING:
-    from bls_agent.workers.beating.pool import HeartbeatPool
+    from bls_agent.workers.heartbeat_writer import HeartbeatWriter
 
-__all__ = ["Heartbeat"]
+__all__ = ["Heartbeat", "HeartbeatStats"]
 
 logger = logging.getLogger(__name__)
 
 _RNG: Final = random.SystemRandom()  # has no state that forked children would share
+SHORTEST: Final = 0.1  # seconds: a shorter interval or stall_after makes no sense
 LEAVE_GRACE: Final = 1.0  # seconds beyond its timeout that leaving may take
+AT_EXIT: Final = 1.0  # seconds that the exit of the interpreter waits at most
+
+# In which the heartbeats of programs without an event loop beat.
+_THREAD: Final = SharedThread("bls-agent heartbeats", at_exit=AT_EXIT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeartbeatStats:
+    """Every counter and state of a heartbeat at one moment.
+
+    Attributes:
+        key: Where it stands.
+        open: Whether it is kept alive.
+        owned: Whether the key is surely ours.
+        standing: ``ours``; ``held``: another process owns it; ``stands``: a value of
+            a peer that knows no lease stands there; ``wrong_type``; or ``unknown``.
+        writes: Beats that were written.
+        refreshes: Beats for which Redis had no memory: the former value was kept alive.
+        failures: Beats that could not be written, or perhaps.
+        losses: Times another process had taken the key over.
+        overwritten: Times a peer had written over the key without owning it.
+        loop_stalls: Times the event loop stood still longer than ``stall_after``.
+        loop_stalled_seconds: How long it did, the longest of those that are over.
+    """
+
+    key: str
+    open: bool
+    owned: bool
+    standing: str
+    writes: int
+    refreshes: int
+    failures: int
+    losses: int
+    overwritten: int
+    loop_stalls: int
+    loop_stalled_seconds: float
+
+
+def _check_interval(interval: float | None, ttl: float) -> float:
+    """Give the time between two beats: a third of the TTL by default."""
+    if interval is None:
+        return ttl / 3
+    rule = f"at least {SHORTEST:g} s"
+    if check_seconds("interval", interval, rule) < SHORTEST:
+        raise ConfigurationError("interval", interval, rule)
+    if interval * 3 > ttl:
+        rule = f"at most a third of ttl ({ttl:g} s)"
+        remedy = "Two lost beats must not make a living worker vanish."
+        raise ConfigurationError("interval", interval, rule, remedy)
+    return interval
+
+
+def _check_stall_after(stall_after: float | None) -> float | None:
+    if stall_after is None:
+        return None
+    rule = f"at least {SHORTEST:g} s, or None"
+    if check_seconds("stall_after", stall_after, rule) < SHORTEST:
+        raise ConfigurationError("stall_after", stall_after, rule)
+    return stall_after
+
+
+def _check_slot(heartbeat: WorkerHeartbeat, endpoint: Endpoint | None) -> None:
+    """Refuse a key beside which a cluster can hold no other one."""
+    if endpoint is not None and endpoint.is_cluster and not shares_slot(heartbeat.key):
+        rule = "on a cluster its owner stands beside it, and the braces of this id make a slot that no other key can be put into"
+        raise ConfigurationError(
+            heartbeat.id_field, heartbeat.id, rule, "Use an id without { and }."
+        )
 
 
 class Heartbeat:
@@ -64,10 +139,9 @@ class Heartbeat:
     One process owns a key at a time; the owner's token stands beside it. A process that
     starts while another one lives under the same id is refused. What stands there
     without an owner, of a peer that knows no lease, is judged by its TTL. After a crash
-    the id is free at once for who is started again on the same machine, where the system
-    tells that the process is gone (Linux, same container); elsewhere when the lease has
-    ended, after at most ``ttl`` seconds: ``"wait"`` is for those who are started again
-    before that.
+    a process that is started again on the same machine gets the id at once, where the
+    system tells that the former one is gone (Linux, same container); elsewhere when the
+    lease has ended, after at most ``ttl`` seconds: until then ``"wait"`` waits for it.
 
     While the event loop stands still for more than ``stall_after`` seconds the status is
     ``error``; used with plain ``with`` it beats in a thread of its own, and what the
@@ -77,14 +151,14 @@ class Heartbeat:
     Args:
         redis: A URL, a client of redis-py, a ``ProjectAgent``, or ``None`` for
             ``BLS_REDIS_URL``.
-        heartbeat: What is said first; a copy is kept.
+        heartbeat: The first value; a copy is kept.
         interval: Seconds between two beats at most, jittered; at most a third of
             ``ttl``, which is the default.
         ttl: Seconds for which the worker counts as alive after a beat; the contract's
             30 by default.
-        conflict: ``"refuse"`` raises :class:`~bls_agent.LeaseHeldError` where the key
-            belongs to somebody who lives; ``"wait"`` lets the host go on and takes the
-            key when it is free.
+        conflict: ``"refuse"`` raises :class:`~bls_agent.LeaseHeldError` where a living
+            process owns the key; ``"wait"`` lets the host go on and takes the key when
+            it is free.
         stall_after: Seconds of a motionless event loop that count as a fault; ``None``
             for never.
         timeout: Deadline of one request in seconds.
@@ -112,50 +186,45 @@ class Heartbeat:
             raise ConfigurationError("conflict", conflict, "'refuse' or 'wait'")
         self._access = Access(redis, "bls-agent:heartbeats", timeout=timeout)
         self._key = heartbeat.key
-        check_slot(heartbeat, self._access.known)
+        _check_slot(heartbeat, self._access.known)
         usual = cast("float", heartbeat.template().ttl)
         self._ttl = check_seconds("ttl", usual if ttl is None else ttl)
-        self._interval = check_interval(interval, self._ttl)
-        self._stall_after = check_stall_after(stall_after)
+        self._interval = _check_interval(interval, self._ttl)
+        self._stall_after = _check_stall_after(stall_after)
         self._timeout = timeout
         self._conflict = conflict
-        self._said = Said(heartbeat)
+        self._current = CurrentHeartbeat(heartbeat)
         self._counts = HeartbeatCounts()
-        self._life: Life | None = None
-        self._pool: HeartbeatPool | None = None
+        self._state: HeartbeatState | None = None
+        self._writer: HeartbeatWriter | None = None
         self._thread: LoopThread | None = None
         register(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: it is the parent who lives under this key."""
-        self._life = self._pool = self._thread = None
+        """In a forked child: the parent lives under this key."""
+        self._state = self._writer = self._thread = None
 
     def __repr__(self) -> str:
-        said = self._said.now
-        life = self._life
-        state = "closed" if life is None else "owned" if self.owned else "not owned"
-        if life is not None and life.claim.standing in (
-            Ownership.HELD,
-            Ownership.STANDS,
-        ):
-            state = "waiting for its key"
-        return (
-            f"<Heartbeat {self._key!r} {said.status} {state} at {self._access.shown}>"
-        )
+        state = self._state
+        shown = "closed" if state is None else "owned" if self.owned else "not owned"
+        if state and state.claim.standing in (Ownership.HELD, Ownership.STANDS):
+            shown = "waiting for its key"
+        status = self._current.now.status
+        return f"<Heartbeat {self._key!r} {status} {shown} at {self._access.shown}>"
 
     @property
     def heartbeat(self) -> WorkerHeartbeat:
-        """What is said now: a copy."""
-        return copy.deepcopy(self._said.now)
+        """The present value: a copy."""
+        return copy.deepcopy(self._current.now)
 
     @property
     def owned(self) -> bool:
         """Whether the key is surely ours, and will be until the next beat is due."""
-        life = self._life
-        return life is not None and life.claim.is_valid(boot_seconds())
+        state = self._state
+        return state is not None and state.claim.is_valid(boot_seconds())
 
     def update(self, **changes: Any) -> None:
-        """Say something else; written at once, then with each beat.
+        """Change the value; written at once, then with each beat.
 
         From any thread; never waits, and never raises for Redis. Many changes in a row
         become a few writes.
@@ -167,22 +236,22 @@ class Heartbeat:
             ConfigurationError: A field is unknown or cannot hold that value; nothing
                 has changed.
         """
-        self._said.change(changes)
-        life, pool = self._life, self._pool
-        if life is not None and pool is not None:
-            pool.hasten(life)
+        self._current.change(changes)
+        state, writer = self._state, self._writer
+        if state is not None and writer is not None:
+            writer.write_soon(state)
 
     def stats(self) -> HeartbeatStats:
         """Give a snapshot of every counter and state; from any thread."""
-        life, pool, counts = self._life, self._pool, self._counts
+        state, writer, counts = self._state, self._writer, self._counts
         return HeartbeatStats(
             key=self._key,
-            open=life is not None,
+            open=state is not None,
             owned=self.owned,
-            standing=life.claim.standing if life else Ownership.UNKNOWN,
+            standing=state.claim.standing if state else Ownership.UNKNOWN,
             **vars(counts),
-            loop_stalls=pool.stalls.stalls if pool else 0,
-            loop_stalled_seconds=pool.stalls.longest if pool else 0.0,
+            loop_stalls=writer.stalls.stalls if writer else 0,
+            loop_stalled_seconds=writer.stalls.longest if writer else 0.0,
         )
 
     async def ready(self, timeout: float | None = None) -> None:
@@ -195,16 +264,16 @@ class Heartbeat:
             RedisUnavailableError: Not within that time.
             ConfigurationError: It is not open.
         """
-        life, pool = self._opened(), self._pool
-        if pool is not None and pool.is_elsewhere:
+        state, writer = self._opened(), self._writer
+        if writer is not None and writer.is_elsewhere:
             within = None if timeout is None else timeout + LEAVE_GRACE
-            await call_in(pool, partial(self.ready, timeout), within)
+            await writer.run_in_its_loop(partial(self.ready, timeout), within)
         else:
             with anyio.move_on_after(timeout):
-                await life.decided.wait()
+                await state.settled.wait()
         self._opened()
-        if not life.has_landed:
-            raise self._not_ready(life)
+        if not state.is_written:
+            raise self._not_ready(state)
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Wait until the first beat is written, in a program without an event loop.
@@ -223,17 +292,17 @@ class Heartbeat:
             raise ConfigurationError("heartbeat", self._key, rule)
         result_of(self._thread.begin(self.ready, timeout))
 
-    def _opened(self) -> Life:
-        if self._life is None:
+    def _opened(self) -> HeartbeatState:
+        if self._state is None:
             raise ConfigurationError("heartbeat", self._key, "it must be open")
-        return self._life
+        return self._state
 
-    def _not_ready(self, life: Life) -> RedisUnavailableError:
+    def _not_ready(self, state: HeartbeatState) -> RedisUnavailableError:
         reason = {
             Ownership.HELD: "another process owns its key",
             Ownership.STANDS: "a heartbeat that is not ours stands under its key",
             Ownership.WRONG_TYPE: "its key holds another type",
-        }.get(life.claim.standing, "Redis has not answered yet")
+        }.get(state.claim.standing, "Redis has not answered yet")
         reason = f"no heartbeat was written in time: {reason}"
         return RedisUnavailableError("not_ready", reason, address=self._access.shown)
 
@@ -261,7 +330,7 @@ class Heartbeat:
         """Open in a program without an event loop; raises as ``async with``."""
         refuse_in_event_loop("with Heartbeat(...)", "'async with Heartbeat(...)'")
         self._refuse_twice()
-        self._thread = THREAD.open(self._open)
+        self._thread = _THREAD.open(self._open)
         return self
 
     def __exit__(
@@ -278,54 +347,51 @@ class Heartbeat:
         try:
             wait_for(thread.begin(self.aclose), self._timeout + LEAVE_GRACE)
         finally:
-            THREAD.leave()
+            _THREAD.leave()
 
-    def _bury(self) -> None:
-        """Let go of a life whose event loop was closed under it."""
-        if self._pool is not None and self._pool.is_abandoned:
-            self._pool.bury()
-            self._life = self._pool = None
+    def _leave_closed_loop(self) -> None:
+        """Let go of an opening whose event loop was closed before its end."""
+        if self._writer is not None and self._writer.is_loop_closed:
+            self._writer.detach()
+            self._state = self._writer = None
 
     def _refuse_twice(self) -> None:
-        self._bury()
-        if self._life is not None:
+        self._leave_closed_loop()
+        if self._state is not None:
             rule = "it is open already"
             raise ConfigurationError("heartbeat", self._key, rule, "Close it first.")
 
     async def _open(self) -> None:
         self._refuse_twice()
         endpoint = self._access.endpoint
-        check_slot(self._said.now, endpoint)
-        claim = LeaseState(self._key, self._ttl, make_token(self._ttl))
-        said = self._said
-        life = Life(
-            lambda: said.now,
-            claim,
+        _check_slot(self._current.now, endpoint)
+        # Neither the state nor the writer holds this object: an unclosed one is collected.
+        state = HeartbeatState(
+            self._current,
+            LeaseState(self._key, self._ttl, make_token(self._ttl)),
             interval=self._interval,
             counts=self._counts,
             rng=_RNG,
             is_dead=belongs_to_dead,
         )
-        pool = POOLS.enter(
+        writer = WRITERS.enter(
             endpoint, timeout=self._timeout, stall_after=self._stall_after
         )
-        self._life, self._pool = life, pool
+        self._state, self._writer = state, writer
         try:
-            pool.add(life)
+            writer.add(state)
             with anyio.move_on_after(self._timeout):
-                await life.judged.wait()
-            self._raise_if_taken(life)
+                await state.answered.wait()
+            self._raise_conflict(state.conflict)
         except BaseException:
             await self.aclose()
             raise
 
-    def _raise_if_taken(self, life: Life) -> None:
-        error = life.verdict
+    def _raise_conflict(self, error: Exception | None) -> None:
         if isinstance(error, LeaseHeldError):
             if self._conflict == "wait" and error.remaining is not None:
-                logger.warning(
-                    "no heartbeat is written until its key is free: %s", error
-                )
+                text = "no heartbeat is written until its key is free: %s"
+                logger.warning(text, error)
                 return
             raise error
         if isinstance(error, WrongTypeError):
@@ -336,21 +402,21 @@ class Heartbeat:
 
         Takes at most ``timeout`` + 1 s, whatever Redis does.
         """
-        self._bury()
-        life, pool = self._life, self._pool
-        if life is None or pool is None:
+        self._leave_closed_loop()
+        state, writer = self._state, self._writer
+        if state is None or writer is None:
             return
-        if pool.is_elsewhere:
-            await call_in(pool, self.aclose, self._timeout + LEAVE_GRACE)
+        if writer.is_elsewhere:
+            await writer.run_in_its_loop(self.aclose, self._timeout + LEAVE_GRACE)
             return
-        self._life = self._pool = None
+        self._state = self._writer = None
         with anyio.CancelScope(shield=True):
             try:
-                await pool.end(life)
+                await writer.remove(state)
             finally:  # no scope is a shield against Task.cancel()
-                await POOLS.leave(pool)
+                await WRITERS.leave(writer)
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
-        if getattr(self, "_life", None) is not None:
+        if getattr(self, "_state", None) is not None:
             text = f"the heartbeat {self._key!r} was never closed"
             _warn(text, ResourceWarning, stacklevel=2, source=self)

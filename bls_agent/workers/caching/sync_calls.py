@@ -1,8 +1,8 @@
 """A call of a cached plain function, from its arguments to its result.
 
-The function runs in the caller's thread; what is said to Redis goes through the one
-event loop's thread that the caches of a process share. In a thread in which an event
-loop runs, nobody waits for others: who computes might need that very loop.
+The function runs in the caller's thread; requests to Redis go through the one event
+loop's thread that the caches of a process share. In a thread in which an event loop
+runs, a call waits for no other one: that might need this very loop.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from weakref import finalize
 
 from bls_agent.access import Access
+from bls_agent.after_fork import register
 from bls_agent.endpoint import Reply, Request
 from bls_agent.errors import RedisUnavailableError
 from bls_agent.loop_thread import LoopThread, result_of
+from bls_agent.threads import HandlerThreads
 from bls_agent.workers.caching.availability import Availability
 from bls_agent.workers.caching.cached_function import (
     MISSING,
@@ -26,37 +29,97 @@ from bls_agent.workers.caching.cached_function import (
     CachedFunction,
     Found,
 )
-from bls_agent.workers.caching.fleet_lock import FleetLock
-from bls_agent.workers.caching.flights import COMPUTING, Errand, closes_circle
-from bls_agent.workers.caching.outcome import Outcome, conclude, excuse
-from bls_agent.workers.caching.shared_loop import SHARED_LOOP
+from bls_agent.workers.caching.calls import (
+    COMPUTING,
+    Computation,
+    Outcome,
+    awaiting,
+    is_circular,
+)
+from bls_agent.workers.caching.distributed_lock import DistributedLock
 from bls_agent.workers.caching.station import Station
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["PlainCalls"]
+__all__ = ["SHARED_LOOP", "SyncCalls"]
 
 T = TypeVar("T")
 SLACK: Final = 0.25  # seconds beyond the timeout: the loop's thread wants a turn, too
 
 
-class _Flight(Errand):
-    """One value on its way to several threads."""
+class _SharedLoop:
+    """A loop's thread that is started when it is first needed, once in each process.
+
+    Attributes:
+        workers: Threads for functions that run in the background.
+    """
+
+    def __init__(self) -> None:
+        self.forget_parent()
+
+    def forget_parent(self) -> None:
+        """In a forked child: the thread does not exist."""
+        self._lock = threading.RLock()
+        self._thread: LoopThread | None = None
+        self.workers = HandlerThreads()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller runs in the thread itself, and would wait for itself."""
+        return self._thread is not None and self._thread.is_here
+
+    def find(self) -> LoopThread:
+        """Give the thread; raises a ``RedisUnavailableError`` if the interpreter ends."""
+        thread = self._thread
+        if thread is not None:
+            return thread
+        with self._lock:
+            if self._thread is None:
+                register(self)
+                thread = LoopThread("bls-agent-cache")
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise RedisUnavailableError("closed", str(error)) from error
+                self._thread = thread
+            return self._thread
+
+
+SHARED_LOOP: Final = _SharedLoop()
+
+
+class _Flight(Computation):
+    """A value on its way to several threads."""
 
     def __init__(self) -> None:
         super().__init__()
         self.over = threading.Event()
-        self.outcome: Outcome | None = None
 
 
-class PlainCalls:
+class _Job(NamedTuple):
+    """One call whose result is to be found out.
+
+    Attributes:
+        function: Of the call.
+        key: Of the result.
+        run: Calls the function.
+        waits: Whether the caller may wait for other callers.
+    """
+
+    function: CachedFunction
+    key: str
+    run: Callable[[], Any]
+    waits: bool
+
+
+class SyncCalls:
     """Calls plain functions, in whatever thread the caller runs."""
 
     def __init__(
         self, access: Access, locks: Access, availability: Availability, timeout: float
     ) -> None:
-        """Remember the way; nothing is opened yet."""
+        """Remember how to reach Redis; nothing is opened yet."""
         self._access = access
         self._locks = locks
         self._availability = availability
@@ -64,205 +127,156 @@ class PlainCalls:
         self.forget_parent()
 
     def forget_parent(self) -> None:
-        """In a forked child: who computes is not here, nor is the loop's thread."""
+        """In a forked child: computing threads do not exist, nor does the loop's."""
         self._flights: dict[str, _Flight] = {}  # setdefault and pop are one step each
-        self._noting = threading.Lock()  # of who waits for whom
+        self._joining = threading.Lock()  # so that two cannot close a circle at once
         self._refreshing: dict[str, object] = {}
         self._station: Station | None = None
 
     def call(
         self, function: CachedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Give the stored result, or compute it, or wait for who computes it."""
+        """Give the stored result, or compute it, or wait for the one that computes it."""
         run = partial(function.function, *args, **kwargs)
         if sys.is_finalizing() or SHARED_LOOP.is_here:  # in a finaliser, at any time
             return run()
         key = function.key_of(args, kwargs)
         if key is None:
             return run()
-        patient = not _runs_event_loop()
+        job = _Job(function, key, run, waits=not _runs_event_loop())
         while True:
             mine = _Flight()
-            course = function.course(key)
-            flight = self._flights.setdefault(course, mine)
+            flight_key = function.flight_key(key)
+            flight = self._flights.setdefault(flight_key, mine)
             if flight is mine:
                 try:
-                    return self._lead(function, key, run, mine, patient=patient)
-                finally:  # without an outcome one of those who wait takes over
-                    self._flights.pop(course, None)
+                    mine.outcome = self._find_or_compute(job, mine)
+                    return mine.outcome.give(function)
+                finally:  # without an outcome one of those that wait takes over
+                    self._flights.pop(flight_key, None)
                     mine.over.set()
-            if closes_circle(flight):
+            if is_circular(flight):
                 function.counts.add("misses")
                 return run()
-            if not patient:
-                return self._find_or_compute(
-                    function, key, run, mine, patient=False
-                ).give(function)
-            if self._wait_for(flight) and flight.outcome is not None:
+            if not job.waits:
+                return self._find_or_compute(job, mine).give(function)
+            if self._join(flight) and flight.outcome is not None:
                 return flight.outcome.give(function)
 
-    def _wait_for(self, flight: _Flight) -> bool:
+    def _join(self, flight: _Flight) -> bool:
         """Wait for a flight's end, unless that would close a circle by now."""
-        inside = COMPUTING.get()[-1:]
-        with self._noting:
-            if closes_circle(flight):
-                return False
-            for one in inside:
-                one.awaits.append(flight)
-        try:
+        with ExitStack() as waiting:
+            with self._joining:
+                if is_circular(flight):
+                    return False
+                waiting.enter_context(awaiting(flight))
             return flight.over.wait()
-        finally:
-            for one in inside:
-                one.awaits.remove(flight)
 
-    def _lead(
-        self,
-        function: CachedFunction,
-        key: str,
-        run: Callable[[], Any],
-        flight: _Flight,
-        *,
-        patient: bool,
-    ) -> Any:
-        """Find the value out for everybody who asks meanwhile."""
-        outcome = self._find_or_compute(function, key, run, flight, patient=patient)
-        flight.outcome = outcome
-        return outcome.give(function)
-
-    def _find_or_compute(
-        self,
-        function: CachedFunction,
-        key: str,
-        run: Callable[[], Any],
-        flight: _Flight,
-        *,
-        patient: bool,
-    ) -> Outcome:
-        found = self._read(function, key)
+    def _find_or_compute(self, job: _Job, flight: _Flight) -> Outcome:
+        found = self._read(job)
         if found.fresh:
-            if function.policy.early and function.is_due(found.left):
-                self._refresh(function, key, run)
+            if job.function.policy.early and job.function.is_due(found.left):
+                self._refresh(job)
             return Outcome(found.value, found.payload, computed=False, hit=True)
         token = COMPUTING.set((*COMPUTING.get(), flight))
         try:
-            return self._compute(function, key, run, found, patient=patient)
+            return self._compute(job, found)
         finally:
             COMPUTING.reset(token)
 
-    def _compute(
-        self,
-        function: CachedFunction,
-        key: str,
-        run: Callable[[], Any],
-        found: Found,
-        *,
-        patient: bool,
-    ) -> Outcome:
+    def _compute(self, job: _Job, found: Found) -> Outcome:
         station = self._station
-        if not (function.policy.lock and found.writable and patient and station):
-            return self._run(function, key, run, found, None)
-        lock = FleetLock(station, function, key)
+        if not (job.function.policy.lock and found.writable and job.waits and station):
+            return self._run(job, found, None)
+        lock = DistributedLock(station, job.function, job.key)
         try:
             other = self._enter(lock)
             if other is not None:
                 return Outcome(other.value, other.payload, computed=False)
-            return self._run(function, key, run, found, lock)
+            return self._run(job, found, lock)
         finally:
             self._leave(lock)
 
-    def _run(
-        self,
-        function: CachedFunction,
-        key: str,
-        run: Callable[[], Any],
-        found: Found,
-        lock: FleetLock | None,
-    ) -> Outcome:
+    def _run(self, job: _Job, found: Found, lock: DistributedLock | None) -> Outcome:
+        function = job.function
         generation = function.generation
         function.counts.add("computed")
         try:
-            value = run()
+            value = job.run()
         except Exception as error:  # noqa: BLE001 - it belongs to the callers
-            return excuse(function, error, found)
-        outcome = conclude(function, value)
+            return Outcome.of_error(function, error, found)
+        outcome = Outcome(value, function.pack(value))
         with function.storing(generation) as may_store:
             wanted = may_store and found.writable and not (lock and lock.lost)
             if wanted and outcome.payload is not None:
-                self._write(function, key, outcome.payload)
+                self._write(job, outcome.payload)
         return outcome
 
-    def _refresh(
-        self, function: CachedFunction, key: str, run: Callable[[], Any]
-    ) -> None:
+    def _refresh(self, job: _Job) -> None:
         """Compute anew in a thread of our own, unless one does so already."""
         mine = object()
-        if self._refreshing.setdefault(key, mine) is not mine:
+        if self._refreshing.setdefault(job.key, mine) is not mine:
             return
         context = copy_context()
 
         def compute() -> None:
-            context.run(self._compute_early, function, key, run)
+            context.run(self._compute_early, job)
 
         try:
             self._begin(partial(SHARED_LOOP.workers.run, compute))
         except BaseException:
-            self._refreshing.pop(key, None)
+            self._refreshing.pop(job.key, None)
             raise
 
-    def _compute_early(
-        self, function: CachedFunction, key: str, run: Callable[[], Any]
-    ) -> None:
-        station = self._station
-        lock = None
+    def _compute_early(self, job: _Job) -> None:
+        function, station, lock = job.function, self._station, None
         try:
             if function.policy.lock and station is not None:
-                lock = FleetLock(station, function, key)
-                if not self._do(lock.try_once):
+                lock = DistributedLock(station, function, job.key)
+                if not result_of(self._begin(lock.try_once)):
                     return
             function.counts.add("refreshed_early")
-            outcome = self._run(function, key, run, MISSING, lock)
-            if outcome.error is not None:
-                function.say_raised(
-                    outcome.error, "its result was to be refreshed early"
-                )
+            error = self._run(job, MISSING, lock).error
+            if error is not None:
+                function.log_raised(error, "its result was to be refreshed early")
         finally:
-            self._refreshing.pop(key, None)
+            self._refreshing.pop(job.key, None)
             if lock is not None:
                 self._begin(lock.leave)
 
-    # --- what is said to Redis
+    # --- through the shared loop's thread
 
-    def _read(self, function: CachedFunction, key: str) -> Found:
+    def _read(self, job: _Job) -> Found:
+        function = job.function
         try:
             station = self._find_station()
-            requests = function.questions(key)
-            submit = partial(_submit, station)
-            if not station.may_ask(function, requests, submit):
+            requests = function.questions(job.key)
+            if not station.may_ask(function, requests, partial(_submit, station)):
                 return UNKNOWN
-            replies = self._ask(station, requests)
+            replies = self._request(station, requests)
         except RedisUnavailableError:
             function.counts.add("redis_failures")
             return UNKNOWN
-        return station.understand(function, key, replies)
+        return station.understand(function, job.key, replies)
 
-    def _write(self, function: CachedFunction, key: str, payload: bytes) -> None:
-        station = self._station
-        try:
-            if station is None or self._availability.away:
-                function.counts.add("redis_failures")
-                return
-            replies = self._ask(station, function.writing(key, payload))
-        except RedisUnavailableError:
-            function.counts.add("redis_failures")
+    def _write(self, job: _Job, payload: bytes) -> None:
+        station, counts = self._station, job.function.counts
+        if station is None or self._availability.away:
+            counts.add("redis_failures")
             return
-        station.check_written(function, replies)
+        try:
+            replies = self._request(station, job.function.writing(job.key, payload))
+        except RedisUnavailableError:
+            counts.add("redis_failures")
+            return
+        station.check_written(job.function, replies)
 
     def _find_station(self) -> Station:
         station = self._station
         if station is None:
             thread = SHARED_LOOP.find()
             station = self._station = thread.call(self._make_station)
-            # Who lets go of a cache does not have to close it: the loop goes on.
+            # A cache that is dropped need not be closed: the loop goes on.
             close = partial(_close, thread, station, self._access, self._locks)
             finalize(self, close).atexit = False
         return station
@@ -282,7 +296,7 @@ class PlainCalls:
             self._access, self._locks, self._availability, self._timeout, loop
         )
 
-    def _ask(self, station: Station, requests: Sequence[Request]) -> list[Reply]:
+    def _request(self, station: Station, requests: Sequence[Request]) -> list[Reply]:
         from concurrent.futures import Future  # noqa: PLC0415 - comes with asyncio
 
         promise: Future[list[Reply]] = Future()
@@ -294,22 +308,19 @@ class PlainCalls:
             self._availability.failed(error)
             raise error from None
 
-    def _enter(self, lock: FleetLock) -> Found | None:
+    def _enter(self, lock: DistributedLock) -> Found | None:
         try:
-            return self._do(lock.enter)
+            return result_of(self._begin(lock.enter))
         except RedisUnavailableError:  # the interpreter ends
             return None
 
-    def _leave(self, lock: FleetLock) -> None:
-        """Let the next one in; waits for it, because the program may end with the call."""
+    def _leave(self, lock: DistributedLock) -> None:
+        """Give the lock back; waits for it, because the program may end with the call."""
         from concurrent.futures import wait  # noqa: PLC0415 - comes with asyncio
 
         leaving = self._begin(lock.leave)
         if not self._availability.away:
             wait([leaving], self._timeout + SLACK)
-
-    def _do(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return result_of(self._begin(function))
 
     def _begin(self, function: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
         return SHARED_LOOP.find().begin(function)

@@ -1,1 +1,0 @@
-"""Keeping a heartbeat alive: who owns its key, when it is written, what is said meanwhile."""

@@ -1,0 +1,387 @@
+"""A call's arguments → the digest under which its result is stored.
+
+A digest is the same in every process, on every machine and in every version of Python: no
+``hash()``, no ``id()``, no ``repr()`` of objects. Two values have the same canonical form
+if, and only if, they are of the same type and equal as far as a function can tell (``1``,
+``1.0`` and ``True`` are three values, ``0.0`` and ``-0.0`` two, two moments in two zones
+two). The form is a tree that JSON holds. What JSON has no word for stands in an object
+with one key that begins with ``!``; a key of the caller's that begins so gets a second one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from decimal import Decimal
+from enum import Enum, Flag
+from pathlib import PurePath
+from types import CodeType
+from typing import Any, Final, cast
+from uuid import UUID
+from weakref import WeakKeyDictionary
+from zoneinfo import ZoneInfo
+
+from bls_agent.codec import JSONValue, encode_sorted
+from bls_agent.errors import ConfigurationError
+
+__all__ = [
+    "DIGEST_LENGTH",
+    "Arguments",
+    "Closures",
+    "MisfitError",
+    "NoCanonicalFormError",
+    "canonical_form",
+    "qualified_name",
+]
+
+DIGEST_LENGTH: Final = 64  # hexadecimal digits of SHA-256
+MAX_DEPTH: Final = 64  # levels; each is up to three of JSON, which orjson takes 254 of
+_INT64: Final = (-(2**63), 2**63 - 1)
+
+
+class NoCanonicalFormError(Exception):
+    """A value that can be no part of a key, and why."""
+
+
+def canonical_form(value: object, depth: int = 0) -> JSONValue:
+    """Give the tree that stands for a value: one of ``_FORMS``, an enum, a dataclass."""
+    form = _FORMS.get(type(value))
+    if form is not None:
+        return form(value, depth)
+    if isinstance(value, Enum):
+        return _enum(value, depth)
+    if _is_whole_in_its_fields(value):
+        return _dataclass(value, depth)
+    message = f"a {qualified_name(type(value))} is no plain value"
+    raise NoCanonicalFormError(message)
+
+
+def _is_whole_in_its_fields(value: object) -> bool:
+    """Tell a dataclass; a subclass that is none may hold more than its fields show."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, (type, *_FORMS)):
+        return False
+    return "__dataclass_fields__" in vars(type(value))
+
+
+def _plain(value: Any, _: int) -> JSONValue:
+    return cast("JSONValue", value)
+
+
+def _text(value: str, _: int = 0) -> JSONValue:
+    if value.isascii() or _is_unicode(value):
+        return value
+    return {"!str": value.encode("utf-8", "surrogatepass").hex()}
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate, as in a file's name
+        return False
+    return True
+
+
+def _integer(value: int, _: int) -> JSONValue:
+    return value if _INT64[0] <= value <= _INT64[1] else {"!int": hex(value)}
+
+
+def _float(value: float, _: int) -> JSONValue:
+    if not math.isfinite(value):
+        message = f"{value} is no finite number"
+        raise NoCanonicalFormError(message)
+    return {"!float": float.__repr__(value)}  # the shortest text, since Python 3.1
+
+
+def _decimal(value: Decimal, _: int) -> JSONValue:
+    if not value.is_finite():
+        message = f"{value} is no finite number"
+        raise NoCanonicalFormError(message)
+    return {"!decimal": str(value)}
+
+
+def _each(values: Iterable[object], depth: int) -> list[JSONValue]:
+    if depth >= MAX_DEPTH:
+        message = f"it is nested in more than {MAX_DEPTH} levels"
+        raise NoCanonicalFormError(message)
+    return [canonical_form(value, depth + 1) for value in values]
+
+
+def _tuple(value: tuple[object, ...], depth: int) -> JSONValue:
+    return {"!tuple": _each(value, depth)}
+
+
+def _set(value: frozenset[object], depth: int) -> JSONValue:
+    return {f"!{type(value).__name__}": sorted(_each(value, depth), key=encode_sorted)}
+
+
+def _mapping(value: Mapping[object, object], depth: int) -> JSONValue:
+    items = _each(value.values(), depth)
+    return {_key(key): item for key, item in zip(value, items, strict=True)}
+
+
+def _key(key: object) -> str:
+    if type(key) is not str:
+        message = f"a key of a dict is text, not {qualified_name(type(key))}"
+        raise NoCanonicalFormError(message)
+    if not key.isascii() and not _is_unicode(key):
+        return f"!str {key.encode('utf-8', 'surrogatepass').hex()}"
+    return f"!{key}" if key.startswith("!") else key
+
+
+def _datetime(value: datetime, _: int) -> JSONValue:
+    return {"!datetime": _moment(value)}
+
+
+def _time(value: time, _: int) -> JSONValue:
+    return {"!time": _moment(value)}
+
+
+def _moment(value: datetime | time) -> JSONValue:
+    """Give a moment, which of two it is when clocks are set back, and its zone."""
+    return [value.isoformat(), value.fold, _zone(value.tzinfo, value)]
+
+
+def _zone(zone: tzinfo | None, moment: datetime | time) -> JSONValue:
+    if zone is None or type(zone) is timezone:
+        return None  # its offset is all there is to it, and stands in the text
+    if isinstance(zone, ZoneInfo) and zone.key:
+        return zone.key
+    message = f"the zone of {moment} is no ZoneInfo with a name and no fixed offset"
+    raise NoCanonicalFormError(message)
+
+
+def _timedelta(value: timedelta, _: int) -> JSONValue:
+    return {"!timedelta": [value.days, value.seconds, value.microseconds]}
+
+
+def _enum(value: Enum, depth: int) -> JSONValue:
+    """Name a member; of flags that are set together only the value is sure."""
+    member = cast("object", value.value) if isinstance(value, Flag) else value.name
+    return {"!enum": [qualified_name(type(value)), *_each([member], depth)]}
+
+
+def _dataclass(value: Any, depth: int) -> JSONValue:
+    fields: dict[object, object] = {
+        field.name: getattr(value, field.name) for field in dataclasses.fields(value)
+    }
+    return {"!dataclass": [qualified_name(type(value)), _mapping(fields, depth)]}
+
+
+_FORMS: Final[Mapping[type, Callable[[Any, int], JSONValue]]] = {
+    str: _text,
+    int: _integer,
+    bool: _plain,
+    type(None): _plain,
+    float: _float,
+    list: _each,
+    tuple: _tuple,
+    dict: _mapping,
+    set: _set,
+    frozenset: _set,
+    bytes: lambda value, _: {"!bytes": value.hex()},
+    date: lambda value, _: {"!date": value.isoformat()},
+    datetime: _datetime,
+    time: _time,
+    timedelta: _timedelta,
+    Decimal: _decimal,
+    UUID: lambda value, _: {"!uuid": value.hex},
+}
+
+
+def qualified_name(thing: Any) -> str:
+    """Name a function or a class, in a script as other programs that import it do."""
+    module: str = thing.__module__
+    if module in ("__main__", "__mp_main__"):  # the latter in processes of a pool
+        module = _name_of_script(module)
+    return f"{module}.{thing.__qualname__}"
+
+
+def _name_of_script(name: str) -> str:
+    main = sys.modules.get(name)
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name)
+    file = getattr(main, "__file__", None)
+    return PurePath(file).stem if file else name
+
+
+_PLAIN: Final = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+class MisfitError(TypeError):
+    """The function cannot be called like that; not what a ``key=…`` of the user raises."""
+
+
+class Arguments:
+    """Digests the arguments of one function.
+
+    However they are passed, by place or by name, given or left at their default: what
+    arrives in the function is what counts.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *,
+        ignore: Sequence[str] = (),
+        key: Callable[..., object] | None = None,
+    ) -> None:
+        """Check the signature once.
+
+        The name is part of each digest. ``key`` gives from the arguments what matters,
+        instead of all of them.
+        """
+        self._name = name
+        self._key = key
+        try:
+            self._signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            rule = "only a function with a signature can be cached"
+            raise ConfigurationError("function", name, rule) from None
+        parameters = self._signature.parameters
+        if unknown := [each for each in ignore if each not in parameters]:
+            rule = f"{name} has the parameters {', '.join(parameters) or '(none)'}"
+            raise ConfigurationError("ignore", ", ".join(unknown), rule)
+        self._ignored = frozenset(ignore)
+        self._is_simple = all(each.kind is _PLAIN for each in parameters.values())
+        self._names = tuple(parameters)
+        self._defaults = {
+            each.name: each.default
+            for each in parameters.values()
+            if each.default is not inspect.Parameter.empty
+        }
+        if key is None:
+            for each, default in self._defaults.items():
+                if each not in self._ignored:
+                    self._form(each, default)
+
+    def digest(self, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
+        """Give 64 hexadecimal digits, the same wherever the function is called so."""
+        if self._key is not None:
+            self._bind_exactly(args, kwargs)
+            found: JSONValue = [self._form("key", self._key(*args, **kwargs))]
+        else:
+            found = self._forms(args, kwargs)
+        return _sha256([self._name, found])
+
+    def _forms(
+        self, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> dict[str, JSONValue]:
+        bound = self._bind(args, kwargs)
+        return {
+            name: self._form(name, value)
+            for name, value in bound.items()
+            if name not in self._ignored
+        }
+
+    def _bind(
+        self, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> Mapping[str, object]:
+        """Bind as a call does; most calls need none of inspect's twenty times slower."""
+        if self._is_simple and len(args) <= len(self._names):
+            given = dict(zip(self._names, args, strict=False))
+            bound = {**self._defaults, **kwargs, **given}
+            is_whole = len(bound) == len(self._names)
+            if is_whole and (not kwargs or self._fits(given, kwargs)):
+                return bound
+        exact = self._bind_exactly(args, kwargs)
+        exact.apply_defaults()
+        return exact.arguments
+
+    def _bind_exactly(
+        self, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> inspect.BoundArguments:
+        try:
+            return self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise MisfitError(*error.args) from None
+
+    def _fits(self, given: Mapping[str, object], kwargs: Mapping[str, object]) -> bool:
+        return given.keys().isdisjoint(kwargs) and set(self._names).issuperset(kwargs)
+
+    def _form(self, name: str, value: object) -> JSONValue:
+        try:
+            return canonical_form(value)
+        except NoCanonicalFormError as error:
+            where = f"{self._name}({name}=…)"
+            raise ConfigurationError(
+                where,
+                type(value).__qualname__,
+                f"what a result is cached under must be the same everywhere, and {error}",
+                f'Leave it out with ignore=("{name}",), or say with key=… what matters.',
+            ) from None
+
+
+_EMPTY: Final = object()  # of a function that calls itself, while it is being decorated
+
+
+class Closures:
+    """Refuses a closure that would share its results with another one of its name.
+
+    What a function closes over is no argument and no part of its key. A living one is
+    compared by its variables. One that is gone has left its results in Redis: of it the
+    plain variables are remembered, as digests.
+    """
+
+    def __init__(self) -> None:
+        """Know none."""
+        self._last: WeakKeyDictionary[CodeType, tuple[str, list[str | None]]]
+        self._last = WeakKeyDictionary()
+
+    def check(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        living: Callable[..., Any] | None,
+    ) -> None:
+        """Remember a function, or refuse it; ``living`` is the last one of its name."""
+        code: CodeType | None = getattr(function, "__code__", None)
+        seen = _variables(function)
+        if code is None or not seen:
+            return
+        digests = [_digest(value) for value in seen]
+        last_name, last = self._last.get(code, ("", []))
+        living_code: object = getattr(living, "__code__", None)
+        if living_code is code:
+            others = zip(seen, _variables(living), strict=True)
+            differs = any(
+                mine is not its and mine is not _EMPTY for mine, its in others
+            )
+        elif name == last_name:
+            known = zip(digests, last, strict=True)
+            differs = any(mine != its for mine, its in known if mine and its)
+        else:
+            differs = False
+        if differs:
+            rule = "two functions with different variables around them share no results"
+            raise ConfigurationError("name", name, rule, "Give each its own name=…")
+        self._last[code] = name, digests
+
+
+def _variables(function: object) -> list[object]:
+    """Give the variables that a function closes over."""
+    found: list[object] = []
+    for cell in getattr(function, "__closure__", None) or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:
+            found.append(_EMPTY)
+    return found
+
+
+def _digest(value: object) -> str | None:
+    """Give the digest of a plain value; ``None`` for an object, which has none."""
+    try:
+        return _sha256(canonical_form(value))
+    except NoCanonicalFormError:
+        return None
+
+
+def _sha256(form: JSONValue) -> str:
+    return hashlib.sha256(encode_sorted(form)).hexdigest()

@@ -1,0 +1,252 @@
+"""One heartbeat: its value, when it is written next, what a reply means. No I/O here."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import anyio
+
+from bls_agent.after_fork import register
+from bls_agent.backoff import jittered
+from bls_agent.endpoint import Reply, Request
+from bls_agent.errors import (
+    BlsError,
+    LeaseHeldError,
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
+from bls_agent.lease import LeaseReply, LeaseState, Ownership, Run
+from bls_agent.workers.heartbeat_fields import WorkerHeartbeat, WorkerStatus
+
+__all__ = ["CurrentHeartbeat", "HeartbeatCounts", "HeartbeatState"]
+
+logger = logging.getLogger(__name__)
+
+SOON: Final = 0.02  # seconds after another owner's time is over
+CHECK_AGAIN: Final = 1.0  # seconds between two checks whether a taken key is free
+GUARD_AGAIN: Final = 60.0  # seconds until it is tried again whether scripts may be run
+
+_BLOCKED: Final = (Ownership.HELD, Ownership.STANDS, Ownership.WRONG_TYPE)
+# Redis 7 calls a script "refused" that may not run one of its commands.
+_NO_SCRIPTS: Final = ("no_permission", "unknown_command", "refused")
+_NO_GET: Final = ("unsupported", "no_permission")  # SET … GET: before Redis 6.2
+
+
+class CurrentHeartbeat:
+    """The value of a heartbeat, changed from any thread and read by its writer.
+
+    ``now`` is replaced and never changed. A signal handler or a finaliser may interrupt
+    a change and change the value itself: hence an RLock, and the loop in :meth:`change`.
+    """
+
+    def __init__(self, heartbeat: WorkerHeartbeat) -> None:
+        """Begin with a copy."""
+        self.now = copy.deepcopy(heartbeat)
+        self._lock = threading.RLock()
+        register(self)
+
+    def forget_parent(self) -> None:
+        """In a forked child: a thread that does not exist here may hold the lock."""
+        self._lock = threading.RLock()
+
+    def change(self, changes: dict[str, Any]) -> None:
+        """Change fields; a ``ConfigurationError`` leaves all of them as they were."""
+        with self._lock:
+            while True:
+                before = self.now
+                after = copy.deepcopy(before.changed(**changes))
+                if self.now is before:
+                    self.now = after
+                    return
+
+
+@dataclass
+class HeartbeatCounts:
+    """What one heartbeat did over all its openings; see ``HeartbeatStats``."""
+
+    writes: int = 0
+    refreshes: int = 0
+    failures: int = 0
+    losses: int = 0
+    overwritten: int = 0
+
+
+class HeartbeatState:
+    """One heartbeat from its opening to its end.
+
+    Attributes:
+        claim: Whether the key is ours.
+        counts: Of the heartbeat.
+        interval: Longest time between two beats, in seconds.
+        due_at: When it is written next, by the clock of the event loop.
+        sent_at: When it was written last.
+        is_queued: Whether the writer is to look at it before its time.
+        answered: Set when the first reply is there, or none is to be expected soon.
+        is_written: Whether a beat is written.
+        settled: Set when the first beat is written, or none will be.
+        ended: Set when it is removed from Redis, or nobody can tell.
+        conflict: What opening it raises, if anything.
+        plain_until: Until when it is written without scripts, because they are refused,
+            in seconds of the claim's clock; ``None``: never was.
+        failures: How often in a row it was refused where others were not.
+    """
+
+    def __init__(
+        self,
+        current: CurrentHeartbeat,
+        claim: LeaseState,
+        *,
+        interval: float,
+        counts: HeartbeatCounts,
+        rng: random.Random,
+        is_dead: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """Remember the parts; ``is_dead`` tells whether a token's owner surely is."""
+        self.claim = claim
+        self.counts = counts
+        self.interval = interval
+        self.due_at = self.sent_at = float("-inf")
+        self.is_queued = False
+        self.answered = anyio.Event()
+        self.is_written = False
+        self.settled = anyio.Event()
+        self.ended = anyio.Event()
+        self.conflict: BlsError | None = None
+        self.plain_until: float | None = None
+        self.failures = 0
+        self._current = current
+        self._rng = rng
+        self._is_dead = is_dead
+        self._dead_owner = ""
+        self._has_set_get = True  # SET … GET leaves a key of another type alone
+        self._refused = False
+        self._status_sent: WorkerStatus | None = None
+        self._status_written: WorkerStatus | None = None
+        self._logged = Ownership.OURS
+        self._logged_overwritten = False
+
+    def value(self, status: WorkerStatus | None = None) -> bytes:
+        """Give the value as of now, perhaps with another status; from any thread."""
+        changes = {} if status is None else {"status": status}
+        return self._current.now.changed(**changes).to_json().encode()
+
+    def beat(self) -> Run:
+        """Make the script's arguments for the next beat."""
+        current = self._current.now
+        self._status_sent = current.status
+        is_true = self._status_sent is self._status_written
+        value = current.changed().to_json().encode()
+        return self.claim.write_request(value, true=is_true, dead=self._dead_owner)
+
+    def plain_beat(self) -> Request:
+        """Make the next beat where scripts are refused."""
+        value = self.value()
+        self.claim.record_written(value)
+        words = ("SET", self.claim.key, value, "PX", int(self.claim.ttl * 1000))
+        return (*words, "GET") if self._has_set_get else words
+
+    def handle_reply(self, reply: Reply, *, sent_at: float, now: float) -> float:
+        """Record the script's reply; both times are of ``boot_seconds``.
+
+        Returns:
+            In how many seconds the next beat is due.
+        """
+        self._refused = False
+        answer = LeaseReply.of(reply)
+        losses = self.claim.losses
+        written = self.claim.handle_reply(answer, sent_at=sent_at, now=now)
+        self.counts.losses += self.claim.losses - losses
+        if written:
+            self._record_written()
+        self.counts.refreshes += answer.what == "refreshed"
+        if answer.strange:
+            self._record_overwritten()
+        if answer.what == "lapsed" or self._is_owner_dead(answer):
+            return 0.0
+        self._record_conflict(answer)
+        pause = jittered(self.interval, self._rng)
+        if answer.what in ("held", "stands") and answer.remaining is not None:
+            return min(pause, answer.remaining + SOON, CHECK_AGAIN)
+        return pause
+
+    def handle_plain_reply(self) -> float:
+        """Record a beat without a script; give the seconds until the next one."""
+        self._refused = False
+        self._record_written()
+        self.answered.set()
+        return jittered(self.interval, self._rng)
+
+    def record_failure(self, error: RedisUnavailableError, *, ambiguous: bool) -> None:
+        """Record that a beat was not written, or perhaps."""
+        self.counts.failures += 1
+        self._refused = isinstance(error, RedisRefusedError)
+        self.claim.record_failure(ambiguous=ambiguous)
+        if error.kind == "wrong_type":
+            self.conflict = WrongTypeError(self.claim.key, "string")
+        self.answered.set()
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether writing it before its time is of no use, whatever its value."""
+        return self._refused or self.claim.standing in _BLOCKED
+
+    def writes_plainly(self, now: float) -> bool:
+        """Tell whether the next beat goes without a script."""
+        return self.plain_until is not None and now < self.plain_until
+
+    def choose_plainer(self, now: float, error: RedisUnavailableError) -> bool:
+        """Tell whether a refusal leaves a plainer way to write, and choose it."""
+        if not self.writes_plainly(now):
+            if error.kind not in _NO_SCRIPTS:
+                return False
+            self.plain_until, self._has_set_get = now + GUARD_AGAIN, True
+            return True
+        if self._has_set_get and error.kind in _NO_GET:
+            self._has_set_get = False
+            return True
+        return False
+
+    def _is_owner_dead(self, answer: LeaseReply) -> bool:
+        """Tell whether the owner is dead, so that its lease need not be waited for."""
+        former, self._dead_owner = self._dead_owner, ""
+        if answer.what == "held" and answer.whose != former:
+            self._dead_owner = answer.whose if self._is_dead(answer.whose) else ""
+        return bool(self._dead_owner)
+
+    def _record_written(self) -> None:
+        self.counts.writes += 1
+        self._status_written = self._status_sent
+        self.is_written = True
+        self.settled.set()
+
+    def _record_overwritten(self) -> None:
+        self.counts.overwritten += 1
+        if not self._logged_overwritten:
+            self._logged_overwritten = True
+            text = "somebody else writes the heartbeat %r, too: give each worker an id of its own"
+            logger.warning(text, self.claim.key)
+
+    def _record_conflict(self, answer: LeaseReply) -> None:
+        """Record what keeps the key from us, for whoever opens it, and log it once."""
+        standing, key = self.claim.standing, self.claim.key
+        error: BlsError | None = None
+        if answer.what == "wrong_type":
+            error = WrongTypeError(answer.whose or key, "string")
+        elif answer.what in ("held", "stands"):
+            error = LeaseHeldError(key, answer.remaining)
+        if not self.answered.is_set():
+            self.conflict = error
+            self.answered.set()
+        elif error is not None and standing is not self._logged:
+            logger.warning("no heartbeat is written until its key is free: %s", error)
+        elif error is None and self._logged is not Ownership.OURS:
+            logger.info("the heartbeat %r is ours now", key)
+        if answer.what != "late":
+            self._logged = standing

@@ -1,0 +1,590 @@
+"""All heartbeats of one event loop and one Redis: one connection, one task, few writes.
+
+While the loop stands still the watchdog's thread writes them, see ``_StallPublisher``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from bls_agent.after_fork import register
+from bls_agent.backoff import Backoff
+from bls_agent.complaints import Complaints
+from bls_agent.connection import Connections
+from bls_agent.endpoint import Endpoint, Reply
+from bls_agent.errors import BlsError, RedisRefusedError, RedisUnavailableError
+from bls_agent.keyed_wires import KeyedWires
+from bls_agent.lease import boot_seconds, digest_of
+from bls_agent.loop_local import LoopLocal
+from bls_agent.names import slot_of
+from bls_agent.redaction import redact_traceback
+from bls_agent.scripts import BEAT, END_BEAT
+from bls_agent.tasks import ThreadSafeEvent, start_background
+from bls_agent.watchdog import LoopWatch, StallCounts
+from bls_agent.workers.heartbeat_fields import WorkerStatus
+from bls_agent.workers.heartbeat_state import HeartbeatState
+
+if TYPE_CHECKING:
+    import asyncio  # noqa: TID251 - a task of asyncio's
+
+__all__ = ["WRITERS", "HeartbeatWriter"]
+
+logger = logging.getLogger(__name__)
+
+NAME: Final = "bls-agent:heartbeats"  # of the connection
+TOGETHER: Final = 0.25  # seconds: what is due so soon goes along
+BATCH: Final = 500  # heartbeats that are written before the host gets its turn
+COALESCE: Final = 0.1  # seconds between two writes of one heartbeat
+CAP: Final = 2.0  # seconds between two tries while Redis is away
+RETRY: Final = 1.0  # seconds after a fault of ours
+GRACE: Final = 0.5  # seconds beyond its timeout that a removal may take
+REMOVALS: Final = 2  # tries to remove: the second over a new connection
+
+_HOPELESS: Final = ("no_permission", "unknown_command", "refused")
+
+
+class HeartbeatWriter:
+    """Writes many heartbeats from one task over one connection (a cluster: one a node).
+
+    Attributes:
+        stalls: How often the event loop stood still.
+        is_over: Whether it does nothing any more: its task has ended, its loop was
+            closed, or it is a forked child's copy.
+        users: Heartbeats that are open.
+        states: The heartbeats; each knows when it is due.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, *, timeout: float, stall_after: float | None
+    ) -> None:
+        """Remember where Redis is; :meth:`start` begins."""
+        self.stalls = StallCounts()
+        self.is_over = False
+        self.users = 0
+        self.states: set[HeartbeatState] = set()
+        self._timeout = timeout
+        self._wires = KeyedWires(endpoint, NAME, timeout=timeout)
+        self._wakeup = ThreadSafeEvent()
+        self._queued: deque[HeartbeatState] = deque()
+        self._ending: list[HeartbeatState] = []
+        self._backoff = Backoff(cap=CAP)
+        self._retry_at = 0.0
+        self._away_since: float | None = None
+        self._logged_away = self._logged_plain = False
+        self._generation = 0
+        self._complaints = Complaints()
+        self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing = False
+        self._ended = anyio.Event()
+        self._publisher: _StallPublisher | None = None
+        self._watch: LoopWatch | None = None
+        if stall_after is not None:
+            self._publisher = _StallPublisher(
+                endpoint, self, timeout=timeout, stall_after=stall_after
+            )
+            self._watch = LoopWatch(self._publisher)
+
+    def start(self) -> None:
+        """Begin, in the running event loop."""
+        import asyncio  # noqa: PLC0415, TID251 - 20 ms, not at import
+
+        register(self)
+        self._loop = asyncio.get_running_loop()
+        self._task = start_background(self._run, NAME)
+        self._task.add_done_callback(self._handle_task_end)
+
+    def _handle_task_end(self, _: asyncio.Task[None]) -> None:
+        # A task that is cancelled before it began runs nothing of its own, no finally.
+        self.is_over = True
+        for state in self._ending:
+            state.ended.set()
+        self._ended.set()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it lives in another event loop than the one that runs here."""
+        import asyncio  # noqa: PLC0415, TID251 - as above
+
+        return self._loop is not asyncio.get_running_loop()
+
+    async def run_in_its_loop(
+        self,
+        function: Callable[[], Coroutine[Any, Any, None]],
+        timeout: float | None,
+    ) -> None:
+        """Await something in the writer's event loop, which is another one and may hang."""
+        import asyncio  # noqa: PLC0415, TID251 - anyio knows one loop
+
+        assert self._loop is not None  # noqa: S101 - for the type checker
+        future = asyncio.run_coroutine_threadsafe(function(), self._loop)
+        with anyio.move_on_after(timeout):
+            await asyncio.wrap_future(future)
+
+    @property
+    def is_loop_closed(self) -> bool:
+        """Whether its event loop was closed before the writer's end."""
+        return self._loop is not None and self._loop.is_closed()
+
+    def detach(self) -> None:
+        """Let go of everything: the event loop was closed and will not run any more."""
+        self.is_over = True
+        self.states = set()
+        if self._watch is not None:
+            self._watch.drop()
+        self._wires.forget_loop()
+
+    def forget_parent(self) -> None:
+        """In a forked child: the heartbeats are the parent's."""
+        self.is_over = True
+        self.states = set()
+
+    def add(self, state: HeartbeatState) -> None:
+        """Keep one more alive; its first beat is due."""
+        self.states.add(state)
+        state.due_at = now = anyio.current_time()
+        if now < self._retry_at:  # Redis is away, and the host does not wait for it
+            state.answered.set()
+        if self._watch is not None and self._publisher is not None:
+            is_shorter = self._publisher.add_ttl(state.claim.ttl)
+            if is_shorter:
+                self._watch.begin()
+        self._wakeup.set()
+
+    def write_soon(self, state: HeartbeatState) -> None:
+        """Have a beat written soon; from any thread, never waits."""
+        if not state.is_queued and not self.is_over:
+            state.is_queued = True
+            self._queued.append(state)
+            self._wakeup.set()
+
+    def write_all_soon(self) -> None:
+        """Have every beat written soon; from any thread, never waits."""
+        for state in list(self.states):
+            self.write_soon(state)
+
+    def _forget(self, state: HeartbeatState) -> None:
+        state.claim.end()
+        state.settled.set()
+        self.states.discard(state)
+
+    async def remove(self, state: HeartbeatState) -> None:
+        """Remove one from Redis if it is ours; within ``timeout`` + 0.5 s."""
+        self._forget(state)
+        if self.is_over:
+            return
+        self._ending.append(state)
+        self._wakeup.set()
+        with anyio.move_on_after(self._timeout + GRACE):
+            await state.ended.wait()
+        state.ended.set()  # a cancelled caller skips this: _wind_up removes it
+        if state in self._ending:
+            self._ending.remove(state)
+
+    async def aclose(self) -> None:
+        """End the task and close the connection."""
+        self._closing = True
+        try:
+            if self._watch is not None:
+                with anyio.move_on_after(GRACE):
+                    await self._watch.end()
+        finally:
+            if self._task is not None:
+                self._task.cancel()
+                await self._ended.wait()
+
+    async def _run(self) -> None:
+        self._wakeup.bind()
+        try:
+            while not self.is_over:
+                try:
+                    await self._wait_until_due()
+                    if not self.is_over:
+                        await self._write_due()
+                except Exception as error:  # noqa: BLE001 - ours: the others go on
+                    text = "a beat of the heartbeats failed\n%s"
+                    logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
+                    await anyio.sleep(RETRY + self._backoff.failed())
+        finally:
+            self._wakeup.unbind()
+            if self._watch is not None:
+                self._watch.drop()
+            if not self.is_over:
+                with anyio.CancelScope(shield=True):
+                    await self._wind_up()
+
+    async def _wind_up(self) -> None:
+        """Remove what no caller will remove any more, and close the connection."""
+        states = list(self.states)
+        if states and not self._closing:
+            logger.warning("the task of the heartbeats was cancelled and has ended")
+            for state in states:
+                self._forget(state)
+            self._ending += states
+        with anyio.move_on_after(self._timeout + GRACE):
+            await self._remove_ending()
+        await self._wires.aclose()
+
+    async def _wait_until_due(self) -> None:
+        """Wait until a beat is due, or a removal is wanted."""
+        while True:
+            self._schedule_queued()
+            if self._ending:
+                return
+            now, due = anyio.current_time(), None
+            if self.states:
+                due = max(self._retry_at, min(state.due_at for state in self.states))
+                if due <= now:
+                    await anyio.lowlevel.checkpoint()
+                    return
+            await self._wakeup.wait(None if due is None else due - now)
+
+    def _schedule_queued(self) -> None:
+        now = anyio.current_time()
+        while self._queued:
+            state = self._queued.popleft()
+            state.is_queued = False
+            # The new value of a blocked one goes with the next beat that may be written.
+            if not state.is_blocked:
+                soon = max(now, state.sent_at + COALESCE)
+                state.due_at = min(state.due_at, soon)
+
+    async def _write_due(self) -> None:
+        await self._remove_ending()
+        if anyio.current_time() < self._retry_at:
+            return
+        due, now = self._take_due(), boot_seconds()
+        plain = [state for state in due if state.writes_plainly(now)]
+        try:
+            await self._write([state for state in due if not state.writes_plainly(now)])
+            await self._write(plain, plainly=True)
+        except BaseException:  # a fault of ours: it must not end the others
+            for state in due:
+                state.claim.record_failure(ambiguous=True)
+                self._put(state, RETRY)
+            raise
+
+    async def _remove_ending(self) -> None:
+        ending, self._ending = self._ending, []
+        try:
+            if ending:
+                await self._remove(ending)
+        except BaseException:  # callers wait for these: _wind_up tries once more
+            self._ending += [state for state in ending if not state.ended.is_set()]
+            raise
+
+    async def _remove(self, states: Sequence[HeartbeatState]) -> None:
+        for _ in range(REMOVALS):
+            try:
+                now = boot_seconds()
+                runs = [state.claim.end_request(now) for state in states]
+                await END_BEAT.run_many(self._wires, runs)
+                await self._remove_plainly(states)
+            except RedisUnavailableError as error:
+                logger.info("heartbeats could not be removed: %s", error)
+                if error.connecting:
+                    break
+            else:
+                break
+        for state in states:
+            state.ended.set()
+
+    async def _remove_plainly(self, states: Sequence[HeartbeatState]) -> None:
+        """Remove what still holds our last value; without a script not in one step."""
+        for claim in [state.claim for state in states if state.plain_until is not None]:
+            with suppress(RedisRefusedError):
+                found: bytes | None = await self._wires.call(claim.key, "GET")
+                if found is not None and digest_of(found) == claim.digest:
+                    await self._wires.call(claim.key, "DEL")
+
+    def _take_due(self) -> list[HeartbeatState]:
+        now = anyio.current_time()
+        soon = [state for state in self.states if state.due_at <= now + TOGETHER]
+        soon.sort(key=lambda state: state.due_at)
+        due: list[HeartbeatState] = []
+        for state in soon[:BATCH]:
+            if state.sent_at + COALESCE <= now:
+                due.append(state)
+                state.sent_at = now
+            else:
+                state.due_at = state.sent_at + COALESCE
+        return due
+
+    async def _write(
+        self, states: Sequence[HeartbeatState], *, plainly: bool = False
+    ) -> None:
+        if not states:
+            return
+        sent_at = boot_seconds()
+        try:
+            if plainly:
+                requests = [state.plain_beat() for state in states]
+                replies = await self._wires.call_many(requests)
+            else:
+                runs = [state.beat() for state in states]
+                replies = await BEAT.run_many(self._wires, runs)
+        except RedisUnavailableError as error:
+            self._record_outage(states, error)
+        else:
+            self._handle_replies(states, replies, None if plainly else sent_at)
+
+    def _handle_replies(
+        self,
+        states: Sequence[HeartbeatState],
+        replies: Sequence[Reply],
+        sent_at: float | None,
+    ) -> None:
+        """Record each reply; ``sent_at`` is ``None`` if no script was used."""
+        refused: dict[str, tuple[RedisUnavailableError, list[HeartbeatState]]] = {}
+        has_recovered = False
+        for state, reply in zip(states, replies, strict=True):
+            if state not in self.states:
+                continue
+            error = self._handle_reply(state, reply, sent_at)
+            if error is not None:
+                refused.setdefault(error.kind, (error, []))[1].append(state)
+            elif not isinstance(reply, Exception):
+                has_recovered |= state.failures > 0
+                state.failures = 0
+        for error, theirs in refused.values():
+            self._record_refusal(theirs, error)
+        if has_recovered:
+            self._retry_refused()
+        if not refused:
+            self._record_success()
+
+    def _retry_refused(self) -> None:
+        """Try the others again: what they were refused for may be gone, too."""
+        for state in self.states:
+            if state.failures:
+                self.write_soon(state)
+
+    def _handle_reply(
+        self, state: HeartbeatState, reply: Reply, sent_at: float | None
+    ) -> RedisUnavailableError | None:
+        """Record one reply; give the error if there is no plainer way to write."""
+        now = boot_seconds()
+        if isinstance(reply, RedisUnavailableError):
+            if not state.choose_plainer(now, reply):
+                return reply
+            self._log_plain(reply)
+            self._put(state, 0.0)
+        elif sent_at is None:
+            self._put(state, state.handle_plain_reply())
+        else:
+            self._put(state, state.handle_reply(reply, sent_at=sent_at, now=now))
+        return None
+
+    def _put(self, state: HeartbeatState, delay: float) -> None:
+        if not delay:
+            state.sent_at = float("-inf")
+        state.due_at = anyio.current_time() + delay
+
+    def _record_success(self) -> None:
+        """Redis is there: what it lost while it was away is written again at once."""
+        self._backoff.succeeded()
+        self._retry_at = 0.0
+        generation = 0 if self._wires.is_cluster else self._wires.pick().generation
+        was_away = self._away_since is not None
+        if was_away or generation != self._generation:
+            if self._generation or was_away:
+                self.write_all_soon()
+            self._generation = generation
+        if self._away_since is not None:
+            if self._logged_away:
+                seconds = anyio.current_time() - self._away_since
+                logger.info("heartbeats are written again after %.1f s", seconds)
+            self._away_since, self._logged_away = None, False
+
+    def _record_outage(
+        self, states: Sequence[HeartbeatState], error: RedisUnavailableError
+    ) -> None:
+        """Redis executed none of a write, or perhaps some: all pause together."""
+        longest = error.kind == "auth"
+        refused = isinstance(error, RedisRefusedError)
+        delay = self._backoff.failed(permanent=refused, longest=longest)
+        self._retry_at = anyio.current_time() + delay
+        if self._away_since is None:
+            self._away_since = anyio.current_time()
+        self._logged_away |= self._log_failure(error)
+        # Of many that go in several writes the first ones may have been executed.
+        ambiguous = error.ambiguous or len(states) > 1
+        for state in states:
+            state.record_failure(error, ambiguous=ambiguous)
+            self._put(state, delay)
+
+    def _record_refusal(
+        self, states: Sequence[HeartbeatState], error: RedisUnavailableError
+    ) -> None:
+        """Redis refused some beats of a write: each pauses by itself, not the others."""
+        self._log_failure(error)
+        refused = isinstance(error, RedisRefusedError)
+        for state in states:
+            state.record_failure(error, ambiguous=error.ambiguous)
+            pause = Backoff(cap=CAP, rng=self._backoff.rng, failures=state.failures)
+            state.failures += 1
+            self._put(state, pause.failed(permanent=refused))
+
+    def _log_failure(self, error: RedisUnavailableError) -> bool:
+        shown = BlsError(str(error)) if error.kind in _HOPELESS else error
+        return self._complaints.say("heartbeats cannot be written", shown)
+
+    def _log_plain(self, error: RedisUnavailableError) -> None:
+        if not self._logged_plain:
+            self._logged_plain = True
+            text = (
+                "this user may run no scripts: heartbeats are written without an owner, "
+                "and two workers of one id are not noticed (%s)"
+            )
+            logger.warning(text, error)
+
+
+class _StallPublisher:
+    """Writes a loop's heartbeats from the watchdog's thread while the loop stands still.
+
+    Only what is ours is written, and only as long as it is ours. Before ``stall_after``
+    each keeps its status, kept alive where it would vanish earlier; from then on it is
+    ``error``. The attributes are those of the watchdog's ``StallListener``.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        writer: HeartbeatWriter,
+        *,
+        timeout: float,
+        stall_after: float,
+    ) -> None:
+        """Remember the parts; the heartbeats are those of ``writer``."""
+        self.endpoint = replace(endpoint, notes=())  # the loop has logged them
+        self.stall_after = stall_after
+        self.publish_after = self.interval = float("inf")
+        self._writer = writer
+        self._timeout = timeout
+        self._stalled = False
+
+    def add_ttl(self, ttl: float) -> bool:
+        """Adapt to one more heartbeat's TTL; tell whether that changed the interval."""
+        if ttl / 4 >= self.interval:
+            return False
+        self.publish_after, self.interval = ttl / 3, ttl / 4
+        return True
+
+    def connect(self) -> Connections:
+        """Make the connections of the thread; nothing is opened yet."""
+        first = next(iter(list(self._writer.states)), None)
+        return Connections(
+            self.endpoint,
+            "bls-agent:heartbeats:watchdog",
+            timeout=self._timeout,
+            reconnect_max=CAP,
+            keys={"liveness": first.claim.key if first else ""},
+        )
+
+    def on_takeover(self) -> None:
+        """Nothing has to be prepared: beats are numbered, so a late one does nothing."""
+
+    def on_stall(self, where: str) -> None:
+        """Write ``error`` from now on, and log where the loop stands."""
+        self._stalled = True
+        self._writer.stalls.stalls += 1
+        text = "heartbeats: the event loop has not moved for %g s; it stands in %s"
+        # In a thread that may be held: the loop may be standing in a handler of the log.
+        threading.Thread(
+            target=logger.warning,
+            args=(text, self.stall_after, where),
+            name="bls-agent stall",
+            daemon=True,
+        ).start()
+
+    async def publish(self, connections: Connections) -> None:
+        """Write every heartbeat that is ours; raises if one of them was not written."""
+        states = [one for one in list(self._writer.states) if one.plain_until is None]
+        if self.endpoint.is_cluster:  # a wire follows redirections, if there are few
+            states.sort(key=lambda state: slot_of(state.claim.key))
+        status = WorkerStatus.ERROR if self._stalled else None
+        failure: RedisUnavailableError | None = None
+        for begin in range(0, len(states), BATCH):
+            runs = [
+                state.claim.keep_request(state.value(status))
+                for state in states[begin : begin + BATCH]
+            ]
+            for reply in await BEAT.run_many(connections.liveness, runs):
+                if isinstance(reply, RedisUnavailableError):
+                    failure = reply
+        if failure is not None:
+            raise failure
+
+    def on_recovery(self, seconds: float) -> None:
+        """Have the loop write the true status, and log how long it stood still."""
+        self._stalled = False
+        self._writer.write_all_soon()
+        if seconds:
+            counts = self._writer.stalls
+            counts.longest = max(counts.longest, seconds)
+            logger.warning("the event loop stood still for %.1f s", seconds)
+
+
+class _Writers:
+    """The writers of this process; each ends with the last heartbeat in it."""
+
+    def __init__(self) -> None:
+        self._by_loop: LoopLocal[dict[object, HeartbeatWriter]] = LoopLocal()
+
+    def forget_parent(self) -> None:
+        """In a forked child: there are none."""
+        self._by_loop.forget_parent()
+
+    def enter(
+        self, endpoint: Endpoint, *, timeout: float, stall_after: float | None
+    ) -> HeartbeatWriter:
+        """Give the writer of the running event loop for this Redis, one user more."""
+        register(self)
+        writers = self._by_loop.find()
+        if writers is None:
+            writers = dict[object, HeartbeatWriter]()
+            for of_closed_loop in self._by_loop.keep(writers):
+                for writer in of_closed_loop.values():
+                    writer.detach()
+        key = (endpoint.address, _find_likeness(endpoint), timeout, stall_after)
+        found = writers.get(key)
+        if found is None or found.is_over:
+            found = HeartbeatWriter(endpoint, timeout=timeout, stall_after=stall_after)
+            writers[key] = found
+            found.start()
+        found.users += 1
+        return found
+
+    async def leave(self, writer: HeartbeatWriter) -> None:
+        """Give back a writer, in its event loop; the last user closes it."""
+        writer.users -= 1
+        if writer.users and not writer.is_over:
+            return
+        writers = self._by_loop.find() or {}
+        for key in [key for key, other in writers.items() if other is writer]:
+            del writers[key]
+        if not writers:
+            self._by_loop.pop()
+        if not writer.is_over:
+            await writer.aclose()
+
+
+def _find_likeness(endpoint: Endpoint) -> int:
+    """Give a number that is equal for the same servers and credentials."""
+    topology = endpoint.topology
+    if topology is None:
+        return endpoint.likeness or id(endpoint)
+    alike = [seed.likeness for seed in topology.seeds]
+    alike.append(topology.node("any", 1).likeness)
+    return hash((topology.kind, topology.service, *alike))
+
+
+WRITERS: Final = _Writers()

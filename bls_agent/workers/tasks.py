@@ -1,0 +1,384 @@
+"""``TaskStatus``: how the tasks of a fleet are, one key for each.
+
+Contract 001 names the keys ``ginkgo:task_status:{task_id}`` and
+``backtest:task:{task_id}:progress`` and leaves their values open. Here both hold one JSON
+object: ``task_id``, ``status``, ``timestamp``, then the caller's own fields in their
+order, of which ``progress`` (percent) and ``message`` have a meaning.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, ClassVar, Final, Self, cast
+from weakref import WeakKeyDictionary
+
+import anyio
+
+from bls_agent.access import Store
+from bls_agent.codec import (
+    JSONObject,
+    JSONValue,
+    decode,
+    encode_strictly,
+    format_timestamp,
+    parse_timestamp,
+)
+from bls_agent.endpoint import Argument, Reply
+from bls_agent.errors import (
+    ConfigurationError,
+    DecodeError,
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
+from bls_agent.keyed_wires import KeyedWires
+from bls_agent.keys import KEYS, KeyTemplate
+from bls_agent.scripts import PUT_TEXT, SWAP_TEXT, Script
+
+__all__ = ["WHOLE", "Task", "TaskKeys", "TaskStatus", "change_task", "encode_task"]
+
+WHOLE: Final = 100  # percent
+WORD: Final = 64  # characters of a bare text that is taken for a status
+TRIES: Final = 50  # of a change that others are always ahead of
+SHORTEST_PAUSE: Final = 0.001  # seconds, doubled from try to try
+LONGEST_PAUSE: Final = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """The value under the key of a task, read tolerantly.
+
+    Attributes:
+        id: Which task: the id in its key.
+        status: Its state, in the writer's words; ``""`` if there is none. A bare
+            text such as ``running`` is a status, too.
+        timestamp: When that was written, aware; ``None`` if that is not known.
+        progress: Percent; ``None`` if that is not known.
+        message: A text for people, or ``""``.
+        fields: The whole object, as it stands there.
+        raw: The text that stands there instead of an object, else ``None``.
+        reason: Why it is no object: ``not_json``, ``not_an_object``, ``not_utf8``,
+            ``too_deep``, or ``wrong_type`` for a key that holds no string; else ``""``.
+    """
+
+    id: str
+    status: str = ""
+    timestamp: datetime | None = None
+    progress: float | None = None
+    message: str = ""
+    fields: JSONObject = field(default_factory=dict[str, Any])
+    raw: str | None = None
+    reason: str = ""
+
+    @classmethod
+    def decode(cls, task_id: str, payload: bytes) -> Self:
+        """Read a value; there is none that cannot be read."""
+        found, reason = _decode(payload)
+        if not isinstance(found, dict):
+            return cls(
+                id=task_id,
+                status=_bare_status(found, payload, reason),
+                raw=payload.decode("utf-8", "replace"),
+                reason=reason,
+            )
+        return cls(
+            id=task_id,
+            status=_text(found.get("status")),
+            timestamp=parse_timestamp(found.get("timestamp")),
+            progress=_number(found.get("progress")),
+            message=_text(found.get("message")),
+            fields=found,
+        )
+
+
+def encode_task(
+    task_id: str, status: str, fields: Mapping[str, Any], *, now: float
+) -> bytes:
+    """Make the value of a task; ``now`` is in Unix seconds."""
+    given = {"status": status, "timestamp": format_timestamp(now), **fields}
+    return encode_strictly("fields", {"task_id": task_id, **_checked(given)})
+
+
+def change_task(
+    task_id: str, payload: bytes, changes: Mapping[str, Any], *, now: float
+) -> bytes:
+    """Change some fields of a value; a bare word becomes the status of an object.
+
+    Raises:
+        ConfigurationError: A field holds what cannot be written.
+        DecodeError: The value is no object and no word; it would be lost.
+    """
+    found, reason = _decode(payload)
+    if not isinstance(found, dict):
+        status = _bare_status(found, payload, reason)
+        if not status:
+            raise DecodeError(reason, payload, "set() writes over it")
+        found = {"task_id": task_id, "status": status}
+    given = {"timestamp": format_timestamp(now), **changes}
+    return encode_strictly("fields", {**found, **_checked(given)})
+
+
+def _decode(payload: bytes) -> tuple[JSONValue, str]:
+    """Decode a value, and name in one word why it is no object."""
+    try:
+        found = decode(payload)
+    except DecodeError as error:
+        return None, error.reason
+    return found, "" if isinstance(found, dict) else "not_an_object"
+
+
+def _bare_status(found: JSONValue, payload: bytes, reason: str) -> str:
+    """Take a bare text for a status, quoted or not, if it looks like one."""
+    text = payload.decode() if reason == "not_json" else found
+    word = text.strip() if isinstance(text, str) else ""
+    fits = len(word) <= WORD and word.isprintable() and word[:1].isalnum()
+    return word if fits else ""
+
+
+def _text(value: JSONValue) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: JSONValue) -> float | None:
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _checked(given: Mapping[str, Any]) -> JSONObject:
+    for name, value in given.items():
+        if name == "status" and not (isinstance(value, str) and value.strip()):
+            raise ConfigurationError(name, value, "a text that is not blank")
+        if name == "progress" and value is not None:
+            fits = isinstance(value, int | float) and not isinstance(value, bool)
+            if not fits or not 0 <= cast("float", value) <= WHOLE:
+                raise ConfigurationError(name, value, "percent, from 0 to 100")
+        if name == "message" and not isinstance(value, str | None):
+            raise ConfigurationError(name, value, "a text")
+        if isinstance(value, datetime) and value.tzinfo is None:
+            raise ConfigurationError(name, value, "a time with its zone")
+    return dict(given)
+
+
+class TaskKeys(Store):
+    """One kind of key of tasks; ``kind`` is its row in the table of keys."""
+
+    client_name: ClassVar[str] = "bls-tasks"
+    kind: ClassVar[str] = ""
+
+    def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
+        """Remember where Redis is, as every store does; nothing is opened yet."""
+        super().__init__(redis, timeout=timeout)
+        self._turns: WeakKeyDictionary[KeyedWires, dict[str, anyio.Lock]]
+        self._turns = WeakKeyDictionary()
+
+    async def get(self, task_id: str) -> Task | None:
+        """Read a task.
+
+        Returns:
+            ``None`` if there is no such task, or no more; what cannot be read as one
+            comes back as ``raw``.
+
+        Raises:
+            WrongTypeError: The key is no string.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        key = self._row.locate(task_id=task_id)
+        try:
+            payload: bytes | None = await self._access.wires.read(key, "GET")
+        except RedisUnavailableError as error:
+            raise _as_wrong_type(error, key) from error
+        return None if payload is None else Task.decode(task_id, payload)
+
+    async def delete(self, task_id: str) -> bool:
+        """Delete a task.
+
+        Returns:
+            Whether there was anything.
+
+        Raises:
+            WrongTypeError: The key is no string; it was left alone.
+            RedisUnavailableError: Not deleted; or perhaps, if ``error.ambiguous``.
+        """
+        key = self._row.locate(task_id=task_id)
+        return bool(await self._run(PUT_TEXT, key, 0, b""))
+
+    async def list(self, status: str | None = None) -> Tasks:
+        """Read every task there is.
+
+        Uses SCAN, never KEYS. A value that cannot be read as a task comes back as
+        ``raw`` and hides no other one; keys that may not be read are left out.
+
+        Args:
+            status: Only tasks of this status.
+
+        Returns:
+            Tasks in order of their ids.
+
+        Raises:
+            RedisUnavailableError: Redis cannot answer, or refuses every one.
+        """
+        found: dict[str, Task] = {}
+        refused: RedisUnavailableError | None = None
+        async for keys in self._access.wires.scan_steps(self._row.pattern()):
+            # Not MGET: a key of another type, or one that may not be read, needs a reply
+            # of its own; and on a cluster the keys lie in many slots.
+            requests = [("GET", key) for key in keys]
+            replies = await self._access.wires.read_many(requests) if keys else []
+            for key, reply in zip(keys, replies, strict=True):
+                if isinstance(reply, RedisRefusedError) and (
+                    reply.kind == "no_permission"
+                ):
+                    refused = reply
+                    continue
+                task = self._task_of(key, reply)
+                if task is not None and status in (None, task.status):
+                    found[task.id] = task
+        if refused is not None and not found:
+            raise refused
+        return [found[task_id] for task_id in sorted(found)]
+
+    def _task_of(self, key: bytes, reply: Reply) -> Task | None:
+        parsed = self._row.parse(key)
+        if parsed is None or reply is None:  # expired since it was found
+            return None
+        if not isinstance(reply, RedisUnavailableError):
+            return Task.decode(parsed["task_id"], cast("bytes", reply))
+        if reply.kind != "wrong_type":
+            raise reply
+        return Task(id=parsed["task_id"], raw="", reason="wrong_type")
+
+    async def _put(self, task_id: str, status: str, fields: Mapping[str, Any]) -> Task:
+        payload = encode_task(task_id, status, fields, now=_now())
+        key = self._row.build(task_id=task_id)
+        await self._run(PUT_TEXT, key, cast("int", self._row.ttl), payload)
+        return Task.decode(task_id, payload)
+
+    async def _change(self, task_id: str, changes: Mapping[str, Any]) -> Task | None:
+        """Read, change, and write if no other has written meanwhile; else again."""
+        key = self._row.locate(task_id=task_id)
+        async with self._turn(key):
+            async with self._access.wires.to(key) as wire:
+                try:
+                    seen: bytes | None = await wire.read("GET", _encode(key))
+                except RedisUnavailableError as error:
+                    raise _as_wrong_type(error, key) from error
+            pause = SHORTEST_PAUSE
+            for _ in range(TRIES):
+                if seen is None:
+                    return None
+                payload = change_task(task_id, seen, changes, now=_now())
+                reply = await self._run(SWAP_TEXT, key, seen, payload)
+                if reply == 1:
+                    return Task.decode(task_id, payload)
+                seen = cast("bytes | None", reply)
+                await anyio.sleep(random.uniform(0, pause))  # noqa: S311 - to get out of step
+                pause = min(pause * 2, LONGEST_PAUSE)
+        reason = f"others were ahead of each of {TRIES} tries; nothing was written"
+        raise RedisUnavailableError("contended", reason)
+
+    @asynccontextmanager
+    async def _turn(self, key: str) -> AsyncGenerator[None]:
+        """Have one change of a key after the other: together they would all try again."""
+        turns = self._turns.setdefault(self._access.wires, {})
+        lock = turns.setdefault(key, anyio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked():  # else another task has its turn
+                turns.pop(key, None)
+
+    async def _run(self, script: Script, key: str, *arguments: Argument) -> Reply:
+        async with self._access.wires.to(key) as wire:
+            try:
+                return await script.run(wire, [_encode(key)], arguments)
+            except RedisUnavailableError as error:
+                raise _as_wrong_type(error, key) from error
+
+    @property
+    def _row(self) -> KeyTemplate:
+        return KEYS[self.kind]
+
+
+class TaskStatus(TaskKeys):
+    """Writes how a task is, and reads what others have written; each write lives a day.
+
+    Works with and without ``async with``, in any event loop; close it with
+    :meth:`aclose` when it was used without. Reading never gives "nothing" for "Redis is
+    away": it raises :class:`~bls_agent.RedisUnavailableError`.
+
+    The value is a JSON object: ``task_id``, ``status``, ``timestamp`` with its zone, then
+    fields of your own; see :class:`Task`.
+    """
+
+    kind: ClassVar[str] = "task_status"
+
+    async def set(self, task_id: str, status: str, **fields: Any) -> Task:
+        """Write how a task is, over whatever was written before; for a day from now.
+
+        Args:
+            task_id: Which task.
+            status: How it is, in words of your own: ``pending``, ``running``, ``回测中``.
+            fields: Further fields: what JSON can hold. ``progress`` is percent,
+                ``message`` a text, ``timestamp`` now unless it is given.
+
+        Raises:
+            ConfigurationError: The id cannot be part of a key, or a field cannot be
+                written.
+            WrongTypeError: The key is no string; it was left alone.
+            RedisUnavailableError: Not written; or perhaps, if ``error.ambiguous``.
+        """
+        return await self._put(task_id, status, fields)
+
+    async def update(self, task_id: str, **changes: Any) -> Task | None:
+        """Change some fields; all others stay, and the time it lives goes on running.
+
+        In one step: two that change different fields at once lose neither, nor anybody
+        else's.
+
+        Args:
+            task_id: Which task.
+            changes: Fields and their new values, ``status`` among them; the
+                ``timestamp`` becomes now unless it is given.
+
+        Returns:
+            The task as it is now; ``None`` if there is no such task, or no more:
+            then nothing was written.
+
+        Raises:
+            ConfigurationError: A field cannot be written.
+            DecodeError: What stands there is neither an object nor a word; it was left
+                alone. :meth:`set` writes over it.
+            WrongTypeError: The key is no string; it was left alone.
+            RedisUnavailableError: Not written; or perhaps, if ``error.ambiguous``: it
+                may be done again, and then stands last. ``contended``: others were
+                always ahead.
+        """
+        return await self._change(task_id, changes)
+
+
+Tasks = list[Task]
+
+
+def _now() -> float:
+    return time.time()  # noqa: TID251 - the outermost place
+
+
+def _encode(key: str) -> bytes:
+    return key.encode("utf-8", "surrogateescape")
+
+
+def _as_wrong_type(error: RedisUnavailableError, key: str) -> Exception:
+    return WrongTypeError(key, "string") if error.kind == "wrong_type" else error

@@ -1,1 +1,0 @@
-"""Finding the workers of a fleet and telling what changes."""
