@@ -93,6 +93,7 @@ def collect_stats(parts: Parts, session: Session | None) -> AgentStats:
     if session is None or session.closed.is_set():
         return kept
     receiver, connections = session.receiver, session.connections
+    counts = receiver.counts()
     return replace(
         kept,
         open=True,
@@ -101,9 +102,9 @@ def collect_stats(parts: Parts, session: Session | None) -> AgentStats:
         reconnect_failures=connections.gate.failures,
         commands_running=session.dispatcher.running,
         commands_stuck=session.dispatcher.stuck,
-        commands_held=receiver.held,
-        commands_reclaimed=receiver.reclaimed,
-        lease_losses=receiver.lease_losses,
+        commands_held=counts.held,
+        commands_reclaimed=counts.reclaimed,
+        lease_losses=counts.lease_losses,
         faults=session.faults,
     )
 

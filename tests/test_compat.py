@@ -280,11 +280,11 @@ async def test_a_cut_that_is_cancelled_half_way_is_in_doubt(
     receiver = CompatReceiver(
         connections, f"{project}_控制", lambda text, _: said.append(text)
     )
-    cut = receiver._cut
+    cuts = receiver._cuts
     was_cut = anyio.Event()
 
     async def cut_and_hang(payload: bytes) -> bool:
-        await cut(payload)
+        await cuts[0](payload)
         was_cut.set()
         await anyio.sleep_forever()
         return True
@@ -294,12 +294,12 @@ async def test_a_cut_that_is_cancelled_half_way_is_in_doubt(
     await history.push(redis, project)
     try:
         (message,) = await receiver.receive(1)
-        receiver._cut = cut_and_hang
+        receiver._cuts = (cut_and_hang,)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(receiver.settle, message)
             await was_cut.wait()
             tasks.cancel_scope.cancel()
-        receiver._cut = cut
+        receiver._cuts = cuts
         await receiver.finish()
         assert said == []
         assert await history.waiting(redis, project) == [1]

@@ -1111,7 +1111,7 @@ async def test_a_lease_that_ends_behind_the_first_look(
         messages = await receiver.receive(3)
         found += [(message.payload, message.delivery) for message in messages]
     assert found == [(payload, 2) for payload in held]
-    assert receiver.reclaimed == 3
+    assert receiver.counts().reclaimed == 3
     await receiver.close()
     for wire in connections.all:
         await wire.aclose()

@@ -2,7 +2,7 @@
 
 The core knows ``str int float bool None list dict Literal Enum``, ``Any`` and unions
 of them. Pydantic is asked only for its own types, or for everything with
-``validate="pydantic"``. An annotation that nobody can check is refused when the
+``validate="pydantic"``. An annotation that cannot be checked is refused when the
 handler is registered, not when the first command arrives.
 """
 

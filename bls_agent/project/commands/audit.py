@@ -1,4 +1,4 @@
-"""A command as the console sends it, and the record of who sends it: no I/O."""
+"""A command as the console sends it, and the record of its sender: no I/O."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_command(
     timestamp: str = "",
     broadcast: bool = False,
 ) -> Command:
-    """Make a command of what somebody wants to send; arguments as :meth:`Command.create`."""
+    """Make a command of what is to be sent; arguments as :meth:`Command.create`."""
     if type(command) is not str or not command.strip():
         raise ConfigurationError("command", command, "a text that is not blank")
     if not isinstance(args, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance] - as above
@@ -51,7 +51,7 @@ def make_command(
 
 
 def local_user() -> str:
-    """Name who runs this process: user and host."""
+    """Name the user and host of this process."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError, ImportError):  # a container's number without a name
@@ -60,7 +60,7 @@ def local_user() -> str:
 
 
 class AuditRecord:
-    """Who sends what: the record before a command, and the one after a failure."""
+    """The sender and what is sent: the record before a command, and the one after a failure."""
 
     def __init__(
         self, command: Command, sent_by: str, redactor: Redactor = DEFAULT

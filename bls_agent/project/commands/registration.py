@@ -185,7 +185,7 @@ class Registration:
 
 
 def _refuse_unbound(function: Callable[..., Any], name: str) -> None:
-    """Refuse a method without its object: nobody would give it ``self``."""
+    """Refuse a method without its object: nothing would give it ``self``."""
     place = getattr(function, "__qualname__", "").rpartition(".")[0]
     if not inspect.isfunction(function) or place.endswith("<locals>") or not place:
         return

@@ -202,7 +202,7 @@ class Router:
         table[name] = handler
 
     def set_fallback(self, call: CallNext) -> None:
-        """Register what runs for commands that nobody registered."""
+        """Register what runs for commands without a handler."""
         if self._fallback is not None:
             raise DuplicateHandlerError("fallback")
         self._fallback = call
@@ -306,7 +306,7 @@ def _hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     if not inspect.isroutine(target):
         target = type(target).__call__
     written = dict(getattr(target, "__annotations__", {}))
-    written.pop("return", None)  # nobody checks what a handler gives back
+    written.pop("return", None)  # what a handler gives back is not checked
     parameters = types.SimpleNamespace(__annotations__=written)
     try:
         return typing.get_type_hints(

@@ -5,7 +5,7 @@ calling thread and put into the agent's bounded buffer, as by ``agent.log``.
 
 It has no lock, and nothing below it waits for one. A record may come from a signal
 handler, a finaliser or the garbage collector, in a thread that was interrupted at any
-point, also within this module; whoever waited there might wait for itself.
+point, also within this module; a lock there might wait for its own thread.
 """
 
 from __future__ import annotations

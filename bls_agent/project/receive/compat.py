@@ -47,7 +47,11 @@ class CompatReceiver(Receiver):
         self._in_doubt = False
         self._warned_at = float("-inf")
         self._quiet_since: float | None = None
-        self._cut: Callable[[bytes], Awaitable[bool]] = self._cut_by_script
+        self._cuts: Sequence[Callable[[bytes], Awaitable[bool]]] = (
+            self._cut_by_script,
+            self._cut_by_value,
+            self._cut_blindly,
+        )
 
     async def receive(self, limit: int) -> Sequence[Message]:  # noqa: ARG002 - one
         """Look for the head of the list until there is one or the receiver is stopped."""
@@ -102,7 +106,7 @@ class CompatReceiver(Receiver):
     async def _cut_in_some_way(self, payload: bytes) -> bool:
         while True:
             try:
-                return await self._cut(payload)
+                return await self._cuts[0](payload)
             except RedisUnavailableError as error:
                 self._in_doubt |= error.ambiguous
                 if not self._weaken(error):
@@ -113,19 +117,15 @@ class CompatReceiver(Receiver):
 
     def _weaken(self, error: RedisUnavailableError) -> bool:
         """Take the next weaker way to cut, where this one is not allowed or known."""
-        if error.kind not in _WEAKENING:
+        if error.kind not in _WEAKENING or len(self._cuts) == 1:
             return False
-        if self._cut == self._cut_by_script:
-            self._cut = self._cut_by_value
-        elif self._cut == self._cut_by_value:
-            self._cut = self._cut_blindly
+        self._cuts = self._cuts[1:]
+        if len(self._cuts) == 1:
             self._say(
                 "the control list is trimmed without looking (scripts and LREM are "
                 "refused): be the only consumer",
                 {"key": self._key, "reason": error.kind},
             )
-        else:
-            return False
         return True
 
     async def _cut_by_script(self, payload: bytes) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bls_agent.endpoint import Endpoint
 from bls_agent.errors import ConfigurationError
@@ -16,7 +17,7 @@ from bls_agent.keys import CONTROL, PROJECT_STATUS
 from bls_agent.names import shares_slot
 from bls_agent.project.messages import OutcomeKind
 
-__all__ = ["Message", "Receiver", "Say", "check_cluster_name"]
+__all__ = ["Message", "Receiver", "ReceiverCounts", "Say", "check_cluster_name"]
 
 Say = Callable[[str, dict[str, object]], None]  # tells operator and host of a limit
 
@@ -42,6 +43,14 @@ class Message:
     on_start: Callable[[Message], bool] = _start_always
     # called when its outcome is reported although its handler goes on
     on_overdue: Callable[[Message], None] = _ignore
+
+
+class ReceiverCounts(NamedTuple):
+    """What only mode ``reliable`` counts."""
+
+    held: int = 0  # commands that were taken and are not acknowledged
+    reclaimed: int = 0  # commands taken back from dead processes
+    lease_losses: int = 0  # times when others may have taken over what was held
 
 
 class Receiver:
@@ -84,20 +93,9 @@ class Receiver:
     async def close(self) -> None:
         """End everything; handlers have ended, or are left behind."""
 
-    @property
-    def held(self) -> int:
-        """How many commands were taken and are not acknowledged (``reliable``)."""
-        return 0
-
-    @property
-    def reclaimed(self) -> int:
-        """How many commands were taken back from dead processes (``reliable``)."""
-        return 0
-
-    @property
-    def lease_losses(self) -> int:
-        """How often others may have taken over what was held (``reliable``)."""
-        return 0
+    def counts(self) -> ReceiverCounts:
+        """Count what ``stats()`` tells of mode ``reliable``."""
+        return ReceiverCounts()
 
 
 def check_cluster_name(

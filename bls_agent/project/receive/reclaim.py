@@ -98,7 +98,7 @@ class Reclaimer:
         """
         ours, dead = await self._hand_back(wire, lease, [0, 0, *found])
         if ours:
-            self._note(lease.key, len(found), dead)
+            self._record(lease.key, len(found), dead)
         return bool(ours)
 
     async def give_back(
@@ -139,7 +139,7 @@ class Reclaimer:
             ),
         )
 
-    def _note(self, name: str, moved: int, dead: Sequence[bytes]) -> None:
+    def _record(self, name: str, moved: int, dead: Sequence[bytes]) -> None:
         self.reclaimed += moved
         if moved:
             logger.info("%d commands of a dead process reclaimed: %s", moved, name)
@@ -161,7 +161,7 @@ class Reclaimer:
             [COMMANDS_AT_ONCE, *LIMITS, int(strike_off), self._lease_ms],
         )
         _, moved, dead = cast("tuple[int, int, list[bytes]]", reply)
-        self._note(name, moved, dead)
+        self._record(name, moved, dead)
         return moved
 
     def _warn_once(self, text: str) -> None:

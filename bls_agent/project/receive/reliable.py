@@ -27,7 +27,7 @@ from bls_agent.project.receive.inflight import (
     explain_refusal,
     find_wrong_type,
 )
-from bls_agent.project.receive.receiver import Message, Receiver, Say
+from bls_agent.project.receive.receiver import Message, Receiver, ReceiverCounts, Say
 from bls_agent.project.receive.reclaim import MAX_DELIVERIES, Reclaimer
 from bls_agent.scripts import ADMIT, TAKE, Script
 
@@ -97,20 +97,10 @@ class ReliableReceiver(Receiver):
         self._warned: set[str] = set()
         self._said_refusal = False
 
-    @property
-    def held(self) -> int:
-        """How many commands were taken and are not acknowledged."""
-        return len(self.in_flight)
-
-    @property
-    def reclaimed(self) -> int:
-        """How many commands were taken back from dead processes."""
-        return self._reclaimer.reclaimed
-
-    @property
-    def lease_losses(self) -> int:
-        """How often others may have taken over what was held."""
-        return self.lease.losses
+    def counts(self) -> ReceiverCounts:
+        """Count what is held, what was reclaimed and how often the lease was lost."""
+        reclaimed, losses = self._reclaimer.reclaimed, self.lease.losses
+        return ReceiverCounts(len(self.in_flight), reclaimed, losses)
 
     async def receive(self, limit: int) -> Sequence[Message]:
         """Wait up to 2 s for at least one command and take up to ``limit``."""

@@ -1,1 +1,1 @@
-"""How the project is: who says so, how it is decided, and how it reaches its key."""
+"""The status of the project: how it is decided, and how it reaches its key."""

@@ -54,7 +54,7 @@ class ReplicaRegistry:
 
     async def report(self, wire: Wire, status: Status, ttl: int) -> bool:
         """Say how this instance is; the status key gets the worst of all."""
-        # Who leaves removes only its own entry, and not a namesake's.
+        # An instance that leaves removes only its own entry, and not a namesake's.
         token = "-" if self._is_shared and not ttl else self._token
         words = (self._instance, token, status.value, ttl * 1000)
         keys = [self._status_key, self._key]
@@ -114,7 +114,10 @@ async def read_replicas(wire: Wire, project: str) -> dict[str, Status]:
 
 
 def list_living(entries: Sequence[bytes], now: int) -> dict[str, Status]:
-    """Decide who lives."""
+    """Decide which instances live, at these milliseconds of the server's clock.
+
+    ``entries`` are the names and values of the hash in turn, as Redis gives it.
+    """
     living: dict[str, Status] = {}
     for name, entry in zip(entries[::2], entries[1::2], strict=True):
         parts = entry.split(b" ", 3)
