@@ -60,7 +60,7 @@ chaos: $(VENV)/.test
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
 screenshots: $(VENV)/.test
-	@$(BIN)/python -m tests.web.screenshots
+	@$(BIN)/python -m tests.ops.web.screenshots
 
 clean:
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis \

@@ -17,7 +17,7 @@ import orjson
 from redis import Redis
 
 from bls_agent.devserver import DevServer
-from bls_agent.doctor.examine import examine
+from bls_agent.ops.doctor.examine import examine
 
 GOAL = 10.0  # seconds for 100,000 keys
 KEYS_EACH = 5

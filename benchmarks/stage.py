@@ -15,7 +15,7 @@ from typing import IO, Any, Final, cast
 
 from redis import Redis
 
-from bls_agent.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
+from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 
 __all__ = ["PEERS", "BenchmarkError", "Performance", "Stage"]
 

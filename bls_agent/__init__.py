@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bls_agent.agent import ProjectAgent
     from bls_agent.console import Console
-    from bls_agent.errors import (
+    from bls_agent.core.errors import (
         ArgumentError,
         BlsError,
         CommandError,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         UnknownProjectError,
         WrongTypeError,
     )
+    from bls_agent.core.settings import Settings
     from bls_agent.project.commands.router import CallNext, CommandContext
     from bls_agent.project.log.handler import BLSHandler
     from bls_agent.project.messages import (
@@ -46,9 +47,8 @@ if TYPE_CHECKING:
         OutcomeKind,
         Status,
     )
+    from bls_agent.project.stats import AgentStats
     from bls_agent.runs.store import EventStore
-    from bls_agent.settings import Settings
-    from bls_agent.stats import AgentStats
     from bls_agent.sync_console import SyncConsole
 
 __version__ = "0.1.0"
@@ -94,7 +94,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AgentStats": "stats",
+    "AgentStats": "project.stats",
     "BLSHandler": "project.log.handler",
     "CallNext": "project.commands.router",
     "Command": "project.messages",
@@ -106,7 +106,7 @@ _HOMES = {
     "Outcome": "project.messages",
     "OutcomeKind": "project.messages",
     "ProjectAgent": "agent",
-    "Settings": "settings",
+    "Settings": "core.settings",
     "Status": "project.messages",
     "SyncConsole": "sync_console",
 }
@@ -117,7 +117,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
-    module = import_module(f"{__name__}.{_HOMES.get(name, 'errors')}")
+    module = import_module(f"{__name__}.{_HOMES.get(name, 'core.errors')}")
     value = globals()[name] = getattr(module, name)
     return value
 

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from bls_agent.cli import main
+from bls_agent.ops.cli import main
 
 sys.exit(main())

@@ -18,41 +18,41 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 import anyio
 from anyio.abc import TaskStatus
 
-from bls_agent.batch_writer import Flushed
-from bls_agent.complaints import show_log
-from bls_agent.endpoint import Endpoint
-from bls_agent.errors import ConfigurationError, RedisUnavailableError
-from bls_agent.names import check_name
-from bls_agent.parts import Parts
-from bls_agent.project.commands.builtins import add_builtins
-from bls_agent.project.commands.registration import Registration
-from bls_agent.project.commands.router import Router
-from bls_agent.project.log.log import CURRENT_COMMAND, Log, LogStream
-from bls_agent.project.messages import Level, Status
-from bls_agent.project.receive.receiver import check_cluster_name
-from bls_agent.project.status.aggregate import StatusAggregator
-from bls_agent.redaction import Redactor
-from bls_agent.settings import (
+from bls_agent.connection.complaints import show_log
+from bls_agent.connection.endpoint import Endpoint
+from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
+from bls_agent.core.names import check_name
+from bls_agent.core.redaction import Redactor
+from bls_agent.core.settings import (
     Options,
     Settings,
     check_options,
     find_unknown_variables,
 )
-from bls_agent.supervisor import (
+from bls_agent.project.commands.builtins import add_builtins
+from bls_agent.project.commands.registration import Registration
+from bls_agent.project.commands.router import Router
+from bls_agent.project.log.log import CURRENT_COMMAND, Log, LogStream
+from bls_agent.project.messages import Level, Status
+from bls_agent.project.parts import Parts
+from bls_agent.project.receive.receiver import check_cluster_name
+from bls_agent.project.status.aggregate import StatusAggregator
+from bls_agent.project.supervisor import (
     call_beside,
     can_handle_signals,
     last_word,
     obey_signals,
     start_supervisor,
 )
-from bls_agent.tasks import start_soon
+from bls_agent.runtime.batch_writer import Flushed
+from bls_agent.runtime.tasks import start_soon
 
 if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - see supervisor.py
+    import asyncio
 
-    from bls_agent.agent_thread import AgentThread
-    from bls_agent.session import Session
-    from bls_agent.stats import AgentStats
+    from bls_agent.project.agent_thread import AgentThread
+    from bls_agent.project.session import Session
+    from bls_agent.project.stats import AgentStats
 
 __all__ = ["ProjectAgent"]
 
@@ -218,7 +218,7 @@ class ProjectAgent(Registration):
 
     def stats(self) -> AgentStats:
         """Give a snapshot of every counter and state; from any thread."""
-        from bls_agent.stats import collect_stats  # noqa: PLC0415 - see _prepare
+        from bls_agent.project.stats import collect_stats  # noqa: PLC0415 - see _prepare
 
         return collect_stats(self._parts, self._living())
 
@@ -229,7 +229,7 @@ class ProjectAgent(Registration):
             ConfigurationError: The agent is open already, or the environment holds a
                 value that does not fit.
         """
-        from bls_agent.session import Session  # noqa: PLC0415 - 10 ms, not at import
+        from bls_agent.project.session import Session  # noqa: PLC0415 - 10 ms, not at import
 
         self._bury()
         before = self._session
@@ -341,9 +341,9 @@ class ProjectAgent(Registration):
 
         Where no block fits: ``stack.enter_context(agent.in_thread())`` with an
         ``ExitStack``; the interpreter's exit closes it then. Servers that fork do it in
-        the worker. See :class:`~bls_agent.agent_thread.AgentThread`.
+        the worker. See :class:`~bls_agent.project.agent_thread.AgentThread`.
         """
-        from bls_agent.agent_thread import AgentThread  # noqa: PLC0415 - rarely used
+        from bls_agent.project.agent_thread import AgentThread  # noqa: PLC0415 - rarely used
 
         return AgentThread(self, lambda: self._settings().shutdown_timeout)
 
@@ -409,7 +409,7 @@ class ProjectAgent(Registration):
 
     def _prepare(self, settings: Settings) -> None:
         """Apply what only the environment could tell, and load what tells the counters."""
-        from bls_agent.stats import make_teller  # noqa: PLC0415 - 2 ms, not at import
+        from bls_agent.project.stats import make_teller  # noqa: PLC0415 - 2 ms, not at import
 
         parts = self._parts
         buffer = parts.stream.delivery.buffer

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import anyio
 
-from bls_agent.access import Store
-from bls_agent.backoff import Backoff
-from bls_agent.console_log import WINDOW, LogReader, as_wrong_type, pause_after
-from bls_agent.console_queue import forget_project, has_keys, waiting
-from bls_agent.endpoint import Argument, Reply
-from bls_agent.errors import (
+from bls_agent.connection.access import Store
+from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.errors import (
     BlsError,
     CommandTooLargeError,
     ConfigurationError,
@@ -28,14 +26,18 @@ from bls_agent.errors import (
     RedisUnavailableError,
     UnknownProjectError,
 )
-from bls_agent.keys import (
+from bls_agent.core.keys import (
     CONTROL,
     PROJECT_CONSOLE,
     PROJECT_STATUS,
     KeyTemplate,
 )
-from bls_agent.names import check_name, encode_key
+from bls_agent.core.names import check_name, encode_key
+from bls_agent.core.redaction import Redactor
+from bls_agent.core.settings import Settings, check_seconds
 from bls_agent.project.commands.audit import AuditRecord, local_user, make_command
+from bls_agent.project.console.log import WINDOW, LogReader, as_wrong_type, pause_after
+from bls_agent.project.console.queue import forget_project, has_keys, waiting
 from bls_agent.project.messages import (
     COMMAND_LIMIT,
     CONSOLE_SOURCE,
@@ -44,11 +46,9 @@ from bls_agent.project.messages import (
     Outcome,
     Status,
 )
-from bls_agent.redaction import Redactor
-from bls_agent.settings import Settings, check_seconds
 
 if TYPE_CHECKING:
-    from bls_agent.keyed_wires import KeyedWires
+    from bls_agent.connection.keyed_wires import KeyedWires
     from bls_agent.project.log.reading import LogPage
 
 __all__ = ["Console"]
@@ -487,7 +487,7 @@ class Console(Store):
         Raises:
             RedisUnavailableError: Redis cannot answer, or refuses every status.
         """
-        from bls_agent.console_projects import find_projects  # noqa: PLC0415 - few do it
+        from bls_agent.project.console.projects import find_projects  # noqa: PLC0415 - few do it
 
         return await find_projects(self._wires)
 

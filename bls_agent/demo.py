@@ -22,8 +22,11 @@ from typing import Final
 import anyio
 
 from bls_agent.console import Console
-from bls_agent.demo_screen import Screen, Watch
-from bls_agent.demo_story import (
+from bls_agent.core.errors import BlsError, RedisUnavailableError
+from bls_agent.core.redaction import mask_url
+from bls_agent.devserver import DevServer
+from bls_agent.ops.demo_screen import Screen, Watch
+from bls_agent.ops.demo_story import (
     STEPS,
     Mark,
     Place,
@@ -32,11 +35,8 @@ from bls_agent.demo_story import (
     go_through,
     make_agent,
 )
-from bls_agent.devserver import DevServer
-from bls_agent.errors import BlsError, RedisUnavailableError
+from bls_agent.ops.texts import Texts, find_language, load_texts, make_parser
 from bls_agent.project.messages import Status
-from bls_agent.redaction import mask_url
-from bls_agent.texts import Texts, find_language, load_texts, make_parser
 
 __all__ = ["main"]
 
@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     screen = Screen.on_stdout(os.environ, texts)
     try:
         if options.console:
-            from bls_agent.demo_fleet import serve_fleet  # noqa: PLC0415 - the extra web
+            from bls_agent.ops.demo_fleet import serve_fleet  # noqa: PLC0415 - the extra web
 
             return serve_fleet(screen, os.environ.get("BLS_REDIS_URL", ""))
         screen.heading(texts["title"])

@@ -1,7 +1,7 @@
 """A real Redis or Valkey server of our own, for the demo, the tests and the examples.
 
 The server lives on a free loopback port and in a folder of its own, and neither
-outlives us: a small shell (``devserver.sh``) starts the server and reads words from us.
+outlives us: a small shell (``ops/devserver.sh``) starts the server and reads words from us.
 When its input ends, which the kernel sees to even if we are killed by SIGKILL, it kills
 the server and removes the folder (a folder that was given stays). Linux and macOS.
 
@@ -28,13 +28,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal, Self
 
-from bls_agent.errors import (
+from bls_agent.core.errors import (
     BlsError,
     ConfigurationError,
     MissingExtraError,
     RedisUnavailableError,
 )
-from bls_agent.texts import Texts, find_language, load_texts, make_parser
+from bls_agent.ops.texts import Texts, find_language, load_texts, make_parser
 
 __all__ = ["DevServer", "find_server_binary", "serve_or_use", "start_for_user"]
 
@@ -50,7 +50,7 @@ PROBE_TIMEOUT = 0.1
 PORT_ATTEMPTS = 5
 LARGEST_PORT = 65_535
 
-WATCHDOG_SCRIPT = Path(__file__).with_suffix(".sh")
+WATCHDOG_SCRIPT = Path(__file__).parent / "ops" / "devserver.sh"
 
 
 def find_server_binary(environ: Mapping[str, str]) -> Path:

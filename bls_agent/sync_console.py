@@ -10,12 +10,6 @@ from types import TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from bls_agent.console import Console
-from bls_agent.loop_thread import (
-    LoopThread,
-    refuse_in_event_loop,
-    result_of,
-    wait_for,
-)
 from bls_agent.project.log.reading import LogPage
 from bls_agent.project.messages import (
     COMMAND_LIMIT,
@@ -24,6 +18,12 @@ from bls_agent.project.messages import (
     LogEntry,
     Outcome,
     Status,
+)
+from bls_agent.runtime.loop_thread import (
+    LoopThread,
+    refuse_in_event_loop,
+    result_of,
+    wait_for,
 )
 
 __all__ = ["SyncConsole"]

@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from bls_agent.cli import main
+from bls_agent.ops.cli import main
 
 
 def blocks(page: Path, language: str = "python") -> list[str]:

@@ -1,4 +1,4 @@
-"""The house rules: imports go down only, each outside thing has one owner."""
+"""Folders are floors: imports go down only, and each outside thing has one owner."""
 
 from __future__ import annotations
 
@@ -10,148 +10,96 @@ from pathlib import Path
 
 import pytest
 
-import bls_agent
-from bls_agent.keys import KEYS
+from bls_agent.core.keys import KEYS
+from tests.structure import (
+    PACKAGE,
+    SOURCES,
+    Trees,
+    circles,
+    folder_circles,
+    imported_modules,
+    load_graph,
+    longest_chain,
+    only_children,
+    parse,
+    read_exceptions,
+)
 
-PACKAGE = Path(bls_agent.__file__).parent
-
-# From the ground up. A module may import what stands on a lower floor and, on its own
-# floor, what stands before it. Of the contracts' rooms none sees another one.
-WORDS = [
-    "redaction",
-    "errors",
-    "urls",
-    "codec",
-    "names",
-    "keys",
-    "rights",
-    "diagnosis",
-    "settings",
-    "backoff",
-    "buffer",
-]
-WIRES = [
-    "after_fork",
-    "endpoint",
-    "complaints",
-    "faults",
-    "gate",
-    "route",
-    "transport",
-    "link",
-    "wire",
-    "sentinel",
-    "cluster",
-    "engines",
-    "connection",
-    "keyed_wires",
-    "loop_local",
-    "access",
-    "patrol",
-    "scripts",
-    "tasks",
-    "threads",
-    "loop_thread",
-    "batch_writer",
-    "lease",
-    "watchdog",
-]
-CONTRACTS = ["project", "runs", "workers", "assets", "crawl"]
-COMPOSITION = [
-    "parts",
-    "voices",
-    "hearing",
-    "session",
-    "supervisor",
-    "stats",
-    "agent_thread",
-    "agent",
-    "console_log",
-    "console_projects",
-    "console_queue",
-    "console",
-    "sync_console",
-    "fleet",
-]
+# From the ground up, by the folders and files at the package's top.
+ROOMS = ["project", "runs", "workers", "assets", "crawl"]
+COMPOSITION = ["console", "sync_console", "agent"]
 FACE = ["bls_agent"]
 PROGRAMS = [
-    "texts",
-    "terminal",
+    "ops.texts",
+    "ops.terminal",
     "devserver",
-    "integrations",
-    "doctor",
-    "web",
-    "demo_screen",
-    "demo_story",
-    "demo_fleet",
+    "ops.fleet",
+    "ops.doctor",
+    "ops.web",
+    "ops.demo_screen",
+    "ops.demo_story",
+    "ops.demo_fleet",
     "demo",
-    "cli",
+    "ops.cli",
+    "ops",
     "__main__",
 ]
-FLOORS = [WORDS, WIRES, CONTRACTS, COMPOSITION, FACE, PROGRAMS]
+FLOORS = [
+    ["core"],
+    ["connection"],
+    ["runtime"],
+    ROOMS,
+    COMPOSITION,
+    FACE,
+    ["integrations"],
+    PROGRAMS,
+]
 
+ENTRIES = 18  # in the package's root
 LINES = 600  # of a module
 STATEMENT_LINES = 35  # of a function: a budget that is printed
+HINT = "strike it out with `python -m tests.structure`"
+ROOT = PACKAGE.parent
+PAGE = ROOT / "docs" / "architecture.md"
 CHINESE = re.compile(r"[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]")
 
 
-def module_name(path: Path) -> str:
-    """Give the dotted name of a file of the package."""
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-SOURCES = {
-    module_name(path): path.read_text(encoding="utf-8")
-    for path in sorted(PACKAGE.rglob("*.py"))
-}
-
-
 @pytest.fixture(scope="module")
-def trees() -> dict[str, ast.Module]:
+def trees() -> Trees:
     """Parse every module, once; not at import, and not for longer than they are used.
 
     Every process of the tests collects this module, and would look through half a
     million nodes whenever it collects garbage.
     """
-    return {module: ast.parse(source) for module, source in SOURCES.items()}
+    return parse()
 
 
-def room_of(module: str) -> str:
-    """Give the file or folder at the package's top in which a module stands."""
-    return [*module.split("."), module][1]
+def top_of(module: str) -> str:
+    """Give the file or folder at the package's top in which a module stands.
+
+    In ``ops`` it is the program.
+    """
+    parts = [*module.split("."), module][1:3]
+    return ".".join(parts) if parts[0] == "ops" and parts[-1] != module else parts[0]
 
 
 def place_of(module: str) -> tuple[int, int]:
     """Give the floor of a module and its place on that floor."""
-    room = room_of(module)
+    top = top_of(module)
     for number, floor in enumerate(FLOORS):
-        if room in floor:
-            return number, floor.index(room)
+        if top in floor:
+            return number, floor.index(top)
     pytest.fail(f"{module} stands on no floor: give it a place in this test")
 
 
 def may_import(importer: str, imported: str) -> bool:
-    """Tell whether an import goes down, or stays within a room."""
-    if room_of(importer) == room_of(imported):
+    """Tell whether an import goes down, or stays within a folder of the top."""
+    if top_of(importer) == top_of(imported):
         return True
     (floor, place), (other_floor, other_place) = map(place_of, (importer, imported))
     if floor == other_floor:
-        return FLOORS[floor] is not CONTRACTS and other_place < place
+        return FLOORS[floor] is not ROOMS and other_place < place
     return other_floor < floor
-
-
-def imported_modules(tree: ast.AST) -> Iterator[str]:
-    """Give every module that is imported anywhere below a node."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, "imports are absolute"
-            assert node.module is not None
-            for alias in node.names:
-                submodule = f"{node.module}.{alias.name}"
-                yield submodule if submodule in SOURCES else node.module
 
 
 def strings(tree: ast.AST) -> Iterator[str]:
@@ -169,8 +117,8 @@ def strings(tree: ast.AST) -> Iterator[str]:
                 yield node.value.decode("utf-8", "replace")
 
 
-def test_imports_go_down(trees: dict[str, ast.Module]) -> None:
-    """A module imports from lower floors, or from before it on its own floor."""
+def test_imports_go_down(trees: Trees) -> None:
+    """A module imports from lower floors, rooms not from each other, programs in their order."""
     upwards = {
         (module, imported)
         for module, tree in trees.items()
@@ -183,15 +131,17 @@ def test_imports_go_down(trees: dict[str, ast.Module]) -> None:
 @pytest.mark.parametrize(
     ("importer", "imported", "allowed"),
     [
-        ("bls_agent.codec", "bls_agent.errors", True),
-        ("bls_agent.errors", "bls_agent.codec", False),
-        ("bls_agent.wire", "bls_agent.keys", True),
-        ("bls_agent.keys", "bls_agent.wire", False),
-        ("bls_agent.project.log.log", "bls_agent.project.commands.router", True),
-        ("bls_agent.project.log.log", "bls_agent.runs.events", False),
-        ("bls_agent.project.log.log", "bls_agent.agent", False),
-        ("bls_agent.agent", "bls_agent.project.log.log", True),
+        ("bls_agent.core.codec", "bls_agent.core.errors", True),
+        ("bls_agent.connection.connection", "bls_agent.core.keys", True),
+        ("bls_agent.core.keys", "bls_agent.connection.connection", False),
+        ("bls_agent.project.messages", "bls_agent.project.stats", True),
+        ("bls_agent.project.messages", "bls_agent.runs.events", False),
+        ("bls_agent.project.messages", "bls_agent.agent", False),
+        ("bls_agent.agent", "bls_agent.project.messages", True),
         ("bls_agent.agent", "bls_agent", False),
+        ("bls_agent.integrations.scrapy", "bls_agent.ops.texts", False),
+        ("bls_agent.ops.doctor.report", "bls_agent.ops.web.app", False),
+        ("bls_agent.ops.web.app", "bls_agent.ops.fleet", True),
         ("bls_agent.demo", "bls_agent", True),
     ],
 )
@@ -202,9 +152,51 @@ def test_the_rule_knows_up_from_down(
     assert may_import(importer, imported) is allowed
 
 
-def test_a_library_has_one_owner(trees: dict[str, ast.Module]) -> None:
+def test_the_root_has_few_entries() -> None:
+    """The package's root holds at most 18 files and folders."""
+    entries = {
+        path.relative_to(PACKAGE).parts[0]
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert len(entries) <= ENTRIES, sorted(entries)
+
+
+def test_modules_import_in_no_circle(trees: Trees) -> None:
+    """No module is loaded while one that it needs waits for it."""
+    assert circles(load_graph(trees)) == []
+
+
+def test_the_longest_chain_of_imports(
+    trees: Trees, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It becomes no longer than it is."""
+    chain = longest_chain(load_graph(trees))
+    with capsys.disabled():
+        print(f"\nimport chain: {len(chain)} modules")  # noqa: T201 - a budget is shown
+    assert len(chain) <= read_exceptions()["longest_chain"], " -> ".join(chain)
+
+
+def test_folders_of_a_room_import_in_no_circle(trees: Trees) -> None:
+    """What stands together in a folder is a layer; the exceptions only shrink."""
+    found, listed = folder_circles(trees), read_exceptions()["folder_circles"]
+    assert set(found) - set(listed) == set()
+    assert set(listed) - set(found) == set(), HINT
+
+
+def test_a_base_class_has_more_than_one_child(trees: Trees) -> None:
+    """A class that only one other is made of belongs into that one; exceptions only shrink."""
+    found, listed = only_children(trees), read_exceptions()["only_children"]
+    assert set(found) - set(listed) == set()
+    assert set(listed) - set(found) == set(), HINT
+
+
+def test_a_library_has_one_owner(trees: Trees) -> None:
     """redis is imported by endpoint.py alone, orjson by codec.py alone."""
-    owners = {"redis": "bls_agent.endpoint", "orjson": "bls_agent.codec"}
+    owners = {
+        "redis": "bls_agent.connection.endpoint",
+        "orjson": "bls_agent.core.codec",
+    }
     strangers = {
         (module, imported)
         for module, tree in trees.items()
@@ -214,6 +206,15 @@ def test_a_library_has_one_owner(trees: dict[str, ast.Module]) -> None:
     assert strangers == set()
 
 
+def test_the_core_knows_no_event_loop(trees: Trees) -> None:
+    """asyncio may be imported from connection/ up: redis-py runs on nothing else."""
+    assert [
+        module
+        for module, tree in trees.items()
+        if top_of(module) == "core" and "asyncio" in imported_modules(tree)
+    ] == []
+
+
 def names_its_extra(statement: ast.stmt) -> bool:
     """Tell whether an import is tried, and the extra named when it is missing."""
     return isinstance(statement, ast.Try) and "raise MissingExtraError(" in ast.unparse(
@@ -221,7 +222,7 @@ def names_its_extra(statement: ast.stmt) -> bool:
     )
 
 
-def test_importing_costs_only_the_core(trees: dict[str, ast.Module]) -> None:
+def test_importing_costs_only_the_core(trees: Trees) -> None:
     """At import nothing is loaded but the standard library, anyio and orjson.
 
     What a program on the top floor needs beyond that is its own affair, and what stands
@@ -231,7 +232,7 @@ def test_importing_costs_only_the_core(trees: dict[str, ast.Module]) -> None:
     costly = {
         (module, imported)
         for module, tree in trees.items()
-        if room_of(module) not in PROGRAMS
+        if top_of(module) not in {*PROGRAMS, "integrations"}
         for statement in tree.body
         if not isinstance(statement, ast.FunctionDef | ast.ClassDef)
         and not names_its_extra(statement)
@@ -241,15 +242,15 @@ def test_importing_costs_only_the_core(trees: dict[str, ast.Module]) -> None:
     assert costly == set()
 
 
-def test_chinese_stands_in_few_places(trees: dict[str, ast.Module]) -> None:
+def test_chinese_stands_in_few_places(trees: Trees) -> None:
     """Contract literals are in keys.py and project/messages.py, people's texts in catalogues.
 
     In redaction/names.py are the words by which a key tells that its value is a secret.
     """
     places = {
-        "bls_agent.keys",
+        "bls_agent.core.keys",
         "bls_agent.project.messages",
-        "bls_agent.redaction.names",
+        "bls_agent.core.redaction.names",
     }
     elsewhere = {
         (module, text)
@@ -261,14 +262,14 @@ def test_chinese_stands_in_few_places(trees: dict[str, ast.Module]) -> None:
     assert elsewhere == set()
 
 
-def test_keys_are_formatted_in_one_place(trees: dict[str, ast.Module]) -> None:
+def test_keys_are_formatted_in_one_place(trees: Trees) -> None:
     """No string outside of keys.py begins like a key of a contract."""
     beginnings = {row.template.partition("{")[0] for row in KEYS.values()} - {""}
     keys = re.compile(f"({'|'.join(map(re.escape, sorted(beginnings)))})(?! )")
     elsewhere = {
         (module, text)
         for module, tree in trees.items()
-        if module != "bls_agent.keys"
+        if module != "bls_agent.core.keys"
         for text in strings(tree)
         if keys.match(text)
     }
@@ -296,6 +297,20 @@ def test_a_module_is_short() -> None:
     assert {module: count for module, count in lines.items() if count > LINES} == {}
 
 
+def test_the_page_about_it_names_what_exists() -> None:
+    """Files and folders that docs/architecture.md names are there."""
+    named = re.findall(
+        r"`([\w./]+(?:\.(?:py|lua|toml|md)|/))`", PAGE.read_text("utf-8")
+    )
+    assert len(set(named)) > 40
+    missing = {
+        name
+        for name in named
+        if not any((folder / name).exists() for folder in (PACKAGE, ROOT, PAGE.parent))
+    }
+    assert missing == set(), f"write their new names in {PAGE}"
+
+
 def statement_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Count the lines of a function's body that hold a part of a statement."""
     body = function.body[1:] if ast.get_docstring(function) else function.body
@@ -311,7 +326,7 @@ def statement_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def test_functions_are_within_their_budget(
-    trees: dict[str, ast.Module], capsys: pytest.CaptureFixture[str]
+    trees: Trees, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Functions beyond 35 lines of statements are shown, to be argued with."""
     beyond = [

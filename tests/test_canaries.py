@@ -32,9 +32,9 @@ from bls_agent import (
     Reject,
     Settings,
 )
+from bls_agent.core.redaction import Redactor
 from bls_agent.devserver import DevServer
 from bls_agent.project.commands.router import CallNext
-from bls_agent.redaction import Redactor
 from tests.harness import eventually, execute
 
 LEAST = 50  # canaries

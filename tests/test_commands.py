@@ -28,10 +28,10 @@ from bls_agent import (
     ProjectAgent,
     Reject,
 )
-from bls_agent.errors import ConfigurationError, DuplicateHandlerError
+from bls_agent.core.errors import ConfigurationError, DuplicateHandlerError
+from bls_agent.core.redaction.marks import REDACTED
+from bls_agent.core.settings import Mode
 from bls_agent.project.commands.router import CallNext
-from bls_agent.redaction.marks import REDACTED
-from bls_agent.settings import Mode
 from tests.harness import eventually, records
 
 

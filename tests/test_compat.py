@@ -7,11 +7,11 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import Console, ProjectAgent
-from bls_agent.connection import Connections
+from bls_agent.connection.connection import Connections
+from bls_agent.connection.endpoint import Endpoint
+from bls_agent.core.settings import Mode
 from bls_agent.devserver import DevServer
-from bls_agent.endpoint import Endpoint
 from bls_agent.project.receive.compat import CompatReceiver
-from bls_agent.settings import Mode
 from tests.harness import (
     History,
     command_bytes,

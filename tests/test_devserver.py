@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 from bls_agent import devserver
-from bls_agent.devserver import DevServer, find_server_binary, serve_or_use
-from bls_agent.errors import (
+from bls_agent.core.errors import (
     ConfigurationError,
     MissingExtraError,
     RedisUnavailableError,
 )
-from bls_agent.texts import LANGUAGES, load_texts
+from bls_agent.devserver import DevServer, find_server_binary, serve_or_use
+from bls_agent.ops.texts import LANGUAGES, load_texts
 
 REPOSITORY = Path(__file__).parents[1]
 

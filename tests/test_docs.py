@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 from bls_agent import Console, ProjectAgent
-from bls_agent.settings import Settings, rules
+from bls_agent.core.settings import Settings, rules
 from tests.documents import blocks, run_block, run_commands
 
 ROOT = Path(__file__).parents[1]

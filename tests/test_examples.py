@@ -20,8 +20,8 @@ from anyio.streams.text import TextReceiveStream
 from redis.asyncio import Redis
 
 from bls_agent import Console, EventStore, OutcomeKind, ProjectAgent, Status
+from bls_agent.core.keys import CONTROL
 from bls_agent.devserver import DevServer
-from bls_agent.keys import CONTROL
 from bls_agent.workers import TaskStatus
 
 REPOSITORY = Path(__file__).parents[1]

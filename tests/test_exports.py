@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import bls_agent
-from bls_agent import errors
+from bls_agent.core import errors
 
 PACKAGE = Path(bls_agent.__file__).parent
 
@@ -38,12 +38,12 @@ def trees() -> Trees:
 FACES = {
     "bls_agent.assets",
     "bls_agent.crawl",
-    "bls_agent.fleet",
+    "bls_agent.ops.fleet",
     "bls_agent.workers",
     "bls_agent.runs",
 }
 # The demo is a program in three parts: nobody imports more than its entrance.
-DEMO = "bls_agent.demo"
+DEMO = ("bls_agent.demo", "bls_agent.ops.demo_")
 
 
 def exported(tree: ast.Module) -> list[str]:

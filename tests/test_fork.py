@@ -19,8 +19,9 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
-from bls_agent import ProjectAgent, after_fork
-from bls_agent.threads import HandlerThreads
+from bls_agent import ProjectAgent
+from bls_agent.connection import after_fork
+from bls_agent.runtime.threads import HandlerThreads
 from tests.harness import eventually, records, status_of
 
 pytestmark = pytest.mark.skipif(

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from redis.exceptions import InvalidResponse
 
 from bls_agent import Console, ProjectAgent, RedisRefusedError, RedisUnavailableError
-from bls_agent.faults import translate
+from bls_agent.connection.faults import translate
 from tests.harness import History, eventually
 from tests.kit import FaultProxy, Flip
 

@@ -23,7 +23,7 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import Console, LogEntry, OutcomeKind, Status
-from bls_agent.keys import PROJECT_STATUS
+from bls_agent.core.keys import PROJECT_STATUS
 from tests.harness import eventually
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and fork")

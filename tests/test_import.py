@@ -95,10 +95,10 @@ print(*sorted(at_import))
 # What may be loaded while an agent is at work: a console's, and the patterns of secrets
 # with the first text that is looked at.
 LATER = {
-    "bls_agent.keyed_wires",
+    "bls_agent.connection.keyed_wires",
     "bls_agent.project.log.reading",
-    "bls_agent.redaction.shapes",
-    "bls_agent.redaction.texts",
+    "bls_agent.core.redaction.shapes",
+    "bls_agent.core.redaction.texts",
 }
 
 
@@ -146,7 +146,13 @@ def test_an_agent_loads_what_it_needs_when_it_opens(
     later, at_import = (set(line.split()) for line in ran.stdout.splitlines())
     assert later <= LATER
     assert at_import.isdisjoint(
-        f"bls_agent.{name}" for name in ("session", "stats", "wire", "keyed_wires")
+        f"bls_agent.{name}"
+        for name in (
+            "project.session",
+            "project.stats",
+            "connection.wire",
+            "connection.keyed_wires",
+        )
     )
 
 
@@ -198,7 +204,7 @@ def test_a_missing_extra_is_named() -> None:
         "import sys; sys.modules['ruamel.yaml'] = sys.modules['pydantic'] = None\n"
         "sys.modules['dulwich'] = sys.modules['httpx2'] = None\n"
         "from bls_agent.assets import DirectorySource\n"
-        "from bls_agent.web.app import create_app; create_app()\n"
+        "from bls_agent.ops.web.app import create_app; create_app()\n"
         "from bls_agent import MissingExtraError, assets\n"
         "for name in ('GitSource', 'GitHubSource', 'parse_manifest'):\n"
         "    try: getattr(assets, name)\n"

@@ -31,11 +31,11 @@ from bls_agent import (
     RedisUnavailableError,
     Status,
     SyncConsole,
-    loop_thread,
 )
-from bls_agent.agent_thread import AgentThread
-from bls_agent.batch_writer import Flushed
-from bls_agent.stats import AgentStats
+from bls_agent.project.agent_thread import AgentThread
+from bls_agent.project.stats import AgentStats
+from bls_agent.runtime import loop_thread
+from bls_agent.runtime.batch_writer import Flushed
 
 AWAY = "redis://127.0.0.1:1/0"
 KEYS = ("项目状态", "项目控制台", "控制")

@@ -8,7 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import Console
-from bls_agent.console_log import LONGEST
+from bls_agent.project.console.log import LONGEST
 from bls_agent.project.messages import LogEntry
 
 LONG = 1024 * 1024

@@ -100,7 +100,7 @@ async def test_frozen_beyond_every_deadline(
     own_server: DevServer, project: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Log calls cost the host nothing meanwhile, all is delivered once afterwards."""
-    monkeypatch.setattr("bls_agent.endpoint.CONNECT_TIMEOUT", DEADLINE)
+    monkeypatch.setattr("bls_agent.connection.endpoint.CONNECT_TIMEOUT", DEADLINE)
     limits: dict[str, Any] = {"log_list_limit": 1_000_000, "redis_timeout": DEADLINE}
     agent = ProjectAgent(project, redis=own_server.url, **limits)
     history = History()

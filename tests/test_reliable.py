@@ -22,9 +22,9 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from bls_agent import CommandContext, ProjectAgent, RedisRefusedError
-from bls_agent.connection import Connections
+from bls_agent.connection.connection import Connections
+from bls_agent.connection.endpoint import Endpoint
 from bls_agent.devserver import DevServer
-from bls_agent.endpoint import Endpoint
 from bls_agent.project.receive import reclaim
 from bls_agent.project.receive.reliable import ReliableReceiver
 from tests.corpus.loader import load_commands

@@ -19,9 +19,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from bls_agent import Console, ProjectAgent, RedisUnavailableError, Status
-from bls_agent.connection import Connections
+from bls_agent.connection.connection import Connections
+from bls_agent.connection.endpoint import Endpoint, Request
 from bls_agent.devserver import DevServer
-from bls_agent.endpoint import Endpoint, Request
 from bls_agent.project.status.writer import StatusWriter
 from tests.harness import (
     PASSWORD,
@@ -256,7 +256,7 @@ async def test_each_fault_of_a_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The right class, one message without secrets, few tries, over by itself."""
-    monkeypatch.setattr("bls_agent.backoff.PERMANENT_DELAY", (0.3, 0.5))
+    monkeypatch.setattr("bls_agent.core.backoff.PERMANENT_DELAY", (0.3, 0.5))
     failed: dict[str, str] = {}
 
     async def try_one(name: str) -> None:
@@ -292,7 +292,7 @@ async def test_each_key_of_each_wrong_type(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is left alone and said once; what the other keys are for goes on; it heals."""
-    monkeypatch.setattr("bls_agent.backoff.PERMANENT_DELAY", (0.3, 0.5))
+    monkeypatch.setattr("bls_agent.core.backoff.PERMANENT_DELAY", (0.3, 0.5))
     right = {"项目状态": "string", "项目控制台": "list", "控制": "list"}
     pairs = [p for p in product(right, WRONG) if right[p[0]] != p[1]]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from bls_agent.core.settings import Mode
 from bls_agent.devserver import DevServer
-from bls_agent.settings import Mode
 from tests.soak import agent_machine, log_machine, receiver_machine
 from tests.soak.burst import THREADS, burst
 from tests.soak.cancellation import cancel_outside

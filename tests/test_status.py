@@ -12,8 +12,8 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import ConfigurationError, Console, ProjectAgent, Settings, Status
+from bls_agent.core.settings import Mode
 from bls_agent.devserver import DevServer
-from bls_agent.settings import Mode
 from tests.harness import (
     cut_connections,
     eventually,

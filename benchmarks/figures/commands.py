@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.figures.figure import Figure
 from benchmarks.stage import BenchmarkError, Stage
 from benchmarks.summary import Goal, Round
-from bls_agent.keys import CONTROL, PROJECT_CONSOLE
+from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE
 
 __all__ = ["FIGURE", "check_outcomes", "make_commands"]
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from benchmarks.figures.figure import Figure
 from benchmarks.stage import Stage
 from benchmarks.summary import Goal, Round, quantile
-from bls_agent.keys import CONTROL
+from bls_agent.core.keys import CONTROL
 
 __all__ = ["FIGURE", "P50", "P99", "WARM_UP", "summarise"]
 

@@ -12,7 +12,7 @@ from benchmarks.figures.runs_following import FIELDS
 from benchmarks.figures.runs_writing import new_run, remove_run
 from benchmarks.stage import Stage
 from benchmarks.summary import Goal, Round, quantile
-from bls_agent.keys import RUN_EVENTS
+from bls_agent.core.keys import RUN_EVENTS
 
 __all__ = ["FIGURE"]
 

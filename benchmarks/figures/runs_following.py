@@ -10,7 +10,7 @@ from benchmarks.figures.figure import Figure
 from benchmarks.figures.runs_writing import new_run, remove_run
 from benchmarks.stage import BenchmarkError, Performance, Stage
 from benchmarks.summary import Goal, Round
-from bls_agent.keys import RUN_EVENTS
+from bls_agent.core.keys import RUN_EVENTS
 
 __all__ = ["FIGURE"]
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from benchmarks.figures.figure import Figure
 from benchmarks.stage import BenchmarkError, Performance, Stage
 from benchmarks.summary import Goal, Round
-from bls_agent.keys import RUN_EVENTS
+from bls_agent.core.keys import RUN_EVENTS
 
 __all__ = ["FIGURE", "new_run", "remove_run"]
 

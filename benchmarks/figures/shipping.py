@@ -8,9 +8,9 @@ from typing import Any
 from benchmarks.figures.figure import Figure
 from benchmarks.stage import BenchmarkError, Performance, Stage
 from benchmarks.summary import Goal, Round
-from bls_agent.batch_writer import BATCH_ITEMS
-from bls_agent.keys import PROJECT_CONSOLE
-from bls_agent.settings import Settings
+from bls_agent.core.keys import PROJECT_CONSOLE
+from bls_agent.core.settings import Settings
+from bls_agent.runtime.batch_writer import BATCH_ITEMS
 
 __all__ = ["FIGURE"]
 

@@ -33,8 +33,8 @@ from bls_agent.assets.sources import (
     check_branch,
     is_manifest_path,
 )
-from bls_agent.codec import decode_object, encode
-from bls_agent.errors import (
+from bls_agent.core.codec import decode_object, encode
+from bls_agent.core.errors import (
     ConfigurationError,
     MissingExtraError,
     SourceConflictError,

@@ -14,14 +14,14 @@ import anyio
 import anyio.to_thread
 
 from bls_agent.assets.sources import LOOPBACK
-from bls_agent.codec import decode_object
-from bls_agent.errors import (
+from bls_agent.core.codec import decode_object
+from bls_agent.core.errors import (
     ConfigurationError,
     ContractError,
     MissingExtraError,
     SourceError,
 )
-from bls_agent.settings import check_seconds
+from bls_agent.core.settings import check_seconds
 
 try:
     import httpx2

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, cast
 
 import anyio
 
-from bls_agent.access import Store
 from bls_agent.assets.records import (
     CATEGORIES,
     KEPT,
@@ -28,22 +27,23 @@ from bls_agent.assets.records import (
     read_text,
     read_whole,
 )
-from bls_agent.backoff import Backoff
-from bls_agent.codec import JSONObject, decode
-from bls_agent.complaints import Complaints
-from bls_agent.endpoint import Argument, Reply, Request
-from bls_agent.errors import (
+from bls_agent.connection.access import Store
+from bls_agent.connection.complaints import Complaints
+from bls_agent.connection.endpoint import Argument, Reply, Request
+from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.connection.scripts import WRITE_ASSET
+from bls_agent.connection.wire import Wire
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.codec import JSONObject, decode
+from bls_agent.core.errors import (
     ConfigurationError,
     DecodeError,
     RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.keyed_wires import KeyedWires
-from bls_agent.keys import ASSET_FEED, ASSET_REPORT, KEYS, OWNER
-from bls_agent.names import place_beside
-from bls_agent.scripts import WRITE_ASSET
-from bls_agent.wire import Wire
+from bls_agent.core.keys import ASSET_FEED, ASSET_REPORT, KEYS, OWNER
+from bls_agent.core.names import place_beside
 
 if TYPE_CHECKING:
     from bls_agent.assets.manifest import AssetManifest

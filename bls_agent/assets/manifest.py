@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, NoReturn, cast
 
 from bls_agent.assets.yaml_reader import UNFIT, Place, YamlFault, YamlReader
-from bls_agent.codec import JSONObject, encode_strictly
-from bls_agent.errors import ManifestError, ManifestFault, MissingExtraError
+from bls_agent.core.codec import JSONObject, encode_strictly
+from bls_agent.core.errors import ManifestError, ManifestFault, MissingExtraError
 
 try:
     import semver

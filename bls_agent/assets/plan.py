@@ -11,7 +11,7 @@ from bls_agent.assets.manifest import AssetManifest, path_fault
 from bls_agent.assets.records import AssetWrite
 from bls_agent.assets.sources import SourceFile, is_manifest_path
 from bls_agent.assets.yaml_reader import MAX_BYTES
-from bls_agent.errors import ManifestFault
+from bls_agent.core.errors import ManifestFault
 
 __all__ = ["KnownAsset", "SyncPlan", "choose_files", "files_to_read", "make_plan"]
 

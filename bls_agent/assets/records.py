@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
-from bls_agent.codec import JSONObject, decode, decode_object
-from bls_agent.endpoint import Argument, Reply
-from bls_agent.errors import DecodeError, ManifestFault
+from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.core.codec import JSONObject, decode, decode_object
+from bls_agent.core.errors import DecodeError, ManifestFault
 
 if TYPE_CHECKING:
     from bls_agent.assets.manifest import AssetManifest

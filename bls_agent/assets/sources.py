@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import anyio
 import anyio.to_thread
 
-from bls_agent.errors import ConfigurationError, SourceError
+from bls_agent.core.errors import ConfigurationError, SourceError
 
 __all__ = [
     "LOOPBACK",

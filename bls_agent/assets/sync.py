@@ -47,10 +47,10 @@ from bls_agent.assets.records import (
     read_text,
 )
 from bls_agent.assets.sources import Head, Source, SourceFile, blob_sha
-from bls_agent.backoff import Backoff
-from bls_agent.codec import encode_strictly
-from bls_agent.endpoint import Reply, Request
-from bls_agent.errors import (
+from bls_agent.connection.endpoint import Reply, Request
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.codec import encode_strictly
+from bls_agent.core.errors import (
     DecodeError,
     LeaseHeldError,
     ManifestError,
@@ -59,9 +59,9 @@ from bls_agent.errors import (
     SourceError,
     WrongTypeError,
 )
-from bls_agent.lease import Lease
-from bls_agent.redaction import redact
-from bls_agent.settings import check_seconds
+from bls_agent.core.redaction import redact
+from bls_agent.core.settings import check_seconds
+from bls_agent.runtime.lease import Lease
 
 __all__ = ["AssetSync", "SyncStep", "read_manifest"]
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NoReturn, TypeAlias, cast
 
-from bls_agent.errors import MissingExtraError
+from bls_agent.core.errors import MissingExtraError
 
 try:
     from ruamel.yaml import YAML, events

@@ -18,9 +18,21 @@ from typing import Final, TypeAlias
 
 import anyio
 
-from bls_agent.after_fork import register
-from bls_agent.backoff import Backoff
-from bls_agent.complaints import Complaints
+from bls_agent.connection.after_fork import register
+from bls_agent.connection.complaints import Complaints
+from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.connection.scripts import CRAWL_PUSH, CRAWL_SETTLE, CRAWL_TAKE, Script
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.errors import (
+    BlsError,
+    ContractError,
+    DecodeError,
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
+from bls_agent.core.keys import KEYS
 from bls_agent.crawl.fingerprint import CrawlRequest
 from bls_agent.crawl.records import (
     Batch,
@@ -30,19 +42,7 @@ from bls_agent.crawl.records import (
     QueueOptions,
     Settlement,
 )
-from bls_agent.endpoint import Argument, Reply
-from bls_agent.errors import (
-    BlsError,
-    ContractError,
-    DecodeError,
-    RedisRefusedError,
-    RedisUnavailableError,
-    WrongTypeError,
-)
-from bls_agent.keyed_wires import KeyedWires
-from bls_agent.keys import KEYS
-from bls_agent.lease import boot_seconds, valid_until
-from bls_agent.scripts import CRAWL_PUSH, CRAWL_SETTLE, CRAWL_TAKE, Script
+from bls_agent.runtime.lease import boot_seconds, valid_until
 
 __all__ = ["FAILED_KEPT", "MOST_BYTES", "MOST_PUSHES", "Exchange"]
 

@@ -22,8 +22,8 @@ from urllib.parse import (
     urlsplit,
 )
 
-from bls_agent.codec import decode, decode_object, encode_sorted, encode_strictly
-from bls_agent.errors import ConfigurationError, DecodeError
+from bls_agent.core.codec import decode, decode_object, encode_sorted, encode_strictly
+from bls_agent.core.errors import ConfigurationError, DecodeError
 
 __all__ = [
     "CrawlRequest",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, Protocol, cast
 
-from bls_agent.errors import ConfigurationError
-from bls_agent.keys import CRAWL_KEY_FAULT, KEYS, Contract
-from bls_agent.names import key_beside, name_of, place_beside
+from bls_agent.core.errors import ConfigurationError
+from bls_agent.core.keys import CRAWL_KEY_FAULT, KEYS, Contract
+from bls_agent.core.names import key_beside, name_of, place_beside
 
 __all__ = [
     "CrawlKey",

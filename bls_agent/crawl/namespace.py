@@ -8,13 +8,13 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple, cast
 
-from bls_agent.access import Store
+from bls_agent.connection.access import Store
+from bls_agent.connection.endpoint import Reply, Request
+from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.core.errors import RedisUnavailableError
+from bls_agent.core.keys import KEYS
+from bls_agent.core.names import encode_key
 from bls_agent.crawl.keys import RedisKeyManager, read_key
-from bls_agent.endpoint import Reply, Request
-from bls_agent.errors import RedisUnavailableError
-from bls_agent.keyed_wires import KeyedWires
-from bls_agent.keys import KEYS
-from bls_agent.names import encode_key
 
 __all__ = ["CleanupReport", "Namespace", "cleanup", "find_namespaces", "find_queues"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
-from bls_agent.access import Store
+from bls_agent.connection.access import Store
+from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.crawl.keys import RedisKeyManager
 from bls_agent.crawl.namespace import Namespace, find_namespaces
 from bls_agent.crawl.queue import STATS, QueueStats
 from bls_agent.crawl.records import QueueKeys
-from bls_agent.errors import RedisUnavailableError
 
 __all__ = ["QueueOverview", "QueueView"]
 

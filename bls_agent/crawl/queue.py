@@ -9,10 +9,21 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import ClassVar, Final, Literal
 
-from bls_agent.access import Store
-from bls_agent.after_fork import register
-from bls_agent.codec import decode_object, encode
-from bls_agent.complaints import Complaints
+from bls_agent.connection.access import Store
+from bls_agent.connection.after_fork import register
+from bls_agent.connection.complaints import Complaints
+from bls_agent.connection.endpoint import Reply, Request
+from bls_agent.connection.loop_local import LoopLocal
+from bls_agent.core.codec import decode_object, encode
+from bls_agent.core.errors import (
+    ConfigurationError,
+    DecodeError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
+from bls_agent.core.keys import KEYS
+from bls_agent.core.names import slot_of
+from bls_agent.core.settings import check_seconds
 from bls_agent.crawl.exchange import (
     FAILED_KEPT,
     MOST_BYTES,
@@ -23,17 +34,6 @@ from bls_agent.crawl.fingerprint import CrawlRequest, fingerprint
 from bls_agent.crawl.keys import RedisKeyManager
 from bls_agent.crawl.records import Push, QueueKeys, QueueOptions
 from bls_agent.crawl.taken import TakenRequest
-from bls_agent.endpoint import Reply, Request
-from bls_agent.errors import (
-    ConfigurationError,
-    DecodeError,
-    RedisUnavailableError,
-    WrongTypeError,
-)
-from bls_agent.keys import KEYS
-from bls_agent.loop_local import LoopLocal
-from bls_agent.names import slot_of
-from bls_agent.settings import check_seconds
 
 __all__ = ["STATS", "FailedRequest", "QueueStats", "RequestQueue"]
 

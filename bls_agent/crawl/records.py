@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from bls_agent.codec import JSONObject, cut_text, decode, encode
+from bls_agent.connection.endpoint import Argument
+from bls_agent.core.codec import JSONObject, cut_text, decode, encode
+from bls_agent.core.redaction import redact
 from bls_agent.crawl.fingerprint import CrawlRequest
 from bls_agent.crawl.keys import RedisKeyManager
-from bls_agent.endpoint import Argument
-from bls_agent.redaction import redact
 
 __all__ = [
     "Batch",
@@ -116,7 +116,7 @@ class Held:
         entry |= {
             "reason": cut_text(redact(reason), REASON_BYTES),
             "attempts": self.attempt,
-            "failed_at": time.time(),  # for people
+            "failed_at": time.time(),  # noqa: TID251 - for people
             "priority": self.priority,
             "member": self.member.decode("utf-8", "replace"),
         }

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Final, Literal, Self, TypeVar
 
-from bls_agent.access import Store
-from bls_agent.crawl.fingerprint import CrawlRequest, fingerprint, item_fingerprint
-from bls_agent.crawl.keys import CrawlSettings, RedisKeyManager, read_flag
-from bls_agent.endpoint import Argument, Reply
-from bls_agent.errors import (
+from bls_agent.connection.access import Store
+from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.connection.scripts import ADD_SEEN
+from bls_agent.core.errors import (
     ConfigurationError,
     DuplicateItem,
     RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.scripts import ADD_SEEN
-from bls_agent.settings import check_seconds
+from bls_agent.core.settings import check_seconds
+from bls_agent.crawl.fingerprint import CrawlRequest, fingerprint, item_fingerprint
+from bls_agent.crawl.keys import CrawlSettings, RedisKeyManager, read_flag
 
 __all__ = ["DedupPipeline", "SeenFilter"]
 

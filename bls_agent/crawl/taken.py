@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from typing import Final
 
+from bls_agent.connection.endpoint import Argument
+from bls_agent.core.redaction import redact
 from bls_agent.crawl.exchange import Exchange
 from bls_agent.crawl.fingerprint import CrawlRequest
 from bls_agent.crawl.records import Held, Settlement
-from bls_agent.endpoint import Argument
-from bls_agent.lease import boot_seconds
-from bls_agent.redaction import redact
+from bls_agent.runtime.lease import boot_seconds
 
 __all__ = ["TakenRequest"]
 

@@ -18,9 +18,9 @@ import anyio
 
 from bls_agent.assets.sources import check_branch
 from bls_agent.assets.sync import AssetSync
-from bls_agent.codec import JSONObject, decode_object
-from bls_agent.errors import ConfigurationError, DecodeError, MissingExtraError
-from bls_agent.tasks import start_background
+from bls_agent.core.codec import JSONObject, decode_object
+from bls_agent.core.errors import ConfigurationError, DecodeError, MissingExtraError
+from bls_agent.runtime.tasks import start_background
 
 try:
     from starlette.applications import Starlette
@@ -31,7 +31,7 @@ except ModuleNotFoundError:
     raise MissingExtraError("web", "the webhook of the asset library") from None
 
 if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - see tasks.py
+    import asyncio
 
 __all__ = ["AssetWebhookApp"]
 

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 import anyio
 
-from bls_agent.errors import BlsError
+from bls_agent.core.errors import BlsError
 from bls_agent.runs.events import Followed
 from bls_agent.runs.following.ends import FollowEnd
 from bls_agent.runs.following.follower import Follower

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from bls_agent.errors import ConfigurationError
+from bls_agent.core.errors import ConfigurationError
 
 __all__ = ["allow"]
 

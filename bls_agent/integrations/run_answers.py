@@ -7,8 +7,8 @@ from typing import Final
 
 from starlette.responses import Response
 
-from bls_agent.codec import encode
-from bls_agent.errors import (
+from bls_agent.core.codec import encode
+from bls_agent.core.errors import (
     BlsError,
     ConfigurationError,
     RedisRefusedError,

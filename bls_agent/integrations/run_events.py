@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from inspect import isawaitable
 from typing import Any, Final, TypeAlias
 
-from bls_agent.errors import (
+from bls_agent.core.errors import (
     BlsError,
     MissingExtraError,
     RedisRefusedError,

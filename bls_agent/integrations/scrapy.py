@@ -19,20 +19,20 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
-from bls_agent.backoff import Backoff
-from bls_agent.complaints import Complaints
-from bls_agent.crawl.fingerprint import CrawlRequest
-from bls_agent.crawl.namespace import cleanup
-from bls_agent.crawl.queue import QueueStats, RequestQueue
-from bls_agent.crawl.seen import DedupPipeline
-from bls_agent.crawl.taken import TakenRequest
-from bls_agent.errors import (
+from bls_agent.connection.complaints import Complaints
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.errors import (
     BlsError,
     ConfigurationError,
     MissingExtraError,
     RedisUnavailableError,
 )
-from bls_agent.loop_thread import LoopThread
+from bls_agent.crawl.fingerprint import CrawlRequest
+from bls_agent.crawl.namespace import cleanup
+from bls_agent.crawl.queue import QueueStats, RequestQueue
+from bls_agent.crawl.seen import DedupPipeline
+from bls_agent.crawl.taken import TakenRequest
+from bls_agent.runtime.loop_thread import LoopThread
 
 try:
     from scrapy import Request, Spider, signals

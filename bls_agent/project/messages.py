@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from bls_agent.codec import (
+from bls_agent.core.codec import (
     JSONObject,
     JSONValue,
     cut_text,
@@ -23,7 +23,7 @@ from bls_agent.codec import (
     encode_strictly,
     format_timestamp,
 )
-from bls_agent.errors import ConfigurationError, DecodeError
+from bls_agent.core.errors import ConfigurationError, DecodeError
 
 __all__ = [
     "COMMAND_LIMIT",

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Final, cast
 
-from bls_agent.endpoint import Argument, Reply
-from bls_agent.errors import ConfigurationError
+from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.core.errors import ConfigurationError
 from bls_agent.runs.new_events import NewEvent, Prepared, encode_new
 from bls_agent.runs.reading import RunKeys
 

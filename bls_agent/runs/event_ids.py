@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from bls_agent.errors import ConfigurationError
+from bls_agent.core.errors import ConfigurationError
 
 __all__ = [
     "BEGINNING",

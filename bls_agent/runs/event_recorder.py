@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from bls_agent.access import Store
-from bls_agent.endpoint import Argument, Reply
-from bls_agent.errors import RedisUnavailableError
-from bls_agent.lease import boot_seconds
+from bls_agent.connection.access import Store
+from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.connection.scripts import ADD_EVENTS
+from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.runs.adding import add_arguments, encode_all, note_mended, portions
 from bls_agent.runs.event_ids import check_run_id
 from bls_agent.runs.floors import Floors
@@ -20,7 +20,7 @@ from bls_agent.runs.reading import RunKeys, RunReader, find_wrong_type
 from bls_agent.runs.writing.options import WriterOptions
 from bls_agent.runs.writing.pool import WriterPools
 from bls_agent.runs.writing.writer import RunWriter
-from bls_agent.scripts import ADD_EVENTS
+from bls_agent.runtime.lease import boot_seconds
 
 __all__ = ["EventRecorder"]
 

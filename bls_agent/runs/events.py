@@ -12,8 +12,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, Final, TypeAlias
 
-from bls_agent.codec import JSONObject, decode_object, encode
-from bls_agent.errors import DecodeError
+from bls_agent.core.codec import JSONObject, decode_object, encode
+from bls_agent.core.errors import DecodeError
 from bls_agent.runs.frames import write_frame
 
 __all__ = [

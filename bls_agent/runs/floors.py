@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from typing import Final
 
-from bls_agent.after_fork import register
+from bls_agent.connection.after_fork import register
 from bls_agent.runs.event_ids import BEGINNING, order
 
 __all__ = ["Floors"]
@@ -42,7 +42,7 @@ class Floors:
 
         Args:
             run_id: The run.
-            now: By :func:`~bls_agent.lease.boot_seconds`.
+            now: By :func:`~bls_agent.runtime.lease.boot_seconds`.
         """
         sequence, event_id, until = self._floors.get(run_id, _UNKNOWN)
         return (sequence, event_id) if now < until else (0, BEGINNING)

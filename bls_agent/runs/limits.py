@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bls_agent.errors import ConfigurationError
+from bls_agent.core.errors import ConfigurationError
 
 __all__ = ["DAY", "check_count"]
 

@@ -9,11 +9,11 @@ from typing import Final
 
 import anyio.lowlevel
 
-from bls_agent.access import Store
-from bls_agent.endpoint import Reply, Request
-from bls_agent.errors import RedisUnavailableError, WrongTypeError
-from bls_agent.keyed_wires import KeyedWires
-from bls_agent.keys import RUN_EVENTS
+from bls_agent.connection.access import Store
+from bls_agent.connection.endpoint import Reply, Request
+from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
+from bls_agent.core.keys import RUN_EVENTS
 from bls_agent.runs.event_ids import BEGINNING, check_run_id, find_id, next_id, order
 from bls_agent.runs.limits import check_count
 from bls_agent.runs.reading import RunKeys

@@ -12,15 +12,15 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
-from bls_agent.codec import (
+from bls_agent.core.codec import (
     JSONObject,
     encode_strictly,
     encode_within,
     format_timestamp,
     parse_timestamp,
 )
-from bls_agent.errors import ConfigurationError
-from bls_agent.names import check_name
+from bls_agent.core.errors import ConfigurationError
+from bls_agent.core.names import check_name
 
 __all__ = [
     "FIELDS_BYTES",

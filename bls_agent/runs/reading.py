@@ -8,11 +8,11 @@ from typing import Final, NamedTuple, TypeAlias
 
 import anyio
 
-from bls_agent.endpoint import Reply, Request
-from bls_agent.errors import RedisUnavailableError, WrongTypeError
-from bls_agent.keyed_wires import KeyedWires
-from bls_agent.keys import OWNER, RUN_BOOKS, RUN_EVENTS
-from bls_agent.names import place_beside
+from bls_agent.connection.endpoint import Reply, Request
+from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
+from bls_agent.core.keys import OWNER, RUN_BOOKS, RUN_EVENTS
+from bls_agent.core.names import place_beside
 from bls_agent.runs.event_ids import BEGINNING, next_id
 from bls_agent.runs.events import StreamEvent
 from bls_agent.runs.summaries import NO_KEY, size_of

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 
-from bls_agent.codec import encode
-from bls_agent.errors import ConfigurationError
+from bls_agent.core.codec import encode
+from bls_agent.core.errors import ConfigurationError
 from bls_agent.runs.event_ids import BEGINNING, EventId, check_id
 from bls_agent.runs.events import Followed, Gap, StreamEvent, WriterLost
 from bls_agent.runs.following.ends import FollowEnd

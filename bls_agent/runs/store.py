@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from bls_agent.errors import ConfigurationError
+from bls_agent.core.errors import ConfigurationError
 from bls_agent.runs.event_reader import EventReader
 from bls_agent.runs.event_recorder import EventRecorder
 from bls_agent.runs.floors import Floors

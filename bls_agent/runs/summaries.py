@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
-from bls_agent.codec import JSONObject, cut_text, encode
-from bls_agent.keys import RUN_EVENTS
+from bls_agent.core.codec import JSONObject, cut_text, encode
+from bls_agent.core.keys import RUN_EVENTS
 from bls_agent.runs.event_ids import check_run_id, order
 from bls_agent.runs.events import EventCategory, StreamEvent
 

@@ -14,31 +14,31 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 import anyio
 
-from bls_agent.access import Access
-from bls_agent.after_fork import register
-from bls_agent.endpoint import Endpoint
-from bls_agent.errors import (
+from bls_agent.connection.access import Access
+from bls_agent.connection.after_fork import register
+from bls_agent.connection.endpoint import Endpoint
+from bls_agent.core.errors import (
     ConfigurationError,
     LeaseHeldError,
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.lease import (
+from bls_agent.core.names import shares_slot
+from bls_agent.core.settings import check_seconds
+from bls_agent.runtime.lease import (
     LeaseState,
     Ownership,
     belongs_to_dead,
     boot_seconds,
     make_token,
 )
-from bls_agent.loop_thread import (
+from bls_agent.runtime.loop_thread import (
     LoopThread,
     SharedThread,
     refuse_in_event_loop,
     result_of,
     wait_for,
 )
-from bls_agent.names import shares_slot
-from bls_agent.settings import check_seconds
 from bls_agent.workers.heartbeat_fields import WorkerHeartbeat
 from bls_agent.workers.heartbeat_state import (
     CurrentHeartbeat,

@@ -15,7 +15,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Self, cast
 
-from bls_agent.codec import (
+from bls_agent.core.codec import (
     JSONObject,
     decode_object,
     encode,
@@ -23,9 +23,9 @@ from bls_agent.codec import (
     format_timestamp,
     parse_timestamp,
 )
-from bls_agent.errors import ConfigurationError, DecodeError
-from bls_agent.keys import KEYS, KeyTemplate
-from bls_agent.names import name_of
+from bls_agent.core.errors import ConfigurationError, DecodeError
+from bls_agent.core.keys import KEYS, KeyTemplate
+from bls_agent.core.names import name_of
 
 __all__ = [
     "KINDS",

@@ -12,17 +12,17 @@ from typing import Any, Final
 
 import anyio
 
-from bls_agent.after_fork import register
-from bls_agent.backoff import jittered
-from bls_agent.endpoint import Reply, Request
-from bls_agent.errors import (
+from bls_agent.connection.after_fork import register
+from bls_agent.connection.endpoint import Reply, Request
+from bls_agent.core.backoff import jittered
+from bls_agent.core.errors import (
     BlsError,
     LeaseHeldError,
     RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.lease import LeaseReply, LeaseState, Ownership, Run
+from bls_agent.runtime.lease import LeaseReply, LeaseState, Ownership, Run
 from bls_agent.workers.heartbeat_fields import WorkerHeartbeat, WorkerStatus
 
 __all__ = ["CurrentHeartbeat", "HeartbeatCounts", "HeartbeatState"]

@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from bls_agent.after_fork import register
-from bls_agent.backoff import Backoff
-from bls_agent.complaints import Complaints
-from bls_agent.connection import Connections
-from bls_agent.endpoint import Endpoint, Reply
-from bls_agent.errors import BlsError, RedisRefusedError, RedisUnavailableError
-from bls_agent.keyed_wires import KeyedWires
-from bls_agent.lease import boot_seconds, digest_of
-from bls_agent.loop_local import LoopLocal
-from bls_agent.names import slot_of
-from bls_agent.redaction import redact_traceback
-from bls_agent.scripts import BEAT, END_BEAT
-from bls_agent.tasks import ThreadSafeEvent, start_background
-from bls_agent.watchdog import LoopWatch, StallCounts
+from bls_agent.connection.after_fork import register
+from bls_agent.connection.complaints import Complaints
+from bls_agent.connection.connection import Connections
+from bls_agent.connection.endpoint import Endpoint, Reply
+from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.connection.loop_local import LoopLocal
+from bls_agent.connection.scripts import BEAT, END_BEAT
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
+from bls_agent.core.names import slot_of
+from bls_agent.core.redaction import redact_traceback
+from bls_agent.runtime.lease import boot_seconds, digest_of
+from bls_agent.runtime.tasks import ThreadSafeEvent, start_background
+from bls_agent.runtime.watchdog import LoopWatch, StallCounts
 from bls_agent.workers.heartbeat_fields import WorkerStatus
 from bls_agent.workers.heartbeat_state import HeartbeatState
 
 if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - a task of asyncio's
+    import asyncio
 
 __all__ = ["WRITERS", "HeartbeatWriter"]
 
@@ -95,7 +95,7 @@ class HeartbeatWriter:
 
     def start(self) -> None:
         """Begin, in the running event loop."""
-        import asyncio  # noqa: PLC0415, TID251 - 20 ms, not at import
+        import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         register(self)
         self._loop = asyncio.get_running_loop()
@@ -112,7 +112,7 @@ class HeartbeatWriter:
     @property
     def is_elsewhere(self) -> bool:
         """Whether it lives in another event loop than the one that runs here."""
-        import asyncio  # noqa: PLC0415, TID251 - as above
+        import asyncio  # noqa: PLC0415 - as above
 
         return self._loop is not asyncio.get_running_loop()
 
@@ -122,7 +122,7 @@ class HeartbeatWriter:
         timeout: float | None,
     ) -> None:
         """Await something in the writer's event loop, which is another one and may hang."""
-        import asyncio  # noqa: PLC0415, TID251 - anyio knows one loop
+        import asyncio  # noqa: PLC0415 - anyio knows one loop
 
         assert self._loop is not None  # noqa: S101 - for the type checker
         future = asyncio.run_coroutine_threadsafe(function(), self._loop)

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any, ClassVar, Final, TypeAlias, cast
 
-from bls_agent.access import Store
-from bls_agent.endpoint import Argument, Reply
-from bls_agent.errors import (
+from bls_agent.connection.access import Store
+from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.connection.scripts import ADD_MEMBERS
+from bls_agent.connection.wire import Wire
+from bls_agent.core.errors import (
     ConfigurationError,
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.keys import KEYS
-from bls_agent.scripts import ADD_MEMBERS
-from bls_agent.wire import Wire
+from bls_agent.core.keys import KEYS
 from bls_agent.workers.tasks import Task, TaskKeys
 
 __all__ = [

@@ -9,18 +9,18 @@ from typing import ClassVar, Final, TypeVar
 import anyio
 import anyio.lowlevel
 
-from bls_agent.access import Store
-from bls_agent.backoff import Backoff
-from bls_agent.endpoint import Reply, Request
-from bls_agent.errors import (
+from bls_agent.connection.access import Store
+from bls_agent.connection.endpoint import Reply, Request
+from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.errors import (
     ConfigurationError,
     RedisRefusedError,
     RedisUnavailableError,
 )
-from bls_agent.keyed_wires import KeyedWires
-from bls_agent.keys import KeyTemplate
-from bls_agent.lease import ttl_of
-from bls_agent.settings import check_seconds
+from bls_agent.core.keys import KeyTemplate
+from bls_agent.core.settings import check_seconds
+from bls_agent.runtime.lease import ttl_of
 from bls_agent.workers.heartbeat_fields import WorkerHeartbeat
 from bls_agent.workers.worker import (
     HEARTBEATS,

@@ -16,7 +16,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Final, cast
 
-from bls_agent.keys import KEYS, Contract, KeyTemplate
+from bls_agent.core.keys import KEYS, Contract, KeyTemplate
 
 __all__ = [
     "ROWS",

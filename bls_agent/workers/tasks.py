@@ -20,8 +20,11 @@ from weakref import WeakKeyDictionary
 
 import anyio
 
-from bls_agent.access import Store
-from bls_agent.codec import (
+from bls_agent.connection.access import Store
+from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.connection.scripts import PUT_TEXT, SWAP_TEXT, Script
+from bls_agent.core.codec import (
     JSONObject,
     JSONValue,
     decode,
@@ -29,17 +32,14 @@ from bls_agent.codec import (
     format_timestamp,
     parse_timestamp,
 )
-from bls_agent.endpoint import Argument, Reply
-from bls_agent.errors import (
+from bls_agent.core.errors import (
     ConfigurationError,
     DecodeError,
     RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.keyed_wires import KeyedWires
-from bls_agent.keys import KEYS, KeyTemplate
-from bls_agent.scripts import PUT_TEXT, SWAP_TEXT, Script
+from bls_agent.core.keys import KEYS, KeyTemplate
 
 __all__ = ["WHOLE", "Task", "TaskKeys", "TaskStatus", "change_task", "encode_task"]
 

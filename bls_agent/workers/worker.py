@@ -9,10 +9,10 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-from bls_agent.codec import cut_text, decode_object
-from bls_agent.errors import DecodeError, RedisUnavailableError
-from bls_agent.keys import OWNER, KeyTemplate
-from bls_agent.names import place_beside
+from bls_agent.core.codec import cut_text, decode_object
+from bls_agent.core.errors import DecodeError, RedisUnavailableError
+from bls_agent.core.keys import OWNER, KeyTemplate
+from bls_agent.core.names import place_beside
 from bls_agent.workers.heartbeat_fields import (
     KINDS,
     WorkerHeartbeat,

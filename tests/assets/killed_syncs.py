@@ -21,8 +21,8 @@ from redis import Redis
 from bls_agent.assets import AssetSync, parse_manifest
 from bls_agent.assets.manifest import index_entry, metadata_fields
 from bls_agent.assets.sources import blob_sha
-from bls_agent.endpoint import Reply, Request
-from bls_agent.wire import Wire
+from bls_agent.connection.endpoint import Reply, Request
+from bls_agent.connection.wire import Wire
 from tests.assets.memory_source import MemorySource, manifest
 
 OWNER = "bls_agent:{asset:sync:state}:owner"

@@ -14,9 +14,9 @@ from redis.asyncio import Redis
 
 from bls_agent import BlsError, RedisRefusedError
 from bls_agent.assets import AssetLibrary, AssetSync, parse_manifest
+from bls_agent.core.acl import ASSET_RIGHTS, KeyAccess, asset_acl_rules
+from bls_agent.core.keys import KEYS
 from bls_agent.devserver import DevServer
-from bls_agent.keys import KEYS
-from bls_agent.rights import ASSET_RIGHTS, KeyAccess, asset_acl_rules
 from tests.assets.memory_source import MemorySource, manifest
 from tests.harness import execute, needs_selectors, url_with_rights
 

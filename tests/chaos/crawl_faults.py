@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 
 import anyio
 
+from bls_agent.core.errors import BlsError
 from bls_agent.crawl import CrawlRequest, RequestQueue
-from bls_agent.errors import BlsError
 from tests.chaos.crawlers import (
     Damaged,
     crawl_with_all,

@@ -13,8 +13,8 @@ from typing import Any
 import anyio
 from redis.asyncio import Redis
 
+from bls_agent.core.errors import BlsError
 from bls_agent.crawl import RequestQueue
-from bls_agent.errors import BlsError
 from tests.kit import Event, History, Step
 
 __all__ = [

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bls_agent.settings import rules
+from bls_agent.core.settings import rules
 from tests.kit import Promise
 
 __all__ = ["AGENT_MODES", "CRAWLERS", "MODES", "Damage", "Mode"]

@@ -126,7 +126,7 @@ def warm_up() -> None:
     ProjectAgent("warm-up", redis="redis://127.0.0.1:1/0")
     for name in ("anyio._backends._asyncio", "hiredis", "redis.asyncio"):
         importlib.import_module(name)
-    for name in ("session", "stats"):
+    for name in ("project.session", "project.stats"):
         importlib.import_module(f"bls_agent.{name}")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from bls_agent.keys import PROJECT_STATUS
+from bls_agent.core.keys import PROJECT_STATUS
 from tests.chaos.stage import Stage
 from tests.chaos.table import fault
 from tests.kit import History

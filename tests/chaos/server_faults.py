@@ -11,7 +11,7 @@ import anyio
 import anyio.to_thread
 
 from bls_agent import Status
-from bls_agent.keys import PROJECT_STATUS
+from bls_agent.core.keys import PROJECT_STATUS
 from tests.chaos.stage import Stage
 from tests.chaos.table import fault
 

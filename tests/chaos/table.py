@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from bls_agent.settings import rules
+from bls_agent.core.settings import rules
 from tests.chaos.stage import Stage
 
 __all__ = ["FAULTS", "Fault", "Play", "fault"]

@@ -17,10 +17,10 @@ import pytest
 import scrapy
 from hypothesis import given, strategies as st
 
-from bls_agent.codec import decode, encode
+from bls_agent.core.codec import decode, encode
+from bls_agent.core.errors import ConfigurationError, DecodeError
 from bls_agent.crawl import CrawlRequest, fingerprint, item_fingerprint
 from bls_agent.crawl.fingerprint import canonical_url
-from bls_agent.errors import ConfigurationError, DecodeError
 
 PAGE = "https://example.org/a?b=1"
 

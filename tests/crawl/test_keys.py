@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 from scrapy.settings import Settings
 
+from bls_agent.core.errors import ConfigurationError
+from bls_agent.core.keys import KEYS
 from bls_agent.crawl import (
     RedisKeyManager,
     RedisKeyValidator,
@@ -19,8 +21,6 @@ from bls_agent.crawl import (
     validate_redis_key_naming,
 )
 from bls_agent.crawl.keys import CrawlKey, read_key
-from bls_agent.errors import ConfigurationError
-from bls_agent.keys import KEYS
 
 NO_KEYS: list[Any] = [
     "",

@@ -8,6 +8,11 @@ import pytest
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
+from bls_agent.core.errors import (
+    ConfigurationError,
+    RedisRefusedError,
+    RedisUnavailableError,
+)
 from bls_agent.crawl import (
     CrawlRequest,
     Namespace,
@@ -19,11 +24,6 @@ from bls_agent.crawl import (
 )
 from bls_agent.crawl.keys import read_key
 from bls_agent.devserver import DevServer
-from bls_agent.errors import (
-    ConfigurationError,
-    RedisRefusedError,
-    RedisUnavailableError,
-)
 from tests.engines import ClusterTopology
 from tests.harness import url_with_rights
 

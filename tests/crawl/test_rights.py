@@ -12,12 +12,12 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import BlsError, ConfigurationError, RedisRefusedError
+from bls_agent.core.acl import KeyAccess, crawl_acl_rules, crawl_rights
+from bls_agent.core.errors import WrongTypeError
+from bls_agent.core.keys import KEYS
 from bls_agent.crawl import CrawlRequest, RequestQueue, SeenFilter, cleanup
 from bls_agent.crawl.overview import QueueOverview
 from bls_agent.devserver import DevServer
-from bls_agent.errors import WrongTypeError
-from bls_agent.keys import KEYS
-from bls_agent.rights import KeyAccess, crawl_acl_rules, crawl_rights
 from tests.harness import execute, needs_selectors, url_with_rights
 
 DOCUMENT = Path(__file__).parents[2] / "docs/rights.md"

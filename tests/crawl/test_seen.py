@@ -10,6 +10,13 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
+from bls_agent.core.errors import (
+    ConfigurationError,
+    DuplicateItem,
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
 from bls_agent.crawl import (
     CrawlRequest,
     DedupPipeline,
@@ -18,13 +25,6 @@ from bls_agent.crawl import (
     fingerprint,
 )
 from bls_agent.devserver import DevServer
-from bls_agent.errors import (
-    ConfigurationError,
-    DuplicateItem,
-    RedisRefusedError,
-    RedisUnavailableError,
-    WrongTypeError,
-)
 from tests.harness import eventually, execute, is_gone, url_with_rights
 
 PAGE = "https://example.org/a?b=1"

@@ -16,7 +16,7 @@ from redis import Redis
 from bls_agent import EventStore
 from bls_agent.devserver import DevServer
 from tests.integrations.serving import WebProcess
-from tests.web.browsers import DEADLINE, a_browser
+from tests.ops.web.browsers import DEADLINE, a_browser
 
 RUN = 7
 NAMES = ["lifecycle.started", "agent.reasoning", "lifecycle.completed", "system.close"]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis import Redis
 
+from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
 from bls_agent.crawl import CrawlRequest
-from bls_agent.errors import ConfigurationError, RedisUnavailableError
 from tests.soak.scrapy_fleet import Crawler, Site, crawl_and_kill, serve
 
 if TYPE_CHECKING:

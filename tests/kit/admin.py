@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Final, TypeAlias
 
-from bls_agent.errors import RedisUnavailableError
+from bls_agent.core.errors import RedisUnavailableError
 
 __all__ = ["ADMIN_TIMEOUT", "AdminConnection", "AdminReply"]
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
-from bls_agent.errors import RedisUnavailableError
-from bls_agent.keys import PROJECT_STATUS
+from bls_agent.core.errors import RedisUnavailableError
+from bls_agent.core.keys import PROJECT_STATUS
 from bls_agent.project.messages import Status
-from bls_agent.stats import AgentStats
+from bls_agent.project.stats import AgentStats
 from tests.kit.admin import AdminConnection
 
 __all__ = [

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bls_agent.agent import ProjectAgent
-from bls_agent.codec import decode_object, encode
+from bls_agent.core.codec import decode_object, encode
 from bls_agent.project.commands.router import CommandContext
 from bls_agent.project.messages import LogEntry
 from tests.kit.evidence import Evidence

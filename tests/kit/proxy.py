@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final, Self, TypeVar
 from urllib.parse import urlsplit
 
-from bls_agent.errors import ConfigurationError
+from bls_agent.core.errors import ConfigurationError
 from tests.kit.link import Fired, Link, Weather
 from tests.kit.rules import Armed, Condition, Refuse, Rule, RuleBook
 

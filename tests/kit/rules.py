@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from bls_agent.errors import ConfigurationError
+from bls_agent.core.errors import ConfigurationError
 from tests.kit.resp import Direction, Piece
 
 __all__ = [

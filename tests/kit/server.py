@@ -10,8 +10,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
 from bls_agent.devserver import DevServer
-from bls_agent.errors import ConfigurationError, RedisUnavailableError
 from tests.kit.admin import AdminConnection, AdminReply
 
 __all__ = ["HurtableServer"]

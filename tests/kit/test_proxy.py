@@ -13,7 +13,7 @@ from typing import Self
 import pytest
 
 from bls_agent import ConfigurationError, Console, ProjectAgent
-from bls_agent.endpoint import pack
+from bls_agent.connection.endpoint import pack
 from tests.harness import eventually
 from tests.kit import (
     Cut,

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from hypothesis import given, strategies as st
 
-from bls_agent.endpoint import pack
+from bls_agent.connection.endpoint import pack
 from tests.kit.resp import Conversation, Direction, Piece, Scanner
 
 REPLIES = [

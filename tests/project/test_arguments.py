@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from pydantic import BaseModel, Field
 
-from bls_agent.codec import JSONValue
-from bls_agent.errors import ConfigurationError, MissingExtraError
+from bls_agent.core.codec import JSONValue
+from bls_agent.core.errors import ConfigurationError, MissingExtraError
 from bls_agent.project.commands.arguments import Misfit, compile_check
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bls_agent.errors import ConfigurationError
+from bls_agent.core.errors import ConfigurationError
 from bls_agent.project.messages import Status
 from bls_agent.project.status.aggregate import StatusAggregator
 from bls_agent.project.status.health import (

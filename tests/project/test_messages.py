@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from bls_agent.errors import DecodeError
+from bls_agent.core.errors import DecodeError
 from bls_agent.project.messages import (
     Command,
     Level,

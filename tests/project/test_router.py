@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 import pytest
 from pydantic import BaseModel
 
-from bls_agent.codec import JSONObject
-from bls_agent.errors import (
+from bls_agent.core.codec import JSONObject
+from bls_agent.core.errors import (
     ArgumentError,
     ConfigurationError,
     DuplicateHandlerError,

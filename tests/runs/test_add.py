@@ -13,8 +13,8 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import ConfigurationError, EventStore, RedisUnavailableError
+from bls_agent.core.errors import RedisRefusedError, WrongTypeError
 from bls_agent.devserver import DevServer
-from bls_agent.errors import RedisRefusedError, WrongTypeError
 from bls_agent.runs import EventAction, EventCategory, NewEvent, StreamEvent
 from bls_agent.runs.event_ids import order
 from bls_agent.runs.reading import RunKeys

@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import EventStore
-from bls_agent.keys import OWNER, RUN_BOOKS, RUN_EVENTS
+from bls_agent.core.keys import OWNER, RUN_BOOKS, RUN_EVENTS
 from tests.documents import blocks, run_block, run_commands
 
 ROOT = Path(__file__).parents[2]

@@ -10,6 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import RedisUnavailableError
+from bls_agent.connection.scripts import HOLD_RUN
 from bls_agent.devserver import DevServer
 from bls_agent.runs import (
     EventStore,
@@ -24,7 +25,6 @@ from bls_agent.runs import (
 from bls_agent.runs.following.follower import BATCH
 from bls_agent.runs.following.shared_pages import SharedPages
 from bls_agent.runs.reading import FIRST_PAGE, Page, RunKeys, RunReader
-from bls_agent.scripts import HOLD_RUN
 from tests.harness import eventually, execute
 from tests.kit import Delay, FaultProxy
 from tests.runs.writing import write

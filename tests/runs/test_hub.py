@@ -604,7 +604,7 @@ WRITER = """
 import asyncio, sys
 from bls_agent.runs import EventStore
 from bls_agent.runs.reading import RunKeys
-from bls_agent.scripts import HOLD_RUN
+from bls_agent.connection.scripts import HOLD_RUN
 async def main(url, run_id, lease):
     store = EventStore(url)
     keys = RunKeys(run_id).all

@@ -9,13 +9,13 @@ import orjson
 import pytest
 from redis.asyncio import Redis
 
-from bls_agent.devserver import DevServer
-from bls_agent.errors import (
+from bls_agent.core.errors import (
     ConfigurationError,
     RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
+from bls_agent.devserver import DevServer
 from bls_agent.runs import EventStore, RunState
 from bls_agent.runs.reading import RunKeys
 from bls_agent.runs.summaries import (

@@ -17,10 +17,10 @@ from bls_agent import (
     LeaseHeldError,
     WrongTypeError,
 )
+from bls_agent.connection.scripts import ADD_EVENTS
 from bls_agent.runs import RunWriter, StreamEvent
 from bls_agent.runs.adding import add_arguments
 from bls_agent.runs.reading import RunKeys
-from bls_agent.scripts import ADD_EVENTS
 from tests.harness import eventually, is_gone, is_there
 from tests.runs.writing import take_over
 

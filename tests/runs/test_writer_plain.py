@@ -292,7 +292,7 @@ def test_a_signal_leaves_no_thread(
 
     run = EventStore(redis_url).run(run_id)
     with monkeypatch.context() as patch:
-        patch.setattr(f"bls_agent.loop_thread.atexit.{where}", interrupt)
+        patch.setattr(f"bls_agent.runtime.loop_thread.atexit.{where}", interrupt)
         with pytest.raises(KeyboardInterrupt), run:
             pass
     until(lambda: not threads())

@@ -24,8 +24,8 @@ from hypothesis.stateful import (
 from redis.asyncio import Redis
 
 from bls_agent import ProjectAgent
+from bls_agent.core.settings import Mode
 from bls_agent.devserver import DevServer
-from bls_agent.settings import Mode
 from tests.harness import History, cut_connections, eventually, records
 
 __all__ = ["AgentMachine", "run"]

@@ -20,9 +20,9 @@ import anyio
 import anyio.to_thread
 from redis.asyncio import Redis
 
+from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.crawl import CrawlRequest, RequestQueue
 from bls_agent.devserver import DevServer
-from bls_agent.errors import RedisUnavailableError
 from tests.chaos.crawlers import Damaged, find_handlings, find_leftovers, judge
 from tests.chaos.nursery import Nursery
 from tests.kit import History

@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bls_agent.backoff import Backoff
-from bls_agent.connection import Connections
-from bls_agent.endpoint import Argument, Endpoint, Request
-from bls_agent.errors import RedisUnavailableError
-from bls_agent.gate import Gate
-from bls_agent.link import Lost
+from bls_agent.connection.connection import Connections
+from bls_agent.connection.endpoint import Argument, Endpoint, Request
+from bls_agent.connection.gate import Gate
+from bls_agent.connection.link import Lost
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.errors import RedisUnavailableError
 
 __all__ = ["ListServer", "ModelConnections", "ModelWire"]
 
@@ -142,7 +142,7 @@ def _nothing() -> None:
 
 
 class ModelWire:
-    """A wire to the model; see :class:`bls_agent.wire.Wire` for what each thing means.
+    """A wire to the model; see :class:`bls_agent.connection.wire.Wire` for what each thing means.
 
     Attributes:
         cut_next: What happens to the next request: ``""`` nothing, ``"before"`` it is

@@ -24,10 +24,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from bls_agent.backoff import Backoff
-from bls_agent.batch_writer import BatchWriter
-from bls_agent.buffer import BoundedBuffer
-from bls_agent.errors import RedisUnavailableError
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.buffer import BoundedBuffer
+from bls_agent.core.errors import RedisUnavailableError
+from bls_agent.runtime.batch_writer import BatchWriter
 from tests.soak.virtual_time import VirtualLoop
 
 __all__ = ["LogMachine", "run"]
@@ -105,7 +105,7 @@ class LogMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         """Begin with a running delivery and bounds that are soon met."""
         super().__init__()
-        self._patch = patch("bls_agent.batch_writer.BATCH_ITEMS", BATCH)
+        self._patch = patch("bls_agent.runtime.batch_writer.BATCH_ITEMS", BATCH)
         self._patch.start()
         buffer: BoundedBuffer[Item] = BoundedBuffer(4 * BATCH, 2_000, 3)
         self.delivery = BatchWriter(buffer)

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from bls_agent.errors import RedisUnavailableError
+from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.project.receive.blocking import BlockingReceiver
 from bls_agent.project.receive.compat import CompatReceiver
 from bls_agent.project.receive.receiver import Message, Receiver

@@ -35,9 +35,7 @@ from bls_agent import (
     Status,
     SyncConsole,
 )
-from bls_agent.agent_thread import AgentThread
-from bls_agent.batch_writer import Flushed
-from bls_agent.codec import JSONObject, JSONValue
+from bls_agent.core.codec import JSONObject, JSONValue
 from bls_agent.crawl import (
     CleanupReport,
     CrawlRequest,
@@ -53,6 +51,7 @@ from bls_agent.crawl import (
     fingerprint,
     validate_multiple_redis_keys,
 )
+from bls_agent.project.agent_thread import AgentThread
 from bls_agent.project.log.log import Log
 from bls_agent.runs import (
     EventAction,
@@ -65,6 +64,7 @@ from bls_agent.runs import (
     StreamEvent,
     WriterLost,
 )
+from bls_agent.runtime.batch_writer import Flushed
 from bls_agent.workers import CacheStats, FunctionCache, cache, cached
 
 agent = ProjectAgent("订单系统")

@@ -17,7 +17,7 @@ import orjson
 import pytest
 from redis.asyncio import Redis
 
-from bls_agent.errors import ConfigurationError
+from bls_agent.core.errors import ConfigurationError
 from bls_agent.workers import CacheStats, FunctionCache, RedisKeyPattern
 from tests.harness import eventually
 

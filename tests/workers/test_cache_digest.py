@@ -17,8 +17,8 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given, strategies as st
 
-from bls_agent.codec import encode_sorted
-from bls_agent.errors import ConfigurationError
+from bls_agent.core.codec import encode_sorted
+from bls_agent.core.errors import ConfigurationError
 from bls_agent.workers.caching.key import Arguments, MisfitError, canonical_form
 
 ROOT = Path(__file__).parents[2]

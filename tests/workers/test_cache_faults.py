@@ -13,8 +13,8 @@ import anyio.to_thread
 import pytest
 from redis.asyncio import Redis
 
+from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.devserver import DevServer
-from bls_agent.errors import RedisUnavailableError
 from bls_agent.workers import FunctionCache
 from tests.harness import eventually, execute, url_with_rights
 from tests.kit import Direction, FaultProxy, Late

@@ -18,7 +18,7 @@ import anyio
 import pytest
 from redis import Redis
 
-from bls_agent.errors import ConfigurationError
+from bls_agent.core.errors import ConfigurationError
 from bls_agent.workers import CacheStats, FunctionCache
 from bls_agent.workers.caching.sync_calls import SHARED_LOOP
 

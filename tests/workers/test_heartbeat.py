@@ -30,9 +30,9 @@ from bls_agent import (
     RedisUnavailableError,
     WrongTypeError,
 )
+from bls_agent.core.keys import OWNER
+from bls_agent.core.names import place_beside
 from bls_agent.devserver import DevServer
-from bls_agent.keys import OWNER
-from bls_agent.names import place_beside
 from bls_agent.workers import (
     BacktestWorkerHeartbeat,
     DataWorkerHeartbeat,

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from redis.asyncio import Redis
 
-from bls_agent.keys import KEYS, OWNER
-from bls_agent.names import place_beside
+from bls_agent.core.keys import KEYS, OWNER
+from bls_agent.core.names import place_beside
 from tests.harness import eventually
 
 TTL = 2.0  # seconds

@@ -16,7 +16,7 @@ from bls_agent import (
     RedisRefusedError,
     WrongTypeError,
 )
-from bls_agent.lease import LeaseState
+from bls_agent.runtime.lease import LeaseState
 from bls_agent.workers import BacktestWorkerHeartbeat, WorkerStatus
 from bls_agent.workers.heartbeat_state import (
     GUARD_AGAIN,

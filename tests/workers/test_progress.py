@@ -11,9 +11,9 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import ConfigurationError, RedisUnavailableError, WrongTypeError
+from bls_agent.connection.endpoint import Argument, Endpoint, Reply
+from bls_agent.connection.wire import Wire
 from bls_agent.devserver import DevServer
-from bls_agent.endpoint import Argument, Endpoint, Reply
-from bls_agent.wire import Wire
 from bls_agent.workers import (
     BacktestProgress,
     RedisKeyBuilder,

@@ -11,8 +11,8 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import ConfigurationError, RedisRefusedError, RedisUnavailableError
-from bls_agent.access import Access
-from bls_agent.backoff import Backoff
+from bls_agent.connection.access import Access
+from bls_agent.core.backoff import Backoff
 from bls_agent.devserver import DevServer
 from bls_agent.workers import (
     BacktestWorkerHeartbeat,

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from bls_agent import ConfigurationError
-from bls_agent.keys import KEYS, Contract, KeyTemplate, RedisType
+from bls_agent.core.keys import KEYS, Contract, KeyTemplate, RedisType
 from bls_agent.workers import (
     BacktestWorkerHeartbeat,
     RedisKeyBuilder,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bls_agent.keys import KEYS
+from bls_agent.core.keys import KEYS
 from bls_agent.workers import BacktestWorkerHeartbeat, Worker
 from bls_agent.workers.heartbeat_fields import KINDS
 from bls_agent.workers.worker import HEARTBEATS, LARGEST, WorkerDiff, find_kind

@@ -17,8 +17,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, Union, cast
 
-from bls_agent.codec import JSONObject, JSONValue, decode, encode_strictly
-from bls_agent.errors import ConfigurationError, MissingExtraError
+from bls_agent.core.codec import JSONObject, JSONValue, decode, encode_strictly
+from bls_agent.core.errors import ConfigurationError, MissingExtraError
 
 __all__ = [
     "ANYTHING",

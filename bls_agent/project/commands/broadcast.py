@@ -14,17 +14,17 @@ from typing import Final
 
 import anyio
 
-from bls_agent.codec import decode_object, encode_strictly
-from bls_agent.connection import Connections
-from bls_agent.endpoint import Argument
-from bls_agent.errors import (
+from bls_agent.connection.connection import Connections
+from bls_agent.connection.endpoint import Argument
+from bls_agent.core.codec import decode_object, encode_strictly
+from bls_agent.core.errors import (
     BlsError,
     RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.keys import BROADCAST, CONTROL
-from bls_agent.names import place_beside
+from bls_agent.core.keys import BROADCAST, CONTROL
+from bls_agent.core.names import place_beside
 from bls_agent.project.commands.dispatcher import BROADCAST_MODE, Dispatcher
 from bls_agent.project.messages import Command
 from bls_agent.project.receive.receiver import Message, Say

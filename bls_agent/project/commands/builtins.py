@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from bls_agent.codec import JSONObject
+from bls_agent.core.codec import JSONObject
 from bls_agent.project.commands.router import Router
 from bls_agent.project.log.log import LogStream
 from bls_agent.project.messages import Level

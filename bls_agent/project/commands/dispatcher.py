@@ -14,20 +14,20 @@ from typing import Final
 import anyio
 from anyio.abc import TaskGroup
 
-from bls_agent.backoff import Backoff
-from bls_agent.complaints import Complaints
-from bls_agent.errors import (
+from bls_agent.connection.complaints import Complaints
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.errors import (
     BlsError,
     RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
+from bls_agent.core.redaction import redact_traceback
 from bls_agent.project.commands.runner import CommandRunner
 from bls_agent.project.messages import OutcomeKind
 from bls_agent.project.receive.receiver import Message, Receiver
-from bls_agent.redaction import redact_traceback
-from bls_agent.tasks import start_soon
-from bls_agent.threads import HandlerThreads
+from bls_agent.runtime.tasks import start_soon
+from bls_agent.runtime.threads import HandlerThreads
 
 __all__ = ["BROADCAST_MODE", "Dispatcher"]
 

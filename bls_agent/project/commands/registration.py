@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
-from bls_agent.errors import ConfigurationError
+from bls_agent.core.errors import ConfigurationError
 from bls_agent.project.commands.router import (
     UNSET,
     CommandDecorator,
@@ -25,7 +25,7 @@ from bls_agent.project.status.health import (
     HealthChecks,
     name_of_check,
 )
-from bls_agent.threads import HandlerThreads, is_coroutine_function
+from bls_agent.runtime.threads import HandlerThreads, is_coroutine_function
 
 __all__ = ["Registration"]
 

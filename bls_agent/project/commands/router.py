@@ -15,14 +15,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar
 
-from bls_agent.codec import JSONObject, JSONValue
-from bls_agent.errors import (
+from bls_agent.core.codec import JSONObject, JSONValue
+from bls_agent.core.errors import (
     ArgumentError,
     ConfigurationError,
     DuplicateHandlerError,
     UnknownCommandError,
 )
-from bls_agent.names import check_name
+from bls_agent.core.names import check_name
+from bls_agent.core.settings import check_seconds
 from bls_agent.project.commands.arguments import (
     NOTHING,
     Check,
@@ -31,7 +32,6 @@ from bls_agent.project.commands.arguments import (
     with_default,
 )
 from bls_agent.project.log.log import Log
-from bls_agent.settings import check_seconds
 
 __all__ = [
     "UNSET",

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 
-from bls_agent.codec import parse_timestamp
-from bls_agent.errors import (
+from bls_agent.core.codec import parse_timestamp
+from bls_agent.core.errors import (
     ArgumentError,
     DecodeError,
     Reject,
@@ -33,7 +33,7 @@ from bls_agent.project.messages import Command, Outcome, OutcomeKind
 from bls_agent.project.receive.receiver import Message
 
 if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - see Deadlines.begin
+    import asyncio
 
 __all__ = ["CommandRunner", "Deadlines"]
 
@@ -64,7 +64,7 @@ class Deadlines:
 
         ``on_resisted`` is called once if it goes on although it was cancelled.
         """
-        import asyncio  # noqa: PLC0415, TID251 - 20 ms; anyio cannot cancel a task
+        import asyncio  # noqa: PLC0415 - 20 ms; anyio cannot cancel a task
 
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         if deadline is not None:
@@ -261,7 +261,7 @@ class CommandRunner:
 
         A moment is given to a stop that may be the true reason.
         """
-        import asyncio  # noqa: PLC0415, TID251 - a yield, and no more
+        import asyncio  # noqa: PLC0415 - a yield, and no more
 
         if self.stopping:
             return

@@ -15,9 +15,9 @@ import threading
 from collections.abc import Mapping
 from typing import Final, Protocol, TypeAlias, cast
 
-from bls_agent.codec import JSONObject
-from bls_agent.complaints import nobody_listens
-from bls_agent.errors import ConfigurationError
+from bls_agent.connection.complaints import nobody_listens
+from bls_agent.core.codec import JSONObject
+from bls_agent.core.errors import ConfigurationError
 from bls_agent.project.log.log import NESTED, Log, describe_error
 from bls_agent.project.messages import Level
 
@@ -94,7 +94,9 @@ class BLSHandler(logging.Handler):
         ConfigurationError: ``agent`` has no log, or there is no such level.
     """
 
-    ships_away: Final = True  # for :func:`~bls_agent.complaints.nobody_listens`
+    ships_away: Final = (
+        True  # for :func:`~bls_agent.connection.complaints.nobody_listens`
+    )
 
     def __init__(self, agent: HasLog, level: int | str = logging.NOTSET) -> None:
         """Remember where to."""

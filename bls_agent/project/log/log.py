@@ -17,20 +17,20 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
-from bls_agent.batch_writer import BatchWriter
-from bls_agent.buffer import BoundedBuffer
-from bls_agent.codec import cut_text
-from bls_agent.errors import (
+from bls_agent.core.buffer import BoundedBuffer
+from bls_agent.core.codec import cut_text
+from bls_agent.core.errors import (
     RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
+from bls_agent.core.redaction import DEFAULT, Redactor
 from bls_agent.project.log.record import LogRecord, id_prefix
 from bls_agent.project.messages import Level, Outcome
-from bls_agent.redaction import DEFAULT, Redactor
+from bls_agent.runtime.batch_writer import BatchWriter
 
 if TYPE_CHECKING:
-    from bls_agent.connection import Connections
+    from bls_agent.connection.connection import Connections
 
 __all__ = ["CURRENT_COMMAND", "NESTED", "Log", "LogSink", "LogStream", "describe_error"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
-from bls_agent.errors import ConfigurationError
+from bls_agent.core.errors import ConfigurationError
 from bls_agent.project.messages import Level, LogEntry
 
 __all__ = ["Follower", "LogPage", "LogPlace", "cut_page", "find_end", "gap_entry"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, cast
 
-from bls_agent.codec import (
+from bls_agent.core.codec import (
     cut_text,
     decode,
     decode_object,
@@ -13,8 +13,8 @@ from bls_agent.codec import (
     encode_within,
     format_timestamp,
 )
+from bls_agent.core.redaction import DEFAULT, Redactor
 from bls_agent.project.messages import Level
-from bls_agent.redaction import DEFAULT, Redactor
 
 __all__ = ["LogRecord", "id_prefix"]
 

@@ -10,10 +10,14 @@ from typing import Final
 
 import anyio
 
-from bls_agent.connection import Connections
-from bls_agent.endpoint import CONNECT_TIMEOUT, Reply, Request
-from bls_agent.errors import RedisRefusedError, RedisUnavailableError, WrongTypeError
-from bls_agent.faults import redirects
+from bls_agent.connection.connection import Connections
+from bls_agent.connection.endpoint import CONNECT_TIMEOUT, Reply, Request
+from bls_agent.connection.faults import redirects
+from bls_agent.core.errors import (
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
 from bls_agent.project.messages import find_id
 from bls_agent.project.receive.receiver import Message, Receiver
 

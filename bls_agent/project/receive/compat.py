@@ -8,12 +8,16 @@ from typing import Final
 
 import anyio
 
-from bls_agent.connection import Connections
-from bls_agent.endpoint import Argument, Reply
-from bls_agent.errors import RedisRefusedError, RedisUnavailableError, WrongTypeError
+from bls_agent.connection.connection import Connections
+from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.connection.scripts import TRIM_HEAD
+from bls_agent.core.errors import (
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
 from bls_agent.project.receive.blocking import BlockingReceiver
 from bls_agent.project.receive.receiver import Message, Receiver, Say
-from bls_agent.scripts import TRIM_HEAD
 
 __all__ = ["AutoReceiver", "CompatReceiver"]
 

@@ -14,11 +14,17 @@ from typing import Final
 
 import anyio
 
-from bls_agent.backoff import Backoff
-from bls_agent.connection import Connections
-from bls_agent.endpoint import Argument, Reply, Request
-from bls_agent.errors import RedisRefusedError, RedisUnavailableError, WrongTypeError
-from bls_agent.keys import (
+from bls_agent.connection.connection import Connections
+from bls_agent.connection.endpoint import Argument, Reply, Request
+from bls_agent.connection.scripts import ACK
+from bls_agent.connection.wire import Wire
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.errors import (
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
+from bls_agent.core.keys import (
     DEAD_LETTERS,
     DELIVERIES,
     INFLIGHT,
@@ -26,11 +32,9 @@ from bls_agent.keys import (
     OWNER,
     SEEN,
 )
-from bls_agent.lease import Lease
-from bls_agent.names import place_beside
+from bls_agent.core.names import place_beside
 from bls_agent.project.receive.receiver import Message
-from bls_agent.scripts import ACK
-from bls_agent.wire import Wire
+from bls_agent.runtime.lease import Lease
 
 __all__ = [
     "NOT_OURS",

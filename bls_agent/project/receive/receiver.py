@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bls_agent.endpoint import Endpoint
-from bls_agent.errors import ConfigurationError
-from bls_agent.keys import CONTROL, PROJECT_STATUS
-from bls_agent.names import shares_slot
+from bls_agent.connection.endpoint import Endpoint
+from bls_agent.core.errors import ConfigurationError
+from bls_agent.core.keys import CONTROL, PROJECT_STATUS
+from bls_agent.core.names import shares_slot
 from bls_agent.project.messages import OutcomeKind
 
 __all__ = ["Message", "Receiver", "ReceiverCounts", "Say", "check_cluster_name"]

@@ -8,12 +8,12 @@ from typing import Final, cast
 
 import anyio
 
-from bls_agent.endpoint import Argument
-from bls_agent.errors import RedisUnavailableError
-from bls_agent.lease import Lease
+from bls_agent.connection.endpoint import Argument
+from bls_agent.connection.scripts import HAND_BACK, RECLAIM
+from bls_agent.connection.wire import Wire
+from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.project.receive.inflight import ReliableKeys, find_wrong_type
-from bls_agent.scripts import HAND_BACK, RECLAIM
-from bls_agent.wire import Wire
+from bls_agent.runtime.lease import Lease
 
 __all__ = ["MAX_DELIVERIES", "Reclaimer"]
 

@@ -11,10 +11,15 @@ from typing import Final, Literal, NamedTuple, cast
 
 import anyio
 
-from bls_agent.backoff import Backoff, jittered
-from bls_agent.connection import Connections
-from bls_agent.endpoint import Argument, Reply, Request
-from bls_agent.errors import RedisRefusedError, RedisUnavailableError, WrongTypeError
+from bls_agent.connection.connection import Connections
+from bls_agent.connection.endpoint import Argument, Reply, Request
+from bls_agent.connection.scripts import ADMIT, TAKE, Script
+from bls_agent.core.backoff import Backoff, jittered
+from bls_agent.core.errors import (
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
 from bls_agent.project.messages import OutcomeKind, find_id
 from bls_agent.project.receive.blocking import BLOCK, BlockingRead
 from bls_agent.project.receive.inflight import (
@@ -29,7 +34,6 @@ from bls_agent.project.receive.inflight import (
 )
 from bls_agent.project.receive.receiver import Message, Receiver, ReceiverCounts, Say
 from bls_agent.project.receive.reclaim import MAX_DELIVERIES, Reclaimer
-from bls_agent.scripts import ADMIT, TAKE, Script
 
 __all__ = ["LONGEST_ID", "ReliableReceiver"]
 

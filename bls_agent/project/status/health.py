@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, cast
 
 import anyio
 
-from bls_agent.after_fork import register
-from bls_agent.backoff import jittered
-from bls_agent.codec import cut_text, format_timestamp
-from bls_agent.errors import ConfigurationError
-from bls_agent.names import check_name
+from bls_agent.connection.after_fork import register
+from bls_agent.core.backoff import jittered
+from bls_agent.core.codec import cut_text, format_timestamp
+from bls_agent.core.errors import ConfigurationError
+from bls_agent.core.names import check_name
+from bls_agent.core.redaction import redact, redact_traceback
 from bls_agent.project.log.log import LogStream, describe_error
 from bls_agent.project.messages import Level, Status
 from bls_agent.project.status.aggregate import StatusAggregator
-from bls_agent.redaction import redact, redact_traceback
-from bls_agent.tasks import ThreadSafeEvent
-from bls_agent.threads import HandlerThreads, is_coroutine_function
+from bls_agent.runtime.tasks import ThreadSafeEvent
+from bls_agent.runtime.threads import HandlerThreads, is_coroutine_function
 
 if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - see HealthMonitor
+    import asyncio
 
 __all__ = [
     "FAILURES",
@@ -330,7 +330,7 @@ class HealthMonitor:
 
     async def _call(self, check: HealthCheck) -> Failure | None:
         """Call a check once, unless a former call goes on; say why it failed."""
-        import asyncio  # noqa: PLC0415, TID251 - 20 ms; anyio has no task without a scope
+        import asyncio  # noqa: PLC0415 - 20 ms; anyio has no task without a scope
 
         since = await self._busy_since(check)
         if since is not None:

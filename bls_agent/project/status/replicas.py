@@ -14,18 +14,18 @@ from typing import Final, cast
 
 import anyio
 
-from bls_agent.errors import (
+from bls_agent.connection.scripts import SPEAK
+from bls_agent.connection.wire import Wire
+from bls_agent.core.errors import (
     DecodeError,
     RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.keys import INSTANCES, PROJECT_STATUS
-from bls_agent.names import place_beside
+from bls_agent.core.keys import INSTANCES, PROJECT_STATUS
+from bls_agent.core.names import place_beside
 from bls_agent.project.messages import LogEntry, Outcome, Status
 from bls_agent.project.receive.receiver import Say
-from bls_agent.scripts import SPEAK
-from bls_agent.wire import Wire
 
 __all__ = ["OutcomeCollector", "ReplicaRegistry", "list_living", "read_replicas"]
 

@@ -16,11 +16,15 @@ from typing import Final, NamedTuple
 
 import anyio
 
-from bls_agent.backoff import Backoff, jittered
-from bls_agent.complaints import Complaints
-from bls_agent.connection import Connections
-from bls_agent.endpoint import Endpoint, Request
-from bls_agent.errors import RedisRefusedError, RedisUnavailableError, WrongTypeError
+from bls_agent.connection.complaints import Complaints
+from bls_agent.connection.connection import Connections
+from bls_agent.connection.endpoint import Endpoint, Request
+from bls_agent.core.backoff import Backoff, jittered
+from bls_agent.core.errors import (
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
 from bls_agent.project.log.log import LogStream
 from bls_agent.project.messages import Level, Status
 from bls_agent.project.status.aggregate import (
@@ -29,8 +33,8 @@ from bls_agent.project.status.aggregate import (
     StatusCounts,
 )
 from bls_agent.project.status.replicas import ReplicaRegistry
-from bls_agent.tasks import ThreadSafeEvent
-from bls_agent.watchdog import StallCounts
+from bls_agent.runtime.tasks import ThreadSafeEvent
+from bls_agent.runtime.watchdog import StallCounts
 
 __all__ = [
     "ConflictDetector",

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import anyio
 
-from bls_agent.errors import BlsError, RedisUnavailableError
+from bls_agent.core.errors import BlsError, RedisUnavailableError
 from bls_agent.runs.event_ids import EventId, order
 from bls_agent.runs.events import StreamEvent
 from bls_agent.runs.following.gaps import continues, sequence_of

@@ -7,8 +7,8 @@ from typing import Final
 
 import anyio
 
-from bls_agent.backoff import Backoff
-from bls_agent.errors import RedisRefusedError, RedisUnavailableError
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.runs.event_ids import BEGINNING, END, order
 from bls_agent.runs.events import Followed, Gap, GapReason, StreamEvent, WriterLost
 from bls_agent.runs.following.channel import Channel

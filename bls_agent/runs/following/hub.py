@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from bls_agent.access import Access
-from bls_agent.after_fork import keep, register
-from bls_agent.backoff import Backoff
-from bls_agent.errors import RedisUnavailableError
-from bls_agent.keyed_wires import KeyedWires
-from bls_agent.loop_local import LoopLocal
-from bls_agent.redaction import redact_traceback
+from bls_agent.connection.access import Access
+from bls_agent.connection.after_fork import keep, register
+from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.connection.loop_local import LoopLocal
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.errors import RedisUnavailableError
+from bls_agent.core.redaction import redact_traceback
 from bls_agent.runs.event_ids import EventId, order
 from bls_agent.runs.following.channel import Channel
 from bls_agent.runs.following.lane import Lane
 from bls_agent.runs.following.looks import look_at
 from bls_agent.runs.following.shared_pages import SharedPages
 from bls_agent.runs.reading import RunKeys
-from bls_agent.tasks import start_background
+from bls_agent.runtime.tasks import start_background
 
 if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - see tasks.py
+    import asyncio
 
 __all__ = ["Hub", "Hubs"]
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from bls_agent.backoff import Backoff
-from bls_agent.errors import BlsError, RedisRefusedError, RedisUnavailableError
-from bls_agent.keyed_wires import KeyedWires
-from bls_agent.redaction import redact_traceback
+from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
+from bls_agent.core.redaction import redact_traceback
 from bls_agent.runs.following.channel import Arrivals, Channel
 from bls_agent.runs.following.looks import find_refused, gather_evidence
 from bls_agent.runs.reading import (
@@ -21,10 +21,10 @@ from bls_agent.runs.reading import (
     RunReader,
     decode_entries,
 )
-from bls_agent.tasks import start_background
+from bls_agent.runtime.tasks import start_background
 
 if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - see tasks.py
+    import asyncio
 
 __all__ = ["Lane"]
 

@@ -7,10 +7,9 @@ from typing import Any, Final, cast
 
 import anyio
 
-from bls_agent.endpoint import Reply, Request
-from bls_agent.errors import BlsError, RedisRefusedError, WrongTypeError
-from bls_agent.keyed_wires import KeyedWires
-from bls_agent.lease import length_of
+from bls_agent.connection.endpoint import Reply, Request
+from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.core.errors import BlsError, RedisRefusedError, WrongTypeError
 from bls_agent.runs.event_ids import BEGINNING, EventId, find_id, order
 from bls_agent.runs.events import StreamEvent
 from bls_agent.runs.following.channel import Channel
@@ -19,6 +18,7 @@ from bls_agent.runs.following.presence import Seen
 from bls_agent.runs.following.rewinds import begins_anew, find_end_of_past
 from bls_agent.runs.reading import RunReader, decode_entries
 from bls_agent.runs.summaries import NO_KEY
+from bls_agent.runtime.lease import length_of
 
 __all__ = ["find_refused", "gather_evidence", "gather_start", "look_at", "read_last"]
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 import anyio.lowlevel
 
-from bls_agent.backoff import Backoff
-from bls_agent.batch_writer import BatchWriter, Flushed
-from bls_agent.redaction import redact_traceback
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.redaction import redact_traceback
 from bls_agent.runs.writing.emitted import Emitted
 from bls_agent.runs.writing.hold import Hold
 from bls_agent.runs.writing.sink import RunSink
-from bls_agent.tasks import start_background
+from bls_agent.runtime.batch_writer import BatchWriter, Flushed
+from bls_agent.runtime.tasks import start_background
 
 if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - tasks of asyncio's
+    import asyncio
 
 __all__ = ["Course", "call_in", "wait_through"]
 
@@ -47,7 +47,7 @@ class Course:
         self, delivery: BatchWriter[Emitted], sink: RunSink, *, name: str
     ) -> None:
         """Begin, in the running event loop."""
-        import asyncio  # noqa: PLC0415, TID251 - 20 ms, not at import
+        import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         self.loop = asyncio.get_running_loop()
         self.ended = anyio.Event()
@@ -62,7 +62,7 @@ class Course:
     @property
     def is_elsewhere(self) -> bool:
         """Whether it lives in another event loop than the one that runs here."""
-        import asyncio  # noqa: PLC0415, TID251 - as above
+        import asyncio  # noqa: PLC0415 - as above
 
         return self.loop is not asyncio.get_running_loop()
 
@@ -72,7 +72,7 @@ class Course:
         return self.loop.is_closed()
 
     async def _write(self) -> None:
-        from asyncio import CancelledError  # noqa: PLC0415, TID251 - as above
+        from asyncio import CancelledError  # noqa: PLC0415 - as above
 
         try:
             while True:
@@ -136,7 +136,7 @@ class Course:
         self.end(LAST_WORDS)
 
     async def _finish(self, within: float) -> None:
-        from asyncio import CancelledError  # noqa: PLC0415, TID251 - as above
+        from asyncio import CancelledError  # noqa: PLC0415 - as above
 
         until = anyio.current_time() + within
         for _ in range(2):
@@ -178,7 +178,7 @@ async def call_in(
     Returns:
         Its result; ``None`` if that did not come in time.
     """
-    import asyncio  # noqa: PLC0415, TID251 - anyio knows one loop
+    import asyncio  # noqa: PLC0415 - anyio knows one loop
 
     future = asyncio.run_coroutine_threadsafe(function(), course.loop)
     with anyio.move_on_after(within):

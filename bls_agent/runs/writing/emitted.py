@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any, Final, TypeAlias, cast
 
-from bls_agent.codec import encode_within
+from bls_agent.core.codec import encode_within
 from bls_agent.runs.new_events import FIELDS_BYTES, Source, tame_data
 
 __all__ = ["RANKS", "TEXTS", "Emitted", "Shape", "take"]

@@ -6,8 +6,8 @@ from typing import Any, Final, cast
 
 import anyio
 
-from bls_agent.codec import JSONObject, cut_text
-from bls_agent.redaction import redact
+from bls_agent.core.codec import JSONObject, cut_text
+from bls_agent.core.redaction import redact
 
 __all__ = ["tell_end"]
 

@@ -9,17 +9,17 @@ from typing import Final
 
 import anyio
 
-from bls_agent.backoff import Backoff, jittered
-from bls_agent.endpoint import Reply
-from bls_agent.errors import (
+from bls_agent.connection.endpoint import Reply
+from bls_agent.core.backoff import Backoff, jittered
+from bls_agent.core.errors import (
     BlsError,
     LeaseHeldError,
     RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.lease import Run, boot_seconds, valid_until
 from bls_agent.runs.reading import RunKeys
+from bls_agent.runtime.lease import Run, boot_seconds, valid_until
 
 __all__ = ["Hold"]
 
@@ -96,7 +96,7 @@ class Hold:
 
         Args:
             reply: No error.
-            sent_at: When it was asked for, by :func:`~bls_agent.lease.boot_seconds`.
+            sent_at: When it was asked for, by :func:`~bls_agent.runtime.lease.boot_seconds`.
 
         Returns:
             In how many seconds to ask again.

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from bls_agent.errors import ConfigurationError
+from bls_agent.core.errors import ConfigurationError
+from bls_agent.core.settings import check_seconds
 from bls_agent.runs.limits import check_count
-from bls_agent.settings import check_seconds
 
 __all__ = ["WriterOptions"]
 

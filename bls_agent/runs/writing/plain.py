@@ -7,20 +7,20 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from bls_agent.batch_writer import Flushed
-from bls_agent.errors import ConfigurationError
-from bls_agent.loop_thread import (
+from bls_agent.core.errors import ConfigurationError
+from bls_agent.core.redaction import redact_traceback
+from bls_agent.runs.writing.options import WriterOptions
+from bls_agent.runs.writing.pool import WriterPools
+from bls_agent.runtime.batch_writer import Flushed
+from bls_agent.runtime.loop_thread import (
     LoopThread,
     SharedThread,
     refuse_in_event_loop,
     wait_for,
 )
-from bls_agent.redaction import redact_traceback
-from bls_agent.runs.writing.options import WriterOptions
-from bls_agent.runs.writing.pool import WriterPools
 
 if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - a task of asyncio's
+    import asyncio
     from concurrent.futures import Future
 
 __all__ = ["LEAVE_GRACE", "PlainFace"]

@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from bls_agent.after_fork import keep, register
-from bls_agent.backoff import Backoff
-from bls_agent.endpoint import Argument, Reply
-from bls_agent.errors import BlsError, RedisUnavailableError, WrongTypeError
-from bls_agent.gate import Gate
-from bls_agent.lease import boot_seconds
-from bls_agent.loop_local import LoopLocal
-from bls_agent.redaction import redact_traceback
+from bls_agent.connection.after_fork import keep, register
+from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.connection.gate import Gate
+from bls_agent.connection.loop_local import LoopLocal
+from bls_agent.connection.scripts import ADD_EVENTS, HOLD_RUN
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.errors import BlsError, RedisUnavailableError, WrongTypeError
+from bls_agent.core.redaction import redact_traceback
 from bls_agent.runs.adding import add_arguments
 from bls_agent.runs.event_ids import BEGINNING
 from bls_agent.runs.reading import RunKeys, find_wrong_type
 from bls_agent.runs.writing.hold import Hold
-from bls_agent.scripts import ADD_EVENTS, HOLD_RUN
-from bls_agent.tasks import ThreadSafeEvent, start_background
+from bls_agent.runtime.lease import boot_seconds
+from bls_agent.runtime.tasks import ThreadSafeEvent, start_background
 
 if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - a task of asyncio's
+    import asyncio
 
-    from bls_agent.access import Access
-    from bls_agent.keyed_wires import KeyedWires
-    from bls_agent.wire import Wire
+    from bls_agent.connection.access import Access
+    from bls_agent.connection.keyed_wires import KeyedWires
+    from bls_agent.connection.wire import Wire
 
 __all__ = ["WriterPool", "WriterPools"]
 

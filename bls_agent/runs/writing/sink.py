@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from bls_agent.codec import format_timestamp
-from bls_agent.complaints import Complaints
-from bls_agent.endpoint import Argument, Reply
-from bls_agent.errors import BlsError
-from bls_agent.lease import boot_seconds
+from bls_agent.connection.complaints import Complaints
+from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.core.codec import format_timestamp
+from bls_agent.core.errors import BlsError
 from bls_agent.runs.adding import add_arguments, note_mended
 from bls_agent.runs.floors import Floors
 from bls_agent.runs.new_events import NO_SOURCE, Source
@@ -21,6 +20,7 @@ from bls_agent.runs.reading import RunKeys
 from bls_agent.runs.writing.coalescing import merge
 from bls_agent.runs.writing.emitted import Emitted, take
 from bls_agent.runs.writing.hold import Hold
+from bls_agent.runtime.lease import boot_seconds
 
 __all__ = ["Batch", "Bounds", "RunSink", "Way"]
 

@@ -16,11 +16,9 @@ from typing import Any, Final, Self
 
 import anyio
 
-from bls_agent.after_fork import keep, register
-from bls_agent.batch_writer import BatchWriter, Flushed
-from bls_agent.buffer import BoundedBuffer
-from bls_agent.errors import BlsError, ConfigurationError
-from bls_agent.lease import belongs_to_dead, make_token
+from bls_agent.connection.after_fork import keep, register
+from bls_agent.core.buffer import BoundedBuffer
+from bls_agent.core.errors import BlsError, ConfigurationError
 from bls_agent.runs.floors import Floors
 from bls_agent.runs.new_events import check_data, check_source, tame_source, tame_word
 from bls_agent.runs.reading import RunKeys
@@ -33,7 +31,9 @@ from bls_agent.runs.writing.plain import LEAVE_GRACE, PlainFace
 from bls_agent.runs.writing.pool import WriterPool, WriterPools
 from bls_agent.runs.writing.sink import Bounds, RunSink
 from bls_agent.runs.writing.stats import RunWriterStats
-from bls_agent.tasks import start_background
+from bls_agent.runtime.batch_writer import BatchWriter, Flushed
+from bls_agent.runtime.lease import belongs_to_dead, make_token
+from bls_agent.runtime.tasks import start_background
 
 __all__ = ["RunWriter"]
 

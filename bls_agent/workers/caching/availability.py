@@ -7,9 +7,9 @@ from collections.abc import Callable
 from threading import RLock
 from typing import Final
 
-from bls_agent.backoff import Backoff
-from bls_agent.complaints import Complaints
-from bls_agent.errors import BlsError, RedisRefusedError, RedisUnavailableError
+from bls_agent.connection.complaints import Complaints
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
 
 __all__ = ["Availability"]
 

@@ -11,15 +11,15 @@ from weakref import WeakValueDictionary
 
 import anyio
 
-from bls_agent.access import Access, Store
-from bls_agent.after_fork import register
-from bls_agent.codec import encode
-from bls_agent.endpoint import Reply
-from bls_agent.errors import ConfigurationError, RedisUnavailableError
-from bls_agent.keyed_wires import KeyedWires
-from bls_agent.loop_thread import refuse_in_event_loop, wait_for
-from bls_agent.settings import check_seconds
-from bls_agent.threads import is_coroutine_function
+from bls_agent.connection.access import Access, Store
+from bls_agent.connection.after_fork import register
+from bls_agent.connection.endpoint import Reply
+from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.core.codec import encode
+from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
+from bls_agent.core.settings import check_seconds
+from bls_agent.runtime.loop_thread import refuse_in_event_loop, wait_for
+from bls_agent.runtime.threads import is_coroutine_function
 from bls_agent.workers.caching.availability import Availability
 from bls_agent.workers.caching.cached_function import (
     FUNC_CACHE,
@@ -112,7 +112,7 @@ class FunctionCache(Store):
 
         The next call opens them again.
         """
-        import asyncio  # noqa: PLC0415, TID251 - waits for another thread's loop
+        import asyncio  # noqa: PLC0415 - waits for another thread's loop
 
         await self._async.aclose()
         await self._access.aclose()

@@ -20,16 +20,16 @@ from math import inf
 from threading import RLock
 from typing import Any, Final, NamedTuple, cast
 
-from bls_agent.codec import decode_object, encode_strictly, format_timestamp
-from bls_agent.endpoint import Argument, Reply, Request
-from bls_agent.errors import (
+from bls_agent.connection.endpoint import Argument, Reply, Request
+from bls_agent.core.codec import decode_object, encode_strictly, format_timestamp
+from bls_agent.core.errors import (
     ConfigurationError,
     DecodeError,
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.keys import KEYS
-from bls_agent.settings import check_seconds
+from bls_agent.core.keys import KEYS
+from bls_agent.core.settings import check_seconds
 from bls_agent.workers.caching.key import Arguments, MisfitError, qualified_name
 
 __all__ = [

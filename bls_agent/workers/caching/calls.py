@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 
-from bls_agent.access import Access
-from bls_agent.loop_local import LoopLocal
-from bls_agent.tasks import start_background
+from bls_agent.connection.access import Access
+from bls_agent.connection.loop_local import LoopLocal
+from bls_agent.runtime.tasks import start_background
 from bls_agent.workers.caching.availability import Availability
 from bls_agent.workers.caching.cached_function import (
     MISSING,
@@ -31,7 +31,7 @@ from bls_agent.workers.caching.distributed_lock import DistributedLock
 from bls_agent.workers.caching.station import Station
 
 if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - see tasks.py
+    import asyncio
 
 __all__ = [
     "COMPUTING",
@@ -205,7 +205,7 @@ class _Flights:
 
     async def join(self, flight: _Flight) -> Outcome | None:
         """Wait for a flight's end and give its outcome."""
-        import asyncio  # noqa: PLC0415, TID251 - waits for a future without owning it
+        import asyncio  # noqa: PLC0415 - waits for a future without owning it
 
         if flight.over is None:
             flight.over = self._loop.create_future()
@@ -229,7 +229,7 @@ class _Flights:
 
     async def _cancel(self, flight: _Flight, task: asyncio.Task[None]) -> None:
         """Cancel a task, and wait until it has cleaned up."""
-        import asyncio  # noqa: PLC0415, TID251 - as above
+        import asyncio  # noqa: PLC0415 - as above
 
         self.finish(flight)
         if not task.done():
@@ -275,7 +275,7 @@ class AsyncCalls:
     def _find_here(self) -> tuple[Station, _Flights]:
         here = self._here.find()
         if here is None:
-            import asyncio  # noqa: PLC0415, TID251 - 20 ms, not at import
+            import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
             loop = asyncio.get_running_loop()
             station = Station(
@@ -378,7 +378,7 @@ async def _compute_early(job: _Job) -> Outcome | None:
 
 
 async def _run(job: _Job, found: Found, lock: DistributedLock | None) -> Outcome:
-    import asyncio  # noqa: PLC0415, TID251 - only its tasks tell who has cancelled them
+    import asyncio  # noqa: PLC0415 - only its tasks tell who has cancelled them
 
     function = job.function
     generation = function.generation

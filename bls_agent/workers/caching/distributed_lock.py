@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from bls_agent.backoff import Backoff
-from bls_agent.errors import RedisUnavailableError
-from bls_agent.lease import Lease
-from bls_agent.tasks import start_background
-from bls_agent.wire import Wire
+from bls_agent.connection.wire import Wire
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.errors import RedisUnavailableError
+from bls_agent.runtime.lease import Lease
+from bls_agent.runtime.tasks import start_background
 from bls_agent.workers.caching.cached_function import CachedFunction, Found
 from bls_agent.workers.caching.station import Station
 
 if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - a task that stands outside of the host's scopes
+    import asyncio
 
 __all__ = ["DistributedLock"]
 
@@ -94,7 +94,7 @@ class DistributedLock:
 
     async def _connect(self, wire: Wire) -> bool:
         """Wait for a connection; where it takes longer, it is there for the next one."""
-        import asyncio  # noqa: PLC0415, TID251 - waits for a task without cancelling it
+        import asyncio  # noqa: PLC0415 - waits for a task without cancelling it
 
         async def connect() -> None:
             try:

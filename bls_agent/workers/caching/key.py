@@ -26,8 +26,8 @@ from uuid import UUID
 from weakref import WeakKeyDictionary
 from zoneinfo import ZoneInfo
 
-from bls_agent.codec import JSONValue, encode_sorted
-from bls_agent.errors import ConfigurationError
+from bls_agent.core.codec import JSONValue, encode_sorted
+from bls_agent.core.errors import ConfigurationError
 
 __all__ = [
     "DIGEST_LENGTH",

@@ -11,15 +11,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from bls_agent.access import Access
-from bls_agent.endpoint import Reply, Request
-from bls_agent.errors import RedisUnavailableError
-from bls_agent.tasks import start_background
-from bls_agent.wire import Wire
+from bls_agent.connection.access import Access
+from bls_agent.connection.endpoint import Reply, Request
+from bls_agent.connection.wire import Wire
+from bls_agent.core.errors import RedisUnavailableError
+from bls_agent.runtime.tasks import start_background
 from bls_agent.workers.caching.availability import Availability
 
 if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - see Pump
+    import asyncio
 
 __all__ = ["Pump"]
 
@@ -102,7 +102,7 @@ class Pump:
 
     async def aclose(self) -> None:
         """End what is under way, without the connections; the next request begins anew."""
-        import asyncio  # noqa: PLC0415, TID251 - waits for a task
+        import asyncio  # noqa: PLC0415 - waits for a task
 
         if self._timer is not None:
             self._timer.cancel()

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
-from bls_agent.access import Access
-from bls_agent.endpoint import Request
-from bls_agent.errors import RedisUnavailableError, WrongTypeError
-from bls_agent.wire import Wire
+from bls_agent.connection.access import Access
+from bls_agent.connection.endpoint import Request
+from bls_agent.connection.wire import Wire
+from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.workers.caching.availability import Availability
 from bls_agent.workers.caching.cached_function import UNKNOWN, CachedFunction, Found
 from bls_agent.workers.caching.pump import Pump
 
 if TYPE_CHECKING:
-    import asyncio  # noqa: TID251 - see Station
+    import asyncio
     from collections.abc import Callable
 
-    from bls_agent.endpoint import Reply
+    from bls_agent.connection.endpoint import Reply
 
 __all__ = ["Station", "Unheard"]
 

@@ -16,12 +16,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from weakref import finalize
 
-from bls_agent.access import Access
-from bls_agent.after_fork import register
-from bls_agent.endpoint import Reply, Request
-from bls_agent.errors import RedisUnavailableError
-from bls_agent.loop_thread import LoopThread, result_of
-from bls_agent.threads import HandlerThreads
+from bls_agent.connection.access import Access
+from bls_agent.connection.after_fork import register
+from bls_agent.connection.endpoint import Reply, Request
+from bls_agent.core.errors import RedisUnavailableError
+from bls_agent.runtime.loop_thread import LoopThread, result_of
+from bls_agent.runtime.threads import HandlerThreads
 from bls_agent.workers.caching.availability import Availability
 from bls_agent.workers.caching.cached_function import (
     MISSING,
@@ -289,7 +289,7 @@ class SyncCalls:
         return _close(SHARED_LOOP.find(), station, self._access, self._locks)
 
     async def _make_station(self) -> Station:
-        import asyncio  # noqa: PLC0415, TID251 - 20 ms, not at import
+        import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         loop = asyncio.get_running_loop()
         return Station(
@@ -343,6 +343,6 @@ def _submit(station: Station, requests: Sequence[Request], promise: Any) -> None
 
 
 def _runs_event_loop() -> bool:
-    import asyncio  # noqa: PLC0415, TID251 - 20 ms, not at import
+    import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
     return asyncio._get_running_loop() is not None  # noqa: SLF001 - documented; does not raise

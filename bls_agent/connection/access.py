@@ -1,0 +1,149 @@
+"""How a store reaches Redis: told in any of four ways, used in any event loop."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from types import TracebackType
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
+
+from bls_agent.connection.after_fork import register
+from bls_agent.connection.endpoint import Endpoint
+from bls_agent.connection.loop_local import LoopLocal
+from bls_agent.core.settings import check_seconds
+
+if TYPE_CHECKING:
+    from bls_agent.connection.keyed_wires import KeyedWires
+
+__all__ = ["Access", "Store"]
+
+
+@runtime_checkable
+class _Connected(Protocol):
+    """Something that knows where its Redis is: a ``ProjectAgent``."""
+
+    @property
+    def endpoint(self) -> Endpoint: ...
+
+
+class Access:
+    """The connections of one object that anybody may use from any event loop.
+
+    Each event loop gets wires of its own, opened by the first request in it.
+
+    Attributes:
+        timeout: Deadline of one request in seconds.
+    """
+
+    def __init__(self, redis: object, name: str, *, timeout: float = 5.0) -> None:
+        """Remember where to; nothing is opened or read yet.
+
+        Args:
+            redis: A URL, a client of redis-py, or a ``ProjectAgent``, whose server and
+                credentials are used over connections of our own. ``None`` for
+                ``BLS_REDIS_URL``, read at the first request.
+            name: What the connections are called in CLIENT LIST.
+            timeout: Deadline of one request in seconds.
+
+        Raises:
+            ConfigurationError: ``redis`` is none of these, or ``timeout`` no time.
+        """
+        self._agent = redis if isinstance(redis, _Connected) else None
+        self._given = None
+        if redis is not None and self._agent is None:
+            self._given = Endpoint.of(redis)
+        self._name = name
+        self.timeout = check_seconds("timeout", timeout)
+        self._by_loop: LoopLocal[KeyedWires] = LoopLocal()
+
+    def forget_parent(self) -> None:
+        """In a forked child: the loops are the parent's; its wires let go by themselves."""
+        self._by_loop.forget_parent()
+
+    @cached_property
+    def endpoint(self) -> Endpoint:
+        """Where Redis is.
+
+        Raises:
+            ConfigurationError: Nobody said, and ``BLS_REDIS_URL`` is no URL of Redis.
+        """
+        from bls_agent.connection.keyed_wires import default_endpoint  # noqa: PLC0415 - 4 ms
+
+        if self._agent is not None:
+            return self._agent.endpoint
+        return self._given or default_endpoint(os.environ)
+
+    @property
+    def known(self) -> Endpoint | None:
+        """Where Redis is, if that is known already: nothing is read for it."""
+        return self._given or self.__dict__.get("endpoint")
+
+    @property
+    def shown(self) -> str:
+        """Where Redis is, for a ``repr``: without credentials, nothing is read for it."""
+        return self.known.address if self.known else "BLS_REDIS_URL"
+
+    @property
+    def wires(self) -> KeyedWires:
+        """The wires of the running event loop."""
+        from bls_agent.connection.keyed_wires import KeyedWires  # noqa: PLC0415 - 4 ms
+
+        wires = self._by_loop.find()
+        if wires is None:
+            register(self)
+            wires = KeyedWires(self.endpoint, self._name, timeout=self.timeout)
+            for left in self._by_loop.keep(wires):
+                left.forget_loop()
+        return wires
+
+    async def aclose(self) -> None:
+        """Close the connections of this event loop; the next request opens them again."""
+        wires = self._by_loop.pop()
+        if wires is not None:
+            await wires.aclose()
+
+
+class Store:
+    """Something in Redis that is used with and without ``async with``.
+
+    The first request opens a connection, in whatever event loop it is made; close it
+    there with :meth:`aclose` when the store was used without ``async with``.
+
+    Attributes:
+        client_name: What its connections are called in CLIENT LIST.
+    """
+
+    client_name: ClassVar[str] = "bls-agent:store"
+
+    def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
+        """Remember where Redis is; nothing is opened yet.
+
+        Args:
+            redis: A URL, a client of redis-py or a ``ProjectAgent``. Default:
+                ``BLS_REDIS_URL``, read at the first request.
+            timeout: Deadline of one request in seconds.
+
+        Raises:
+            ConfigurationError: ``redis`` is none of these, or ``timeout`` no time.
+        """
+        self._access = Access(redis, self.client_name, timeout=timeout)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._access.shown}>"
+
+    async def __aenter__(self) -> Self:
+        """Open nothing: the first request does."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the connection."""
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connection of this event loop; the next request opens it again."""
+        await self._access.aclose()

@@ -1,0 +1,206 @@
+"""A Redis Cluster: which node serves a key, found out and found out again.
+
+The map of slots is asked of any node that is known, at a connect, unless it is fresh.
+A redirection (MOVED, ASK) goes before the map, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple, cast
+from urllib.parse import urlsplit
+
+import anyio
+
+from bls_agent.connection.endpoint import Endpoint, Reply, Request, Topology
+from bls_agent.connection.route import Node, Place
+from bls_agent.connection.wire import Wire
+from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
+from bls_agent.core.names import slot_of
+
+__all__ = [
+    "ClusterMap",
+    "KeyRoute",
+    "SlotRange",
+    "read_redirection",
+    "read_slots",
+]
+
+NODE_TIMEOUT: Final = 1.0  # seconds until the next node is asked for the map
+FRESH: Final = 1.0  # seconds during which all wires believe one map
+
+
+class SlotRange(NamedTuple):
+    """Slots in a row, and the nodes that hold them, master first."""
+
+    first: int
+    last: int
+    nodes: tuple[Node, ...]
+
+
+def read_slots(reply: Reply, asked: str) -> list[SlotRange]:
+    """Read the reply to CLUSTER SLOTS.
+
+    Args:
+        reply: As it came.
+        asked: The host that sent it: nodes may leave it open.
+    """
+    ranges: list[SlotRange] = []
+    for first, last, *nodes in cast("Sequence[Sequence[Reply]]", reply):
+        named = tuple((_host_or(node[0], asked), node[1]) for node in nodes)
+        ranges.append(SlotRange(cast("int", first), cast("int", last), named))
+    return ranges
+
+
+def _host_or(host: bytes | None, asked: str) -> str:
+    return host.decode() if host and host != b"?" else asked
+
+
+def read_redirection(reason: str, asked: str) -> Node | None:
+    """Read where MOVED or ASK points to: ``3999 127.0.0.1:6381``, maybe without host."""
+    host, _, port = reason.rpartition(" ")[2].rpartition(":")
+    return (host or asked, int(port)) if port.isdecimal() else None
+
+
+def _host_of(address: str) -> str:
+    return urlsplit(address).hostname or ""
+
+
+class ClusterMap:
+    """What is known of a cluster, for all wires of an agent together."""
+
+    def __init__(self, address: str, topology: Topology) -> None:
+        """Remember whom to ask."""
+        self.address = address
+        self.node = topology.node
+        self._seeds = topology.seeds
+        self._ranges: list[SlotRange] = []
+        self._last: Endpoint | None = None  # that answered; asked first
+        self._fetched = float("-inf")
+
+    def route(self, key: str) -> KeyRoute:
+        """Give the way to the node that serves a key."""
+        return KeyRoute(self, slot_of(key))
+
+    def distrust(self) -> None:
+        """Have the map asked anew before it is used again."""
+        self._fetched = float("-inf")
+
+    async def master_of(self, slot: int) -> Node:
+        """Say which node serves a slot.
+
+        Raises:
+            RedisUnavailableError: No node answers, or none serves the slot.
+        """
+        await self._refresh()
+        for first, last, nodes in self._ranges:
+            if first <= slot <= last:
+                return nodes[0]
+        reason = f"no node serves slot {slot}"
+        raise RedisUnavailableError("cluster_down", reason, address=self.address)
+
+    async def masters(self) -> list[Node]:
+        """Name every node that serves slots, each once."""
+        await self._refresh()
+        return list(dict.fromkeys(nodes[0] for _, _, nodes in self._ranges))
+
+    async def _refresh(self) -> None:
+        if anyio.current_time() - self._fetched < FRESH:
+            return
+        failures: list[RedisUnavailableError] = []
+        for server in self._candidates():
+            try:
+                self._ranges = await self._ask(server)
+            except RedisUnavailableError as error:
+                failures.append(error)
+            else:
+                self._last, self._fetched = server, anyio.current_time()
+                return
+        raise self._nobody_knows(failures)
+
+    def _candidates(self) -> Iterator[Endpoint]:
+        """Give every server worth asking, once: who answered last, seeds, the others."""
+        last = [] if self._last is None else [self._last]
+        named = (self.node(*node) for _, _, nodes in self._ranges for node in nodes)
+        seen: set[str] = set()
+        for server in (*last, *self._seeds, *named):
+            if server.address not in seen:
+                seen.add(server.address)
+                yield server
+
+    async def _ask(self, server: Endpoint) -> list[SlotRange]:
+        wire = Wire(
+            server, "bls-agent:map", timeout=NODE_TIMEOUT, patience=NODE_TIMEOUT
+        )
+        try:
+            reply = await wire.call("CLUSTER", "SLOTS")
+        finally:
+            await wire.aclose()
+        ranges = read_slots(reply, _host_of(server.address))
+        if not ranges:
+            reason = "the node serves no cluster"
+            raise RedisUnavailableError("cluster_down", reason, address=server.address)
+        return ranges
+
+    def _nobody_knows(
+        self, failures: Sequence[RedisUnavailableError]
+    ) -> RedisUnavailableError:
+        refused = all(isinstance(error, RedisRefusedError) for error in failures)
+        said = "; ".join(str(error) for error in failures[:3])
+        kind = RedisRefusedError if refused else RedisUnavailableError
+        reason = f"no node tells which serves what: {said}"
+        return kind("no_map", reason, address=self.address)
+
+
+class KeyRoute:
+    """The way to the node that serves one slot."""
+
+    greeting: tuple[Request, ...] = ()
+
+    def __init__(self, slots: ClusterMap, slot: int) -> None:
+        """Remember the slot."""
+        self._map = slots
+        self._slot = slot
+        self._redirection: tuple[Node, bool] | None = None
+
+    @property
+    def address(self) -> str:
+        """The cluster's address."""
+        return self._map.address
+
+    async def find(self) -> Place:
+        """Follow the last redirection, once; else the map."""
+        redirection, self._redirection = self._redirection, None
+        if redirection is not None:
+            node, asking = redirection
+            return Place(self._map.node(*node), asking)
+        return Place(self._map.node(*await self._map.master_of(self._slot)))
+
+    def check(self, replies: Sequence[Reply]) -> None:
+        """Nothing was asked: a node that does not serve the slot says so itself."""
+
+    def look_anew(self, error: RedisUnavailableError | None = None) -> None:
+        """Distrust the map; remember where a redirection pointed to."""
+        self._redirection = None
+        self._map.distrust()
+        if error is not None and error.kind in ("moved", "ask"):
+            node = read_redirection(error.reason, _host_of(error.address))
+            self._redirection = (node, error.kind == "ask") if node else None
+
+    def explain(self, error: RedisUnavailableError) -> RedisUnavailableError:
+        """Nothing to add."""
+        return error
+
+    async def look(self) -> Endpoint | None:
+        """Ask the cluster who serves the slot now."""
+        try:
+            return self._map.node(*await self._map.master_of(self._slot))
+        except RedisUnavailableError:
+            return None
+
+    async def glance(self, server: Endpoint) -> bool:  # noqa: ARG002 - it would say so
+        """A node that serves a slot no more redirects by itself."""
+        return False
+
+    async def aclose(self) -> None:
+        """Nothing is kept open."""

@@ -1,0 +1,145 @@
+"""What the host's log is told while Redis refuses: each cause once, then once a minute."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from bls_agent.connection.endpoint import Reply, Request
+from bls_agent.core.errors import BlsError, RedisUnavailableError, WrongTypeError
+
+__all__ = ["Complaints", "nobody_listens", "show_log"]
+
+logger = logging.getLogger(__name__)
+
+REMIND_EVERY: Final = 60.0  # seconds between two warnings of the same cause
+MOST_TOPICS: Final = 1_000  # before those that may be said again are forgotten
+
+# What depends on the request. Everything else is a state of the server, which all
+# parts of an agent meet at the same time: that is said once for all of them.
+_OF_REQUEST: Final = frozenset({"unknown_command", "unsupported", "refused"})
+
+_REDIRECTIONS: Final = frozenset({"moved", "ask"})
+_SAME: Final = {"role_changed": "read_only"}  # the same event, seen while waiting
+
+
+# What to do, for whoever reads it; of a connection that cannot be made, or is refused.
+_REMEDIES: Final = {
+    "auth": "User and password stand in the URL, redis://user:password@host:6379/0, "
+    "which redis= or BLS_REDIS_URL gives.",
+    "connection": "Is it running there? redis= or BLS_REDIS_URL says where it is.",
+    "timeout": "Is it running there? redis= or BLS_REDIS_URL says where it is.",
+}
+
+
+def nobody_listens(name: str) -> bool:
+    """Tell whether nobody has configured logging for a logger: nobody reads what it says.
+
+    A handler that ships records to Redis does not count (``ships_away``).
+    """
+    logger: logging.Logger | None = logging.getLogger(name)
+    while logger is not None:
+        if not all(getattr(one, "ships_away", False) for one in logger.handlers):
+            return False
+        logger = logger.parent if logger.propagate else None
+    return True
+
+
+@contextmanager
+def show_log() -> Generator[None]:
+    """Show the package's log on standard error meanwhile, if nobody configured logging."""
+    logger = logging.getLogger("bls_agent")
+    if not nobody_listens(logger.name):
+        yield
+        return
+    handler, level = logging.StreamHandler(), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(level or logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+class Complaints:
+    """Says what is wrong with Redis, for all parts of one agent together.
+
+    Attributes:
+        quiet: Whether it says nothing at all.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Nothing was said so far.
+
+        Args:
+            clock: Gives seconds that only grow.
+        """
+        self._clock = clock
+        self._said_at: dict[str, float] = {}
+        self.quiet = False
+
+    def say(self, consequence: str, error: BlsError) -> bool:
+        """Say what a failure means, unless its cause was said within the last minute.
+
+        Args:
+            consequence: What does not work; for failures of a single request.
+            error: The failure.
+
+        Returns:
+            Whether it was said.
+        """
+        if isinstance(error, WrongTypeError):
+            return self._say_now(f"type of {error.key}", "%s: %s", consequence, error)
+        if not isinstance(error, RedisUnavailableError):
+            return self._say_now(consequence, "%s: %s", consequence, error)
+        if error.kind in _REDIRECTIONS:
+            return False  # nothing is wrong: it is asked elsewhere
+        if error.kind == "no_permission" and not error.connecting:
+            return False  # :meth:`hear` has said it, by name
+        if error.kind in _OF_REQUEST:
+            topic = f"{consequence} {error.kind}"
+            return self._say_now(topic, "%s: %s", consequence, error)
+        topic = _SAME.get(error.kind, error.kind)
+        text = "%s; trying again until it is back"
+        if error.connecting and (remedy := _REMEDIES.get(error.kind)):
+            text = f"{text}. {remedy}"
+        return self._say_now(topic, text, error)
+
+    def hear(self, requests: Sequence[Request], replies: Sequence[Reply]) -> None:
+        """Look at replies for missing rights and say, once each, what is weaker."""
+        for request, reply in zip(requests, replies, strict=False):
+            if not isinstance(reply, RedisUnavailableError):
+                continue
+            if reply.kind == "no_permission":
+                self._say_weaker(request, reply)
+
+    def _say_weaker(self, request: Request, error: RedisUnavailableError) -> None:
+        from bls_agent.core.acl import find_right  # noqa: PLC0415 - 1 ms, and rare
+
+        right = find_right(request, by_key="to run the" not in error.reason)
+        if right is not None and right.extra:
+            return  # nobody is asked to grant it
+        shown = right.shown if right else str(request[0])
+        weaker = right.weaker if right else "it is not among the rights of an agent"
+        if weaker not in self._said_at and not self.quiet:
+            self._said_at[weaker] = self._clock()
+            text = "Redis at %s refuses %s to this user (no_permission): %s. "
+            text += "`bls-agent acl` prints what to grant"
+            logger.warning(text, error.address, shown, weaker)
+
+    def _say_now(self, topic: str, text: str, *arguments: object) -> bool:
+        now = self._clock()
+        lately = now - self._said_at.get(topic, -REMIND_EVERY) < REMIND_EVERY
+        if lately or self.quiet:
+            return False
+        if len(self._said_at) >= MOST_TOPICS:  # one for each key of another type
+            self._said_at = {
+                one: at for one, at in self._said_at.items() if now - at < REMIND_EVERY
+            }
+        self._said_at[topic] = now
+        logger.warning(text, *arguments)
+        return True

@@ -1,0 +1,432 @@
+"""Where Redis is: a URL or a borrowed client, understood, and new connections to it.
+
+The only module that imports redis-py. Its defaults do not fit a guest in somebody
+else's process (a socket timeout that cuts BLPOP, ten silent retries that duplicate
+RPUSH, five round trips to connect), so connections are built from its parts:
+
+* RESP2, one round trip to connect, tight keepalive, no client-side retry;
+* no socket timeout: every request runs under a deadline of ours instead.
+
+From a client that the host passes in we take address, credentials, TLS and database
+and build our own connections; the client itself is never blocked on and never closed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
+from urllib.parse import urlsplit
+
+from bls_agent.core.errors import ConfigurationError
+from bls_agent.core.names import ask_whether
+from bls_agent.core.redaction import mask_url, redact
+
+if TYPE_CHECKING:
+    from bls_agent.core.urls import Kind, SeveralHosts
+
+__all__ = [
+    "CONNECT_TIMEOUT",
+    "Argument",
+    "Endpoint",
+    "RawConnection",
+    "Reply",
+    "Request",
+    "Topology",
+    "pack",
+]
+
+Argument: TypeAlias = str | bytes | int | float
+Request: TypeAlias = Sequence[Argument]
+Reply: TypeAlias = Any  # bytes, int, None, or lists of them: Redis decides
+
+CONNECT_TIMEOUT: Final = 5.0
+
+
+def pack(requests: Iterable[Request]) -> list[bytes]:
+    """Write requests as Redis reads them: hiredis does it in half of redis-py's time."""
+    hiredis: Any = import_module("hiredis")  # not at import: 3 ms
+    return [hiredis.pack_command(tuple(request)) for request in requests]
+
+
+class RawConnection(Protocol):
+    """The part of redis-py's connection that we use."""
+
+    @property
+    def is_connected(self) -> bool: ...  # noqa: D102
+    async def connect(self) -> None: ...  # noqa: D102
+    async def disconnect(self, nowait: bool = False) -> None: ...  # noqa: D102, FBT001, FBT002
+    async def send_packed_command(  # noqa: D102
+        self,
+        command: Iterable[bytes],
+        check_health: bool = True,  # noqa: FBT001, FBT002
+    ) -> None: ...
+    async def read_response(  # noqa: D102
+        self, *, disconnect_on_error: bool = True
+    ) -> Reply: ...
+
+
+# What a URL or a borrowed client may say; everything else is our decision.
+_PLACE: Final = frozenset({"host", "port", "path", "db"})
+_CREDENTIALS: Final = frozenset({"username", "password", "credential_provider"})
+_FILES: Final = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+_SENTINEL_CREDENTIALS: Final = {
+    "sentinel_username": "username",
+    "sentinel_password": "password",
+}
+_SCHEMES: Final = (
+    "the URL begins with redis://, rediss:// or unix://, or with redis+sentinel://, "
+    "redis+cluster:// or the same with rediss"
+)
+_OVERRULED: Final = frozenset(
+    {
+        "client_name", "decode_responses", "encoding", "encoding_errors",
+        "health_check_interval", "max_connections", "protocol", "retry_on_error",
+        "retry_on_timeout", "socket_connect_timeout", "socket_keepalive",
+        "socket_read_size", "socket_timeout", "timeout",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class Topology:
+    """Several servers behind one address, and whom to ask which of them it is.
+
+    Attributes:
+        kind: Sentinel or cluster.
+        seeds: The sentinels, or some nodes of the cluster.
+        node: Gives one server of these by host and port; same credentials, same TLS.
+        service: The name under which sentinels know the master.
+    """
+
+    kind: Kind
+    seeds: tuple[Endpoint, ...]
+    node: Callable[[str, int], Endpoint]
+    service: str = ""
+
+
+@dataclass(frozen=True, repr=False)
+class Endpoint:
+    """Where Redis is and how a new connection to it is made.
+
+    Attributes:
+        address: For messages: no credentials.
+        make: Makes a connection that is not open yet; of a topology, to the first
+            server that was named (which one is right tells ``engines.py``).
+        notes: What had to be decided otherwise than asked for; said once.
+        topology: The servers behind it; ``None`` for one server.
+        likeness: Equal for endpoints with the same address and credentials; 0 if nobody
+            knows.
+    """
+
+    address: str
+    make: Callable[[], RawConnection]
+    notes: tuple[str, ...] = ()
+    topology: Topology | None = None
+    likeness: int = 0
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.address!r})"
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether keys lie on different servers: only keys of one slot go together."""
+        return self.topology is not None and self.topology.kind == "cluster"
+
+    @classmethod
+    def of(cls, redis: object, name: str = "redis") -> Endpoint:
+        """Understand a URL, a redis-py client (asyncio or not) or an endpoint.
+
+        Args:
+            redis: Any of these.
+            name: The argument or variable that it came from, for errors.
+
+        Raises:
+            ConfigurationError: It is none of these, or its options make no sense.
+        """
+        if isinstance(redis, Endpoint):
+            return redis
+        if not isinstance(redis, str):
+            return _endpoint_of_client(redis)
+        try:
+            return _endpoint_of_url(redis)
+        except ConfigurationError as error:
+            if error.name == name:
+                raise
+            told = error.value, error.rule, error.remedy
+            raise ConfigurationError(name, *told) from None
+
+
+def _endpoint_of_url(url: str) -> Endpoint:
+    shown = mask_url(url)
+    scheme = url.split("://", 1)[0]
+    if "+" in scheme:
+        from bls_agent.core.urls import take_apart
+
+        if several := take_apart(url):
+            return _endpoint_of_several(several, shown)
+    if scheme not in ("redis", "rediss", "unix"):
+        raise ConfigurationError("redis", shown, _SCHEMES)
+    options = _parse(url, shown)
+    parts = urlsplit(url)
+    path = parts.path.strip("/")
+    if scheme == "unix" and parts.netloc and ("@" in path or "@" not in parts.netloc):
+        rule = "a URL like unix://user:password@/run/redis.sock"
+        remedy = "A / in the password is written %2F, an @ in the path %40."
+        raise ConfigurationError("redis", shown, rule, remedy)
+    if scheme != "unix" and path and not path.isdecimal():
+        raise ConfigurationError("redis", shown, "the database is a number, as in /0")
+    if scheme == "unix" and not options.get("path"):
+        raise ConfigurationError("redis", shown, "unix:// needs the socket's path")
+    return _endpoint_of_options(options, scheme, shown, strict=True)
+
+
+def _parse(url: str, shown: str) -> dict[str, Any]:
+    from redis.asyncio.connection import parse_url
+
+    try:
+        return dict(cast("Mapping[str, Any]", parse_url(url)))
+    except ValueError as error:
+        rule = f"{_wrong_part(url, str(error))}; a URL like redis://user:password@host:6379/0"
+        raise ConfigurationError("redis", shown, rule) from None
+
+
+def _wrong_part(url: str, said: str) -> str:
+    """Say which part of a URL is wrong, and quote none: it may be a piece of a password."""
+    place, _, rest = url.partition("://")[2].partition("?")
+    _, *after = re.split(r"[/#]", place, maxsplit=1)
+    if any("@" in part for part in (*after, rest)):
+        return "in a user or password / ? # [ ] are written %2F %3F %23 %5B %5D"
+    if option := re.search(r"for '(\w+)' in", said):
+        return f"the value of its option {option[1]!r} is not understood"
+    if said.startswith("Port "):
+        return "its port is a whole number from 0 to 65535"
+    return "its host is not understood"
+
+
+def _endpoint_of_several(url: SeveralHosts, shown: str) -> Endpoint:
+    """Understand options by redis-py's rules, as of a URL of one server."""
+    options = _parse(f"{url.base}://{url.login}host/{url.database}{url.query}", shown)
+    asking = {name: options.pop(name, None) for name in _SENTINEL_CREDENTIALS}
+    if url.kind == "cluster":
+        if any(asking.values()):
+            raise ConfigurationError("redis", shown, "a cluster has no sentinels")
+        return _spread(url.kind, options, url.base, url.hosts, shown)
+    node = _node_maker(options, url.base, shown, strict=True)
+    login = {_SENTINEL_CREDENTIALS[name]: word for name, word in asking.items() if word}
+    apart = _CREDENTIALS | {"db"}
+    rest = {name: value for name, value in options.items() if name not in apart}
+    ask = _node_maker(rest | login, url.base, shown, strict=True)
+    first = node(*url.hosts[0])
+    seeds = tuple(ask(*host) for host in url.hosts)
+    topology = Topology(url.kind, seeds, node, url.service)
+    return Endpoint(url.address, first.make, first.notes, topology)
+
+
+def _spread(
+    kind: Kind,
+    options: Mapping[str, Any],
+    scheme: str,
+    hosts: tuple[tuple[str, int], ...],
+    shown: str,
+    *,
+    strict: bool = True,
+) -> Endpoint:
+    """Make the endpoint of a cluster from some of its nodes."""
+    from bls_agent.core.urls import address_of
+
+    node = _node_maker(options, scheme, shown, strict=strict)
+    seeds = tuple(node(*host) for host in hosts)
+    address = address_of(kind, scheme, hosts, "", 0)
+    return Endpoint(address, seeds[0].make, seeds[0].notes, Topology(kind, seeds, node))
+
+
+def _node_maker(
+    options: Mapping[str, Any], scheme: str, shown: str, *, strict: bool
+) -> Callable[[str, int], Endpoint]:
+    def node(host: str, port: int) -> Endpoint:
+        place = {**options, "host": host, "port": port}
+        return _endpoint_of_options(place, scheme, shown, strict=strict)
+
+    return node
+
+
+def _endpoint_of_options(
+    options: Mapping[str, Any], scheme: str, shown: str, *, strict: bool
+) -> Endpoint:
+    from redis.asyncio import connection as parts
+    from redis.exceptions import RedisError
+
+    kind: Callable[..., Any] = {
+        "redis": parts.Connection,
+        "rediss": parts.SSLConnection,
+        "unix": parts.UnixDomainSocketConnection,
+    }[scheme]
+    known = _parameters(kind) | _parameters(parts.AbstractConnection)
+    kept: dict[str, Any] = {}
+    overruled: list[str] = []
+    for name, value in options.items():
+        if name in _PLACE | _CREDENTIALS or (name.startswith("ssl_") and name in known):
+            kept[name] = value
+        elif name in _OVERRULED:
+            overruled.append(name)
+        elif strict and name != "connection_class":
+            rule = _unknown_option(name, options)
+            remedy = ask_whether(name, known) if name in rule else ""
+            raise ConfigurationError("redis", shown, rule, remedy)
+        if name in _FILES and value and not Path(str(value)).exists():
+            raise ConfigurationError("redis", shown, f"{name} names no file: {value}")
+    if strict and scheme == "rediss":  # the default of redis-py 5 trusts any host
+        verifies = str(kept.get("ssl_cert_reqs", "required")).lower() != "none"
+        kept.setdefault("ssl_check_hostname", verifies)
+    # With none at all OpenSSL asks for it at the terminal, and our event loop waits.
+    kept |= {name: kept.get(name) or "" for name in known & {"ssl_password"}}
+    fixed = _fixed_options(known, tcp=scheme != "unix")
+    try:
+        kind(**kept, **fixed)
+    except (RedisError, TypeError, ValueError) as error:
+        raise ConfigurationError("redis", shown, redact(str(error))) from None
+    notes = (f"options of the URL that do not apply: {overruled}",) if overruled else ()
+    return Endpoint(
+        _address_of(kept, scheme),
+        cast("Callable[[], RawConnection]", lambda: kind(**kept, **fixed)),
+        notes if strict else (),
+        likeness=hash((scheme, repr(sorted(kept.items())))),
+    )
+
+
+def _unknown_option(name: str, options: Mapping[str, Any]) -> str:
+    """Say which option it is, unless it may be a piece of a password."""
+    if any("@" in str(options[other]) for other in options.keys() - _CREDENTIALS):
+        return "one of its options is not understood; is a ? in a password written %3F?"
+    return f"its option {name!r} is not understood"
+
+
+def _address_of(options: Mapping[str, Any], scheme: str) -> str:
+    database = options.get("db") or 0
+    if scheme == "unix":
+        return f"unix://{options.get('path')}?db={database}"
+    host, port = options.get("host") or "localhost", options.get("port") or 6379
+    host = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{host}:{port}/{database}"
+
+
+def _endpoint_of_client(client: object) -> Endpoint:
+    shown = type(client).__name__
+    nodes: Any = getattr(client, "nodes_manager", None)
+    if nodes is not None:
+        return _endpoint_of_cluster_client(nodes, shown)
+    pool: Any = getattr(client, "connection_pool", None)
+    options: Mapping[str, Any] | None = getattr(pool, "connection_kwargs", None)
+    if pool is None or options is None:
+        raise ConfigurationError("redis", shown, "a URL, or a client of redis-py")
+    kind: type = pool.connection_class
+    scheme = {
+        "Connection": "redis",
+        "SSLConnection": "rediss",
+        "UnixDomainSocketConnection": "unix",
+    }.get(kind.__name__ if kind.__module__.startswith("redis.") else "")
+    if scheme:
+        return _endpoint_of_options(options, scheme, shown, strict=False)
+    if hasattr(pool, "sentinel_manager") and kind.__module__.startswith("redis."):
+        return _endpoint_of_sentinel_client(pool, kind)
+    if not inspect.iscoroutinefunction(getattr(kind, "connect", None)):
+        rule = "a client whose connections we can build, or one of redis.asyncio"
+        raise ConfigurationError("redis", kind.__name__, rule)
+    return _endpoint_of_foreign_pool(pool, kind)
+
+
+def _endpoint_of_sentinel_client(pool: Any, kind: type) -> Endpoint:
+    """Ask the same sentinels for the same master, over connections of our own."""
+    from bls_agent.core.urls import address_of
+
+    shown = f"Sentinel({pool.service_name!r})"
+    if not pool.is_master:
+        rule = "a client for the master, as of master_for(): replicas cannot be written"
+        raise ConfigurationError("redis", shown, rule)
+    scheme = "rediss" if "SSL" in kind.__name__ else "redis"
+    options = dict(pool.connection_kwargs)
+    seeds = tuple(_endpoint_of_client(s) for s in pool.sentinel_manager.sentinels)
+    node = _node_maker(options, scheme, shown, strict=False)
+    known = [
+        s.connection_pool.connection_kwargs for s in pool.sentinel_manager.sentinels
+    ]
+    hosts = tuple((str(k["host"]), int(k["port"])) for k in known)
+    if not hosts:
+        raise ConfigurationError("redis", shown, "it needs at least one sentinel")
+    address = address_of(
+        "sentinel", scheme, hosts, pool.service_name, options.get("db")
+    )
+    topology = Topology("sentinel", seeds, node, pool.service_name)
+    return Endpoint(address, node(*hosts[0]).make, topology=topology)
+
+
+def _endpoint_of_cluster_client(nodes: Any, shown: str) -> Endpoint:
+    """Begin with the nodes that the client began with, or has found since."""
+    options: Mapping[str, Any] = nodes.connection_kwargs
+    kind = getattr(options.get("connection_class"), "__name__", "")
+    scheme = "rediss" if options.get("ssl") or "SSL" in kind else "redis"
+    hosts = tuple((n.host, int(n.port)) for n in nodes.startup_nodes.values())
+    if not hosts:
+        raise ConfigurationError("redis", shown, "it needs at least one node")
+    return _spread("cluster", options, scheme, hosts, shown, strict=False)
+
+
+def _endpoint_of_foreign_pool(pool: Any, kind: type) -> Endpoint:
+    """Use the client as it is: its own pool makes our connections, deadlines ours."""
+
+    def make() -> RawConnection:
+        raw = pool.make_connection()
+        raw.socket_timeout = None
+        raw.health_check_interval = 0
+        raw.encoder.decode_responses = False
+        return cast("RawConnection", raw)
+
+    note = f"connections are made by the given client ({kind.__name__}), as they are"
+    return Endpoint(f"client:{kind.__name__}", make, (note,))
+
+
+@cache
+def _parameters(kind: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(kind).parameters)
+
+
+def _fixed_options(known: frozenset[str], *, tcp: bool) -> dict[str, Any]:
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+
+    options: dict[str, Any] = {
+        "protocol": 2,
+        "socket_timeout": None,
+        "socket_connect_timeout": CONNECT_TIMEOUT,
+        "retry": Retry(NoBackoff(), 0),
+        "health_check_interval": 0,
+        "decode_responses": False,
+    }
+    if "driver_info" in known:
+        options["driver_info"] = None
+    else:  # redis-py before 7 knows these two instead
+        options |= {"lib_name": None, "lib_version": None}
+    if tcp:
+        options["socket_keepalive"] = True
+        options["socket_keepalive_options"] = _keepalive()
+    return options
+
+
+def _keepalive() -> dict[int, int]:
+    """Notice a dead link within 25 s idle and 20 s with unacknowledged data."""
+    wanted = {
+        "TCP_KEEPIDLE": 10,
+        "TCP_KEEPALIVE": 10,  # macOS's name for TCP_KEEPIDLE
+        "TCP_KEEPINTVL": 5,
+        "TCP_KEEPCNT": 3,
+        "TCP_USER_TIMEOUT": 20_000,
+    }
+    found = {getattr(socket, name, None): value for name, value in wanted.items()}
+    return {option: value for option, value in found.items() if option is not None}

@@ -1,0 +1,99 @@
+"""When to try to reach Redis again, for all connections of an agent together."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import anyio
+
+from bls_agent.connection.complaints import Complaints
+from bls_agent.connection.faults import port_was_closed
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
+
+__all__ = ["Gate"]
+
+logger = logging.getLogger(__name__)
+
+
+class Gate:
+    """Lets one connection at a time try to reach Redis, and paces the tries.
+
+    All wires of an agent share one gate: while Redis is away there is one try per
+    backoff delay, not one per wire, and when it is back the first success opens the
+    way for all. Says in the host's log that Redis is away: at once, then once a minute.
+    A password is tried at most once a minute.
+
+    Attributes:
+        failures: Tries that failed.
+        last_error: What the last failure said.
+        on_connected: Called after each success.
+        connect_time: Seconds that the last success took: some round trips.
+        complaints: What the host's log is told about Redis.
+        lives: By address; grows when a port was found closed: what listens there
+            afterwards is another process, and connection ids of the former one mean
+            nothing.
+    """
+
+    def __init__(self, backoff: Backoff) -> None:
+        """Remember the backoff that paces the tries."""
+        self._backoff = backoff
+        self._lock = anyio.Lock()
+        self._retry_at = 0.0
+        self._away_since: float | None = None
+        self._told = False
+        self.complaints = Complaints()
+        self.connect_time = 0.0
+        self.failures = 0
+        self.lives: Counter[str] = Counter()
+        self.last_error = "nothing went wrong so far"
+        self.on_connected: Callable[[], None] = _nothing
+
+    async def enter(self, connect: Callable[[], Awaitable[None]]) -> None:
+        """Run one try to connect as soon as the backoff allows it.
+
+        Raises:
+            RedisUnavailableError: The try failed; the next one waits its time.
+        """
+        async with self._lock:
+            if (delay := self._retry_at - anyio.current_time()) > 0:
+                await anyio.sleep(delay)
+            try:
+                began = anyio.current_time()
+                await connect()
+            except RedisUnavailableError as error:
+                self._failed(error)
+                raise
+            self.connect_time = anyio.current_time() - began
+            self._succeeded()
+
+    def _failed(self, error: RedisUnavailableError) -> None:
+        now = anyio.current_time()
+        permanent = isinstance(error, RedisRefusedError)
+        self._retry_at = now + self._backoff.failed(
+            permanent=permanent, longest=error.kind == "auth"
+        )
+        self.failures += 1
+        self.last_error = str(error)
+        if port_was_closed(error):
+            self.lives[error.address] += 1
+        if self._away_since is None:
+            self._away_since = now
+        self._told |= self.complaints.say("Redis cannot be reached", error)
+
+    def _succeeded(self) -> None:
+        self._retry_at = 0.0
+        self._backoff.succeeded()
+        self.on_connected()
+        if self._away_since is not None:
+            away = anyio.current_time() - self._away_since
+            if self._told:
+                logger.info("Redis is back after %.1f s", away)
+            self._away_since = None
+            self._told = False
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,303 @@
+"""Wires by key, for programs that look at many projects over one endpoint."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from bls_agent.connection.endpoint import Argument, Endpoint, Reply, Request
+from bls_agent.connection.engines import Routes
+from bls_agent.connection.route import Node, keys_of
+from bls_agent.connection.wire import Wire
+from bls_agent.core.errors import RedisUnavailableError
+from bls_agent.core.names import slot_of
+from bls_agent.core.settings import Settings
+
+if TYPE_CHECKING:
+    from bls_agent.connection.cluster import ClusterMap
+
+__all__ = ["KeyedWires", "default_endpoint"]
+
+SCAN_COUNT: Final = 1_000
+FINAL: Final = ("wrong_type", "no_permission")  # another node would say the same
+ELSEWHERE: Final = ("moved", "ask", "cluster_node")  # how a node says so
+MANY: Final = 1_000  # requests in one write
+GLANCE: Final = 1.0  # seconds between two questions whether somebody took over
+KEPT: Final = 8  # wires to slots of a cluster that stay open
+
+
+def default_endpoint(environ: Mapping[str, str]) -> Endpoint:
+    """Say where Redis is for a program that was not told: ``BLS_REDIS_URL``."""
+    return Endpoint.of(Settings.from_env(environ).redis_url, "BLS_REDIS_URL")
+
+
+class KeyedWires:
+    """One wire for all keys; on a cluster one for each slot, the latest of them kept."""
+
+    def __init__(self, endpoint: Endpoint, name: str, *, timeout: float) -> None:
+        """Remember where to; nothing is opened yet."""
+        self._routes = Routes(endpoint)
+        self._name = name
+        self._timeout = timeout
+        self._wires: dict[int, Wire] = {}  # by slot, the one used last at the end
+        self._users: Counter[int] = Counter()
+        self._nodes: dict[Node, Wire] = {}  # of a cluster, for many keys at once
+        self._node_users: Counter[Node] = Counter()
+        self._glance_at = 0.0
+
+    @asynccontextmanager
+    async def to(self, key: str) -> AsyncGenerator[Wire]:
+        """Give the wire to the server of a key, for as long as the block lasts."""
+        slot, wire = self.slot_of(key), self.pick(key)
+        self._users[slot] += 1
+        try:
+            if self._users[slot] == 1:
+                await self._leave_deposed(wire)
+            yield wire
+        finally:
+            self._users[slot] -= 1
+            await self._close_surplus()
+
+    async def _leave_deposed(self, wire: Wire) -> None:
+        """Ask once a second whether somebody has taken over from a server that lives on.
+
+        What is written to a master that was deposed and not told yet is lost.
+        """
+        now, server = anyio.current_time(), wire.server
+        if server is None or not wire.connected or now < self._glance_at:
+            return
+        if await wire.route.glance(server):
+            right = await wire.route.look()
+            if right is None or right.address != server.address:
+                await wire.leave()  # if nobody surely knows, find out by connecting
+            return
+        self._glance_at = now + GLANCE
+
+    def pick(self, key: str = "") -> Wire:
+        """Give the wire to the server of a key; on a cluster it may soon be closed."""
+        slot = self.slot_of(key)
+        wire = self._wires.pop(slot, None)
+        if wire is None:
+            wire = Wire(self._routes.to(key), self._name, timeout=self._timeout)
+        self._wires[slot] = wire
+        return wire
+
+    def waiting(self, key: str) -> Wire:
+        """Make a wire for blocking reads of a key's slot; whoever asked closes it."""
+        route, name = self._routes.to(key), f"{self._name}:blocking"
+        return Wire(route, name, timeout=self._timeout)
+
+    def slot_of(self, key: str) -> int:
+        """Give the slot of a key on a cluster, 0 elsewhere: one request stays in one."""
+        return slot_of(key) if self._routes.cluster else 0
+
+    async def _close_surplus(self) -> None:
+        for slot in list(self._wires)[: max(0, len(self._wires) - KEPT)]:
+            if not self._users[slot]:
+                await self._wires.pop(slot).aclose()
+
+    async def scan(self, pattern: str | bytes) -> AsyncIterator[bytes]:
+        """Find keys by pattern on every server that holds any; never KEYS."""
+        async with aclosing(self.scan_steps(pattern)) as steps:
+            async for keys in steps:
+                for key in keys:
+                    yield key
+
+    async def scan_steps(self, pattern: str | bytes) -> AsyncGenerator[list[bytes]]:
+        """The same, step by step: each gives what one SCAN found, mostly nothing."""
+        async with aclosing(self.masters()) as wires:
+            async for wire in wires:
+                cursor, first = b"0", True
+                while first or cursor != b"0":
+                    first = False
+                    cursor, keys = await wire.read(
+                        "SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT
+                    )
+                    yield keys
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether keys lie on several servers."""
+        return self._routes.cluster is not None
+
+    @property
+    def openings(self) -> int:
+        """How often the connections for many keys were opened: grown, if one was lost."""
+        wires = (self._nodes if self.is_cluster else self._wires).values()
+        return sum(wire.generation for wire in wires)
+
+    async def masters(self) -> AsyncGenerator[Wire]:
+        """Give a wire to every server that holds keys; it stays open until the next."""
+        cluster = self._routes.cluster
+        if cluster is None:
+            async with self.to("") as wire:
+                yield wire
+            return
+        for node in await cluster.masters():
+            async with self._node(cluster, node) as wire:
+                yield wire
+
+    async def call_many(self, requests: Sequence[Request]) -> list[Reply]:
+        """Send many requests, each once, a thousand in one write.
+
+        Args:
+            requests: Each about keys of one slot.
+
+        Returns:
+            A reply for each; an error reply stands in the list, and where keys lie on
+            several servers also the failure of one server, for all that was asked there.
+
+        Raises:
+            RedisUnavailableError: The connection failed.
+        """
+        cluster = self._routes.cluster
+        if cluster is not None:
+            return await self._call_nodes(cluster, requests)
+        async with self.to("") as wire:
+            return await _in_portions(wire.call_many, requests)
+
+    async def read_many(self, requests: Sequence[Request]) -> list[Reply]:
+        """Send many requests that change nothing, a thousand in one write.
+
+        Args:
+            requests: Each about keys of one slot.
+
+        Returns:
+            A reply for each; an error reply stands in the list.
+
+        Raises:
+            RedisUnavailableError: The connection failed.
+        """
+        cluster = self._routes.cluster
+        if cluster is not None:
+            return await self._read_from_nodes(cluster, requests)
+        async with self.to("") as wire:
+            return await _in_portions(wire.read_many, requests)
+
+    async def _read_from_nodes(
+        self, cluster: ClusterMap, requests: Sequence[Request]
+    ) -> list[Reply]:
+        replies: list[Reply] = [None] * len(requests)
+        for node, places in (await _by_node(cluster, requests)).items():
+            async with self._node(cluster, node) as wire:
+                asked = [requests[at] for at in places]
+                found = await _in_portions(wire.read_many, asked)
+            for at, reply in zip(places, found, strict=True):
+                replies[at] = await self._follow(requests[at], reply)
+        return replies
+
+    async def _call_nodes(
+        self, cluster: ClusterMap, requests: Sequence[Request]
+    ) -> list[Reply]:
+        replies: list[Reply] = [None] * len(requests)
+        for node, places in (await _by_node(cluster, requests)).items():
+            asked = [requests[at] for at in places]
+            try:
+                async with self._node(cluster, node) as wire:
+                    found = await _in_portions(wire.call_many, asked)
+            except RedisUnavailableError as error:
+                cluster.distrust()
+                found = [error] * len(asked)  # the other servers' keys were written
+            for at, reply in zip(places, found, strict=True):
+                replies[at] = await self._redirect(requests[at], reply)
+        return replies
+
+    async def _redirect(self, request: Request, reply: Reply) -> Reply:
+        """Take a reply, or ask the server to which the slot has moved: it was not done."""
+        if not isinstance(reply, RedisUnavailableError) or reply.kind not in ELSEWHERE:
+            return reply
+        async with self.to(_decode(keys_of(request)[0])) as wire:
+            return (await wire.call_many([request]))[0]
+
+    async def _follow(self, request: Request, reply: Reply) -> Reply:
+        """Take a reply, or ask again where the slot has moved meanwhile."""
+        if not isinstance(reply, RedisUnavailableError) or reply.kind in FINAL:
+            return reply
+        async with self.to(_decode(keys_of(request)[0])) as wire:
+            return (await wire.read_many([request]))[0]
+
+    @asynccontextmanager
+    async def _node(self, cluster: ClusterMap, node: Node) -> AsyncGenerator[Wire]:
+        """Give a wire to a node, which stays open as long as the node is a master."""
+        wire = self._nodes.get(node)
+        if wire is None:
+            server = cluster.node(*node)
+            wire = Wire(server, self._name, timeout=self._timeout)
+            self._nodes[node] = wire
+        self._node_users[node] += 1
+        try:
+            yield wire
+        finally:
+            self._node_users[node] -= 1
+            await self._close_former_masters(cluster)
+
+    async def _close_former_masters(self, cluster: ClusterMap) -> None:
+        if len(self._nodes) == 1:
+            return
+        with suppress(RedisUnavailableError):
+            for node in self._nodes.keys() - set(await cluster.masters()):
+                if not self._node_users[node]:
+                    await self._nodes.pop(node).aclose()
+
+    async def read(self, key: str, name: str, *rest: Argument) -> Reply:
+        """Send one request that changes nothing, about one key."""
+        async with self.to(key) as wire:
+            return await wire.read(name, _encode(key), *rest)
+
+    async def call(self, key: str, name: str, *rest: Argument) -> Reply:
+        """Send one request about one key, once."""
+        async with self.to(key) as wire:
+            return await wire.call(name, _encode(key), *rest)
+
+    def forget_loop(self) -> None:
+        """Be as if never opened: the loop was closed under the connections."""
+        for wire in [*self._wires.values(), *self._nodes.values()]:
+            wire.forget_loop()
+
+    async def aclose(self) -> None:
+        """Close every wire; the next request opens one again."""
+        for wire in [*self._wires.values(), *self._nodes.values()]:
+            await wire.aclose()
+            await wire.route.aclose()
+
+
+async def _in_portions(
+    ask: Callable[[Sequence[Request]], Awaitable[list[Reply]]],
+    requests: Sequence[Request],
+) -> list[Reply]:
+    replies: list[Reply] = []
+    for begin in range(0, len(requests), MANY):
+        replies += await ask(requests[begin : begin + MANY])
+    return replies
+
+
+async def _by_node(
+    cluster: ClusterMap, requests: Sequence[Request]
+) -> dict[Node, list[int]]:
+    """Tell which requests go to which server, by their places in the list."""
+    found: dict[Node, list[int]] = {}
+    for at, request in enumerate(requests):
+        node = await cluster.master_of(slot_of(_decode(keys_of(request)[0])))
+        found.setdefault(node, []).append(at)
+    return found
+
+
+def _decode(key: Argument) -> str:
+    return (
+        key.decode("utf-8", "surrogateescape") if isinstance(key, bytes) else str(key)
+    )
+
+
+def _encode(key: str) -> bytes:
+    return key.encode("utf-8", "surrogateescape")

@@ -1,0 +1,77 @@
+"""Notices that another server has taken over, while the old one says nothing of it.
+
+A server that was killed or demoted ends its connections, and a new one is found. One
+that hangs, or that is cut off from the others and goes on answering, does not: what is
+written there is lost when it comes back. So the sentinels, or the nodes of the cluster,
+are asked now and then, and at once when an answer is late. One sentinel is asked each
+second, because it may have made another server the master while the old one lives.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+import anyio
+
+from bls_agent.connection.connection import Connections
+from bls_agent.core.backoff import jittered
+
+__all__ = ["Patrol"]
+
+ROUND: Final = 10.0  # seconds between two looks without a reason
+GLANCE: Final = 1.0  # seconds between two questions whether there is a reason
+LATE: Final = 1.0  # seconds after which an answer is a reason
+PACE: Final = 0.5  # seconds between two thoughts
+
+
+class Patrol:
+    """Walks round the wires of an agent; where there is one server, it stays at home."""
+
+    def __init__(self, connections: Connections) -> None:
+        """Remember what to look after."""
+        self._connections = connections
+        self._rng = random.Random()  # noqa: S311 - jitter, not secrets
+
+    async def run(self) -> None:
+        """Look after the wires until cancelled."""
+        if self._connections.endpoint.topology is None:
+            return
+        routes = {wire.route for wire in self._connections.all}
+        try:
+            await self._walk()
+        finally:
+            with anyio.CancelScope(shield=True):
+                for route in routes:
+                    await route.aclose()
+
+    async def _walk(self) -> None:
+        due = anyio.current_time() + jittered(ROUND, self._rng)
+        glance = 0.0
+        while True:
+            await anyio.sleep(PACE)
+            now = anyio.current_time()
+            suspicious = False
+            if now >= glance:
+                suspicious = await self._glance()
+                # Once suspicious, until the sentinels agree or it was nothing.
+                glance = now + (0 if suspicious else jittered(GLANCE, self._rng))
+            if now >= due or suspicious or self._is_late(now):
+                await self._connections.leave_wrong_servers()
+                due = anyio.current_time() + jittered(ROUND, self._rng)
+
+    async def _glance(self) -> bool:
+        """Ask whether another server may have taken over from one that is in use."""
+        used = {
+            wire.route: wire.server
+            for wire in self._connections.all
+            if wire.server is not None and wire.connected
+        }
+        for route, server in used.items():
+            if await route.glance(server):
+                return True
+        return False
+
+    def _is_late(self, now: float) -> bool:
+        began = (wire.waiting_since for wire in self._connections.all)
+        return any(at is not None and now - at > LATE for at in began)

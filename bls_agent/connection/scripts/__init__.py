@@ -1,0 +1,163 @@
+"""Lua scripts, loaded once, with a typed face.
+
+A script stands in a ``.lua`` file beside this one, headed by the keys it touches and
+the reason why it must be one step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.connection.wire import Wire
+from bls_agent.core.errors import RedisUnavailableError
+
+if TYPE_CHECKING:
+    from bls_agent.connection.keyed_wires import KeyedWires
+
+__all__ = [
+    "ACK",
+    "ADD_EVENTS",
+    "ADD_MEMBERS",
+    "ADD_SEEN",
+    "ADMIT",
+    "BEAT",
+    "CRAWL_PUSH",
+    "CRAWL_SETTLE",
+    "CRAWL_TAKE",
+    "END_BEAT",
+    "END_LEASE",
+    "HAND_BACK",
+    "HOLD_RUN",
+    "PUT_TEXT",
+    "RECLAIM",
+    "RENEW_LEASE",
+    "SPEAK",
+    "SWAP_TEXT",
+    "TAKE",
+    "TRIM_HEAD",
+    "WRITE_ASSET",
+    "Script",
+]
+
+
+class Script:
+    """One script; its text travels only when the server does not know it yet."""
+
+    def __init__(self, name: str) -> None:
+        """Remember the name; the file is read at the first run."""
+        self.name = name
+
+    @cached_property
+    def text(self) -> bytes:
+        """The Lua source."""
+        return Path(__file__).with_name(f"{self.name}.lua").read_bytes()
+
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-1 under which the server knows the script."""
+        return hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
+
+    async def run(
+        self, wire: Wire, keys: Sequence[Argument], arguments: Sequence[Argument]
+    ) -> Reply:
+        """Run the script.
+
+        Raises:
+            RedisUnavailableError: As :meth:`Wire.call`.
+        """
+        try:
+            return await wire.call("EVALSHA", self.digest, len(keys), *keys, *arguments)
+        except RedisUnavailableError as error:
+            if error.kind != "no_script":
+                raise
+        return await wire.call("EVAL", self.text, len(keys), *keys, *arguments)
+
+    async def run_each(
+        self, wire: Wire, keys: Sequence[Argument], runs: Sequence[Sequence[Argument]]
+    ) -> list[Reply]:
+        """Run the script once for each list of arguments, in one write.
+
+        Raises:
+            RedisUnavailableError: As :meth:`Wire.call_many`; error replies stand in
+                the list, but for those of a server that had to be told the script.
+        """
+        requests = [self.request(keys, arguments) for arguments in runs]
+        replies = await wire.call_many(requests)
+        for number, reply in enumerate(replies):
+            if isinstance(reply, RedisUnavailableError) and reply.kind == "no_script":
+                replies[number] = await self.run(wire, keys, [*runs[number]])
+        return replies
+
+    async def run_many(
+        self,
+        wires: KeyedWires | Wire,
+        runs: Sequence[tuple[list[str], Sequence[Argument]]],
+    ) -> list[Reply]:
+        """Run the script for many groups of keys, a thousand in one write.
+
+        Args:
+            wires: The ways to all of them, or the one way.
+            runs: Keys of one slot each, and the arguments.
+
+        Raises:
+            RedisUnavailableError: As :meth:`KeyedWires.call_many`; error replies stand
+                in the list.
+        """
+        requests = [self.request(keys, arguments) for keys, arguments in runs]
+        replies = await wires.call_many(requests)
+        unknown = [
+            at
+            for at, reply in enumerate(replies)
+            if isinstance(reply, RedisUnavailableError) and reply.kind == "no_script"
+        ]
+        # Its text goes along once for each: a server that lost it may be one of several.
+        texts = [self.request(*runs[at], known=False) for at in unknown]
+        if texts:
+            for at, reply in zip(unknown, await wires.call_many(texts), strict=True):
+                replies[at] = reply
+        return replies
+
+    def request(
+        self,
+        keys: Sequence[Argument],
+        arguments: Sequence[Argument],
+        *,
+        known: bool = True,
+    ) -> tuple[Argument, ...]:
+        """Write a run of the script as a request.
+
+        Args:
+            keys: What it touches.
+            arguments: Everything else.
+            known: Whether the server knows the script; else its text goes along.
+        """
+        name, text = ("EVALSHA", self.digest) if known else ("EVAL", self.text)
+        return (name, text, len(keys), *keys, *arguments)
+
+
+ADD_EVENTS: Final = Script("add_events")
+ADD_MEMBERS: Final = Script("add_members")
+ADD_SEEN: Final = Script("add_seen")
+ADMIT: Final = Script("admit")
+ACK: Final = Script("ack")
+BEAT: Final = Script("beat")
+CRAWL_PUSH: Final = Script("crawl_push")
+CRAWL_SETTLE: Final = Script("crawl_settle")
+CRAWL_TAKE: Final = Script("crawl_take")
+END_BEAT: Final = Script("end_beat")
+END_LEASE: Final = Script("end_lease")
+HAND_BACK: Final = Script("hand_back")
+HOLD_RUN: Final = Script("hold_run")
+PUT_TEXT: Final = Script("put_text")
+RECLAIM: Final = Script("reclaim")
+RENEW_LEASE: Final = Script("renew_lease")
+SPEAK: Final = Script("speak")
+SWAP_TEXT: Final = Script("swap_text")
+TAKE: Final = Script("take")
+TRIM_HEAD: Final = Script("trim_head")
+WRITE_ASSET: Final = Script("write_asset")

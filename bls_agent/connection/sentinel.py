@@ -1,0 +1,159 @@
+"""Redis behind Sentinel: asks where the master is, and does not take its word for it.
+
+One sentinel's answer is enough to connect, because the server itself is asked its role
+before it is used. Before an open connection is left, most sentinels have to agree.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from bls_agent.connection.endpoint import Endpoint, Reply, Request, Topology
+from bls_agent.connection.route import Node, Place
+from bls_agent.connection.wire import Wire
+from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
+
+__all__ = ["SentinelRoute"]
+
+SENTINEL_TIMEOUT: Final = 0.5  # seconds until the next sentinel is asked
+
+
+class SentinelRoute:
+    """The way to the master of one service, shared by all wires of an agent."""
+
+    greeting: tuple[Request, ...] = (("ROLE",),)
+
+    def __init__(self, address: str, topology: Topology) -> None:
+        """Remember whom to ask."""
+        self.address = address
+        self._topology = topology
+        self._sentinels = list(topology.seeds)  # the one to be asked first stands first
+        self._glancing: tuple[Endpoint, Wire] | None = None
+
+    async def find(self) -> Place:
+        """Ask the sentinels in turn; the first that knows a master is believed.
+
+        Raises:
+            RedisRefusedError: They answer, and none knows the service.
+            RedisUnavailableError: None answers.
+        """
+        failures: list[RedisUnavailableError] = []
+        answered = 0
+        for sentinel in list(self._sentinels):
+            try:
+                master = await self._ask(sentinel)
+            except RedisUnavailableError as error:
+                failures.append(error)
+                continue
+            answered += 1
+            if master is not None:
+                return Place(self._topology.node(*master))
+        raise self._nobody_knows(failures, answered)
+
+    async def _ask(self, sentinel: Endpoint) -> Node | None:
+        """Ask one sentinel; one that fails is asked last from now on."""
+        wire = _wire_to(sentinel)
+        try:
+            return await self._ask_over(wire)
+        except RedisUnavailableError:
+            self._ask_last(sentinel)
+            raise
+        finally:
+            await wire.aclose()
+
+    async def _ask_over(self, wire: Wire) -> Node | None:
+        reply = await wire.call(
+            "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._topology.service
+        )
+        return None if reply is None else (reply[0].decode(), int(reply[1]))
+
+    def _ask_last(self, sentinel: Endpoint) -> None:
+        self._sentinels = [s for s in self._sentinels if s is not sentinel] + [sentinel]
+
+    def _nobody_knows(
+        self, failures: Sequence[RedisUnavailableError], answered: int
+    ) -> RedisUnavailableError:
+        if answered:
+            reason = f"no sentinel knows a master named {self._topology.service!r}"
+            return RedisRefusedError("no_such_service", reason, address=self.address)
+        refused = [e for e in failures if isinstance(e, RedisRefusedError)]
+        kind = RedisRefusedError if len(refused) == len(failures) else None
+        said = "; ".join(str(error) for error in failures)
+        reason = f"no sentinel answers: {said}"
+        return (kind or RedisUnavailableError)(
+            "no_sentinel", reason, address=self.address
+        )
+
+    def check(self, replies: Sequence[Reply]) -> None:
+        """Refuse a server that is no master (any more, or not yet).
+
+        Raises:
+            RedisUnavailableError: It is a replica.
+        """
+        role = replies[0]
+        if isinstance(role, RedisRefusedError):
+            return  # without the right to ask: READONLY will tell
+        if isinstance(role, RedisUnavailableError):
+            raise role
+        if role[0] != b"master":
+            reason = "the server that the sentinels name is no master"
+            raise RedisUnavailableError("not_master", reason)
+
+    def look_anew(self, error: RedisUnavailableError | None = None) -> None:  # noqa: ARG002
+        """After a failure the next sentinel is asked first: this one may lag behind."""
+        self._sentinels = [*self._sentinels[1:], *self._sentinels[:1]]
+
+    def explain(self, error: RedisUnavailableError) -> RedisUnavailableError:
+        """Nothing to add."""
+        return error
+
+    async def look(self) -> Endpoint | None:
+        """Ask all sentinels, and believe most of those that were named."""
+        voices: Counter[Node] = Counter()
+        for sentinel in self._topology.seeds:
+            try:
+                if master := await self._ask(sentinel):
+                    voices[master] += 1
+            except RedisUnavailableError:
+                continue
+        for master, count in voices.most_common(1):
+            if count * 2 > len(self._topology.seeds):
+                return self._topology.node(*master)
+        return None
+
+    async def glance(self, server: Endpoint) -> bool:
+        """Ask one sentinel, over a connection that stays open, whom it names.
+
+        After ``SENTINEL FAILOVER`` the old master lives, and is told that it is none
+        any more only some 8 s later.
+        """
+        sentinel, wire = self._glancing or (
+            self._sentinels[0],
+            _wire_to(self._sentinels[0]),
+        )
+        self._glancing = sentinel, wire
+        try:
+            master = await self._ask_over(wire)
+        except RedisUnavailableError:
+            self._ask_last(sentinel)
+            await self.aclose()
+            return False
+        named = None if master is None else self._topology.node(*master)
+        return named is not None and named.address != server.address
+
+    async def aclose(self) -> None:
+        """Let go of the connection for glances."""
+        glancing, self._glancing = self._glancing, None
+        if glancing is not None:
+            await glancing[1].aclose()
+
+
+def _wire_to(sentinel: Endpoint) -> Wire:
+    return Wire(
+        sentinel,
+        "bls-agent:sentinel",
+        timeout=SENTINEL_TIMEOUT,
+        patience=SENTINEL_TIMEOUT,
+    )

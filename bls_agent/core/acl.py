@@ -1,0 +1,599 @@
+"""The rights that a program needs in Redis, and ACL rules made of them: the one table.
+
+An agent's table has one row per right: which command, on which key, in which modes, and
+what is weaker where it is missing. ``docs/rights.md`` shows it, the agent's messages
+quote it, and the tests hold it against a real server. Workers, run writers, asset
+syncers and crawlers need the rights of their own part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+
+from bls_agent.core.errors import ConfigurationError
+from bls_agent.core.keys import (
+    ASSET_FEED,
+    ASSET_REPORT,
+    BROADCAST,
+    CONTROL,
+    CRAWL_LEASES,
+    DEAD_LETTERS,
+    DELIVERIES,
+    INFLIGHT,
+    INFLIGHT_LISTS,
+    INSTANCES,
+    KEYS,
+    OWNER,
+    PROJECT_CONSOLE,
+    PROJECT_STATUS,
+    RUN_BOOKS,
+    RUN_EVENTS,
+    SEEN,
+    Contract,
+    KeyTemplate,
+)
+from bls_agent.core.names import check_name, escape_glob, place_beside
+
+__all__ = [
+    "ASSET_RIGHTS",
+    "CONSOLE_RIGHTS",
+    "CRAWL_LOOKING",
+    "CRAWL_REQUEUE",
+    "RIGHTS",
+    "RUN_RIGHTS",
+    "KeyAccess",
+    "KeyGroup",
+    "Mode",
+    "Right",
+    "acl_line",
+    "acl_rules",
+    "asset_acl_rules",
+    "console_acl_rules",
+    "crawl_acl_rules",
+    "crawl_rights",
+    "find_right",
+    "run_acl_rules",
+    "worker_acl_rules",
+]
+
+Mode: TypeAlias = Literal["blocking", "compat", "reliable"]
+
+READ: Final = "%R~"
+WRITE: Final = "%W~"
+READ_AND_WRITE: Final = "%RW~"
+
+_ALL: Final[frozenset[Mode]] = frozenset(get_args(Mode))
+_AUTO: Final[frozenset[Mode]] = frozenset({"blocking", "compat"})
+_PARKED: Final[frozenset[Mode]] = frozenset({"blocking", "reliable"})
+_BLOCKING: Final[frozenset[Mode]] = frozenset({"blocking"})
+_COMPAT: Final[frozenset[Mode]] = frozenset({"compat"})
+_RELIABLE: Final[frozenset[Mode]] = frozenset({"reliable"})
+
+_UNGUARDED: Final = "the status is written without a guard for a key of another type"
+_TWO_STEPS: Final = "a handled command is cut by LREM of its bytes, not by its place"
+_NO_STATUS: Final = "the status is not written"
+_NO_RECORDS: Final = "no record is written"
+_NOT_RELIABLE: Final = "no command is received in mode reliable"
+_ALONE: Final = "each replica writes the status as if it were alone"
+_UNSEEN: Final = "replicas are not listed"
+
+
+class KeyAccess(NamedTuple):
+    """Commands on patterns of keys, as one selector of an ACL opens them.
+
+    Attributes:
+        part: What needs them: a class, or what an operator does.
+        keys: Glob patterns; none for commands without keys.
+        commands: As an ACL names them, with blanks between.
+        access: ``%R~``, ``%W~`` or ``%RW~``.
+    """
+
+    part: str
+    keys: tuple[str, ...]
+    commands: str
+    access: str = READ
+
+    @property
+    def writes(self) -> bool:
+        """Whether only a program that writes needs it."""
+        return self.access != READ
+
+    @property
+    def words(self) -> list[str]:
+        """Its commands, as an ACL allows them."""
+        return [f"+{command}" for command in self.commands.split()]
+
+    @property
+    def selector(self) -> str:
+        """Its commands on its keys alone."""
+        opened = (f"{self.access}{pattern}" for pattern in self.keys)
+        return f"({' '.join([*dict.fromkeys(self.words), *opened])})"
+
+
+def _rules_of(
+    rights: Iterable[KeyAccess], *, write: bool = True, selectors: bool
+) -> list[str]:
+    """Make the words of an ACL; without selectors every command is on every key."""
+    needed = [right for right in rights if write or not right.writes]
+    keyed = [one for one in needed if one.keys]
+    rules = ["-@all", *(word for one in needed if not one.keys for word in one.words)]
+    if selectors:
+        return [*dict.fromkeys(rules), *(one.selector for one in keyed)]
+    rules += (word for one in keyed for word in one.words)
+    rules += (f"~{pattern}" for one in keyed for pattern in one.keys)
+    return list(dict.fromkeys(rules))
+
+
+@dataclass(frozen=True)
+class KeyGroup:
+    """Keys that one script touches together, so that one selector must open them all.
+
+    Attributes:
+        beside: The key of the contract that lends the others their hash tag.
+        members: The keys, that one included if the script touches it.
+    """
+
+    beside: KeyTemplate
+    members: tuple[KeyTemplate, ...]
+
+    @property
+    def template(self) -> str:
+        """How the group is shown."""
+        return " ".join(member.template for member in self.members)
+
+    def match(self, key: str) -> bool:
+        """Tell whether a key is one of the group."""
+        return any(member.match(key) for member in self.members)
+
+    def patterns(self, project: str) -> list[str]:
+        """Make the glob patterns of a project's keys."""
+        return [_pattern(member, project) for member in self.members]
+
+
+_RELIABLE_KEYS: Final = KeyGroup(
+    CONTROL,
+    (CONTROL, INFLIGHT, INFLIGHT_LISTS, DELIVERIES, SEEN, DEAD_LETTERS, OWNER),
+)
+_REPLICA_KEYS: Final = KeyGroup(PROJECT_STATUS, (PROJECT_STATUS, INSTANCES))
+_INBOXES: Final = KeyGroup(CONTROL, (BROADCAST,))
+
+
+@dataclass(frozen=True)
+class Right:
+    """One right of an agent, or of a console.
+
+    Attributes:
+        command: As an ACL names it: ``rpush``, ``client|kill``; several with blanks.
+        key: On which key or keys, or ``None`` where the command takes none.
+        modes: In which ways to receive it is used.
+        weaker: What does not hold without it.
+        essential: A part of the contract does not work without it at all.
+        option: The option that needs it, where the command goes on without.
+        extra: Not in :func:`acl_rules`: of use only on old servers, or too mighty.
+        replicas: Used only with ``replicas=True``.
+        access: How the keys are used.
+    """
+
+    command: str
+    key: KeyTemplate | KeyGroup | None
+    modes: frozenset[Mode]
+    weaker: str
+    essential: bool = False
+    option: str = ""
+    extra: bool = False
+    replicas: bool = False
+    access: str = READ_AND_WRITE
+
+    @property
+    def shown(self) -> str:
+        """The command as people write it: ``SET … GET``, ``CLIENT KILL``."""
+        words = self.command.replace(" ", ", ").replace("|", " ").upper()
+        return f"{words} … {self.option}" if self.option else words
+
+
+# fmt: off
+RIGHTS: Final = (
+    Right("select", None, _ALL, "only database 0 can be used", essential=True),
+    Right("ping", None, _ALL, "its refusal counts as an answer: nothing is weaker"),
+    Right("client|setname", None, _ALL, "CLIENT LIST does not tell whose connections they are"),
+    Right("client|id", None, _ALL, "as without CLIENT UNBLOCK and CLIENT KILL"),
+    Right("client|unblock", None, _PARKED, "an idle agent needs up to 2 s to stop"),
+    Right("client|kill", None, _ALL, "what a cut left in doubt is written again and counted as logs_maybe_repeated"),
+    Right("client|list", None, _ALL, "a lost connection is killed by id and address, which a proxy may have translated", extra=True),
+    Right("set", PROJECT_STATUS, _ALL, _NO_STATUS, essential=True),
+    Right("set", PROJECT_STATUS, _ALL, _UNGUARDED, option="GET"),
+    Right("type", PROJECT_STATUS, _ALL, _UNGUARDED, extra=True),
+    Right("expire", PROJECT_STATUS, _ALL, "the status expires while Redis is out of memory"),
+    Right("pttl", PROJECT_STATUS, _ALL, "somebody else who refreshes the status with the same value is not noticed"),
+    Right("rpush", PROJECT_CONSOLE, _ALL, _NO_RECORDS, essential=True),
+    Right("ltrim", PROJECT_CONSOLE, _ALL, "the console list is not capped"),
+    Right("lrange", PROJECT_CONSOLE, _ALL, "what a cut left in doubt is written again without a look"),
+    Right("blpop", CONTROL, _BLOCKING, "no command is received in mode blocking", essential=True),
+    Right("lpop", CONTROL, _BLOCKING, "no prefetch: commands are taken one by one"),
+    Right("lpush", CONTROL, _BLOCKING, "at the stop, what was taken and not started is run, or reported as cancelled"),
+    Right("lrange", CONTROL, _BLOCKING, "what was given back at the stop is reported as cancelled if the answer is lost"),
+    Right("lrange", CONTROL, _COMPAT, "no command is received in mode compat", essential=True),
+    Right("evalsha", CONTROL, _COMPAT, _TWO_STEPS),
+    Right("eval", CONTROL, _COMPAT, _TWO_STEPS),
+    Right("lindex", CONTROL, _COMPAT, _TWO_STEPS),
+    Right("ltrim", CONTROL, _COMPAT, _TWO_STEPS),
+    Right("lrem", CONTROL, _COMPAT, "where scripts are refused, too, a command is cut without looking"),
+    Right("time", None, _RELIABLE, _NOT_RELIABLE, essential=True),
+    Right("blmove", _RELIABLE_KEYS, _RELIABLE, _NOT_RELIABLE, essential=True),
+    Right("evalsha eval", _RELIABLE_KEYS, _RELIABLE, _NOT_RELIABLE, essential=True),
+    Right("lmove llen lrange lrem lpush rpush rpop ltrim set get del pttl expire pexpire", _RELIABLE_KEYS, _RELIABLE, _NOT_RELIABLE, essential=True),
+    Right("sadd srem scard srandmember hget hset hdel hlen zadd zscore zcard zremrangebyscore zremrangebyrank", _RELIABLE_KEYS, _RELIABLE, _NOT_RELIABLE, essential=True),
+    Right("time", None, _ALL, _ALONE, replicas=True),
+    Right("evalsha eval set type hgetall hset hdel pexpireat", _REPLICA_KEYS, _ALL, _ALONE, replicas=True),
+    Right("rpush ltrim expire lpop", _INBOXES, _ALL, "a broadcast does not reach every replica", replicas=True),
+)
+# fmt: on
+
+# What a console needs; what writes is for sending commands.
+# fmt: off
+CONSOLE_RIGHTS: Final = tuple(
+    Right(command, key, _ALL, weaker, essential=essential, access=access)
+    for command, key, access, weaker, essential in (
+        ("select", None, READ, "only database 0 can be used", True),
+        ("ping client|setname client|id", None, READ, "nothing is weaker", False),
+        ("scan", None, READ, "projects are not found", True),
+        ("time", None, READ, _UNSEEN, False),
+        ("get getrange pttl", PROJECT_STATUS, READ, "statuses are not shown", True),
+        ("lrange llen lindex", PROJECT_CONSOLE, READ, "records are not shown", True),
+        ("llen", CONTROL, READ, "waiting commands are not counted", True),
+        ("hgetall", INSTANCES, READ, _UNSEEN, False),
+        ("rpush ltrim", PROJECT_CONSOLE, WRITE, "who sent a command is not recorded", False),
+        ("rpush", CONTROL, WRITE, "no command is sent", False),
+        ("lrange lrem", CONTROL, READ_AND_WRITE, "waiting commands are not shown or withdrawn", False),
+    )
+)
+# fmt: on
+_FORGOTTEN: Final = (
+    *(PROJECT_STATUS, PROJECT_CONSOLE, CONTROL),
+    *(INFLIGHT, INFLIGHT_LISTS, DELIVERIES, SEEN, DEAD_LETTERS, BROADCAST, INSTANCES),
+)
+
+
+def _keys_of(*rows: str, leased: bool = False) -> tuple[str, ...]:
+    """Make the patterns of kinds of keys, with the owners' tokens beside them if leased."""
+    found = [KEYS[row].pattern() for row in rows]
+    if leased:  # an id with a hash tag of its own lends that
+        found += [OWNER.locate(place=f"{{{one}}}") for one in found[:]]
+        found += [OWNER.locate(place=KEYS[row].pattern()) for row in rows]
+    return tuple(found)
+
+
+_KINDS: Final = tuple(
+    name
+    for name, row in KEYS.items()
+    if row.contract is Contract.WORKERS and name.endswith("_heartbeat")
+)
+_TASKS: Final = _keys_of("task_status", "backtest_task_progress")
+_DAYS: Final = _keys_of("sync_progress")
+_CACHE: Final = _keys_of("func_cache", leased=True)
+
+# fmt: off
+_WORKER_LOOKING: Final = (
+    KeyAccess("WorkerRegistry", _keys_of(*_KINDS), "getrange pttl"),
+    KeyAccess("WorkerRegistry", _keys_of("owner"), "getrange"),  # a lease tells its TTL
+)
+_WORKER_RIGHTS: Final = (
+    KeyAccess("", (), "select ping client|setname client|id scan"),
+    *_WORKER_LOOKING,
+    KeyAccess("TaskStatus, BacktestProgress", _TASKS, "get"),
+    KeyAccess("SyncProgress", _DAYS, "scard smembers sscan sismember"),
+    KeyAccess("Heartbeat", _keys_of(*_KINDS, leased=True), "evalsha eval type get set del pttl pexpire", READ_AND_WRITE),
+    KeyAccess("TaskStatus, BacktestProgress", _TASKS, "evalsha eval get set del exists pttl strlen", READ_AND_WRITE),
+    KeyAccess("SyncProgress", _DAYS, "evalsha eval sadd expire srem unlink", READ_AND_WRITE),
+    KeyAccess("FunctionCache", _CACHE, "evalsha eval get getrange set del unlink pttl pexpire", READ_AND_WRITE),
+)
+# fmt: on
+
+_EVENTS: Final = RUN_EVENTS.pattern()
+_RUN_PLACE: Final = place_beside(_EVENTS)
+_RUN_BOOKS: Final = RUN_BOOKS.locate(place=_RUN_PLACE)
+_RUN_OWNER: Final = OWNER.locate(place=_RUN_PLACE)
+
+# fmt: off
+RUN_RIGHTS: Final = (
+    KeyAccess("", (), "select ping client|setname client|id"),
+    KeyAccess("following, listing", (), "client|unblock scan"),
+    KeyAccess("reading, following, listing", (_EVENTS,), "xread xrange xrevrange xlen exists pttl xinfo|stream"),
+    KeyAccess("following, listing", (_RUN_BOOKS,), "hget hmget"),
+    KeyAccess("following, listing", (_RUN_OWNER,), "pttl"),
+    KeyAccess("writing", (), "time", READ_AND_WRITE),
+    KeyAccess("writing", (_EVENTS, _RUN_BOOKS, _RUN_OWNER), "evalsha eval xadd xlen xrange xrevrange hmget hset hdel get set del pttl pexpire expire", READ_AND_WRITE),
+    KeyAccess("deleting", (_EVENTS, _RUN_BOOKS), "unlink", READ_AND_WRITE),
+)
+# fmt: on
+
+_METADATA: Final = KEYS["asset_metadata"].pattern()
+_CATEGORY: Final = KEYS["asset_category"].pattern()
+_INDEX: Final = KEYS["asset_index"].build()
+_STATE: Final = KEYS["asset_sync_state"].build()
+_CHANGED: Final = KEYS["asset_sync_changed"].build()
+_FEED: Final = ASSET_FEED.locate(place=place_beside(_CHANGED))
+_REPORT: Final = ASSET_REPORT.locate(place=place_beside(_STATE))
+_SYNC_OWNER: Final = OWNER.locate(place=place_beside(_STATE))
+_WRITTEN: Final = (_METADATA, _INDEX, _CHANGED, _FEED, _SYNC_OWNER, _CATEGORY)
+
+# fmt: off
+ASSET_RIGHTS: Final = (
+    KeyAccess("", (), "select ping client|setname client|id"),
+    KeyAccess("get", (_METADATA,), "hgetall hget"),
+    KeyAccess("list, search, sync_state", (_INDEX, _STATE), "hgetall"),
+    KeyAccess("sync_state", (_SYNC_OWNER,), "exists"),
+    KeyAccess("sync_state", (_REPORT,), "get"),
+    KeyAccess("changes, watch", (_CHANGED,), "lrange"),
+    KeyAccess("watch", (_FEED,), "xread xrevrange"),
+    KeyAccess("AssetSync", (), "time", READ_AND_WRITE),
+    KeyAccess("AssetSync", (_CATEGORY,), "smembers", READ_AND_WRITE),
+    KeyAccess("AssetSync", (_INDEX,), "hgetall", READ_AND_WRITE),
+    KeyAccess("AssetSync", (_SYNC_OWNER,), "set pttl exists pexpire", READ_AND_WRITE),
+    KeyAccess("AssetSync", (_STATE,), "hgetall hset", READ_AND_WRITE),
+    KeyAccess("AssetSync", (_REPORT,), "get set", READ_AND_WRITE),
+    KeyAccess("save, delete, AssetSync", _WRITTEN, "evalsha eval get hlen llen xlen scard hget hmget hset hdel del sadd srem rpush ltrim xadd", READ_AND_WRITE),
+)
+# fmt: on
+
+_REQUESTS: Final = KEYS["crawl_requests"]
+_LEASES: Final = CRAWL_LEASES.template.partition("{")[0]
+
+
+def _crawl_patterns(project: str | None, spider: str | None) -> tuple[str, ...]:
+    """Give patterns of the keys, and of ours beside them, with a hash tag or without."""
+    begin, parts = _REQUESTS.template.partition("{")[0], [project, spider]
+    names = [name for name in parts if name is not None]
+    if names:
+        _REQUESTS.build(project=project, spider=spider)
+    for name in names:
+        begin += f"{escape_glob(_refuse_blanks(name))}:"
+    return f"{begin}*", f"{_LEASES}{{{begin}*", f"{_LEASES}{begin}*"
+
+
+def _refuse_blanks(name: str) -> str:
+    if " " in name:
+        rule = "an ACL pattern holds no blanks"
+        raise ConfigurationError("project", name, rule, "Use '_' instead.")
+    return name
+
+
+# What an operator needs: to see all queues, and to queue again what failed.
+CRAWL_LOOKING: Final = KeyAccess(
+    "console", _crawl_patterns(None, None), "zcard hlen llen hgetall lrange"
+)
+CRAWL_REQUEUE: Final = KeyAccess(
+    "console",
+    _crawl_patterns(None, None),
+    "evalsha eval zcard hlen hget llen lrange scard lrem zadd hset hincrby rpush type",
+    READ_AND_WRITE,
+)
+
+
+def crawl_rights(
+    project: str | None = None, spider: str | None = None
+) -> tuple[KeyAccess, ...]:
+    """Give what crawlers need, by parts; arguments as for :func:`crawl_acl_rules`."""
+    keys = _crawl_patterns(project, spider)
+    reading = "zcard hlen llen scard hgetall lrange sismember"
+    writing = (
+        "evalsha eval get zrange zrangebyscore zcard zcount hget hgetall hlen llen "
+        "lrange scard pttl zadd zrem hset hdel hincrby rpush ltrim lrem blpop sadd incr "
+        "del pexpire type unlink"
+    )
+    return (
+        KeyAccess("", (), "select ping client|setname client|id time scan"),
+        KeyAccess("stats, failed, contains", keys, reading),
+        KeyAccess("RequestQueue, SeenFilter, cleanup", keys, writing, READ_AND_WRITE),
+    )
+
+
+def find_right(request: Sequence[object], *, by_key: bool = True) -> Right | None:
+    """Find the row of a request that was refused.
+
+    Args:
+        request: Its words, as they are sent.
+        by_key: The command as such is allowed, but not on this key or not so.
+    """
+    words = [str(word) for word in request[:4]] + [""] * 3
+    name, key = words[0].lower(), words[1]
+    if name == "client":
+        name = f"client|{key.lower()}"
+    elif name.startswith("eval"):
+        key = words[3]  # behind the script and the number of keys
+    option = "GET" if by_key and request[-1] == "GET" else ""
+    for right in RIGHTS:
+        named = name in right.command.split() and right.option == option
+        if named and (not right.key or right.key.match(key)):
+            return right
+    return None
+
+
+def acl_line(
+    project: str,
+    mode: Mode | Literal["auto"] = "auto",
+    *,
+    replicas: bool = False,
+    selectors: bool = True,
+) -> str:
+    """Write the rights of one agent as a line for ``ACL SETUSER`` or ``users.acl``.
+
+    Args:
+        project: The project's name; what a pattern would read as a wildcard is escaped.
+        mode: How its agent receives commands.
+        replicas: Whether several processes share the name.
+        selectors: For Redis 7 and newer, and Valkey: each command on its key alone.
+            Without, for Redis 6: every command on every key of the project, so that
+            the agent could also command itself.
+
+    Raises:
+        ConfigurationError: The name cannot be a part of such a line, or no mode is
+            called so.
+    """
+    if any(quote in project for quote in "\"'"):
+        raise ConfigurationError(
+            "project", project, "an ACL line holds no quotes", "Use acl_rules()."
+        )
+    return " ".join(acl_rules(project, mode, replicas=replicas, selectors=selectors))
+
+
+def acl_rules(
+    project: str,
+    mode: Mode | Literal["auto"] = "auto",
+    *,
+    replicas: bool = False,
+    selectors: bool = True,
+) -> list[str]:
+    """Give the same as words of their own, for programs; arguments as above.
+
+    Raises:
+        ConfigurationError: The name holds a blank, or breaks a rule for names; or no
+            mode is called so.
+    """
+    if mode != "auto" and mode not in _ALL:
+        rule = "one of: auto, blocking, compat, reliable"
+        raise ConfigurationError("mode", mode, rule)
+    _refuse_blanks(check_name("project", project))
+    modes = _AUTO if mode == "auto" else frozenset({mode})
+    by_key: dict[KeyTemplate | KeyGroup | None, list[str]] = {}
+    for row in RIGHTS:
+        # TYPE without selectors, too: before Redis 6.2 it is used
+        left_out = row.extra and (selectors or row.key is None)
+        if row.modes & modes and replicas >= row.replicas and not left_out:
+            by_key.setdefault(row.key, []).append(row.command)
+    needed = [
+        KeyAccess("", _patterns(key, project), " ".join(commands), READ_AND_WRITE)
+        for key, commands in by_key.items()
+    ]
+    return _rules_of(needed, selectors=selectors)
+
+
+def console_acl_rules(
+    project: str | None = None,
+    *,
+    send: bool = True,
+    forget: bool = False,
+    selectors: bool = True,
+) -> list[str]:
+    """Give the rights of a console, of one project or of all, as words of their own.
+
+    They are enough for :class:`~bls_agent.Console`, the command line and the console in
+    the browser; the doctor, which looks at every key, needs more. Workers, runs,
+    assets and crawl queues are seen by whoever may see all projects.
+
+    Args:
+        project: The only project that it may see; ``None`` for all.
+        send: Whether it may send commands, see those that wait and withdraw them, leave
+            records of who sends them, and queue failed requests of crawlers again.
+        forget: Whether it may delete all that belongs to a project.
+        selectors: As for :func:`acl_line`.
+
+    Raises:
+        ConfigurationError: As :func:`acl_rules`.
+    """
+    if project is not None:
+        _refuse_blanks(check_name("project", project))
+    needed = [
+        KeyAccess("", _patterns(row.key, project), row.command, row.access)
+        for row in CONSOLE_RIGHTS
+        if send or row.access == READ
+    ]
+    if forget:
+        needed += [
+            KeyAccess("", (_pattern(key, project),), "del", WRITE) for key in _FORGOTTEN
+        ]
+        needed.append(KeyAccess("", (_pattern(OWNER, project),), "pttl"))
+    if project is None:
+        needed.insert(2, KeyAccess("", (), "client|unblock"))  # following parks a read
+        needed += _WORKER_LOOKING
+        shared = (*RUN_RIGHTS, *ASSET_RIGHTS)
+        needed += (one for one in shared if one.keys and not one.writes)
+        needed += [CRAWL_LOOKING, CRAWL_REQUEUE] if send else [CRAWL_LOOKING]
+    return _rules_of(needed, selectors=selectors)
+
+
+def worker_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]:
+    """Give the rights of a worker, or of a program that looks at workers, as words.
+
+    They are enough for everything in :mod:`bls_agent.workers`, of every worker: the
+    names of a fleet's workers are not known beforehand.
+
+    Args:
+        write: Whether it is a worker; else it may only look.
+        selectors: For Redis 7 and newer, and Valkey: each command on its keys alone.
+    """
+    return _rules_of(_WORKER_RIGHTS, write=write, selectors=selectors)
+
+
+def run_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]:
+    """Give the rights of a program that writes runs, or only follows them, as words.
+
+    They are enough for everything in :mod:`bls_agent.runs`, of every run: a writer makes
+    up new ids.
+
+    Args:
+        write: Whether it writes; else it may only read and follow.
+        selectors: For Redis 7 and newer, and Valkey: each command on its keys alone.
+    """
+    return _rules_of(RUN_RIGHTS, write=write, selectors=selectors)
+
+
+def asset_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]:
+    """Give the rights of a synchronisation, or of a reader, as words of their own.
+
+    They are enough for everything in :mod:`bls_agent.assets`, of every asset.
+
+    Args:
+        write: Whether it synchronises, saves or deletes; else it may only read.
+        selectors: For Redis 7 and newer, and Valkey: each command on its keys alone.
+    """
+    return _rules_of(ASSET_RIGHTS, write=write, selectors=selectors)
+
+
+def crawl_acl_rules(
+    project: str | None = None,
+    spider: str | None = None,
+    *,
+    write: bool = True,
+    selectors: bool = True,
+) -> list[str]:
+    """Give the rights of a crawler, or of a reader, as words of their own.
+
+    They are enough for everything in :mod:`bls_agent.crawl` but Bloom filters, whose
+    commands only a server with the module knows: add ``+bf.add +bf.exists +bf.card``.
+
+    Args:
+        project: The only project; ``None`` for all.
+        spider: The only spider of it; ``None`` for the project with all its spiders.
+        write: Whether it queues, takes, filters or cleans up; else it may only look.
+        selectors: For Redis 7 and newer, and Valkey: each command on its keys alone.
+
+    Raises:
+        ConfigurationError: A name breaks a rule, or holds a blank.
+    """
+    rights = crawl_rights(project, spider)
+    return _rules_of(rights, write=write, selectors=selectors)
+
+
+def _patterns(
+    key: KeyTemplate | KeyGroup | None, project: str | None
+) -> tuple[str, ...]:
+    if key is None:
+        return ()
+    members = key.members if isinstance(key, KeyGroup) else (key,)
+    return tuple(_pattern(member, project) for member in members)
+
+
+def _pattern(key: KeyTemplate, project: str | None) -> str:
+    """Make the glob pattern of one kind of key, of one project or of all."""
+    if project is None:
+        return key.pattern()
+    if "project" in key.fields:
+        return key.pattern(project=project)
+    beside = PROJECT_STATUS if key is INSTANCES else CONTROL
+    place = place_beside(beside.locate(project=project))
+    if key is OWNER:
+        return OWNER.locate(place=INFLIGHT.pattern(place=place))
+    return key.pattern(place=place)

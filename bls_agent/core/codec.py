@@ -1,0 +1,374 @@
+"""JSON bytes ⇄ values, timestamps and the size limit of a record.
+
+The only importer of orjson. Two directions, two attitudes: what others wrote is
+decoded strictly and refused with a reason (:class:`~bls_agent.core.errors.DecodeError`);
+what the host hands us is always encoded, odd values as a readable stand-in, because
+a log call must never raise into the host.
+"""
+
+from __future__ import annotations
+
+import gc
+import json as _json
+import math
+import time
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, TypeAlias, cast
+
+import orjson
+
+from bls_agent.core.errors import ConfigurationError, DecodeError
+
+__all__ = [
+    "JSONObject",
+    "JSONValue",
+    "cut_text",
+    "decode",
+    "decode_object",
+    "encode",
+    "encode_lines",
+    "encode_sorted",
+    "encode_strictly",
+    "encode_within",
+    "format_timestamp",
+    "parse_timestamp",
+]
+
+JSONValue: TypeAlias = (
+    "bool | int | float | str | list[JSONValue] | dict[str, JSONValue] | None"
+)
+JSONObject: TypeAlias = dict[str, Any]
+
+_MAX_DEPTH: Final = 100  # of a stand-in tree; orjson itself encodes 254 levels
+_INT64: Final = (-(2**63), 2**64 - 1)
+_MAX_BITS: Final = 4_000  # of an integer shown in digits; str() itself has a limit
+_MAX_BYTES: Final = 65_536  # of a bytes object that is shown
+_LARGE: Final = 65_536  # bytes of a payload
+# Digits, and everything else: a search in that costs a twentieth of a pattern's.
+_DIGITS: Final = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))  # noqa: PLR2004 - "0" to "9"
+_LONG_NUMBER: Final = b"0" * 19
+
+
+def decode(payload: bytes, *, limit: int | None = None) -> JSONValue:
+    """Read one JSON document, integers of any size exactly.
+
+    Args:
+        payload: UTF-8 bytes.
+        limit: Longest payload in bytes that is parsed at all; ``None`` for any.
+
+    Raises:
+        DecodeError: ``too_large``, ``not_utf8``, ``too_deep`` (over 1,024 levels)
+            or ``not_json``.
+    """
+    if limit is not None and len(payload) > limit:
+        raise DecodeError("too_large", payload, f"the limit is {limit} bytes")
+    try:
+        value: JSONValue = _load(payload)
+    except orjson.JSONDecodeError as error:
+        raise _refusal(payload, str(error)) from None
+    if _LONG_NUMBER in payload.translate(_DIGITS):
+        return _exactly(payload, value)
+    return value
+
+
+def _load(payload: bytes) -> Any:
+    """Read JSON; a large payload without the collector in between.
+
+    A hundred thousand new objects would set off several collections of the host's whole
+    heap, for nothing: orjson makes no garbage, and lets no other thread run.
+    """
+    if len(payload) < _LARGE or not gc.isenabled():
+        return orjson.loads(payload)
+    gc.disable()
+    try:
+        return orjson.loads(payload)
+    finally:
+        gc.enable()
+
+
+def decode_object(payload: bytes, *, limit: int | None = None) -> JSONObject:
+    """Read one JSON object.
+
+    Raises:
+        DecodeError: As :func:`decode`, and ``not_an_object``.
+    """
+    value = decode(payload, limit=limit)
+    if not isinstance(value, dict):
+        raise DecodeError("not_an_object", payload, f"a JSON {type(value).__name__}")
+    return value
+
+
+def _refusal(payload: bytes, message: str) -> DecodeError:
+    try:
+        payload.decode("utf-8")
+    except UnicodeDecodeError:
+        return DecodeError("not_utf8", payload)
+    if "depth" in message.lower() or "recursion" in message.lower():
+        return DecodeError("too_deep", payload)
+    return DecodeError("not_json", payload, message.split(":", 1)[0])
+
+
+def _exactly(payload: bytes, value: JSONValue) -> JSONValue:
+    """Decode once more with exact integers: orjson turns those over 64 bit to float."""
+    try:
+        exact: JSONValue = _json.loads(payload)
+    except (ValueError, RecursionError):
+        return value  # thousands of digits or levels: what orjson made of it must do
+    return exact
+
+
+def encode(value: object) -> bytes:
+    """Write any value as JSON; never raises.
+
+    What JSON cannot hold appears as a readable stand-in: bytes as escaped text, sets
+    as lists, integers over 64 bit as digits, cycles as ``"<cycle>"``, lone surrogates
+    escaped, any other object as its ``repr``. NaN and infinities become ``null``.
+    """
+    try:
+        return orjson.dumps(value, default=_stand_in)
+    except Exception:  # noqa: BLE001 - whatever the host's objects raise, we go on
+        return _encode_odd(value)
+
+
+def encode_lines(value: object) -> str:
+    """Write any value as indented JSON, for people; never raises. As :func:`encode`."""
+    return orjson.dumps(
+        orjson.loads(encode(value)), option=orjson.OPT_INDENT_2
+    ).decode()
+
+
+def encode_sorted(value: JSONValue) -> bytes:
+    """Write a tree of plain values without blanks, the keys of objects in order.
+
+    Raises:
+        TypeError: Something in it is no plain value, no Unicode or over 64 bit.
+    """
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+
+
+def encode_strictly(name: str, value: object) -> bytes:
+    """Write a value that JSON can hold, without stand-ins.
+
+    Raises:
+        ConfigurationError: Naming the argument and what does not fit.
+    """
+    try:
+        try:
+            payload = orjson.dumps(value)
+        except TypeError:  # perhaps an integer over 64 bit
+            text = _json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+            payload = text.encode()
+            _refuse_lossy(value)
+        if b"null" in payload:  # perhaps what became of a NaN
+            _refuse_lossy(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        rule = f"it must be a value that JSON can hold ({error})"
+        raise ConfigurationError(name, _describe(value), rule) from None
+    return payload
+
+
+def _refuse_lossy(value: object) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(value)
+    inner: object = ()
+    if isinstance(value, Mapping):
+        items = cast("Mapping[object, object]", value)
+        if not all(isinstance(key, str) for key in items):
+            message = "the keys of an object are text"
+            raise TypeError(message)
+        inner = items.values()
+    elif isinstance(value, list | tuple):
+        inner = cast("list[object]", value)
+    for item in cast("Iterable[object]", inner):
+        _refuse_lossy(item)
+
+
+def _encode_odd(value: object) -> bytes:
+    return orjson.dumps(_tame(value, 0, set()))
+
+
+def _tame(value: object, depth: int, parents: set[int]) -> JSONValue:
+    """Rebuild a value from what JSON can hold; a value that raises is told so."""
+    try:
+        return _rebuild(value, depth, parents)
+    except Exception as error:  # noqa: BLE001 - whatever the host's objects raise
+        return f"<not encodable: {type(error).__name__}>"
+
+
+def _rebuild(value: object, depth: int, parents: set[int]) -> JSONValue:
+    if isinstance(value, str):
+        return _tame_text(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _tame_integer(int(value))
+    if isinstance(value, Mapping | list | tuple | set | frozenset):
+        return _tame_container(value, depth, parents)
+    if depth >= _MAX_DEPTH:
+        return "<too deep>"
+    native: JSONValue = orjson.loads(orjson.dumps(value, default=_stand_in))
+    return native  # a date, a UUID, an Enum, a dataclass: as alone, so among odd ones
+
+
+def _tame_container(value: Any, depth: int, parents: set[int]) -> JSONValue:
+    if id(value) in parents:
+        return "<cycle>"
+    if depth >= _MAX_DEPTH:
+        return "<too deep>"
+    inside = parents | {id(value)}
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[object, object]", value).items()
+        return {_tame_key(key): _tame(item, depth + 1, inside) for key, item in pairs}
+    return [_tame(item, depth + 1, inside) for item in value]
+
+
+def _tame_key(key: object) -> str:
+    if isinstance(key, str):
+        return _tame_text(key)
+    if isinstance(key, bytes):
+        return key.decode("utf-8", "backslashreplace")
+    return _tame_text(_describe(key))
+
+
+def _tame_text(text: str) -> str:
+    r"""Keep a str orjson accepts: a true str, lone surrogates as ``\udXXX``."""
+    return str.encode(text, "utf-8", "backslashreplace").decode()
+
+
+def _tame_integer(number: int) -> JSONValue:
+    if _INT64[0] <= number <= _INT64[1]:
+        return number
+    if number.bit_length() > _MAX_BITS:
+        return f"<integer of {number.bit_length()} bits>"
+    return str(number)
+
+
+def _stand_in(value: object) -> JSONValue:
+    """Give a readable stand-in for one object that orjson does not know."""
+    if isinstance(value, int):
+        return _tame_integer(int(value))
+    if isinstance(value, bytes | bytearray | memoryview):
+        start = bytes(cast("bytes", value)[:_MAX_BYTES])
+        more = "…" if len(value) > _MAX_BYTES else ""  # pyright: ignore[reportUnknownArgumentType]
+        return start.decode("utf-8", "backslashreplace") + more
+    if isinstance(value, set | frozenset | Mapping):
+        return _tame_container(value, 1, set())
+    if isinstance(value, BaseException):
+        return f"{type(value).__name__}: {_text_of(value)}"
+    return _describe(value)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return _tame_text(str(error))
+    except Exception:  # noqa: BLE001 - a foreign __str__
+        return "<no text>"
+
+
+def _describe(value: object) -> str:
+    try:
+        return _tame_text(repr(value))
+    except Exception as error:  # noqa: BLE001 - a foreign __repr__
+        return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
+
+
+# Each step keeps less: characters of a text, items of a list, levels.
+_STEPS: Final = (
+    *((49_152, 8_192, 8), (32_768, 2_048, 8), (16_384, 512, 8)),
+    *((4_096, 128, 6), (512, 32, 4), (64, 16, 3), (64, 4, 2)),
+)
+
+
+def encode_within(value: JSONObject, limit: int) -> tuple[bytes, bool]:
+    """Write an object in at most ``limit`` bytes, shortened until it fits.
+
+    The result is always valid JSON: long texts end in ``…``, long lists, large objects
+    and deep levels are cut and say how much is missing, small values of the object
+    itself stay; when nothing helps, it comes back as a preview of itself.
+
+    Args:
+        value: What to write.
+        limit: Bytes, at least 256.
+
+    Returns:
+        The bytes, and whether something had to be cut.
+    """
+    payload = encode(value)
+    if len(payload) <= limit:
+        return payload, False
+    plain = decode_object(payload)
+    small = {
+        name: value
+        for name, value in list(plain.items())[:16]
+        if not isinstance(value, list | dict)
+        and len(encode({name: value})) < limit // 48
+    }
+    for text, items, levels in _STEPS:
+        shorter = encode({**_shorten_object(plain, text, items, levels), **small})
+        if len(shorter) <= limit:
+            return shorter, True
+    start = payload[: limit // 8].decode("utf-8", "ignore")
+    return encode(small | {"preview": cut_text(start, limit // 8)}), True
+
+
+def _shorten(value: JSONValue, text: int, items: int, levels: int) -> JSONValue:
+    if isinstance(value, str):
+        return cut_text(value, text)
+    if isinstance(value, list | dict) and not levels:
+        return f"<{len(value)} items>"
+    if isinstance(value, list):
+        kept = [_shorten(item, text, items, levels - 1) for item in value[:items]]
+        return [*kept, f"… {len(value) - items} more"] if len(value) > items else kept
+    if isinstance(value, dict):
+        return _shorten_object(value, text, items, levels)
+    return value
+
+
+def _shorten_object(
+    value: JSONObject, text: int, items: int, levels: int
+) -> JSONObject:
+    names = list(value)[: items * 2]
+    kept = {
+        cut_text(name, 256): _shorten(value[name], text, items, levels - 1)
+        for name in names
+    }
+    more = len(value) - len(names)
+    return kept | {"…": f"{more} more"} if more else kept
+
+
+def cut_text(text: str, size: int) -> str:
+    """Shorten a text to about ``size`` UTF-8 bytes; a cut text ends in ``…``."""
+    if len(text) * 4 <= size:
+        return text
+    data = _tame_text(text[: size + 1]).encode()  # a character is a byte or more
+    if len(data) <= size:
+        return text
+    return data[: max(size - 3, 0)].decode("utf-8", "ignore") + "…"
+
+
+_second: tuple[int, str] = (-1, "")
+
+
+def format_timestamp(seconds: float) -> str:
+    """Write Unix seconds as the contracts do: ``2026-01-12T12:34:56.789Z``."""
+    global _second  # noqa: PLW0603 - one whole second is formatted once, not per record
+    whole, milliseconds = divmod(int(seconds * 1000), 1000)
+    cached = _second
+    if cached[0] != whole:
+        text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole))
+        _second = cached = (whole, text)
+    return f"{cached[1]}.{milliseconds:03d}Z"
+
+
+def parse_timestamp(text: object) -> datetime | None:
+    """Read an ISO-8601 timestamp; one without a zone is taken as UTC.
+
+    Returns:
+        An aware datetime, or ``None`` for anything that is no timestamp.
+    """
+    if not isinstance(text, str):
+        return None
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

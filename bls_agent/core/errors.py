@@ -1,0 +1,492 @@
+"""Every exception of the package, under one root.
+
+::
+
+    BlsError
+    ├─ ConfigurationError        a wrong argument, URL, name or variable; also ValueError
+    │  ├─ MissingExtraError      an optional dependency is not installed
+    │  └─ CommandTooLargeError   a command is longer than its project may read
+    ├─ RedisUnavailableError     Redis did not answer, or cannot serve now
+    │  └─ RedisRefusedError      Redis answered "no": password, right, unknown command
+    ├─ LeaseHeldError            what only one may write has a living owner already
+    ├─ ContractError             a key or a value breaks its contract
+    │  ├─ WrongTypeError         a key holds another Redis type
+    │  ├─ DecodeError            a value is not what the contract says; keeps its bytes
+    │  └─ ManifestError          a manifest of an asset breaks its rules; lists every fault
+    ├─ SourceError               a source of assets cannot be read now
+    │  └─ SourceConflictError    a file has changed meanwhile; keeps both contents
+    └─ CommandError
+       ├─ UnknownCommandError    nobody registered this command
+       ├─ ArgumentError          the arguments do not fit the handler's signature
+       ├─ DuplicateHandlerError  the name is taken; also ValueError
+       ├─ UnknownProjectError    a project without any key; nothing was sent
+       └─ NoOutcomeError         no outcome record in time; also TimeoutError
+
+    DuplicateItem                not an error: an equal item was crawled before
+    Reject                       not an error: a handler raises it to turn a command down
+
+Each class builds its message from typed fields, so that a ``raise`` carries data
+and a caller can read ``error.key`` instead of parsing prose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bls_agent.core.redaction import redact
+
+__all__ = [
+    "ArgumentError",
+    "BlsError",
+    "CommandError",
+    "CommandTooLargeError",
+    "ConfigurationError",
+    "ContractError",
+    "DecodeError",
+    "DuplicateHandlerError",
+    "DuplicateItem",
+    "LeaseHeldError",
+    "ManifestError",
+    "ManifestFault",
+    "MissingExtraError",
+    "NoOutcomeError",
+    "RedisRefusedError",
+    "RedisUnavailableError",
+    "Reject",
+    "SourceConflictError",
+    "SourceError",
+    "UnknownCommandError",
+    "UnknownProjectError",
+    "WrongTypeError",
+    "preview",
+]
+
+PREVIEW_BYTES = 64
+SHOWN = 80  # characters of a wrong value
+
+
+def preview(payload: bytes, limit: int = PREVIEW_BYTES) -> str:
+    r"""Show the first bytes of a foreign payload, escaped so that they stay one line.
+
+    Args:
+        payload: What arrived.
+        limit: How many bytes to show.
+
+    Returns:
+        ASCII text without secrets; bytes that are not printable ASCII appear as
+        ``\xNN``.
+    """
+    return redact(repr(bytes(payload[:limit]))[2:-1])
+
+
+class BlsError(Exception):
+    """The root of every exception that bls-agent raises."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Survive pickling, as between the processes of a pool."""
+        return _revive, (type(self), self.args, self.__dict__)
+
+
+def _revive(
+    kind: type[BlsError], args: tuple[object, ...], fields: dict[str, object]
+) -> BlsError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
+
+
+class ConfigurationError(BlsError, ValueError):
+    """A wrong argument, URL, name or environment variable.
+
+    Attributes:
+        name: The argument or variable.
+        value: What was given, as text without secrets.
+        rule: What would be right.
+        remedy: What to do, or ``""``.
+    """
+
+    def __init__(self, name: str, value: object, rule: str, remedy: str = "") -> None:
+        """Build the message from its parts."""
+        self.name = name
+        self.value = redact(value if isinstance(value, str) else _shown(value))
+        self.rule = rule
+        self.remedy = remedy
+        shown = self.value[:SHOWN] + "..." * (len(self.value) > SHOWN)
+        advice = f" {remedy}" if remedy else ""
+        super().__init__(f"{name}: {shown!r} is not allowed; {rule}.{advice}")
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - a foreign __repr__
+        return f"<{type(value).__name__}>"
+
+
+class MissingExtraError(ConfigurationError):
+    """An optional dependency is not installed; the message names the extra."""
+
+    def __init__(self, extra: str, purpose: str) -> None:
+        """Name the extra and what needs it."""
+        self.extra, self.purpose = extra, purpose
+        rule = f"{purpose} needs the extra {extra!r}, which is not installed"
+        remedy = f"In the checkout of bls-agent: pip install '.[{extra}]'"
+        super().__init__("extra", extra, rule, remedy)
+        self.args = (f"{rule}. {remedy}",)
+
+
+class CommandTooLargeError(ConfigurationError):
+    """A command is longer than the contract advises (002, section 4); it was not sent.
+
+    Attributes:
+        size: Its bytes, as they would have been sent.
+        limit: How many may be sent.
+    """
+
+    def __init__(self, size: int, limit: int) -> None:
+        """Name both sizes."""
+        self.size, self.limit = size, limit
+        super().__init__(
+            "command",
+            f"{size:,} bytes",
+            f"it may have {limit:,} bytes, with its arguments",
+            "Send a reference to the data; or pass size_limit=, where every agent of "
+            "the project reads longer commands.",
+        )
+
+
+class RedisUnavailableError(BlsError):
+    """Redis did not answer, or cannot serve this request now.
+
+    Raised for refused and lost connections, deadlines, and the states in which a
+    server answers but cannot serve: loading, read-only, out of memory, disk full.
+
+    Attributes:
+        kind: The class of the fault, one word (see ``faults.py``).
+        address: Where Redis was expected, without credentials.
+        ambiguous: Whether the request may have been executed all the same. ``False``
+            means that it certainly was not.
+        connecting: Whether already the connection could not be made.
+    """
+
+    verb = "is unavailable"
+
+    def __init__(
+        self,
+        kind: str,
+        reason: str,
+        *,
+        address: str = "",
+        ambiguous: bool = False,
+        connecting: bool = False,
+    ) -> None:
+        """Build the message from the fault's class and its reason."""
+        self.kind = kind
+        self.reason = redact(reason)
+        self.address = address
+        self.ambiguous = ambiguous
+        self.connecting = connecting
+        where = f" at {address}" if address else ""
+        super().__init__(f"Redis{where} {self.verb} ({kind}): {self.reason}")
+
+
+class RedisRefusedError(RedisUnavailableError):
+    """Redis answered and refuses for good: wrong password, missing right, no command.
+
+    Trying again soon does not help; somebody has to change the configuration.
+    """
+
+    verb = "refuses"
+
+
+class LeaseHeldError(BlsError):
+    """What only one may write has a living owner already; it was left alone.
+
+    Attributes:
+        key: What is owned.
+        remaining: Seconds until the owner counts as dead if it does not speak again;
+            ``None`` if its key has no TTL, so that it never does.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        remaining: float | None,
+        remedy: str = "Give each process an id of its own, or stop the other one first.",
+    ) -> None:
+        """Name the key, how long its owner still counts, and what to do."""
+        self.key = key
+        self.remaining = remaining
+        until = (
+            "it has no TTL: delete it if nobody writes it any more"
+            if remaining is None
+            else f"free in {remaining:.1f} s unless its owner speaks again"
+        )
+        super().__init__(f"key {key!r} belongs to a living process ({until}). {remedy}")
+
+
+class ContractError(BlsError):
+    """A key or a value in Redis breaks its contract."""
+
+
+class WrongTypeError(ContractError):
+    """A key holds another Redis type than its contract says; it was left alone.
+
+    Attributes:
+        key: The key.
+        expected: The type that the contract says.
+    """
+
+    def __init__(self, key: str, expected: str) -> None:
+        """Name the key and the type that it should have."""
+        self.key = key
+        self.expected = expected
+        super().__init__(
+            f"key {key!r} holds another type than {expected}; it was left alone. "
+            "Is the name right? If so, rename or delete the key."
+        )
+
+
+class DecodeError(ContractError):
+    """A value is not what its contract says.
+
+    Attributes:
+        reason: One word: ``not_utf8``, ``not_json``, ``not_an_object``,
+            ``no_command``, ``bad_args``, ``too_deep``, ``too_large``, ``bad_status``,
+            ``bad_request``.
+        payload: The first bytes of what was read.
+        size: Length of the whole value in bytes.
+    """
+
+    def __init__(self, reason: str, payload: bytes, detail: str = "") -> None:
+        """Keep the first bytes and the size of the payload."""
+        self.reason = reason
+        self.size = len(payload)
+        self.payload = bytes(payload[:PREVIEW_BYTES])
+        self.detail = detail
+        said = f" ({detail})" if detail else ""
+        super().__init__(
+            f"{reason}{said}: {self.size} bytes beginning '{preview(self.payload)}'"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFault:
+    """One fault of one manifest, or of the file that holds it.
+
+    Attributes:
+        path: The file, relative to the root of its repository.
+        reason: The rule that it breaks.
+        remedy: What to do, or ``""``.
+        field: The field, as in ``config_schema[0].type``; ``""`` for the whole file.
+        line: Its line, from 1; 0 for the whole file.
+        id: The asset, as far as it is known, else ``""``.
+    """
+
+    path: str
+    reason: str
+    remedy: str = ""
+    field: str = ""
+    line: int = 0
+    id: str = ""
+
+    def __str__(self) -> str:
+        """Write ``tools/a.yaml:3: version: it is missing. Add …`` on one line."""
+        place = f"{self.path}:{self.line}" if self.line else self.path
+        parts = [place, self.field, f"{self.reason}. {self.remedy}".rstrip(". ")]
+        return redact(": ".join(part for part in parts if part))
+
+
+class ManifestError(ContractError):
+    """A manifest of an asset breaks its rules; nothing was written.
+
+    Attributes:
+        faults: All that is wrong with the file, in the order of its lines.
+    """
+
+    def __init__(self, faults: Sequence[ManifestFault]) -> None:
+        """List every fault, one a line."""
+        self.faults = tuple(faults)
+        super().__init__("\n".join(map(str, self.faults)))
+
+
+class SourceError(BlsError):
+    """A source of assets cannot be read now, or gave something incomplete.
+
+    Attributes:
+        source: Which one, without credentials.
+        reason: What happened.
+        retry_after: Seconds after which to try again, if the source said so.
+    """
+
+    def __init__(
+        self, source: str, reason: str, *, retry_after: float | None = None
+    ) -> None:
+        """Name the source and what happened."""
+        self.source = source
+        self.reason = redact(reason)
+        self.retry_after = retry_after
+        wait = "" if retry_after is None else f"; try again in {retry_after:.0f} s"
+        super().__init__(redact(f"{source}: {reason}{wait}"))
+
+
+class SourceConflictError(SourceError):
+    """A file of a source is not the one that was to be replaced; nothing was written.
+
+    Attributes:
+        path: The file.
+        ours: The content that was to be written.
+        theirs: The content that is there; empty if there is no such file.
+    """
+
+    def __init__(self, source: str, path: str, *, ours: bytes, theirs: bytes) -> None:
+        """Name the file and keep both contents."""
+        self.path = path
+        self.ours = ours
+        self.theirs = theirs
+        state = "has changed meanwhile" if theirs else "is gone"
+        reason = f"{path!r} {state}; nothing was written. Compare both, and write again"
+        super().__init__(source, reason)
+
+
+class CommandError(BlsError):
+    """Something about a command or its handler is wrong."""
+
+
+class UnknownCommandError(CommandError):
+    """Nobody registered this command.
+
+    Attributes:
+        command: The name as it was sent.
+        likely: The registered name that is most like it, or ``""``.
+    """
+
+    def __init__(self, command: str, known: Iterable[str] = ()) -> None:
+        """Name the command, and the one among those known that may be meant."""
+        from difflib import get_close_matches  # noqa: PLC0415 - seldom needed
+
+        self.command = command
+        self.likely = "".join(get_close_matches(command[:100], known, n=1))
+        advice = f"; did you mean {self.likely[:100]!r}?" if self.likely else ""
+        super().__init__(f"no handler is registered for {command[:100]!r}{advice}")
+
+
+class ArgumentError(CommandError):
+    """The arguments of a command do not fit its handler; the handler did not run.
+
+    Attributes:
+        command: The command's name.
+        fields: Field name → what is wrong with it.
+    """
+
+    def __init__(self, command: str, fields: Mapping[str, str]) -> None:
+        """List every field that is wrong."""
+        self.command = command
+        self.fields = dict(fields)
+        said = "; ".join(f"{name[:60]!r} {what}" for name, what in self.fields.items())
+        super().__init__(redact(f"arguments of {command[:100]!r}: {said}"))
+
+
+class DuplicateHandlerError(CommandError, ValueError):
+    """Two handlers were registered for one command."""
+
+    def __init__(self, command: str) -> None:
+        """Name the command that is taken."""
+        self.command = command
+        super().__init__(f"{command!r} already has a handler; choose another name")
+
+
+class UnknownProjectError(CommandError):
+    """A project without any key: no status, no log, no queue. Nothing was sent.
+
+    Attributes:
+        project: Its name.
+    """
+
+    def __init__(self, project: str) -> None:
+        """Name the project."""
+        self.project = project
+        super().__init__(
+            f"there is no project {project[:100]!r}: no status, no log, no queue. "
+            "Is the name right? Pass create=True to begin its queue all the same."
+        )
+
+
+class NoOutcomeError(CommandError, TimeoutError):
+    """No outcome record of a command appeared in time.
+
+    The command stays where it is: it may still be waiting, running, or done.
+
+    Attributes:
+        command: The command's name.
+        command_id: Its id.
+        state: What was found out afterwards: ``offline`` (it waits in the queue of a
+            project that is not running), ``waiting`` (it waits in the queue of a
+            running project), ``taken`` (it has left the queue), or ``""``.
+        since: ISO-8601 time of the project's newest record, where ``state`` is
+            ``offline`` and there is one.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        command_id: str,
+        timeout: float,
+        *,
+        state: str = "",
+        since: str = "",
+    ) -> None:
+        """Name the command, how long was waited, and what is known of it."""
+        self.command = command
+        self.command_id = command_id
+        self.state = state
+        self.since = since
+        known = _STATES[state].format(since=f" since {since}" if since else "")
+        super().__init__(
+            f"no outcome of {command!r} ({command_id}) within {timeout:g} s; {known}"
+        )
+
+
+_STATES: Mapping[str, str] = {
+    "": "it may still be waiting, running, or done",
+    "offline": "the project is offline{since}: the command waits in its queue and will "
+    "run at the next start, if nobody withdraws it",
+    "waiting": "it still stands in the queue of the project, which is running",
+    "taken": "it was taken from the queue, and may be running, or done",
+}
+
+
+class DuplicateItem(Exception):  # noqa: N818 - a signal, not an error
+    """Raised by a pipeline for an item that is to be dropped: an equal one was there.
+
+    Attributes:
+        fingerprint: What the two have in common.
+    """
+
+    def __init__(self, fingerprint: str) -> None:
+        """Keep the fingerprint."""
+        self.fingerprint = fingerprint
+        super().__init__(fingerprint)
+
+    def __str__(self) -> str:
+        """Say that the item is no new one."""
+        return f"an item with the fingerprint {self.fingerprint} was there before"
+
+
+class Reject(Exception):  # noqa: N818 - a signal, not an error
+    """Raised by a handler or middleware to turn a command down (outcome ``rejected``).
+
+    Attributes:
+        reason: Said in the outcome record.
+        details: More fields for the record's ``error`` object.
+    """
+
+    def __init__(
+        self, reason: str, details: Mapping[str, object] | Sequence[object] = ()
+    ) -> None:
+        """Keep the reason for the outcome record."""
+        self.reason = reason
+        self.details = details
+        super().__init__(reason)

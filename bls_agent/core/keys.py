@@ -1,0 +1,326 @@
+"""Every key of the five contracts, and those beside them that are ours, one line each.
+
+A :class:`KeyTemplate` is declared once and gives everything that is to be known of a
+key: how to *build* it, how to *parse* it, whether a key *matches*, the glob *pattern*
+for SCAN or an ACL, its Redis type and its TTL. No key is formatted anywhere else.
+
+Template syntax: ``{name}`` is a field; ``{name!}`` is a field that holds no ``:``
+(so that the next one can be told apart); ``{name?}`` may be left out together with
+the ``:`` behind it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Final, cast
+
+from bls_agent.core.errors import ConfigurationError
+from bls_agent.core.names import check_name, escape_glob, name_of
+
+__all__ = [
+    "ASSET_FEED",
+    "ASSET_REPORT",
+    "BROADCAST",
+    "CONTROL",
+    "CRAWL_BLOOM",
+    "CRAWL_COUNTERS",
+    "CRAWL_DELAYED",
+    "CRAWL_KEY_FAULT",
+    "CRAWL_LEASES",
+    "CRAWL_WAKE",
+    "DEAD_LETTERS",
+    "DELIVERIES",
+    "INFLIGHT",
+    "INFLIGHT_LISTS",
+    "INSTANCES",
+    "KEYS",
+    "OWNER",
+    "PROJECT_CONSOLE",
+    "PROJECT_STATUS",
+    "RUN_BOOKS",
+    "RUN_EVENTS",
+    "SEEN",
+    "Contract",
+    "KeyTemplate",
+    "RedisType",
+    "find_templates",
+]
+
+_DAY: Final = 86_400
+
+
+class RedisType(StrEnum):
+    """The type of a key, as the command TYPE names it."""
+
+    STRING = "string"
+    LIST = "list"
+    SET = "set"
+    ZSET = "zset"
+    HASH = "hash"
+    STREAM = "stream"
+
+
+class Contract(StrEnum):
+    """The five contracts, by number, and what is this package's own."""
+
+    ASSETS = "000"
+    WORKERS = "001"
+    CONSOLE = "002"
+    RUNS = "003"
+    CRAWL = "004"
+    OWN = "bls_agent"
+
+
+_FIELD: Final = re.compile(r"\{(\w+)([!?]*)\}(:?)")
+
+
+@dataclass(frozen=True)
+class KeyTemplate:
+    """One kind of key: its form, its Redis type, its TTL and its contract.
+
+    Attributes:
+        template: The form; see the head of this module.
+        type: The Redis type, or ``None`` where the contract leaves it open.
+        ttl: Seconds a key of this kind lives after a write, or ``None`` for ever.
+        contract: The document that declares it.
+        ambiguous: Whether a key may be read in more than one way; then only
+            :meth:`readings` tells all of them and :meth:`parse` gives ``None``
+            unless there is exactly one.
+    """
+
+    template: str
+    type: RedisType | None
+    ttl: int | None
+    contract: Contract
+    ambiguous: bool = False
+
+    def build(self, **values: object) -> str:
+        """Make the key that we write, every value checked by :func:`check_name`.
+
+        Args:
+            **values: Field → text, an integer or a UUID.
+
+        Raises:
+            ConfigurationError: A value is missing, unknown or breaks a rule.
+        """
+        for name, value in values.items():
+            if value is None and name in self.optional:
+                continue
+            checked = check_name(name, cast("str", name_of(value)))
+            if name in self._closed and ":" in checked:
+                raise ConfigurationError(
+                    name, checked, "this part of a key holds no ':'", "Use '_' instead."
+                )
+        return self.locate(**values)
+
+    def locate(self, **values: object) -> str:
+        """Make a key that somebody else wrote: the values are taken as they are."""
+        unknown = values.keys() - set(self.fields)
+        missing = set(self.fields) - values.keys() - self.optional
+        if unknown or missing:
+            raise self._wrong_fields(unknown or missing)
+        return self._fill({n: v if v is None else str(v) for n, v in values.items()})
+
+    def _wrong_fields(self, names: Iterable[str]) -> ConfigurationError:
+        rule = f"its fields are {', '.join(self.fields) or 'none'}"
+        return ConfigurationError(self.template, ", ".join(sorted(names)), rule)
+
+    def parse(self, key: str | bytes) -> dict[str, str] | None:
+        """Read a key back: the exact inverse of :meth:`build`.
+
+        Args:
+            key: Text, or the bytes that Redis gave (not UTF-8 is kept as surrogates).
+
+        Returns:
+            Field → value, or ``None`` if the key is of another kind, or if it can be
+            read in several ways.
+        """
+        readings = self.readings(key)
+        return readings[0] if len(readings) == 1 else None
+
+    def readings(self, key: str | bytes) -> list[dict[str, str]]:
+        """Every way in which a key can be read as one of this kind."""
+        text = key if isinstance(key, str) else key.decode("utf-8", "surrogateescape")
+        if self.ambiguous:
+            return list(self._all_readings(text))
+        found = self._regex.fullmatch(text)
+        return [_given(found.groupdict())] if found else []
+
+    def match(self, key: str | bytes) -> bool:
+        """Tell whether a key is of this kind."""
+        return bool(self.readings(key))
+
+    def pattern(self, **fixed: str | int) -> str:
+        """Make a glob pattern; fixed values are escaped, the other fields are ``*``.
+
+        An optional field that is not fixed is taken into the ``*`` before it.
+
+        Raises:
+            ConfigurationError: A name is no field of this template.
+        """
+        if unknown := fixed.keys() - set(self.fields):
+            raise self._wrong_fields(unknown)
+        values = {name: escape_glob(str(value)) for name, value in fixed.items()}
+        shown = {
+            name: values.get(name, None if name in self.optional else "*")
+            for name in self.fields
+        }
+        return self._fill(shown)
+
+    @cached_property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the fields, in order."""
+        return tuple(found[1] for found in _FIELD.finditer(self.template))
+
+    @cached_property
+    def optional(self) -> frozenset[str]:
+        """The fields that may be left out."""
+        found = _FIELD.finditer(self.template)
+        return frozenset(field[1] for field in found if "?" in field[2])
+
+    @cached_property
+    def _closed(self) -> frozenset[str]:
+        found = _FIELD.finditer(self.template)
+        return frozenset(field[1] for field in found if field[2])
+
+    def _fill(self, values: Mapping[str, str | None]) -> str:
+        def part(field: re.Match[str]) -> str:
+            value = values.get(field[1])
+            return "" if value is None else value + field[3]
+
+        return _FIELD.sub(part, self.template)
+
+    @cached_property
+    def _regex(self) -> re.Pattern[str]:
+        parts: list[str] = []
+        end = 0
+        for field in _FIELD.finditer(self.template):
+            parts.append(re.escape(self.template[end : field.start()]))
+            inner = "[^:]+" if field[2] else ".+"
+            part = f"(?P<{field[1]}>{inner}){field[3]}"
+            parts.append(f"(?:{part})?" if "?" in field[2] else part)
+            end = field.end()
+        parts.append(re.escape(self.template[end:]))
+        return re.compile("".join(parts), re.DOTALL)
+
+    def _all_readings(self, text: str) -> Iterator[dict[str, str]]:
+        """Split at every place where the text between two fields occurs."""
+        first, second = _FIELD.finditer(self.template)
+        head = self.template[: first.start()]
+        between = self.template[first.end() : second.start()]
+        if not text.startswith(head):
+            return
+        rest = text[len(head) :]
+        at = rest.find(between, 1)
+        while at != -1:
+            if rest[at + len(between) :]:
+                yield {first[1]: rest[:at], second[1]: rest[at + len(between) :]}
+            at = rest.find(between, at + 1)
+
+
+def _given(groups: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in groups.items() if value is not None}
+
+
+_T: Final = RedisType
+_C: Final = Contract
+
+# fmt: off
+# contract 002: the project console
+PROJECT_STATUS: Final = KeyTemplate("{project}_项目状态", _T.STRING, 60, _C.CONSOLE)
+PROJECT_CONSOLE: Final = KeyTemplate("{project}_项目控制台", _T.LIST, None, _C.CONSOLE)
+CONTROL: Final = KeyTemplate("{project}_控制", _T.LIST, None, _C.CONSOLE)
+
+# contract 003: run events
+RUN_EVENTS: Final = KeyTemplate("run:{run_id}:events", _T.STREAM, _DAY, _C.RUNS)
+
+# Our own, beside the key of a contract: {place} is place_beside() of that key.
+INFLIGHT: Final = KeyTemplate("bls_agent:{place}:inflight:{instance}", _T.LIST, None, _C.OWN)
+INFLIGHT_LISTS: Final = KeyTemplate("bls_agent:{place}:inflight", _T.SET, None, _C.OWN)
+DELIVERIES: Final = KeyTemplate("bls_agent:{place}:deliveries", _T.HASH, None, _C.OWN)
+SEEN: Final = KeyTemplate("bls_agent:{place}:seen", _T.ZSET, None, _C.OWN)
+DEAD_LETTERS: Final = KeyTemplate("bls_agent:{place}:dead", _T.LIST, None, _C.OWN)
+BROADCAST: Final = KeyTemplate("bls_agent:{place}:broadcast:{instance}", _T.LIST, None, _C.OWN)
+INSTANCES: Final = KeyTemplate("bls_agent:{place}:instances", _T.HASH, None, _C.OWN)
+OWNER: Final = KeyTemplate("bls_agent:{place}:owner", _T.STRING, None, _C.OWN)
+RUN_BOOKS: Final = KeyTemplate("bls_agent:{place}:books", _T.HASH, _DAY, _C.OWN)
+ASSET_FEED: Final = KeyTemplate("bls_agent:{place}:feed", _T.STREAM, None, _C.OWN)
+ASSET_REPORT: Final = KeyTemplate("bls_agent:{place}:report", _T.STRING, None, _C.OWN)
+CRAWL_LEASES: Final = KeyTemplate("bls_agent:{place}:leases", _T.HASH, None, _C.OWN)
+CRAWL_DELAYED: Final = KeyTemplate("bls_agent:{place}:delayed", _T.HASH, None, _C.OWN)
+CRAWL_COUNTERS: Final = KeyTemplate("bls_agent:{place}:counters", _T.HASH, None, _C.OWN)
+CRAWL_WAKE: Final = KeyTemplate("bls_agent:{place}:wake", _T.LIST, None, _C.OWN)
+CRAWL_BLOOM: Final = KeyTemplate("bls_agent:{place}:bloom", None, None, _C.OWN)  # each server calls the type otherwise
+CRAWL_KEY_FAULT: Final = "Key不符合命名规范"  # what contract 004 says of a key of another form
+
+KEYS: Final[Mapping[str, KeyTemplate]] = {
+    "project_status": PROJECT_STATUS,
+    "project_console": PROJECT_CONSOLE,
+    "control": CONTROL,
+    # beside contract 002, ours: reliable receiving, replicas, leases
+    "inflight": INFLIGHT,
+    "inflight_lists": INFLIGHT_LISTS,
+    "deliveries": DELIVERIES,
+    "seen": SEEN,
+    "dead_letters": DEAD_LETTERS,
+    "broadcast": BROADCAST,
+    "instances": INSTANCES,
+    "owner": OWNER,
+    # contract 003: run events; beside them, ours: what counts them
+    "run_events": RUN_EVENTS,
+    "run_books": RUN_BOOKS,
+    # contract 001: heartbeats, processes, tasks, caches
+    "data_worker_heartbeat": KeyTemplate("heartbeat:data_worker:{node_id}", _T.STRING, 30, _C.WORKERS),
+    "backtest_worker_heartbeat": KeyTemplate("backtest:worker:{worker_id}", _T.STRING, 30, _C.WORKERS),
+    "execution_node_heartbeat": KeyTemplate("heartbeat:node:{node_id}", _T.STRING, 30, _C.WORKERS),
+    "scheduler_heartbeat": KeyTemplate("heartbeat:scheduler:{node_id}", _T.STRING, 30, _C.WORKERS),
+    "task_timer_heartbeat": KeyTemplate("heartbeat:task_timer:{node_id}", _T.STRING, 30, _C.WORKERS),
+    "component_heartbeat": KeyTemplate("heartbeat:component:{component_type!}:{component_id}", _T.STRING, 30, _C.WORKERS),
+    "process_heartbeat": KeyTemplate("ginkgo:heartbeat:{pid}", _T.STRING, 30, _C.WORKERS),
+    "main_control": KeyTemplate("ginkgo:maincontrol", None, None, _C.WORKERS),
+    "watchdog": KeyTemplate("ginkgo:watchdog", None, None, _C.WORKERS),
+    "thread_pool": KeyTemplate("ginkgo:thread_pool", None, None, _C.WORKERS),
+    "data_worker_pool": KeyTemplate("ginkgo:dataworker_pool", None, None, _C.WORKERS),
+    "worker_status": KeyTemplate("ginkgo:worker_status:{pid}", None, None, _C.WORKERS),
+    "task_status": KeyTemplate("ginkgo:task_status:{task_id}", _T.STRING, _DAY, _C.WORKERS),
+    "backtest_task_progress": KeyTemplate("backtest:task:{task_id}:progress", _T.STRING, 7_200, _C.WORKERS),
+    "sync_progress": KeyTemplate("{type}_update_{code}", _T.SET, 30 * _DAY, _C.WORKERS, ambiguous=True),
+    "func_cache": KeyTemplate("ginkgo_func_cache_{func}_{key}", _T.STRING, 3_600, _C.WORKERS, ambiguous=True),
+    # contract 000: the asset library; the last four are reserved by its section 6
+    "asset_metadata": KeyTemplate("asset:metadata:{id}", _T.HASH, None, _C.ASSETS),
+    "asset_category": KeyTemplate("asset:category:{category}", _T.SET, None, _C.ASSETS),
+    "asset_index": KeyTemplate("asset:index", _T.HASH, None, _C.ASSETS),
+    "asset_sync_state": KeyTemplate("asset:sync:state", _T.HASH, None, _C.ASSETS),
+    "asset_sync_changed": KeyTemplate("asset:sync:changed", _T.LIST, None, _C.ASSETS),
+    "asset_feed": ASSET_FEED,
+    "asset_report": ASSET_REPORT,
+    "asset_search_index": KeyTemplate("asset:search:index", None, None, _C.ASSETS),
+    "project_config": KeyTemplate("project:config:{project_id}", _T.HASH, None, _C.ASSETS),
+    "pending_tasks": KeyTemplate("task:queue:pending", _T.LIST, None, _C.ASSETS),
+    "queued_task_status": KeyTemplate("task:status:{task_id}", _T.HASH, None, _C.ASSETS),
+    # contract 004: crawling; the five behind it are ours: beside the requests, the last beside a filter
+    "crawl_requests": KeyTemplate("crawlo:{project!}:{spider?}:queue:requests", _T.ZSET, None, _C.CRAWL),
+    "crawl_requests_data": KeyTemplate("crawlo:{project!}:{spider?}:queue:requests:data", _T.HASH, None, _C.CRAWL),
+    "crawl_processing": KeyTemplate("crawlo:{project!}:{spider?}:queue:processing", _T.ZSET, None, _C.CRAWL),
+    "crawl_processing_data": KeyTemplate("crawlo:{project!}:{spider?}:queue:processing:data", _T.HASH, None, _C.CRAWL),
+    "crawl_failed": KeyTemplate("crawlo:{project!}:{spider?}:queue:failed", _T.LIST, None, _C.CRAWL),
+    "crawl_failed_retries": KeyTemplate("crawlo:{project!}:{spider?}:queue:failed:retries:{key}", _T.STRING, None, _C.CRAWL),
+    "crawl_filter_fingerprint": KeyTemplate("crawlo:{project!}:{spider?}:filter:fingerprint", _T.SET, None, _C.CRAWL),
+    "crawl_item_fingerprint": KeyTemplate("crawlo:{project!}:{spider?}:item:fingerprint", _T.SET, None, _C.CRAWL),
+    "crawl_leases": CRAWL_LEASES,
+    "crawl_delayed": CRAWL_DELAYED,
+    "crawl_counters": CRAWL_COUNTERS,
+    "crawl_wake": CRAWL_WAKE,
+    "crawl_bloom": CRAWL_BLOOM,
+}
+# fmt: on
+
+
+def find_templates(key: str | bytes) -> list[str]:
+    """Name every row of the table that a key may belong to, exact rows first."""
+    rows = [(row.ambiguous, name) for name, row in KEYS.items() if row.match(key)]
+    return [name for _, name in sorted(rows, key=lambda found: found[0])]

@@ -1,0 +1,395 @@
+r"""Secrets in free text: URLs with credentials, ``name=value`` in all its spellings, shapes.
+
+A text is scanned in linear time, whatever is in it: every pattern is possessive or
+bounded, and what was looked at once is not looked at again. It may have been cut off
+anywhere: a value that does not end is taken to the end of the text. Where it can be
+read in two ways, more is taken out rather than less. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeAlias
+
+from bls_agent.core.redaction.marks import REDACTED
+from bls_agent.core.redaction.names import Verdict
+from bls_agent.core.redaction.shapes import (
+    END_MARKS,
+    match_end,
+    redact_encoded_urls,
+    redact_key_blocks,
+    redact_shapes,
+    redact_urls,
+)
+
+__all__ = ["is_kept", "redact_text"]
+
+_Judge: TypeAlias = Callable[[str], Verdict]
+
+_KEPT: Final = re.compile(
+    r"(?:[Nn]one|null|nil|[Tt]rue|[Ff]alse|undefined|\*+|\[redacted\])?"
+    # What a handler's arguments are told to be; the words are ours.
+    r"|is missing|is not known|must be (?:a|an|null)\b[a-z ,]*"
+)
+_NUMBERS: Final = re.compile(
+    r"[-+]?[0-9][0-9.,_/]*+(?:[eE][-+]?[0-9]+|ms|[smhdkKMGB%])?"
+    r"|[\[{(](?:[-+0-9.,\s\[\]{}()]|[\"']\w*+[\"']\s*+:|(?i:true|false|null|none))*+"
+)
+
+
+def is_kept(value: str, verdict: Verdict) -> bool:
+    """Tell whether a text under a secret's name says nothing of the secret."""
+    if _KEPT.fullmatch(value):
+        return True
+    return verdict is Verdict.COUNTED and _NUMBERS.fullmatch(value) is not None
+
+
+def redact_text(text: str, judge: _Judge) -> str:
+    """Take the secrets out of a text.
+
+    Args:
+        text: Any text.
+        judge: Tells what a name says of its value.
+    """
+    text = redact_encoded_urls(redact_urls(redact_key_blocks(text)))
+    if "\n  " in text:
+        text = _SAID_OF_PLACE.sub(lambda found: _redact_input(found, judge), text)
+    text = _redact_values(text, judge)
+    if "<" in text:
+        text = _TAG.sub(lambda found: _redact_tag(found, judge), text)
+        text = _redact_cdata(text, judge) if "<![CDATA[" in text else text
+    return redact_shapes(text)
+
+
+# --- a name and its value
+
+_ENTRY_HERE: Final = re.compile(
+    r"""
+    (?: (?P<flag>--?[A-Za-z][\w.\-]*+) (?:\\*+["'],[ \t]*+(?=\\*+["'])|[ \t]++(?=[^\s\-]))
+      | (?P<name>[\w.\-\\]++)
+        (?: (?P<close>["'`]?+)\]?+[ \t]*+
+            (?P<sign>!?={1,3}+>?+|:=?+(?!:|//|\\/)|[\uff1a\uff1d]|%3[Dd])[ \t]*+
+          | (?P<pair>["'],)[ \t]*+(?=[^\s])
+          | ["'][ ](?=Value\ error,|Assertion\ failed,)
+        )
+    )
+    """,
+    re.VERBOSE,
+)
+_ENTRY: Final = re.compile(r"(?<![\w.\-\\])" + _ENTRY_HERE.pattern, re.VERBOSE)
+_ESCAPED_BYTES: Final = re.compile(r"(?:\\++x[0-9a-fA-F]{2})++")
+_ESCAPED: Final = re.compile(r"\\++(?:u([0-9a-fA-F]{4})|[nrt](?![a-z]{0,1}\\))")
+_SOURCE_FILES: Final = (
+    ".py", ".pyx", ".js", ".ts", ".go", ".java", ".kt", ".rb", ".rs", ".c", ".cc",
+    ".cpp", ".h", ".cs", ".php", ".lua", ".sh",
+)  # fmt: skip
+_OF_A_COMMAND: Final = "arguments of '"  # what an ArgumentError says in front
+_ARGUMENT: Final = re.compile(r"'[^'\n]{1,60}' [A-Za-z]")
+_PAIR: Final = re.compile(r"[(\[][bBuU]?[\"']\Z")
+_PORT: Final = re.compile(r"[0-9]{1,5}(?![\w@])")
+_HOST_NAME: Final = re.compile(r"[a-z0-9]+(?:[.\-][a-z0-9]+)+")
+_LAST_WORD: Final = re.compile(r".*[.\-]")
+# {'name': 'password', 'value': …}, <input name="password" value=…>: whose value it is.
+_LABELLED: Final = frozenset({"val", "value", "values"})
+_LABEL_LENGTH: Final = 120
+_LABEL: Final = re.compile(
+    r"""(?<![\w.\-])(?i:name|key|field|header|type)[\\"']{0,4}[ ]?[:=][ ]?[bu]?[\\"']{0,4}"""
+    r"""([\w.\-]{1,60}+)[\\"']{0,4}[,;]?[ ]{0,4}[bu]?[\\"']{0,4}\Z"""
+)
+# "api key: …": a name of two words that ends like this.
+_SECOND_WORDS: Final = frozenset(
+    {"key", "keys", "phrase", "word", "code", "id", "value", "hash", "string"}
+)
+_FIRST_WORD: Final = re.compile(r"[A-Za-z]+ \Z")
+
+
+def _redact_values(text: str, judge: _Judge) -> str:
+    """Put a stand-in for every value that follows a secret's name."""
+    kept: list[str] = []
+    done = 0
+    entry = _ENTRY.search(text)
+    while entry is not None:
+        verdict = judge(_name_in(text, entry))
+        value = None
+        if verdict and not _is_place(text, entry, judge) and _may_be_pair(text, entry):
+            value = _find_value(text, entry)
+        if value is None:
+            entry = _ENTRY.search(text, entry.end())
+            continue
+        if not is_kept(text[value.start : value.stop].strip(), verdict):
+            kept += (text[done : value.start], _stand_in(entry, value))
+            done = value.stop
+        # An escaped line break may have ended the value, and begin the next name.
+        here = _ENTRY_HERE.match(text, value.end)
+        entry = here or _ENTRY.search(text, value.end)
+    return "".join((*kept, text[done:])) if kept else text
+
+
+def _name_in(text: str, entry: re.Match[str]) -> str:
+    if entry["flag"]:
+        flag = entry["flag"].lstrip("-")
+        return "" if flag.startswith("no-") else flag
+    name = entry["name"]
+    if name.strip("\\").lower() in _LABELLED:
+        label = _LABEL.search(
+            text, max(0, entry.start() - _LABEL_LENGTH), entry.start()
+        )
+        name = label[1] if label else name
+    if "\\" in name:
+        name = _ESCAPED.sub(_unescape, _ESCAPED_BYTES.sub(_unescape_bytes, name))
+        name = name.rpartition(" ")[2]  # behind an escaped line break
+    if "." in name:
+        last = name.rpartition(".")[2]
+        return last if last[:1].isupper() else name  # auth.models.User: a class
+    if name.lower() in _SECOND_WORDS:
+        before = text[max(0, entry.start() - 20) : entry.start()]
+        first = _FIRST_WORD.search(before)
+        return first[0] + name if first else name
+    return name
+
+
+def _unescape(found: re.Match[str]) -> str:
+    return chr(int(found[1], 16)) if found[1] else " "
+
+
+def _unescape_bytes(found: re.Match[str]) -> str:
+    digits = found[0].replace("\\", "").replace("x", "")
+    return bytes.fromhex(digits).decode("utf-8", "replace")
+
+
+def _is_place(text: str, entry: re.Match[str], judge: _Judge) -> bool:
+    """Tell ``session.py:12`` and ``session-store:6379`` from a name and its value."""
+    if text.endswith(_OF_A_COMMAND, 0, entry.start()):
+        return _ARGUMENT.match(text, entry.end()) is not None
+    if entry["sign"] != ":" or entry["close"] or not _PORT.match(text, entry.end()):
+        return False
+    name, before = entry["name"], text[max(0, entry.start() - 3) : entry.start()]
+    if before.endswith(("://", "@")) or name.endswith(_SOURCE_FILES):
+        return True
+    return (
+        text[entry.end() - 1] == ":"
+        and _HOST_NAME.fullmatch(name) is not None
+        and not judge(_LAST_WORD.sub("", name))
+    )
+
+
+def _may_be_pair(text: str, entry: re.Match[str]) -> bool:
+    """Tell ``('password', …)`` and ``[(b'cookie', …)]`` from two words in a list."""
+    return (
+        not entry["pair"]
+        or _PAIR.search(text, max(0, entry.start() - 3), entry.start()) is not None
+    )
+
+
+class _Value(NamedTuple):
+    """Where a value stands: from ``start`` to ``stop``, with its quotes up to ``end``."""
+
+    start: int
+    stop: int
+    end: int
+    quoted: bool = False
+
+
+def _stand_in(entry: re.Match[str], value: _Value) -> str:
+    """Write what stands for a value; JSON that was none in quotes gets some."""
+    if value.quoted or not entry["close"]:
+        return REDACTED
+    name: str = entry["name"]
+    quote = "\\" * (len(name) - len(name.rstrip("\\"))) + entry["close"]
+    return f"{quote}{REDACTED}{quote}"
+
+
+# --- where a value ends
+
+_OPENING: Final = re.compile(r"""[bBrRuUfF]{0,2}(\\*+)(\"{3}|'{3}|["'])""")
+_QUOTES: Final = {mark: re.compile(rf"(?<!\\)(\\*+){mark}") for mark in ('"', "'")}
+# A value on the lines below its name, as YAML has it.
+_BLOCK: Final = re.compile(r"(?P<mark>[|>][+\-0-9]{0,2}+[ \t]*+)?\n")
+_BARE_NAME: Final = re.compile(r"(?:^|\n)[ \t\-\"']*+\Z")
+_INDENT: Final = re.compile(r"[ \t]*+")
+# "password=" + "…", and "…" + "…".
+_JOIN: Final = re.compile(r"""["'][ \t]*+\+[ \t]*+(?=[bBfF]?["'])""")
+_JOIN_OUTSIDE: Final = re.compile(r"""[ \t]*+\+[ \t]*+(?=[bBfF]?["'])""")
+_BRACKET: Final = re.compile(r"""(?<!\\)(\\*+)(["'])|[\[{(]|[\]})]|\n""")
+_ANGLE: Final = re.compile(r"<[^<>\n]*+>")
+_SENTENCE: Final = re.compile(
+    r"(?:Value error|Assertion failed), [^\n]*?(?=; |\n|\Z| \[type=)"
+)
+_SCHEME_WORD: Final = re.compile(
+    r"(?i:(?:bearer|basic|negotiate|ntlm|token|apikey)[ \t]++(?=\S))"
+)
+_RUN: Final = re.compile(rf"""[^\s,;&()\[\]{{}}<>"'\\{END_MARKS}]++""")
+# Punctuation behind which a value goes on: nothing that looks like an end follows.
+_JOINT: Final = re.compile(
+    rf"""[,;&)\]}}>"'](?![\s,;:)\]}}>"'&{END_MARKS}]|\.?(?:\s|\Z)|\.?\Z|[\w.\-\\]*+["']?[ ]?[=:])"""
+    r"|<(?!/)|\\(?!r\\n|n[\w.\-]++[\"']?[ ]?[=:])"  # an escaped line break ends it
+)
+_LINES: Final = {
+    quote: re.compile(rf"(?:(?!\\[nr])[^\r\n{quote}])++") for quote in ("", '"', "'")
+}
+_WHOLE_LINE: Final = re.compile(
+    r"(?i:(?:cookie[s2]?|passphrase|mnemonic|seed.?phrase)\Z)"
+)
+_WHOLE_LINE_AFTER_COLON: Final = re.compile(r"(?i:authori[sz]ation\Z)")
+
+
+def _find_value(text: str, entry: re.Match[str]) -> _Value | None:
+    start = match_end(_JOIN, text, entry.end())
+    if start >= len(text):
+        return None
+    block = _BLOCK.match(text, start) if entry["sign"] == ":" else None
+    if block and (
+        block["mark"]
+        or _BARE_NAME.search(text, max(0, entry.start() - _LABEL_LENGTH), entry.start())
+    ):
+        value = _indented(text, entry, block)
+        if value is not None:
+            return value
+    opening = _OPENING.match(text, start)
+    if opening:
+        value = _quoted(text, opening)
+        while value.end < len(text) and (more := _JOIN_OUTSIDE.match(text, value.end)):
+            opening = _OPENING.match(text, more.end())
+            assert opening is not None  # noqa: S101 - the pattern looked ahead
+            further = _quoted(text, opening)
+            value = _Value(value.start, further.stop, further.end, quoted=True)
+        return value
+    if text[start] in "[{(":
+        end = _closing(text, start)
+        return _Value(start, end, end)
+    found = _SENTENCE.match(text, start) or _ANGLE.match(text, start)
+    end = found.end() if found else _end_of_words(text, entry)
+    return _Value(start, end, end) if end > start else None
+
+
+def _indented(text: str, entry: re.Match[str], block: re.Match[str]) -> _Value | None:
+    """Find the lines of YAML below a name that stand further right than it does."""
+    line = text.rfind("\n", 0, entry.start()) + 1
+    depth = match_end(_INDENT, text, line) - line
+    start = stop = end = block.end()
+    while end < len(text):
+        first = match_end(_INDENT, text, end)
+        line_end = text.find("\n", first)
+        line_end = len(text) if line_end < 0 else line_end
+        if first < line_end:
+            if first - end <= depth:
+                break
+            start = start if stop > start else first
+            stop = line_end
+        end = line_end + 1
+    return _Value(start, stop, stop) if stop > start else None
+
+
+def _quoted(text: str, opening: re.Match[str]) -> _Value:
+    """Find the closing quote: the next one behind as many backslashes."""
+    start, level, mark = opening.end(), len(opening[1]), opening[2]
+    if len(mark) > 1:
+        stop = text.find(mark, start)
+        stop = len(text) if stop < 0 else stop
+        return _Value(start, stop, min(stop + len(mark), len(text)), quoted=True)
+    for quote in _QUOTES[mark].finditer(text, start):
+        if len(quote[1]) == level:
+            return _Value(start, quote.start(), quote.end(), quoted=True)
+        if len(quote[1]) < level:  # the text around it ends
+            return _Value(start, quote.start(), quote.start(), quoted=True)
+    return _Value(start, len(text), len(text), quoted=True)
+
+
+def _closing(text: str, start: int) -> int:
+    """Find the end of what a bracket opens; a round one does not outlive its line."""
+    depth, position = 0, start
+    while (bracket := _BRACKET.search(text, position)) is not None:
+        position = bracket.end()
+        if bracket[2]:
+            position = _quoted(text, bracket).end
+        elif bracket[0] == "\n":
+            if text[start] == "(":
+                return bracket.start()
+        else:
+            depth += 1 if bracket[0] in "[{(" else -1
+            if not depth:
+                return position
+    return len(text)
+
+
+def _end_of_words(text: str, entry: re.Match[str]) -> int:
+    """Find the end of a value without quotes."""
+    start = position = entry.end()
+    name = entry["name"] or ""
+    before = text[entry.start() - 1 : entry.start()]
+    around = before if before in _QUOTES and not entry["close"] else ""
+    if _WHOLE_LINE.search(name) or (
+        _WHOLE_LINE_AFTER_COLON.search(name) and entry["sign"] != "="
+    ):
+        return _without_backslashes(text, start, match_end(_LINES[around], text, start))
+    position = match_end(_SCHEME_WORD, text, position)
+    while position < len(text):
+        end = match_end(_RUN, text, position)
+        if end < len(text) and text[end] in "([{":
+            end = _closing(text, end) if end > start else end
+        elif _JOINT.match(text, end):
+            end += 1
+        if end == position:
+            break
+        position = end
+    return _without_backslashes(text, start, position)
+
+
+def _without_backslashes(text: str, start: int, end: int) -> int:
+    while end > start and text[end - 1] == "\\":
+        end -= 1
+    return end
+
+
+# --- other ways to say a name and a value
+
+_TAG: Final = re.compile(
+    r"<([A-Za-z_][\w:.\-]*+)(?:\s[^<>]*+)?>([^<>]++)(?=</|<?\u2026?\Z)"
+)
+
+
+def _redact_tag(found: re.Match[str], judge: _Judge) -> str:
+    verdict = judge(found[1])
+    if not verdict or is_kept(found[2].strip(), verdict):
+        return found[0]
+    return found[0][: found.start(2) - found.start()] + REDACTED
+
+
+_CDATA: Final = re.compile(r"<([A-Za-z_][\w:.\-]*+)(?:\s[^<>]*+)?>\s*+<!\[CDATA\[")
+
+
+def _redact_cdata(text: str, judge: _Judge) -> str:
+    kept: list[str] = []
+    done = 0
+    for found in _CDATA.finditer(text):
+        verdict = judge(found[1])
+        if found.start() < done or not verdict:
+            continue
+        stop = text.find("]]>", found.end())
+        stop = len(text) if stop < 0 else stop
+        if not is_kept(text[found.end() : stop].strip(), verdict):
+            kept += (text[done : found.end()], REDACTED)
+            done = stop
+    return "".join((*kept, text[done:])) if kept else text
+
+
+# What pydantic says: a place, and in the next line what is wrong there with which input.
+_SAID_OF_PLACE: Final = re.compile(
+    r"^(?P<place>\S[^\n]{0,200}+\n)?[ ]{2}(?P<said>[A-Z][^\n]*+)", re.MULTILINE
+)
+_INPUT: Final = "input_value="
+
+
+def _redact_input(found: re.Match[str], judge: _Judge) -> str:
+    """Take out the input under a secret's name, and what was cut out of a larger one."""
+    said = found["said"]
+    secret = bool(found["place"]) and judge(found["place"].strip())
+    if secret:
+        said = _SENTENCE.sub(REDACTED, said)
+    before, is_there, after = said.partition(_INPUT)
+    value, _, rest = after.rpartition(", input_type=")
+    if is_there and (secret or "..." in (value or after)):
+        rest = f", input_type={rest}" if value else ""
+        said = f"{before}{_INPUT}{REDACTED}{rest}"
+    return (found["place"] or "") + "  " + said

@@ -1,0 +1,353 @@
+"""Every setting of an agent: its default, unit, range and environment variable.
+
+One declaration per setting. A keyword given to :class:`~bls_agent.ProjectAgent` beats
+the environment, the environment beats the default. The environment is read in one
+place, :meth:`Settings.from_env`, which is given the mapping.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set as AbstractSet
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
+
+from bls_agent.core.errors import ConfigurationError
+from bls_agent.core.names import ask_whether, check_name
+from bls_agent.core.redaction.names import squeeze
+
+__all__ = [
+    "Mode",
+    "OnRedelivery",
+    "Options",
+    "Rule",
+    "Settings",
+    "check_options",
+    "check_seconds",
+    "find_unknown_variables",
+    "rules",
+]
+
+Mode: TypeAlias = Literal["auto", "blocking", "compat", "reliable"]
+OnRedelivery: TypeAlias = Literal["run", "skip"]
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """What one setting may be, and what the configuration table says of it."""
+
+    kind: type
+    meaning: str
+    unit: str = ""
+    minimum: float = -math.inf
+    maximum: float = math.inf
+    choices: tuple[str, ...] = ()
+    spellings: Mapping[str, str] = field(default_factory=dict[str, str])
+    optional: bool = False
+
+    @property
+    def form(self) -> str:
+        """What a value has to be, in words."""
+        words = f"one of: {', '.join(self.choices)}" if self.choices else ""
+        unit = f" of {self.unit}" if self.unit else ""
+        return (words or _FORMS[self.kind] + unit) + ", or none" * self.optional
+
+    def check(self, name: str, value: object) -> object:
+        """Return a value that fits, or raise ConfigurationError."""
+        if value is None and self.optional:
+            return None
+        if self.kind is tuple:
+            return _check_names(name, value)
+        if (
+            self.kind is float
+            and isinstance(value, int)
+            and not isinstance(value, bool)
+        ):
+            value = float(
+                max(min(value, _HUGE), -_HUGE)
+            )  # a longer one is out of range anyway
+        if self.kind is str and isinstance(value, str):
+            value = self._spell(str(value))  # a Level is a text, too
+        if type(value) is not self.kind:
+            raise ConfigurationError(name, value, self.form)
+        if self.choices and value not in self.choices:
+            raise ConfigurationError(name, value, self.form)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            self._check_range(name, value)
+        return value
+
+    def _spell(self, text: str) -> str:
+        if not self.choices:
+            return text
+        return self.spellings.get(text.lower(), text.lower())
+
+    def _check_range(self, name: str, value: float) -> None:
+        if math.isnan(value) or not self.minimum <= value <= self.maximum:
+            unit = f" {self.unit}" if self.unit else ""
+            raise ConfigurationError(
+                name, value, f"between {self.minimum:g} and {self.maximum:g}{unit}"
+            )
+
+    def read(self, name: str, text: str) -> object:
+        """Read a value of the environment."""
+        if self.optional and text.lower() == "none":
+            return None
+        try:
+            return self.check(name, _READERS[self.kind](text))
+        except ValueError as error:
+            if isinstance(error, ConfigurationError):
+                raise
+            raise ConfigurationError(name, text, self.form) from None
+
+
+_FORMS: Final[dict[type, str]] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    tuple: "names, with commas between them",
+}
+_BOOLEANS: Final = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+
+
+def _read_bool(text: str) -> bool:
+    if text.lower() not in _BOOLEANS:
+        raise ValueError
+    return _BOOLEANS[text.lower()]
+
+
+_READERS: Final[dict[type, Callable[[str], object]]] = {
+    str: str,
+    int: int,
+    float: float,
+    bool: _read_bool,
+    tuple: str,
+}
+
+
+def _check_names(name: str, value: object) -> tuple[str, ...]:
+    """Give names as a tuple: from a sequence, or a text with commas between them."""
+    given: list[object] = []
+    if isinstance(value, str):
+        given += [part for part in value.split(",") if part.strip()]
+    elif isinstance(value, Sequence | AbstractSet) and not isinstance(
+        value, bytes | bytearray
+    ):
+        given += cast("Iterable[object]", value)
+    else:
+        rule = "names, as a sequence of texts or with commas between them"
+        raise ConfigurationError(name, value, rule)
+    for part in given:
+        if not isinstance(part, str) or not squeeze(part):
+            rule = "each name is a text with a letter or digit in it"
+            raise ConfigurationError(name, part, rule)
+    return tuple(str(part).strip() for part in given)
+
+
+def _setting(default: Any, meaning: str, kind: type = float, **limits: Any) -> Any:
+    secret = meaning == _WHERE  # a URL may hold a password
+    rule = Rule(kind, meaning, **limits)
+    return field(default=default, repr=not secret, metadata={"rule": rule})
+
+
+_HUGE: Final = 10**300
+_WHERE: Final = "where Redis is"
+_SECONDS: Final[dict[str, Any]] = {"unit": "seconds", "maximum": 86_400.0}
+_MODES: Final = ("auto", "blocking", "compat", "reliable")
+_REDELIVERIES: Final = ("run", "skip")
+_LEVELS: Final = ("debug", "info", "warn", "error")
+_SPELLINGS: Final = {"warning": "warn", "critical": "error", "fatal": "error"}
+_NO_SETTINGS: Final = (
+    "BLS_BANNER",
+    "BLS_CHROMIUM",
+    "BLS_GITHUB_TOKEN",
+    "BLS_LANG",
+    "BLS_SERVER_BINARY",
+    "BLS_WEBHOOK_SECRET",
+)
+
+
+class Options(TypedDict, total=False):
+    """The keywords of :class:`Settings`, all optional; see there."""
+
+    mode: Mode
+    instance: str | None
+    concurrency: int
+    prefetch: int
+    command_timeout: float | None
+    command_max_age: float | None
+    command_size_limit: int
+    status_interval: float
+    status_ttl: int
+    stall_after: float | None
+    replicas: bool
+    log_level: str
+    log_list_limit: int
+    log_buffer: int
+    log_buffer_bytes: int
+    shutdown_timeout: float
+    error_window: float | None
+    reconnect_max: float
+    redis_timeout: float
+    record_ids: bool
+    builtins: bool
+    banner: bool
+    redact_keys: Sequence[str]
+    on_redelivery: OnRedelivery
+    dedup_window: float
+    lease_ttl: float
+
+
+# fmt: off
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All settings of an agent, checked; the field list is the configuration table.
+
+    Raises:
+        ConfigurationError: A value is out of its range, or ``status_interval`` is
+            longer than half of ``status_ttl``.
+    """
+
+    redis_url: str = _setting("redis://127.0.0.1:6379/0", _WHERE, str)
+    mode: Mode = _setting("auto", "how commands are received", str, choices=_MODES)
+    instance: str | None = _setting(None, "name of this process; made up if absent", str, optional=True)
+    concurrency: int = _setting(1, "commands that run at the same time; 1 keeps their order", int, unit="commands", minimum=1, maximum=10_000)
+    prefetch: int = _setting(1, "commands taken at once when a handler is free", int, unit="commands", minimum=1, maximum=1_000)
+    command_timeout: float | None = _setting(30.0, "longest run of a handler; none for no limit", minimum=0.001, optional=True, **_SECONDS)
+    command_max_age: float | None = _setting(None, "oldest command that is run, by its timestamp and the clock here; none for any", minimum=0.1, maximum=31_536_000.0, unit="seconds", optional=True)
+    command_size_limit: int = _setting(MIB, "longest command that is read", int, unit="bytes", minimum=256, maximum=512 * MIB)
+    status_interval: float = _setting(10.0, "time between two refreshes of the status", minimum=0.05, **_SECONDS)
+    status_ttl: int = _setting(60, "time after which a silent status vanishes", int, unit="seconds", minimum=1, maximum=86_400)
+    stall_after: float | None = _setting(5.0, "time after which an event loop that stands still is a fault; none for never", minimum=0.1, optional=True, **_SECONDS)
+    replicas: bool = _setting(False, "whether several processes share this project's name", bool)  # noqa: FBT003 - the default
+    log_level: str = _setting("debug", "lowest level that is shipped", str, choices=_LEVELS, spellings=_SPELLINGS)
+    log_list_limit: int = _setting(10_000, "records kept in the console list", int, unit="records", minimum=1, maximum=10_000_000)
+    log_buffer: int = _setting(10_000, "records that wait in this process", int, unit="records", minimum=1, maximum=10_000_000)
+    log_buffer_bytes: int = _setting(8 * MIB, "bytes that wait in this process", int, unit="bytes", minimum=128 * KIB, maximum=4_096 * MIB)
+    shutdown_timeout: float = _setting(10.0, "time that running handlers get at the end", minimum=0.0, **_SECONDS)
+    error_window: float | None = _setting(None, "time that an error record shows in the status; none for never", minimum=0.05, optional=True, **_SECONDS)
+    reconnect_max: float = _setting(2.0, "longest wait before the next try to reach Redis", minimum=0.05, **_SECONDS)
+    redis_timeout: float = _setting(5.0, "deadline of one request to Redis", minimum=0.05, **_SECONDS)
+    record_ids: bool = _setting(True, "put metadata.agent on every record", bool)  # noqa: FBT003 - the default
+    builtins: bool = _setting(True, "answer ping, help, stats and set_log_level", bool)  # noqa: FBT003 - the default
+    banner: bool = _setting(True, "whether run() says on standard error where Redis is and how it goes, where nobody configured logging", bool)  # noqa: FBT003 - the default
+    redact_keys: Sequence[str] = _setting((), "more names of keys whose values never leave the process; one with - in front is exempt", tuple)
+    on_redelivery: OnRedelivery = _setting("run", "what becomes of a command that was handed out before", str, choices=_REDELIVERIES)
+    dedup_window: float = _setting(600.0, "time in which a command with the same id is not run again; 0 for never", minimum=0.0, **_SECONDS)
+    lease_ttl: float = _setting(15.0, "time after which a silent process loses what it had taken", minimum=0.5, maximum=3_600.0, unit="seconds")
+# fmt: on
+
+    def __post_init__(self) -> None:
+        """Check every value and how they fit together."""
+        for name, rule in rules().items():
+            checked = rule.check(name, getattr(self, name))
+            object.__setattr__(self, name, checked)
+        if self.instance is not None:
+            check_name("instance", self.instance)
+        _check_together(self.status_interval, self.status_ttl)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str], **options: Any) -> Settings:
+        """Combine the given keywords with the ``BLS_*`` variables of a mapping.
+
+        An empty variable counts as absent.
+
+        Raises:
+            ConfigurationError: As the class, naming the variable.
+        """
+        found: dict[str, Any] = {}
+        for name, rule in rules().items():
+            text = environ.get(f"BLS_{name.upper()}", "").strip()
+            if text and name not in options:
+                found[name] = rule.read(f"BLS_{name.upper()}", text)
+        if found.get("instance") is not None:
+            check_name("BLS_INSTANCE", found["instance"])
+        try:
+            return cls(**{**found, **options})
+        except ConfigurationError as error:
+            raise _name_variables(error, found) from None
+
+
+def _name_variables(
+    error: ConfigurationError, found: Iterable[str]
+) -> ConfigurationError:
+    """Say of an error which of the settings in it came from which variable."""
+    remedy, name = error.remedy, error.name
+    for setting in found:
+        if setting == name:
+            name = f"BLS_{name.upper()}"
+        elif setting in error.rule:
+            remedy += f" Here {setting} is set by BLS_{setting.upper()}."
+    return ConfigurationError(name, error.value, error.rule, remedy.strip())
+
+
+def find_unknown_variables(environ: Iterable[str]) -> dict[str, str]:
+    """Find the ``BLS_*`` variables that nothing here reads, and what may be meant.
+
+    Returns:
+        Variable → a question such as ``Did you mean BLS_STATUS_TTL?``, or ``""``.
+    """
+    known = {f"BLS_{name.upper()}" for name in rules()}.union(_NO_SETTINGS)
+    strange = {name for name in environ if name.startswith("BLS_")} - known
+    return {name: ask_whether(name, known) for name in sorted(strange)}
+
+
+def rules() -> dict[str, Rule]:
+    """Setting → its rule, in the order of the table."""
+    return {setting.name: setting.metadata["rule"] for setting in fields(Settings)}
+
+
+def check_options(options: Mapping[str, Any], settings: object = None) -> Options:
+    """Refuse wrong keywords at once, without the environment they will meet.
+
+    Returns:
+        The keywords, each in its own type.
+
+    Raises:
+        ConfigurationError: A keyword is unknown or out of its range, or
+            ``status_interval`` and ``status_ttl`` are both given and do not fit.
+    """
+    if not isinstance(settings, Settings | None):
+        kind = type(settings).__name__  # what is in it may be a secret
+        raise ConfigurationError("settings", kind, "an object of Settings")
+    known = rules()
+    checked: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in known or name == "redis_url":  # the keyword is called redis
+            names = ["redis", *list(known)[1:]]
+            rule = f"the settings are: {', '.join(names)}"
+            raise ConfigurationError("keyword", name, rule, ask_whether(name, names))
+        checked[name] = known[name].check(name, value)
+    if options.get("instance") is not None:
+        check_name("instance", options["instance"])
+    if {"status_interval", "status_ttl"} <= options.keys():
+        _check_together(options["status_interval"], options["status_ttl"])
+    return cast("Options", checked)
+
+
+def check_seconds(name: str, value: object, rule: str = "more than 0 seconds") -> float:
+    """Give a time limit that is none of the settings, or refuse it.
+
+    Raises:
+        ConfigurationError: It is no number, not above 0, or not finite.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < cast("float", value) < math.inf:
+        raise ConfigurationError(name, value, rule)
+    return cast("float", value)
+
+
+def _check_together(interval: float, ttl: float) -> None:
+    if interval * 2 > ttl:
+        raise ConfigurationError(
+            "status_interval",
+            interval,
+            f"at most half of status_ttl ({ttl:g} s)",
+            "One late refresh must not make a living service vanish; a third is safer.",
+        )

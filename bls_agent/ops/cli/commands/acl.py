@@ -1,0 +1,139 @@
+"""``bls-agent acl``: the rights of an agent, or of any other program, as an ACL line."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, Final
+
+import typer
+
+from bls_agent.core.acl import (
+    acl_rules,
+    asset_acl_rules,
+    console_acl_rules,
+    crawl_acl_rules,
+    run_acl_rules,
+    worker_acl_rules,
+)
+from bls_agent.ops.cli.command import command, new_app
+from bls_agent.ops.cli.exits import Exit, Failure
+from bls_agent.ops.cli.invocation import Invocation
+from bls_agent.ops.cli.naming import normalise
+
+__all__ = ["ModeName", "acl"]
+
+USERS: Final = {  # in a hint, whose name says whose rights these are
+    "agent": "order-agent",
+    "console": "operator",
+    "workers": "backtest-worker",
+    "runs": "run-writer",
+    "assets": "asset-syncer",
+    "crawl": "crawler",
+}
+RULES: Final = {
+    "workers": worker_acl_rules,
+    "runs": run_acl_rules,
+    "assets": asset_acl_rules,
+}
+
+app = new_app()
+
+
+class ModeName(StrEnum):
+    """The ways to receive commands, as an option's values."""
+
+    AUTO = "auto"
+    BLOCKING = "blocking"
+    COMPAT = "compat"
+    RELIABLE = "reliable"
+
+
+@command(app, "acl")
+def acl(
+    invocation: Invocation,
+    project: Annotated[
+        str, typer.Argument(metavar="PROJECT", help="arg_project_acl")
+    ] = "",
+    mode: Annotated[
+        ModeName, typer.Option(metavar="MODE", help="opt_mode")
+    ] = ModeName.AUTO,
+    replicas: Annotated[bool, typer.Option("--replicas", help="opt_replicas")] = False,
+    console: Annotated[bool, typer.Option("--console", help="opt_acl_console")] = False,
+    workers: Annotated[bool, typer.Option("--workers", help="opt_acl_workers")] = False,
+    runs: Annotated[bool, typer.Option("--runs", help="opt_acl_runs")] = False,
+    assets: Annotated[bool, typer.Option("--assets", help="opt_acl_assets")] = False,
+    crawl: Annotated[bool, typer.Option("--crawl", help="opt_acl_crawl")] = False,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="opt_read_only")
+    ] = False,
+    no_selectors: Annotated[
+        bool, typer.Option("--no-selectors", help="opt_no_selectors")
+    ] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="opt_acl_forget")] = False,
+    user: Annotated[str, typer.Option("--user", metavar="NAME", help="opt_user")] = "",
+    shell: Annotated[bool, typer.Option("--shell", help="opt_shell")] = False,
+) -> Exit:
+    """Print the rights; changes nothing, needs no Redis."""
+    project = normalise(invocation, project) if project else ""
+    selectors, send = not no_selectors, not read_only
+    rooms = {"workers": workers, "runs": runs, "assets": assets, "crawl": crawl}
+    asked = [room for room, wanted in rooms.items() if wanted]
+    _check_place(read_only, console or bool(asked), "acl_read_only", "hint_read_only")
+    _check_place(forget, console, "acl_forget", "hint_forget")
+    if asked and (console or (project and not crawl) or replicas or asked[1:]):
+        option = f"--{asked[0]}"
+        text = "acl_crawl_alone" if crawl else "acl_alone"
+        raise Failure(text, Exit.USAGE, hint="hint_acl_alone", option=option)
+    if crawl:
+        rules = crawl_acl_rules(project or None, write=send, selectors=selectors)
+    elif asked:
+        rules = RULES[asked[0]](write=send, selectors=selectors)
+    elif console:
+        rules = console_acl_rules(
+            project or None, send=send, forget=forget, selectors=selectors
+        )
+    elif not project:
+        raise Failure("acl_for_whom", Exit.USAGE, hint="hint_acl")
+    else:
+        rules = acl_rules(project, mode.value, replicas=replicas, selectors=selectors)
+    _check_user(user)
+    name = user or USERS[[*asked, *["console"] * console, "agent"][0]]
+    line = _line(rules, user, name if shell else "", selectors=selectors)
+    invocation.result({"rules": rules, "line": line}, line)
+    if not user and not shell:
+        invocation.hint("hint_acl_use", user=name)
+    else:
+        invocation.hint("hint_acl_password", user=name)
+    return Exit.DONE
+
+
+def _check_place(given: bool, fits: bool, text: str, hint: str) -> None:  # noqa: FBT001 - one line each
+    """Refuse an option of other rights: it would not do what was asked for."""
+    if given and not fits:
+        raise Failure(text, Exit.USAGE, hint=hint)
+
+
+def _check_user(user: str) -> None:
+    if any(letter.isspace() or not letter.isprintable() for letter in user):
+        raise Failure("bad_user", Exit.USAGE, user=user)
+
+
+def _line(rules: Sequence[str], user: str, shell: str, *, selectors: bool) -> str:
+    """Write the rules alone, as a line of users.acl, or for a shell.
+
+    A user without a password cannot log in, so none is made up here.
+    """
+    if shell:
+        before = ["resetkeys", "resetchannels", *["clearselectors"] * selectors]
+        words = ["redis-cli", "ACL", "SETUSER", shell, "on", *before, *rules]
+        return shlex.join(words)
+    _refuse_quotes(rules)
+    return " ".join([*(["user", user, "on"] if user else ()), *rules])
+
+
+def _refuse_quotes(rules: Sequence[str]) -> None:
+    for rule in rules:
+        if "'" in rule or '"' in rule:
+            raise Failure("acl_quotes", Exit.USAGE, hint="hint_shell")

@@ -1,0 +1,390 @@
+"""``bls-agent assets``: the library of tools, prompts and skills, and its synchronisation."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import anyio
+import typer
+
+from bls_agent.core.errors import ManifestError, ManifestFault
+from bls_agent.ops.cli.command import command, new_app, subcommands
+from bls_agent.ops.cli.exits import Exit, Failure
+from bls_agent.ops.cli.invocation import Invocation
+from bls_agent.ops.cli.naming import find_likely
+from bls_agent.ops.cli.printable import json_text
+from bls_agent.ops.cli.screen import Column
+from bls_agent.ops.texts import Texts
+
+if TYPE_CHECKING:
+    from bls_agent.assets import (
+        AssetLibrary,
+        AssetManifest,
+        Source,
+        SyncReport,
+        SyncState,
+    )
+    from bls_agent.assets.sync import SyncStep
+
+__all__ = [
+    "assets",
+    "diff",
+    "get",
+    "list_assets",
+    "schema",
+    "shown_step",
+    "sync",
+    "validate",
+    "watch",
+]
+
+TOKENS: Final = ("BLS_GITHUB_TOKEN", "GITHUB_TOKEN")
+GITHUB: Final = "github:"
+BAR: Final = 20  # columns
+MARKS: Final = {
+    "created": ("+", "green"),
+    "updated": ("~", "cyan"),
+    "deleted": ("-", "red"),
+    "kept": ("=", "yellow"),
+}
+
+# A URL, or the short form user@host:path; everything else is a folder.
+_GIT: Final = re.compile(r"[a-z][a-z0-9+.-]*://|[\w.-]+@[\w.-]+:")
+
+app = new_app()
+
+SourceArgument = Annotated[
+    str, typer.Argument(metavar="SOURCE", help="arg_asset_source")
+]
+BranchOption = Annotated[
+    str, typer.Option("--branch", metavar="NAME", help="opt_asset_branch")
+]
+BaseOption = Annotated[
+    str, typer.Option("--base-path", metavar="PATH", help="opt_asset_base_path")
+]
+UrlOption = Annotated[
+    str, typer.Option("--base-url", metavar="URL", help="opt_asset_base_url")
+]
+CategoryOption = Annotated[
+    str, typer.Option("--category", metavar="NAME", help="opt_asset_category")
+]
+
+
+def _open_source(source: str, branch: str, base_path: str, base_url: str) -> Source:
+    """Make the source that a word names: GitHub, any Git server, or a folder."""
+    chosen: dict[str, Any] = {"branch": branch, "base_url": base_url}
+    found: Source
+    if source.startswith(GITHUB):
+        from bls_agent.assets import GitHubSource
+
+        repo = source.removeprefix(GITHUB)
+        chosen["token"] = next(filter(None, map(os.environ.get, TOKENS)), "")
+        given = {name: value for name, value in chosen.items() if value}
+        found = GitHubSource(repo, base_path=base_path, **given)
+    elif _GIT.match(source):
+        from bls_agent.assets import GitSource
+
+        found = GitSource(source, base_path=base_path, branch=branch)
+    elif branch or base_url:
+        raise Failure("asset_no_branch", Exit.USAGE, source=source)
+    else:
+        from bls_agent.assets import DirectorySource
+
+        found = DirectorySource(source, base_path=base_path)
+    return found
+
+
+@asynccontextmanager
+async def _library(invocation: Invocation) -> AsyncGenerator[AssetLibrary]:
+    """Open the library; what it leaves out, and outages, are told on standard error."""
+    from bls_agent.assets import AssetLibrary
+
+    with _told(invocation):
+        async with AssetLibrary(invocation.redis) as library:
+            yield library
+
+
+@contextmanager
+def _told(invocation: Invocation) -> Generator[None]:
+    """Show the warnings of the package meanwhile, as sentences."""
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: invocation.warn("plain", text=record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("bls_agent")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+@subcommands(app)
+async def assets(invocation: Invocation) -> Exit:
+    """List the assets, if nothing else is asked for."""
+    return await list_assets(invocation)
+
+
+@command(app, "list")
+async def list_assets(
+    invocation: Invocation,
+    category: CategoryOption = "",
+    search: Annotated[
+        str, typer.Option("--search", metavar="TEXT", help="opt_asset_search")
+    ] = "",
+) -> Exit:
+    """List the assets, or those that hold some words."""
+    async with _library(invocation) as library:
+        with invocation.waiting("waiting_redis"):
+            found = await library.list(category or None)
+            if search:
+                wanted = {one.id for one in found}
+                found = [
+                    one for one in await library.search(search) if one.id in wanted
+                ]
+            state = await library.sync_state()
+    if invocation.json:
+        for one in found:
+            invocation.out.json(one._asdict())
+    else:
+        names = ("id", "category", "version", "name", "description")
+        rows = [[str(getattr(one, name)) for name in names] for one in found]
+        heads = [Column(invocation.texts[f"asset_{name}"], 8) for name in names]
+        invocation.out.table(heads, rows)
+        if not found:
+            invocation.hint("no_assets_found" if search or category else "no_assets")
+    _tell_state(invocation, state)
+    return Exit.DONE
+
+
+def _tell_state(invocation: Invocation, state: SyncState) -> None:
+    """Warn when the library may be behind its source; it can be read all the same."""
+    if state.is_interrupted:
+        invocation.warn("asset_interrupted")
+    elif state.sync_status == "failed":
+        reason = state.report.reason if state.report else "?"
+        invocation.warn("asset_sync_failed", reason=reason)
+
+
+@command(app, "get")
+async def get(
+    invocation: Invocation,
+    asset: Annotated[str, typer.Argument(metavar="ID", help="arg_asset")],
+) -> Exit:
+    """Show all that the library holds of one asset."""
+    async with _library(invocation) as library:
+        with invocation.waiting("waiting_redis"):
+            found = await library.get(asset)
+            known = [] if found else [one.id for one in await library.list()]
+    if found is None:
+        likely = find_likely(asset, known)
+        hint = "did_you_mean" if likely else "hint_assets"
+        names = ", ".join(likely)
+        raise Failure("no_such_asset", hint=hint, asset=asset, names=names)
+    if invocation.json:
+        invocation.out.json(asdict(found))
+        return Exit.DONE
+    rows = [
+        [name, value if isinstance(value, str) else json_text(value)]
+        for name, value in asdict(found).items()
+        if value not in ("", None, [])
+    ]
+    heads = [Column(""), Column("", 20)]
+    invocation.out.table(heads, rows, header=False)
+    return Exit.DONE
+
+
+@command(app, "watch")
+async def watch(invocation: Invocation) -> Exit:
+    """Print each asset that is created, updated or deleted, until Ctrl-C."""
+    async with _library(invocation) as library:
+        await library.sync_state()  # where there is no Redis, nothing is waited for
+        async for asset_id in library.watch():
+            found = await library.get(asset_id)
+            value = {"id": asset_id, "asset": asdict(found) if found else None}
+            if found:
+                cells = [found.id, found.category, found.version, found.name]
+            else:
+                gone = invocation.texts["asset_gone"]
+                cells = [asset_id, "-", "-", gone if invocation.out.terminal else ""]
+            between = "  " if invocation.out.terminal else "\t"
+            if invocation.json:
+                invocation.out.json(value)
+            else:
+                invocation.out.line(*cells, between=between)
+    return Exit.DONE
+
+
+@command(app, "sync")
+async def sync(
+    invocation: Invocation,
+    source: SourceArgument,
+    branch: BranchOption = "",
+    base_path: BaseOption = "",
+    base_url: UrlOption = "",
+    force: Annotated[bool, typer.Option("--force", help="opt_asset_force")] = False,
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", min=0, help="opt_asset_wait")
+    ] = 0.0,
+) -> Exit:
+    """Make the library equal to a source."""
+    where = _open_source(source, branch, base_path, base_url)
+    report = await _synchronise(invocation, where, wait, force=force)
+    return Exit.FAILED if report.status == "failed" else Exit.DONE
+
+
+@command(app, "diff")
+async def diff(
+    invocation: Invocation,
+    source: SourceArgument,
+    branch: BranchOption = "",
+    base_path: BaseOption = "",
+    base_url: UrlOption = "",
+    force: Annotated[bool, typer.Option("--force", help="opt_asset_force")] = False,
+) -> Exit:
+    """Tell what a synchronisation would do; writes nothing."""
+    where = _open_source(source, branch, base_path, base_url)
+    report = await _synchronise(invocation, where, 0.0, force=force, dry_run=True)
+    if report.status == "failed":
+        return Exit.FAILED
+    return Exit.UNHEALTHY if report.reason else Exit.DONE
+
+
+async def _synchronise(
+    invocation: Invocation,
+    source: Source,
+    wait: float,
+    *,
+    force: bool,
+    dry_run: bool = False,
+) -> SyncReport:
+    from bls_agent.assets import AssetSync
+
+    with _told(invocation), invocation.waiting("asset_waiting") as progress:
+
+        def tell(step: SyncStep) -> None:
+            text = shown_step(invocation.texts, step)
+            progress.tell(invocation.err.encodable(text))
+
+        async with AssetSync(
+            invocation.redis, source, wait=wait, on_progress=tell
+        ) as syncing:
+            report = await syncing.run(force=force, dry_run=dry_run)
+    if invocation.json:
+        invocation.out.json(asdict(report))
+        return report
+    for name, (mark, style) in MARKS.items():
+        for asset_id in getattr(report, name):
+            _line(invocation, (mark, name), style, asset_id)
+    for fault in report.broken:
+        _line(invocation, ("!", "broken"), "bold red", *_place_and_rule(fault))
+    counts = {name: len(getattr(report, name)) for name in (*MARKS, "broken")}
+    values = {"commit": report.commit[:12] or "-", "seconds": f"{report.seconds:.1f}"}
+    invocation.hint(f"asset_{report.status}", **counts, **values)
+    if report.reason:
+        name = "asset_plan_reason" if dry_run else "asset_sync_reason"
+        invocation.warn(name, reason=report.reason)
+    return report
+
+
+def _line(
+    invocation: Invocation, words: tuple[str, str], style: str, *cells: str
+) -> None:
+    """Write ``+ id`` for people, and ``created<TAB>id`` into a pipe."""
+    out = invocation.out
+    if out.terminal:
+        told = ": ".join(cell for cell in cells if cell)
+        out.line((f"{words[0]} ", style), told)
+    else:
+        out.line(words[1], *cells, between="\t")
+
+
+def shown_step(texts: Texts, step: SyncStep) -> str:
+    """Say how far a synchronisation has come, with a bar where that is known."""
+    filled = BAR * step.done // step.total if step.total else 0
+    return texts[f"asset_phase_{step.phase}"].format(
+        bar="█" * filled + "░" * (BAR - filled) if step.total else "",
+        done=f"{step.done:,}",
+        total=f"{step.total:,}",
+        size=f"{step.size / 2**20:,.1f}",
+    )
+
+
+@command(app, "validate")
+async def validate(
+    invocation: Invocation,
+    source: SourceArgument,
+    branch: BranchOption = "",
+    base_path: BaseOption = "",
+    base_url: UrlOption = "",
+) -> Exit:
+    """Check manifests; needs no Redis."""
+    is_file = await anyio.Path(source).is_file()
+    with invocation.waiting("asset_waiting"):
+        if is_file:
+            read, faults = 1, _check_file(Path(source))
+        else:
+            where = _open_source(source, branch, base_path, base_url)
+            read, faults = await _check_all(where)
+    for fault in faults:
+        if invocation.json:
+            invocation.out.json(asdict(fault))
+        elif invocation.out.terminal:
+            place, *rest = _place_and_rule(fault)
+            told = ": ".join(one for one in rest if one)
+            invocation.out.line((f"{place}: ", "bold"), told)
+        else:
+            invocation.out.line(*_place_and_rule(fault), between="\t")
+    broken = len({fault.path for fault in faults})
+    invocation.hint("asset_checked", count=read, faults=len(faults), broken=broken)
+    return Exit.UNHEALTHY if faults else Exit.DONE
+
+
+def _place_and_rule(fault: ManifestFault) -> tuple[str, str, str, str]:
+    place = f"{fault.path}:{fault.line}" if fault.line else fault.path
+    return place, fault.field, fault.reason, fault.remedy
+
+
+def _check_file(path: Path) -> list[ManifestFault]:
+    from bls_agent.assets import parse_manifest
+
+    try:
+        parse_manifest(path.read_bytes(), str(path))
+    except ManifestError as error:
+        return [*error.faults]
+    return []
+
+
+async def _check_all(source: Source) -> tuple[int, list[ManifestFault]]:
+    """Count and read the manifests of a source, as a first synchronisation would."""
+    from bls_agent.assets.plan import choose_files, make_plan
+    from bls_agent.assets.sync import read_manifest
+
+    manifests: dict[str, AssetManifest] = {}
+    try:
+        head = await source.head()
+        files, faults = choose_files(await source.tree(head), source.base_path)
+        async for file, content in source.fetch(head, files):
+            try:
+                manifests[file.path] = await read_manifest(file, content)
+            except ManifestError as error:
+                faults += error.faults
+    finally:
+        await source.aclose()
+    plan = make_plan(head.commit, files, (), manifests, faults)
+    return len(files), sorted(plan.broken, key=lambda one: (one.path, one.line))
+
+
+@command(app, "schema")
+def schema(invocation: Invocation) -> Exit:
+    """Print the JSON Schema of a manifest, for editors."""
+    from bls_agent.assets import manifest_schema
+
+    made: Mapping[str, Any] = manifest_schema()
+    invocation.out.json(made)
+    return Exit.DONE

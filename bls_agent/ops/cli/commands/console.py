@@ -1,0 +1,201 @@
+"""``bls-agent console``: the console in the browser, and the passwords of its users."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from bls_agent.ops.cli.command import command, new_app, subcommands
+from bls_agent.ops.cli.exits import Exit, Failure
+from bls_agent.ops.cli.invocation import Invocation
+from bls_agent.ops.terminal import visible
+from bls_agent.ops.texts import LANGUAGES, find_value
+from bls_agent.ops.web import need_web
+
+if TYPE_CHECKING:
+    from bls_agent.ops.web.config import WebConfig
+
+__all__ = ["console", "password"]
+
+AGAIN: Final = 10.0  # seconds for which asyncio does not say the same again
+KINDS: Final = 100  # of its records that are told apart
+LONGEST_LINE: Final = 2_000  # characters of a password that comes through a pipe
+
+app = new_app()
+
+
+@subcommands(app)
+def console(
+    invocation: Invocation,
+    *,
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="opt_console_host")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", metavar="NUMBER", help="opt_console_port")
+    ] = 8765,
+    unix_socket: Annotated[
+        Path | None,
+        typer.Option("--unix-socket", metavar="PATH", help="opt_console_unix_socket"),
+    ] = None,
+    users: Annotated[
+        Path | None, typer.Option("--users", metavar="FILE", help="opt_console_users")
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option("--allowed-host", metavar="NAME", help="opt_console_allowed_host"),
+    ] = None,
+    behind_proxy: Annotated[
+        bool, typer.Option("--behind-proxy", help="opt_console_behind_proxy")
+    ] = False,
+    root_path: Annotated[
+        str, typer.Option("--root-path", metavar="PATH", help="opt_console_root_path")
+    ] = "",
+    certificate: Annotated[
+        Path | None,
+        typer.Option("--certificate", metavar="FILE", help="opt_console_certificate"),
+    ] = None,
+    private_key: Annotated[
+        Path | None,
+        typer.Option("--private-key", metavar="FILE", help="opt_console_private_key"),
+    ] = None,
+    title: Annotated[
+        str, typer.Option("--title", metavar="TEXT", help="opt_console_title")
+    ] = "",
+    webhook: Annotated[
+        str | None, typer.Option("--webhook", metavar="URL", help="opt_console_webhook")
+    ] = None,
+) -> Exit:
+    """Serve the console until SIGINT or SIGTERM."""
+    need_web()
+    from bls_agent.ops.web.auth import read_users
+    from bls_agent.ops.web.config import WEBHOOK_SECRET, WebConfig, WebhookTarget
+    from bls_agent.ops.web.server import serve
+
+    secret = os.environ.get(WEBHOOK_SECRET, "")
+    config = WebConfig(
+        redis=invocation.redis,
+        host=host,
+        port=port,
+        unix_socket=unix_socket,
+        users=read_users(users) if users is not None else {},
+        allowed_hosts=tuple(allowed_host or ()),
+        behind_proxy=behind_proxy,
+        root_path=root_path,
+        certificate=certificate,
+        private_key=private_key,
+        title=title,
+        webhook=None if webhook is None else WebhookTarget(webhook, secret),
+        language=_wanted_language(),
+    )
+    _log_to_stderr()
+    serve(config, lambda urls: _say_where(invocation, config, urls))
+    return Exit.DONE
+
+
+@command(app, "password")
+def password(
+    invocation: Invocation,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="arg_console_name")],
+) -> Exit:
+    """Make the line of a user for the file of ``--users``."""
+    need_web()
+    from bls_agent.ops.web.auth import user_line
+
+    line = user_line(name, _ask_password(invocation))
+    invocation.result({"line": line}, line)
+    return Exit.DONE
+
+
+class _Visible(logging.Formatter):
+    """Shows what a terminal would obey; tracebacks may hold anything."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(visible, super().format(record).splitlines()))
+
+
+class _NotAgain(logging.Filter):
+    """Lets one record of a kind through every ten seconds.
+
+    asyncio repeats itself where files run out; whoever connects must not fill a disk.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Look at the first line: what follows tells of the socket, or of the task."""
+        kind = str(record.msg).partition("\n")[0][:80]
+        if record.created - self._passed.get(kind, -AGAIN) < AGAIN:
+            return False
+        if len(self._passed) >= KINDS:
+            self._passed.clear()
+        self._passed[kind] = record.created
+        return True
+
+
+def _wanted_language() -> str:
+    """Give the language that was asked for; else each browser says what it prefers."""
+    wanted = find_value("--lang", sys.argv[1:]) or os.environ.get("BLS_LANG", "")
+    return wanted if wanted in LANGUAGES else ""
+
+
+def _log_to_stderr() -> None:
+    """Write what the console logs: logins that failed, commands that were sent."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Visible("%(asctime)s %(levelname)s %(message)s"))
+    # Of uvicorn only faults: whoever sends it what is no HTTP must not fill a disk.
+    logging.getLogger("asyncio").addFilter(_NotAgain())
+    levels = {"bls_agent": logging.INFO, "uvicorn": logging.ERROR}
+    levels["asyncio"] = logging.ERROR
+    for name, level in levels.items():
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.setLevel(level)
+
+
+def _say_where(invocation: Invocation, config: WebConfig, urls: Sequence[str]) -> None:
+    """Tell what to open, who may log in, and what is not safe about it."""
+    from bls_agent.ops.web.config import is_loopback
+
+    if invocation.json:
+        invocation.out.json({"urls": list(urls), "users": len(config.users)})
+        return
+    for url in urls:
+        invocation.out.line(invocation.say("console_ready", url=url))
+    if config.users:
+        names = ", ".join(sorted(config.users))
+        invocation.hint("console_users", names=names)
+    elif config.unix_socket is None:
+        invocation.hint("console_everybody")
+    if config.webhook is not None:
+        invocation.hint("console_webhook", place=config.webhook.place)
+    in_clear = is_loopback(config.host) is False and not config.unix_socket
+    if in_clear and not config.tls and not config.behind_proxy:
+        invocation.warn("console_in_clear")
+
+
+def _ask_password(invocation: Invocation) -> str:
+    """Read a password: twice at a terminal, one line from a pipe; never an argument.
+
+    Raises:
+        Failure: The two differ, or there is none.
+    """
+    if not sys.stdin.isatty():
+        line = sys.stdin.readline(LONGEST_LINE).rstrip("\r\n")
+        if not line:
+            raise Failure("console_no_password", Exit.USAGE)
+        return line
+    from getpass import getpass
+
+    first = getpass(invocation.say("console_ask_password"))
+    if first != getpass(invocation.say("console_ask_again")):
+        raise Failure("console_two_passwords", Exit.USAGE)
+    return first

@@ -1,0 +1,182 @@
+"""``bls-agent doctor``: a live Redis against the contracts; only ever reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from bls_agent.ops.cli.command import command, new_app
+from bls_agent.ops.cli.exits import Exit
+from bls_agent.ops.cli.invocation import Invocation
+from bls_agent.ops.cli.screen import Cell, Column, Screen
+from bls_agent.ops.doctor.rule import Severity
+from bls_agent.ops.terminal import visible, wrap
+from bls_agent.ops.texts import Texts, load_texts
+
+if TYPE_CHECKING:
+    from bls_agent.ops.doctor.report import Group, Report
+
+__all__ = ["doctor"]
+
+app = new_app()
+
+INDENT: Final = "    "
+STYLES: Final = {
+    Severity.ERROR: "bold red",
+    Severity.WARNING: "bold yellow",
+    Severity.NOTE: "bold cyan",
+}
+
+
+@command(app, "doctor")
+async def doctor(
+    invocation: Invocation,
+    project: Annotated[
+        str,
+        typer.Option(
+            "--project", metavar="NAME", help="opt_doctor_project", show_default=False
+        ),
+    ] = "",
+) -> Exit:
+    """Check a live Redis against the contracts."""
+    from bls_agent.ops.doctor.examine import examine
+
+    texts = load_texts("doctor", invocation.language)
+    with invocation.waiting("waiting_redis") as progress:
+
+        def tell(seen: int, total: int) -> None:
+            progress.tell(texts["looking"].format(seen=f"{seen:,}", total=f"{total:,}"))
+
+        report = await examine(invocation.redis, project=project, progress=tell)
+    if invocation.json:
+        invocation.out.json(_in_words(report, texts))
+    elif invocation.out.terminal:
+        _show(report, texts, invocation.out)
+    else:
+        _write_rows(report, texts, invocation)
+    return Exit.DONE if report.healthy else Exit.UNHEALTHY
+
+
+def _in_words(report: Report, texts: Texts) -> dict[str, Any]:
+    """Give the report as plain values, each finding with its words."""
+    from bls_agent.ops.doctor.wording import word
+
+    told = report.to_dict()
+    for group, shown in zip(report.groups, told["findings"], strict=True):
+        for finding, one in zip(group.findings, shown["shown"], strict=True):
+            one.update(word(finding, texts)._asdict())
+    return told
+
+
+def _write_rows(report: Report, texts: Texts, invocation: Invocation) -> None:
+    """Write one line for each finding, for programs; the summary goes beside it."""
+    from bls_agent.ops.doctor.report import show_key
+    from bls_agent.ops.doctor.wording import word
+
+    rows: list[Sequence[Cell]] = []
+    for group in report.groups:
+        for finding in group.findings:
+            place = [group.severity, group.rule, show_key(finding.key)]
+            wrong, contract, remedy = word(finding, texts)
+            rows.append([*place, wrong, finding.source, contract, remedy])
+        if group.more:
+            more = texts["more"].format(count=f"{group.more:,}")
+            rows.append([group.severity, group.rule, "", more, "", "", ""])
+    invocation.out.table([Column("")] * 7, rows)
+    for sentence, style in _summary(report, texts):
+        invocation.err.paragraph(sentence, style)
+
+
+def _show(report: Report, texts: Texts, screen: Screen) -> None:
+    """Write the report for people: the summary, then the worst, then the rest."""
+    shown = 0
+    for severity in Severity:
+        groups = [group for group in report.groups if group.severity is severity]
+        if groups:
+            title = f"{texts[f'severity_{severity}']} ({report.count(severity):,})"
+            if shown:
+                screen.write("")
+            screen.line((title, STYLES[severity]))
+            shown += 1
+        for group in groups:
+            _show_group(group, texts, screen)
+    for sentence, style in _summary(report, texts):
+        screen.paragraph(sentence, style)
+
+
+def _show_group(group: Group, texts: Texts, screen: Screen) -> None:
+    """Write the findings of a rule; what they have in common is said once."""
+    from bls_agent.ops.doctor.report import show_key
+    from bls_agent.ops.doctor.wording import word
+
+    screen.write("")
+    said: tuple[str, ...] = ()
+    for finding in group.findings:
+        wrong, *rest = word(finding, texts)
+        if said and (finding.source, *rest) != said:
+            _explain(group.rule, said, texts, screen)
+        said = (finding.source, *rest)
+        name = show_key(finding.key) or finding.values.get("server", "")
+        _paragraph(screen, f"{name}: " * bool(name), wrong)
+    if group.more:
+        more = texts["more"].format(count=f"{group.more:,}")
+        screen.line((f"  {more}", STYLES[group.severity]))
+    _explain(group.rule, said, texts, screen)
+
+
+def _paragraph(screen: Screen, head: str, text: str, style: str = "bold") -> None:
+    """Write a head in its style and a text behind it, wrapped below each other."""
+    shown = visible(head)
+    first, *more = wrap(f"{shown}{visible(text)}", screen.columns - len(INDENT))
+    if first.startswith(shown):
+        screen.line("  ", (shown, style), first[len(shown) :])
+    else:  # too narrow for the head alone
+        screen.line("  ", first)
+    for line in more:
+        screen.line(INDENT, line)
+
+
+def _explain(rule: str, said: tuple[str, ...], texts: Texts, screen: Screen) -> None:
+    source, contract, remedy = said
+    where = f"{texts['says']} {source}" if source[:1].isdigit() else texts["why"]
+    _paragraph(screen, f"  {where} ({rule}): ", contract, "dim")
+    _paragraph(screen, f"  {texts['todo']}: ", remedy, "dim")
+
+
+def _summary(report: Report, texts: Texts) -> Iterator[tuple[str, str]]:
+    """Give the sentences about all of it, with their styles."""
+    yield "", ""
+    for facts in report.servers:
+        name = "server" if facts.info else "server_unknown"
+        yield texts[name].format(
+            family=facts.family, version=facts.version, address=facts.address,
+            ms=f"{facts.rtt * 1000:.1f}",
+        ), ""  # fmt: skip
+    yield texts["keys"].format(
+        seen=f"{report.seen:,}", foreign=f"{report.foreign:,}",
+        seconds=f"{report.seconds:.1f}",
+    ), ""  # fmt: skip
+    if report.roles:
+        yield from _rights(report, texts)
+    errors, warnings, notes = map(report.count, Severity)
+    if not report.healthy:
+        sentence = texts["unhealthy"].format(
+            errors=f"{errors:,}", warnings=f"{warnings:,}", notes=f"{notes:,}"
+        )
+        yield sentence, "bold red" if errors else "bold yellow"
+    elif notes:
+        yield texts["healthy_notes"].format(notes=f"{notes:,}"), "bold green"
+    else:
+        yield texts["healthy"], "bold green"
+
+
+def _rights(report: Report, texts: Texts) -> Iterator[tuple[str, str]]:
+    yield texts["rights"].format(user=report.user, project=report.tried), ""
+    for role in report.roles:
+        name = "rights_some" if role.possible else "rights_no"
+        sentence = texts[name if role.missing else "rights_all"].format(
+            role=role.name, count=len(role.missing), tried=role.tried
+        )
+        yield f"  {sentence}", "" if role.possible else "dim"

@@ -1,0 +1,241 @@
+"""A small fleet that lives until Ctrl-C, with the console in the browser beside it.
+
+For ``python -m bls_agent.demo --console``: services with status, log and commands,
+workers with heartbeats and tasks, and runs that write events, on a server of their own.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Generator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from queue import SimpleQueue
+from typing import Final, Literal
+
+import anyio
+
+from bls_agent.agent import ProjectAgent
+from bls_agent.core.errors import ConfigurationError, Reject
+from bls_agent.core.settings import Settings
+from bls_agent.devserver import start_for_user
+from bls_agent.ops.demo_screen import Screen
+from bls_agent.ops.demo_story import Place, make_agent
+from bls_agent.ops.texts import Texts
+from bls_agent.ops.web import need_web
+from bls_agent.project.messages import Status
+from bls_agent.runs import EventStore
+from bls_agent.workers import (
+    BacktestWorkerHeartbeat,
+    DataWorkerHeartbeat,
+    Heartbeat,
+    SchedulerHeartbeat,
+    TaskStatus,
+)
+
+__all__ = ["serve_fleet"]
+
+CODES: Final = ("600519.SH", "000858.SZ", "300750.SZ", "601318.SH")
+BEAT: Final = 2.0  # seconds between two records, and two values of a heartbeat
+IN_ERROR: Final = 10.0  # seconds
+WELL: Final = 50.0  # seconds between two errors of the risk service
+BETWEEN_RUNS: Final = 10.0  # seconds
+STEP: Final = 0.05  # seconds between two words of a run, and two steps of a task
+START_TIMEOUT: Final = 20.0  # seconds
+END_TIMEOUT: Final = 5.0  # seconds
+
+
+def serve_fleet(screen: Screen, redis_url: str) -> int:
+    """Serve the fleet and its console until SIGINT or SIGTERM; give the exit code.
+
+    Args:
+        screen: Where is said what there is to see.
+        redis_url: What the environment names; nothing is written there.
+
+    Raises:
+        MissingExtraError: The extra ``web`` is not installed.
+        RedisUnavailableError: The server did not come up.
+    """
+    need_web()
+    texts = screen.texts
+    server = start_for_user(None, None, texts)
+    try:
+        if redis_url:
+            screen.text(texts["your_server_unused"])
+        with _console(server.url) as page:
+            anyio.run(_live, screen, server.url, page)
+    finally:
+        server.stop()
+    screen.text(texts["fleet_ended"])
+    return 0
+
+
+@contextmanager
+def _console(redis: str) -> Generator[str]:
+    """Serve the console in a thread, so that signals are ours; give its address."""
+    from bls_agent.ops.web.config import WebConfig  # noqa: PLC0415 - the extra
+    from bls_agent.ops.web.server import make_server, open_sockets  # noqa: PLC0415 - it, too
+
+    listening = SimpleQueue[Sequence[str]]()
+    with ExitStack() as stack:
+        config = WebConfig(redis=redis)
+        try:
+            sockets = stack.enter_context(open_sockets(config))
+        except ConfigurationError:  # the port is taken: any other one will do
+            config = WebConfig(redis=redis, port=0)
+            sockets = stack.enter_context(open_sockets(config))
+        server = make_server(config, sockets, listening.put)
+        thread = threading.Thread(
+            target=server.run, args=(sockets,), name="demo-console", daemon=True
+        )
+        thread.start()
+        try:
+            yield listening.get(timeout=START_TIMEOUT)[0]
+        finally:
+            server.should_exit = True
+            thread.join(END_TIMEOUT)
+
+
+async def _live(screen: Screen, redis: str, page: str) -> None:
+    """Let the fleet live until a signal, and end it in order."""
+    texts = screen.texts
+    async with AsyncExitStack() as stack:
+        packed = anyio.Event()
+        packed.set()
+        orders = make_agent(Place(redis, texts["fleet_orders"], None), texts, packed)
+        quotes, risk = _make_quotes(redis, texts), _make_risk(redis, texts)
+        for agent in (orders, quotes, risk):
+            await stack.enter_async_context(agent)
+        store = await stack.enter_async_context(EventStore(redis))
+        async with anyio.create_task_group() as work:
+            # Taken before anything is said: from there on Ctrl-C ends it in order.
+            signals = stack.enter_context(
+                anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM)
+            )
+            work.start_soon(_write_records, orders, quotes, texts)
+            work.start_soon(_err_now_and_then, risk, texts)
+            work.start_soon(_count_quotes, redis, texts)
+            work.start_soon(_compute, redis, texts)
+            work.start_soon(_write_runs, store, texts)
+            screen.heading(texts["fleet_serving"].format(url=page))
+            for name in ("cards", "workers", "runs"):
+                screen.text(texts[f"fleet_{name}"])
+            screen.heading(texts["fleet_terminal"])
+            screen.write(f"bls-agent top --redis {redis}")
+            reload = f"bls-agent call {orders.project} reload --arg force=true"
+            screen.write(f"{reload} --redis {redis}")
+            screen.text(texts["fleet_quit"])
+            await anext(signals)
+            work.cancel_scope.cancel()
+
+
+def _make_quotes(redis: str, texts: Texts) -> ProjectAgent:
+    """Make a service whose commands have arguments of every kind."""
+    agent = ProjectAgent(texts["fleet_quotes"], redis=redis, settings=Settings())
+
+    @agent.command
+    async def subscribe(codes: list[str], depth: Literal[1, 5, 10] = 5) -> list[str]:
+        """Subscribe to the quotes of these securities."""
+        if unknown := [code for code in codes if code not in CODES]:
+            reason = texts["fleet_unknown_codes"].format(codes=", ".join(unknown))
+            raise Reject(reason)
+        agent.log.info(texts["log_subscribed"], codes=codes, depth=depth)
+        return codes
+
+    @agent.command
+    async def replay(day: str, speed: float = 1.0) -> None:
+        """Send the quotes of a day again."""
+        agent.log.info(texts["log_replayed"], day=day, speed=speed)
+
+    return agent
+
+
+def _make_risk(redis: str, texts: Texts) -> ProjectAgent:
+    """Make a service of which one command fails."""
+    agent = ProjectAgent(texts["fleet_risk"], redis=redis, settings=Settings())
+
+    @agent.command
+    async def check_limits(account: str, *, strict: bool = True) -> dict[str, float]:
+        """Compare the exposure of an account with its limit."""
+        agent.log.info(texts["log_limits"], account=account, strict=strict)
+        return {"exposure": 0.62, "limit": 0.8 if strict else 1.0}
+
+    @agent.command
+    async def recompute() -> None:
+        """Compute the model again, which fails."""
+        raise ZeroDivisionError(texts["log_no_volume"])
+
+    return agent
+
+
+async def _write_records(orders: ProjectAgent, quotes: ProjectAgent, t: Texts) -> None:
+    """Write what services write."""
+    while True:
+        orders.log.info(t["log_packed"], order=random.randrange(1_000, 10_000))  # noqa: S311 - a number to look at
+        quotes.log.debug(t["log_quotes"], rows=random.randrange(500, 900))  # noqa: S311 - as above
+        await anyio.sleep(BEAT)
+
+
+async def _err_now_and_then(risk: ProjectAgent, texts: Texts) -> None:
+    """Have an error once a minute."""
+    while True:
+        await anyio.sleep(IN_ERROR)
+        risk.log.error(texts["log_no_volume"], code=CODES[2])
+        risk.set_status(Status.ERROR)
+        await anyio.sleep(IN_ERROR)
+        risk.set_status(Status.ONLINE)
+        risk.log.info(texts["log_recovered"])
+        await anyio.sleep(WELL - IN_ERROR)
+
+
+async def _count_quotes(redis: str, texts: Texts) -> None:
+    """Be a data worker that counts, and the scheduler of the others."""
+    data = DataWorkerHeartbeat.create(texts["fleet_data_worker"], stats={"rows": 0})
+    plan = SchedulerHeartbeat.create(texts["fleet_scheduler"], running_tasks=2)
+    rows = 0
+    async with Heartbeat(redis, data) as counted, Heartbeat(redis, plan) as planned:
+        while True:
+            await anyio.sleep(BEAT)
+            rows += random.randrange(500, 900)  # noqa: S311 - as above
+            counted.update(stats={"rows": rows})
+            planned.update(pending_tasks=random.randrange(8))  # noqa: S311 - as above
+
+
+async def _compute(redis: str, texts: Texts) -> None:
+    """Be two workers that compute one task after the other."""
+    async with TaskStatus(redis) as tasks, anyio.create_task_group() as workers:
+        for number in (1, 2):
+            name = f"{texts['fleet_worker']}-{number}"
+            workers.start_soon(_work, redis, tasks, name, number)
+
+
+async def _work(redis: str, tasks: TaskStatus, name: str, pace: int) -> None:
+    said = BacktestWorkerHeartbeat.create(name, max_tasks=1)
+    async with Heartbeat(redis, said) as beat:
+        for number in range(10**9):
+            task = f"{name}-{number}"
+            beat.update(running_tasks=1, task_uuids=[task])
+            await tasks.set(task, "running", worker=name, code=CODES[number % 4])
+            for percent in range(0, 100, 5):
+                await tasks.update(task, progress=percent)
+                await anyio.sleep(STEP * 10 * pace)
+            await tasks.update(task, status="done", progress=100)
+            beat.update(running_tasks=0, task_uuids=[])
+            await anyio.sleep(BEAT)
+
+
+async def _write_runs(store: EventStore, texts: Texts) -> None:
+    """Write one run after the other: a call of a tool, and a text word by word."""
+    source = {"agent_id": "analyst", "agent_name": texts["fleet_analyst"]}
+    while True:
+        run_id = int(time.time())  # noqa: TID251 - a program takes its database's key
+        async with store.run(run_id, source=source) as run:
+            run.emit("agent", "tool_call", {"tool": "quotes.latest", "codes": CODES})
+            await anyio.sleep(BEAT)
+            run.emit("agent", "tool_result", {"rows": len(CODES)})
+            for word in texts["fleet_note"]:
+                run.emit("llm", "stream", {"text": word})
+                await anyio.sleep(STEP)
+        await anyio.sleep(BETWEEN_RUNS)

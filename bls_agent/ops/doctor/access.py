@@ -1,0 +1,207 @@
+"""Rights one by one: what the doctor's own user may do, asked without doing it.
+
+``ACL DRYRUN`` (Redis 7, Valkey) tells whether a request would be allowed. For each
+right of the table a request is made as an agent or a console would send it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.core.acl import CONSOLE_RIGHTS, RIGHTS, KeyGroup, Right
+from bls_agent.core.keys import (
+    INFLIGHT,
+    OWNER,
+    PROJECT_STATUS,
+    KeyTemplate,
+    RedisType,
+)
+from bls_agent.core.names import place_beside
+from bls_agent.ops.doctor.rule import Finding, Severity, show
+
+__all__ = ["Role", "Trial", "judge_access", "roles_of", "trials"]
+
+INSTANCE: Final = "doctor"  # in the place of an instance's name
+_TEXT: Final = "x"
+
+# What follows the key; only the number of arguments counts.
+_REST: Final[Mapping[str, tuple[Argument, ...]]] = {
+    "set": (_TEXT,), "expire": (1,), "pexpire": (1,), "pexpireat": (1,),
+    "rpush": (_TEXT,), "lpush": (_TEXT,), "ltrim": (0, 0), "lrange": (0, 0),
+    "blpop": (0,), "lindex": (0,), "lrem": (1, _TEXT), "sadd": (_TEXT,),
+    "srem": (_TEXT,), "hget": (_TEXT,), "hset": (_TEXT, _TEXT), "hdel": (_TEXT,),
+    "zadd": (1, _TEXT), "zscore": (_TEXT,), "zremrangebyscore": (0, 0),
+    "zremrangebyrank": (0, 0), "getrange": (0, 0),
+}  # fmt: skip
+_KEYLESS: Final[Mapping[str, tuple[Argument, ...]]] = {
+    "select": (0,), "client|setname": (_TEXT,), "client|unblock": (1,),
+    "client|kill": ("ID", 1), "scan": (0,),
+}  # fmt: skip
+_ANY_TYPE: Final = frozenset(
+    {"del", "exists", "expire", "pexpire", "pexpireat", "type"}
+)
+_BY_LETTER: Final = {
+    "l": RedisType.LIST, "r": RedisType.LIST, "b": RedisType.LIST,
+    "h": RedisType.HASH, "z": RedisType.ZSET, "s": RedisType.SET,
+}  # fmt: skip
+
+_MODES: Final = frozenset({"blocking", "compat", "reliable"})
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One request that is tried: of which right, and what it would say.
+
+    Attributes:
+        right: The row of the table.
+        command: The one command of it, as an ACL names it.
+        key: The key, ``""`` where the command takes none.
+        request: The words of the request.
+    """
+
+    right: Right
+    command: str
+    key: str
+    request: tuple[Argument, ...]
+
+    @property
+    def shown(self) -> str:
+        """The request as people write it."""
+        words = self.command.replace("|", " ").upper()
+        option = f" … {self.right.option}" if self.right.option else ""
+        return f"{words} {show(self.key)}".rstrip() + option
+
+
+def trials(project: str) -> dict[str, list[Trial]]:
+    """Make the requests of each role: the modes of an agent, replicas, a console."""
+    rows = {
+        mode: [r for r in RIGHTS if mode in r.modes and not r.replicas and not r.extra]
+        for mode in sorted(_MODES)
+    }
+    rows["replicas"] = [right for right in RIGHTS if right.replicas]
+    rows["console"] = list(CONSOLE_RIGHTS)
+    return {
+        role: [trial for right in rights for trial in _trials_of(right, project)]
+        for role, rights in rows.items()
+    }
+
+
+def _trials_of(right: Right, project: str) -> Iterator[Trial]:
+    for command in right.command.split():
+        words = tuple(command.split("|"))
+        if right.key is None:
+            yield Trial(right, command, "", (*words, *_KEYLESS.get(command, ())))
+        elif command in ("eval", "evalsha"):
+            keys = [key for key, _ in _keys_of(right.key, project)]
+            yield Trial(right, command, keys[0], (*words, _TEXT, len(keys), *keys))
+        elif command in ("lmove", "blmove"):
+            keys = [key for key, _ in _keys_of(right.key, project)]
+            patience = (0,) if command == "blmove" else ()
+            ways = ("LEFT", "RIGHT", *patience)
+            yield Trial(right, command, keys[0], (*words, *keys[:2], *ways))
+        else:
+            yield from _one_key_trials(right, command, project)
+
+
+def _one_key_trials(right: Right, command: str, project: str) -> Iterator[Trial]:
+    assert right.key is not None  # noqa: S101
+    rest = (*_REST.get(command, ()), *((right.option,) if right.option else ()))
+    wanted = (
+        RedisType.STRING if command in ("set", "get") else _BY_LETTER.get(command[0])
+    )
+    grouped = isinstance(right.key, KeyGroup)
+    for key, kind in _keys_of(right.key, project):
+        if not grouped or command in _ANY_TYPE or kind is wanted:
+            yield Trial(right, command, key, (command, key, *rest))
+
+
+def _keys_of(
+    key: KeyTemplate | KeyGroup, project: str
+) -> list[tuple[str, RedisType | None]]:
+    if isinstance(key, KeyTemplate) and "project" in key.fields:
+        return [(key.locate(project=project), key.type)]
+    if isinstance(key, KeyTemplate):
+        place = place_beside(PROJECT_STATUS.locate(project=project))
+        return [(key.locate(place=place), key.type)]
+    place = place_beside(key.beside.locate(project=project))
+    values = {"project": project, "place": place, "instance": INSTANCE}
+    inflight = INFLIGHT.locate(place=place, instance=INSTANCE)
+    found: list[tuple[str, RedisType | None]] = []
+    for row in key.members:
+        named = {name: values[name] for name in row.fields}
+        if row is OWNER:
+            named = {"place": place_beside(inflight)}
+        found.append((row.locate(**named), row.type))
+    return found
+
+
+@dataclass(frozen=True)
+class Role:
+    """What somebody may be in a project, by rights.
+
+    Attributes:
+        name: ``blocking``, ``compat``, ``reliable``, ``replicas`` or ``console``.
+        missing: What is refused.
+        tried: How many requests were tried.
+    """
+
+    name: str
+    missing: Sequence[Trial]
+    tried: int
+
+    @property
+    def possible(self) -> bool:
+        """Whether nothing that it cannot do without is refused."""
+        return not any(trial.right.essential for trial in self.missing)
+
+
+def roles_of(
+    tried: Mapping[str, Sequence[Trial]], answers: Mapping[tuple[Argument, ...], Reply]
+) -> list[Role]:
+    """Sum up by roles; what could not be answered counts as allowed.
+
+    Args:
+        tried: Role → its requests.
+        answers: Request → what ACL DRYRUN said of it, where it could.
+    """
+    return [
+        Role(
+            name,
+            [t for t in some if answers.get(t.request, b"OK") != b"OK"],
+            len(some),
+        )
+        for name, some in tried.items()
+    ]
+
+
+def judge_access(user: str, project: str, roles: Iterable[Role]) -> Iterator[Finding]:
+    """Tell whether a user can be an agent or a console of a project, and what is weaker.
+
+    Args:
+        user: As ACL WHOAMI says it.
+        project: Its name.
+        roles: Of :func:`roles_of`.
+    """
+    known = {role.name: role for role in roles}
+    if not known:
+        return
+    able = [name for name in ("blocking", "reliable", "compat") if known[name].possible]
+    whose = {"user": show(user), "project": show(project)}
+    best = known[able[0]] if able else known["console"]
+    if not best.possible:
+        lacking = [t.shown for t in known["blocking"].missing if t.right.essential]
+        values = whose | {"missing": ", ".join(dict.fromkeys(lacking))}
+        yield Finding(
+            rule="rights-none", severity=Severity.ERROR, source="docs/rights.md",
+            values=values,
+        )  # fmt: skip
+        return
+    for trial in best.missing:
+        values = whose | {"right": trial.shown, "weaker": trial.right.weaker}
+        yield Finding(
+            rule="right-missing", severity=Severity.NOTE, source="docs/rights.md",
+            key=trial.key, values=values | {"role": best.name},
+        )  # fmt: skip

@@ -1,0 +1,293 @@
+"""Examines a live Redis: finds every key, reads a little of it, applies the rules.
+
+It only ever reads: SCAN, never KEYS; of a long value a beginning or an end. Memory and
+traffic are bounded by the batch, not by what lies in Redis.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import anyio
+
+from bls_agent.connection.endpoint import Endpoint
+from bls_agent.connection.keyed_wires import KeyedWires, default_endpoint
+from bls_agent.core.errors import RedisRefusedError
+from bls_agent.core.keys import CONTROL, KEYS, PROJECT_CONSOLE, PROJECT_STATUS
+from bls_agent.core.names import check_name, encode_key
+from bls_agent.core.settings import check_seconds
+from bls_agent.ops.doctor.access import Role, judge_access, roles_of, trials
+from bls_agent.ops.doctor.kinds import Kind, kind_of, project_of
+from bls_agent.ops.doctor.misencoded_keys import find_twin, name_fault
+from bls_agent.ops.doctor.reading import Look
+from bls_agent.ops.doctor.report import Report, Tally
+from bls_agent.ops.doctor.rule import Finding, Question, Sample, Severity
+from bls_agent.ops.doctor.rules.server import SERVER_RULES, Facts
+from bls_agent.ops.doctor.rules.table import ASKING_OF, RULES_OF
+from bls_agent.ops.doctor.server import Server, answer
+
+__all__ = ["Progress", "examine"]
+
+Progress: TypeAlias = Callable[[int, int], None]
+
+SCAN_COUNT: Final = 1_000
+TOGETHER: Final = 250  # keys in one trip, up to 256 KiB of each in the worst case
+NAME: Final = "bls-doctor"
+UNTRIED: Final = "rights-untried"
+ABSENT: Final = "project-absent"
+WRONG_TYPE: Final = "wrong-type"
+PROJECTS: Final = 10  # of which rights are tried, where none was named
+
+
+async def examine(
+    redis: object = None,
+    *,
+    project: str = "",
+    progress: Progress | None = None,
+    timeout: float = 10.0,
+    clock: Callable[[], float] = time.time,  # noqa: TID251 - the outermost place
+) -> Report:
+    """Check a Redis against the contracts; nothing is written.
+
+    Args:
+        redis: URL or client of redis-py, as for :class:`~bls_agent.ProjectAgent`.
+            Default: ``BLS_REDIS_URL``.
+        project: Look at the keys of this one alone, and try the rights for it.
+        progress: Called after each batch with the keys seen and how many there are;
+            the second number is an estimate, and both only grow.
+        timeout: Deadline of one round trip in seconds.
+        clock: Gives Unix seconds.
+
+    Raises:
+        ConfigurationError: The URL, client or project name cannot be used.
+        RedisUnavailableError: Redis cannot be reached, or refuses to be looked through.
+    """
+    if project:
+        check_name("project", project)
+    check_seconds("timeout", timeout)
+    endpoint = default_endpoint(os.environ) if redis is None else Endpoint.of(redis)
+    wires = KeyedWires(endpoint, NAME, timeout=timeout)
+    try:
+        return await _Examination(wires, project, progress, clock).run()
+    finally:
+        await wires.aclose()
+
+
+class _Examination:
+    """One run."""
+
+    def __init__(
+        self,
+        wires: KeyedWires,
+        project: str,
+        progress: Progress | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._wires = wires
+        self._project = project
+        self._progress = progress
+        self._clock = clock
+        self._tally = Tally()
+        self._keys: Counter[str] = Counter()
+        self._unread: Counter[str] = Counter()
+        self._projects: dict[str, None] = {}
+        self._seen = 0
+        self._total = 0
+        self._connected: frozenset[str] | None = frozenset()
+        self._offset = 0.0
+        self._answers: dict[Question, Any] = {}
+
+    async def run(self) -> Report:
+        """Look at the servers, then at the keys, then at the rights."""
+        began = anyio.current_time()
+        facts = [await self._look_at_server(server) async for server in self._servers()]
+        refusal: RedisRefusedError | None = None
+        offsets = {known.address: known.offset for known in facts}
+        async for server in self._servers():
+            self._offset = offsets.get(server.address, 0.0)
+            try:
+                await self._look_through(server)
+            except RedisRefusedError as error:
+                refusal = error
+        if refusal is not None:
+            await self._look_without_scan(refusal)
+        self._note_unread()
+        if self._project and not self._keys:
+            self._note(_server_finding(ABSENT, Severity.WARNING, self._project))
+        access = await self._try_rights()
+        return Report(
+            groups=self._tally.groups,
+            servers=facts,
+            user=access.user,
+            project=self._project,
+            tried=access.project,
+            roles=access.roles,
+            keys=self._keys,
+            seconds=anyio.current_time() - began,
+        )
+
+    async def _servers(self) -> AsyncIterator[Server]:
+        """Give one server after the other."""
+        async with aclosing(self._wires.masters()) as wires:
+            async for wire in wires:
+                yield Server(wire, whole=self._wires.is_cluster)
+
+    async def _look_at_server(self, server: Server) -> Facts:
+        facts = await server.facts(self._clock)
+        for rule in SERVER_RULES:
+            self._note(rule.judge(facts))
+        self._total += await server.count_keys()
+        names = await server.connected(facts)
+        if names is None or self._connected is None:
+            self._connected = None
+        else:
+            self._connected |= names
+        return facts
+
+    def _note(self, finding: Finding | None) -> None:
+        if finding is not None:
+            self._tally.add(finding)
+
+    async def _look_through(self, server: Server) -> None:
+        """Find every key of a server, batch by batch."""
+        cursor, first = b"0", True
+        while first or cursor != b"0":
+            first = False
+            cursor, keys = await server.one("SCAN", cursor, "COUNT", SCAN_COUNT)
+            for begin in range(0, len(keys), TOGETHER):
+                await self._look_at(server, keys[begin : begin + TOGETHER])
+            self._seen += len(keys)
+            self._total = max(self._total, self._seen)
+            if self._progress is not None:
+                self._progress(self._seen, self._total)
+
+    async def _look_at(self, server: Server, keys: Iterable[bytes]) -> None:
+        """Read some keys and apply the rules to them."""
+        looks: list[Look] = []
+        for encoded in keys:
+            key = encoded.decode("utf-8", "surrogateescape")
+            kind = kind_of(key)
+            if not self._concerns(key, kind):
+                continue
+            self._keys[kind.row] += 1
+            if kind.row:
+                looks.append(Look(key, kind))
+                self._remember_project(kind)
+            else:
+                self._judge_foreign(key)
+        await server.fill(looks)
+        self._unread.update(look.refused for look in looks if look.refused)
+        now = self._clock() + self._offset
+        samples = [
+            look.sample(now, self._connected, self._answers)
+            for look in looks
+            if not look.refused and not look.gone
+        ]
+        await self._judge(samples)
+
+    def _concerns(self, key: str, kind: Kind) -> bool:
+        if not self._project:
+            return True
+        if not kind.row:
+            meant = find_twin(key)
+            kind = kind_of(meant) if meant else kind
+        return project_of(kind) == self._project
+
+    def _remember_project(self, kind: Kind) -> None:
+        name = kind.fields.get("project", "") if kind.row == "project_status" else ""
+        if name and len(self._projects) < PROJECTS and not name_fault(name):
+            self._projects[name] = None
+
+    def _judge_foreign(self, key: str) -> None:
+        sample = Sample(key=key, now=self._clock() + self._offset)
+        for rule in RULES_OF.get("", ()):
+            self._note(rule.judge(sample))
+
+    async def _judge(self, samples: Sequence[Sample]) -> None:
+        """Answer what the rules ask for, and apply them."""
+        fitting = [sample for sample in samples if _is_of_its_type(sample)]
+        self._answers.clear()
+        questions = {  # in their order: two about one thing are answered together
+            question: None
+            for sample in fitting
+            for rule in ASKING_OF.get(sample.row, ())
+            for question in rule.asks(sample)
+        }
+        if questions:
+            self._answers.update(await answer(self._wires, questions))
+        for sample in samples:
+            of_its_type = _is_of_its_type(sample)
+            for rule in RULES_OF.get(sample.row, ()):
+                if of_its_type or rule.code == WRONG_TYPE:
+                    self._note(rule.judge(sample))
+
+    def _note_unread(self) -> None:
+        """Say which keys were found and could not be read."""
+        if not self._unread:
+            return
+        said = [f"{why}: {count:,}" for why, count in sorted(self._unread.items())]
+        self._note(_server_finding("keys-unread", Severity.WARNING, ", ".join(said)))
+
+    async def _look_without_scan(self, refusal: RedisRefusedError) -> None:
+        """Where SCAN is refused, look at the keys whose names are known."""
+        self._note(_server_finding("scan-refused", Severity.WARNING, refusal.kind))
+        if not self._project:
+            return
+        for row in (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL):
+            key = row.locate(project=self._project)
+            async with self._wires.to(key) as wire:
+                server = Server(wire, whole=True)
+                await self._look_at(server, [encode_key(key)])
+
+    async def _try_rights(self) -> _Access:
+        """Try what the user may do in the project, or in some of those that were found.
+
+        Any server of a cluster knows the user as well as the others.
+        """
+        async with self._wires.to("") as wire:
+            server = Server(wire, whole=True)
+            best = _Access(await server.who())
+            names = [self._project] if self._project else list(self._projects)
+            for name in names if best.user else ():
+                found = await _try_in(server, best.user, name)
+                if found is None:
+                    finding = _server_finding(UNTRIED, Severity.NOTE, best.user)
+                    self._note(finding)
+                    break
+                best = max(best, found, key=_Access.worth)  # of equals the first
+        for finding in judge_access(best.user, best.project, best.roles):
+            self._note(finding)
+        return best
+
+
+async def _try_in(server: Server, user: str, project: str) -> _Access | None:
+    """Try what a user may do in a project; ``None`` if nobody tells."""
+    tried = trials(project)
+    requests = {trial.request for some in tried.values() for trial in some}
+    answers = await server.dry_run(user, requests)
+    return _Access(user, project, roles_of(tried, answers)) if answers else None
+
+
+class _Access(NamedTuple):
+    """Who we are, and what we may be in a project."""
+
+    user: str
+    project: str = ""
+    roles: Sequence[Role] = ()
+
+    def worth(self) -> float:
+        """Count what we may be; a project that was tried goes before none."""
+        return sum(role.possible for role in self.roles) + 0.5 * bool(self.roles)
+
+
+def _is_of_its_type(sample: Sample) -> bool:
+    return KEYS[sample.row].type in (None, sample.type)
+
+
+def _server_finding(rule: str, severity: Severity, what: str) -> Finding:
+    return Finding(rule=rule, severity=severity, source="server", values={"what": what})

@@ -1,0 +1,226 @@
+"""What a doctor holds against the events of a run (contract 003)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Final, TypeAlias
+
+from bls_agent.core.codec import decode_object, parse_timestamp
+from bls_agent.core.errors import DecodeError
+from bls_agent.ops.doctor.rule import (
+    Check,
+    Question,
+    Rule,
+    Sample,
+    Severity,
+    Values,
+    count_bad,
+    show,
+)
+from bls_agent.ops.doctor.rules.run_books import BOOK_RULES
+from bls_agent.runs.reading import RunKeys
+from bls_agent.runs.summaries import run_id_of
+
+__all__ = ["RULES"]
+
+_Event: TypeAlias = Mapping[bytes, bytes]
+
+FIELDS: Final = (b"timestamp", b"sequence", b"event_category", b"event_action", b"data")
+ENDS: Final = frozenset({b"completed", b"failed", b"cancelled"})
+LIVES: Final = 86_400  # seconds a run's events are kept after its end
+LONGEST: Final = 20_000  # events; the contract keeps about 10,000
+LARGE: Final = 256 * 1024  # bytes of one event; readers take hundreds at a time
+HEAVY: Final = 64 * 1024 * 1024  # bytes of a run; 10,000 events of 6 KiB
+AHEAD: Final = 300.0  # seconds that an id may be before the server's clock
+WAITING: Final = 3_600.0  # seconds behind its end after which a run should be closed
+DIGITS: Final = 20  # of a number of 64 bit
+ROW: Final = "run_events"
+
+
+def _bad_events(is_bad: Callable[[_Event], bool]) -> Check:
+    def check(sample: Sample) -> Values | None:
+        found = [number.decode() for number, event in sample.entries if is_bad(event)]
+        return count_bad(found, sample)
+
+    return check
+
+
+def _lacks_fields(sample: Sample) -> Values | None:
+    for number, event in sample.entries:
+        lacking = [name.decode() for name in FIELDS if name not in event]
+        if lacking:
+            return {"shown": show(number), "fields": ", ".join(lacking)}
+    return None
+
+
+def _has_odd_time(event: _Event) -> bool:
+    written = event.get(b"timestamp")
+    return written is not None and parse_timestamp(_text(written)) is None
+
+
+def _has_odd_data(event: _Event) -> bool:
+    data = event.get(b"data")
+    if data is None:
+        return False
+    try:
+        decode_object(data)
+    except DecodeError as error:
+        return error.reason != "too_large"
+    return False
+
+
+def _has_odd_sequence(event: _Event) -> bool:
+    written = event.get(b"sequence")
+    return written is not None and not _is_number(written)
+
+
+def _is_number(text: bytes) -> bool:
+    return text.isdigit() and len(text) <= DIGITS
+
+
+def _text(payload: bytes) -> str:
+    return payload.decode("utf-8", "replace")
+
+
+def _sequences(sample: Sample) -> list[int]:
+    """Give the sequence numbers, oldest first, as far as they are numbers."""
+    written = [event.get(b"sequence", b"") for _, event in reversed(sample.entries)]
+    return [int(one) for one in written if _is_number(one)]
+
+
+def _other_id(sample: Sample) -> Values | None:
+    if _run_id(sample) is not None:
+        return None
+    return {"shown": show(sample.fields.get("run_id"))}
+
+
+def _run_id(sample: Sample) -> int | None:
+    return run_id_of(sample.key.encode("utf-8", "surrogateescape"))
+
+
+def _repeated(sample: Sample) -> Values | None:
+    numbers = _sequences(sample)
+    found = [one for one, after in pairwise(numbers) if after <= one]
+    return count_bad(found, sample)
+
+
+def _holes(sample: Sample) -> Values | None:
+    """Find what is missing; where sequences go back nobody can tell."""
+    numbers = _sequences(sample)
+    if _repeated(sample):
+        return None
+    found = [f"{one} → {after}" for one, after in pairwise(numbers) if after > one + 1]
+    return count_bad(found, sample)
+
+
+def _kept_for_ever(sample: Sample) -> Values | None:
+    """Find a run that is over and does not expire: the TTL is set at its end."""
+    if sample.ttl is not None or not sample.entries:
+        return None
+    number, event = sample.entries[0]
+    age = _age(number, sample)
+    if not _ends(event) and not _closes(event) and age <= LIVES:
+        return None
+    return {"hours": f"{max(age, 0) / 3600:,.1f}"}
+
+
+def _age(number: bytes, sample: Sample) -> float:
+    """Give the seconds since an event was added, by its id."""
+    return sample.now - int(number.partition(b"-")[0]) / 1000
+
+
+def _ends(event: _Event) -> bool:
+    of_run = event.get(b"event_category") == b"lifecycle"
+    return of_run and event.get(b"event_action") in ENDS
+
+
+def _closes(event: _Event) -> bool:
+    of_stream = event.get(b"event_category") == b"system"
+    return of_stream and event.get(b"event_action") == b"close"
+
+
+def _not_closed(sample: Sample) -> Values | None:
+    """Find a run that is over and not closed: its followers wait on."""
+    if not sample.entries:
+        return None
+    number, event = sample.entries[0]
+    age = _age(number, sample)
+    if not _ends(event) or age < WAITING:
+        return None
+    action = event.get(b"event_action", b"").decode()
+    return {"action": action, "hours": f"{age / 3600:,.1f}"}
+
+
+def _behind_close(sample: Sample) -> Values | None:
+    """Find events that no follower gets: each has left with the close before."""
+    for behind, (number, event) in enumerate(sample.entries):
+        if _closes(event):
+            return {"count": str(behind), "shown": show(number)} if behind else None
+    return None
+
+
+def _ahead(sample: Sample) -> Values | None:
+    """Find ids of the future: new events get them, too, and tell no time any more."""
+    if not sample.entries:
+        return None
+    number = sample.entries[0][0]
+    ahead = -_age(number, sample)
+    if ahead <= AHEAD:
+        return None
+    return {"shown": show(number), "hours": f"{ahead / 3600:,.1f}"}
+
+
+def _ask_for_books(sample: Sample) -> list[Question]:
+    run_id = _run_id(sample)
+    if sample.ttl is not None or run_id is None:
+        return []
+    return [("EXISTS", RunKeys(run_id).books)]
+
+
+def _untimed(sample: Sample) -> Values | None:
+    """Find a run that our store counts and that does not expire all the same."""
+    questions = _ask_for_books(sample)
+    if not questions or sample.answers.get(questions[0]) != 1:
+        return None
+    return {} if _kept_for_ever(sample) is None else None
+
+
+def _too_long(sample: Sample) -> Values | None:
+    return {"length": f"{sample.size:,}"} if sample.size > LONGEST else None
+
+
+def _too_large(sample: Sample) -> Values | None:
+    sizes = {number: len(event.get(b"data", b"")) for number, event in sample.entries}
+    number = max(sizes, key=sizes.__getitem__, default=b"")
+    size = max(sizes.get(number, 0), int(sample.mean_bytes))
+    if size <= LARGE:
+        return None
+    return {"size": f"{size / 1024:,.0f}", "shown": show(number or None)}
+
+
+def _too_heavy(sample: Sample) -> Values | None:
+    size = sample.mean_bytes * sample.size
+    return {"size": f"{size / 2**20:,.0f}"} if size > HEAVY else None
+
+
+_E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
+
+RULES: Final = (
+    Rule("run-id", ROW, _W, "003 §1.1", _other_id),
+    Rule("run-fields", ROW, _E, "003 §2.1", _lacks_fields),
+    Rule("run-timestamp", ROW, _W, "003 §2.1", _bad_events(_has_odd_time)),
+    Rule("run-sequence", ROW, _E, "003 §2.1", _bad_events(_has_odd_sequence)),
+    Rule("run-repeats", ROW, _W, "003 §2.1", _repeated),
+    Rule("run-holes", ROW, _W, "003 §2.1", _holes),
+    Rule("run-data", ROW, _E, "003 §2.1", _bad_events(_has_odd_data)),
+    Rule("run-clock", ROW, _W, "003 §1.2", _ahead),
+    Rule("run-unclosed", ROW, _N, "003 §3.2", _not_closed),
+    Rule("run-after-close", ROW, _W, "003 §3.2", _behind_close),
+    Rule("run-kept", ROW, _W, "003 §4.2", _kept_for_ever),
+    Rule("run-untimed", ROW, _W, "003 §4.2", _untimed, _ask_for_books),
+    Rule("run-too-long", ROW, _W, "003 §4.1", _too_long),
+    Rule("run-large", ROW, _W, "003 §2.1", _too_large),
+    Rule("run-heavy", ROW, _W, "003 §4.1", _too_heavy),
+    *BOOK_RULES,
+)

@@ -1,0 +1,40 @@
+"""The one table of the rules about keys: those of every row, and those of each room."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from bls_agent.ops.doctor.rule import Rule, no_questions
+from bls_agent.ops.doctor.rules.assets import RULES as ASSETS
+from bls_agent.ops.doctor.rules.crawl import RULES as CRAWL
+from bls_agent.ops.doctor.rules.generic import GENERIC_RULES
+from bls_agent.ops.doctor.rules.project import RULES as PROJECT
+from bls_agent.ops.doctor.rules.runs import RULES as RUNS
+from bls_agent.ops.doctor.rules.workers import RULES as WORKERS
+
+__all__ = ["ASKING_OF", "KEY_RULES", "RULES_OF"]
+
+KEY_RULES: Final[Sequence[Rule]] = (
+    *GENERIC_RULES,
+    *PROJECT,
+    *RUNS,
+    *WORKERS,
+    *ASSETS,
+    *CRAWL,
+)
+
+
+def _by_row() -> Mapping[str, Sequence[Rule]]:
+    found: dict[str, list[Rule]] = defaultdict(list)
+    for rule in KEY_RULES:
+        found[rule.row].append(rule)
+    return dict(found)
+
+
+RULES_OF: Final = _by_row()
+ASKING_OF: Final[Mapping[str, Sequence[Rule]]] = {
+    row: [rule for rule in rules if rule.asks is not no_questions]
+    for row, rules in RULES_OF.items()
+}

@@ -1,0 +1,91 @@
+"""What people read, in Chinese or English: catalogues and the reader's language.
+
+One file per program in ``locale/``, one table per language; the code names a text by its
+key, and nothing that people read in Chinese stands in the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.resources
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, TypeAlias, cast
+
+__all__ = [
+    "LANGUAGES",
+    "Texts",
+    "choose_language",
+    "find_language",
+    "find_value",
+    "load_texts",
+    "make_parser",
+]
+
+Texts: TypeAlias = Mapping[str, str]
+
+LANGUAGES: Final = ("zh", "en")
+
+
+def choose_language(environ: Mapping[str, str]) -> str:
+    """Tell from the locale whether the reader wants ``zh`` or ``en``."""
+    names = ("LC_ALL", "LC_MESSAGES", "LANG")
+    wanted = next((environ[name] for name in names if environ.get(name)), "")
+    return "zh" if wanted.lower().startswith("zh") else "en"
+
+
+def find_language(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Tell in which language to speak: ``--lang``, ``BLS_LANG``, the locale.
+
+    Args:
+        arguments: Not parsed yet; a wrong ``--lang`` is refused later, in words.
+        environ: The environment.
+    """
+    wanted = [find_value("--lang", arguments)]
+    for word in [*wanted, environ.get("BLS_LANG", "").strip().lower()]:
+        if word in LANGUAGES:
+            return word
+    return choose_language(environ)
+
+
+def find_value(option: str, arguments: Sequence[str]) -> str:
+    """Find the value that an option will have, before the parsing; ``""`` for none."""
+    return [*_values_of(option, arguments), ""][-2:][0]
+
+
+def _values_of(option: str, arguments: Sequence[str]) -> Iterator[str]:
+    for index, word in enumerate(arguments):
+        if word == "--":
+            return
+        if word == option and index + 1 < len(arguments):
+            yield arguments[index + 1]
+        if word.startswith(f"{option}="):
+            yield word.partition("=")[2]
+
+
+def load_texts(catalogue: str, language: str) -> Texts:
+    """Read one language of a catalogue.
+
+    Args:
+        catalogue: Its name: ``demo``, ``doctor``, ``cli``, ``web``.
+        language: ``zh`` or ``en``.
+    """
+    file = importlib.resources.files("bls_agent.ops") / "locale" / f"{catalogue}.toml"
+    tables = tomllib.loads(file.read_text("utf-8"))
+    return cast("Texts", tables[language])
+
+
+def make_parser(
+    program: str, description: str, texts: Texts
+) -> argparse.ArgumentParser:
+    """Make the parser of a program that is started with ``python -m``.
+
+    Args:
+        program: How it is called.
+        description: What it does.
+        texts: The catalogue ``demo`` in the reader's language.
+    """
+    parser = argparse.ArgumentParser(program, description=description, add_help=False)
+    parser.add_argument("-h", "--help", action="help", help=texts["opt_help"])
+    parser.add_argument("--lang", choices=LANGUAGES, help=texts["opt_lang"])
+    return parser

@@ -1,0 +1,24 @@
+"""The local console: a page for people, and the HTTP interface of contract 002.
+
+``bls-agent console`` runs it (extra ``web``). To put it into a server of your own, give
+:func:`bls_agent.ops.web.app.create_app` a :class:`bls_agent.ops.web.config.WebConfig`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from bls_agent.core.errors import MissingExtraError
+
+__all__ = ["need_web"]
+
+
+def need_web() -> None:
+    """See to it that the extra ``web`` is installed.
+
+    Raises:
+        MissingExtraError: It is not.
+    """
+    for library in ("starlette", "uvicorn", "sse_starlette", "jinja2", "argon2"):
+        if importlib.util.find_spec(library) is None:
+            raise MissingExtraError("web", "the console in the browser")

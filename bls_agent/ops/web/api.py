@@ -1,0 +1,383 @@
+"""The HTTP interface of contract 002, section 5, in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+import bls_agent
+from bls_agent.assets.records import AssetSummary
+from bls_agent.console import Console
+from bls_agent.core.codec import JSONObject, encode, format_timestamp
+from bls_agent.crawl.overview import QueueView
+from bls_agent.ops.fleet import ProjectView
+from bls_agent.ops.web.commands import forget_project, send_command, withdraw_command
+from bls_agent.ops.web.feeds.logs import encode_records
+from bls_agent.ops.web.feeds.watch import later
+from bls_agent.ops.web.requests import (
+    ANY_ASSET,
+    ANY_NAME,
+    CommandRequest,
+    FieldError,
+    convert,
+    json_answer,
+    list_answer,
+    media_type,
+    project_in_path,
+    project_in_query,
+    read_command,
+    read_limit,
+    read_number,
+    show_name,
+)
+from bls_agent.ops.web.run_api import run_api_routes
+from bls_agent.ops.web.state import (
+    check_project,
+    existing_project,
+    is_known,
+    requester,
+    web_state,
+)
+from bls_agent.ops.web.streams import log_events
+from bls_agent.project.messages import Command, LogEntry, Outcome
+from bls_agent.workers import Worker
+
+__all__ = ["api_routes"]
+
+OPENAPI: Final = Path(__file__).with_name("openapi.json")
+SLICE: Final = 25  # projects that are written without letting other tasks run
+ASSETS: Final = 500  # of them
+FIRST_WAIT: Final = 5.0  # seconds for the first look at a list
+
+
+async def _post_command(request: Request) -> Response:
+    """``POST /api/commands``: send a command; with ``wait``, tell how it ended."""
+    if media_type(request) != "application/json":
+        raise HTTPException(415, "the body has to be application/json")
+    told = read_command(await request.body())
+    known = await is_known(request, told.project)
+    if told.wait:
+        sent, outcome = await _send_and_wait(request, told, known=known)
+    else:
+        sent, outcome = await send_command(request, told, create=not known), None
+    content = {
+        "targetProjectName": told.project,
+        "known": known,
+        "id": sent.id,
+        "timestamp": sent.timestamp,
+        "source": sent.source,
+        "command": sent.command,
+        "args": sent.args,
+        "outcome": None if outcome is None else _describe_outcome(outcome),
+    }
+    return json_answer(content, 202 if outcome is None else 200)
+
+
+async def _send_and_wait(
+    request: Request, told: CommandRequest, *, known: bool
+) -> tuple[Command, Outcome | None]:
+    """Send, and read the project's log until the outcome is there, or time is up."""
+    state = web_state(request)
+    user = requester(request)
+    if status := state.streams.refuse(user):
+        raise HTTPException(status, "too many wait", {"retry-after": "5"})
+    with state.streams.hold(user), state.logs.join(told.project) as feed:
+        with anyio.move_on_after(FIRST_WAIT):
+            await feed.begun.wait()
+        place = feed.ring.end
+        sent = await send_command(request, told, create=not known)
+        mark = encode(sent.id)
+        with anyio.move_on_after(told.wait):
+            while feed.error is None and not state.closing.is_set():
+                await feed.ring.wait(place, 1.0)
+                items, _ = feed.ring.since(place)
+                place = feed.ring.end
+                for item in items:
+                    if mark in item.payload:
+                        outcome = LogEntry.decode(item.payload).outcome
+                        if outcome is not None and outcome.command_id == sent.id:
+                            return sent, outcome
+    return sent, None
+
+
+def _describe_outcome(outcome: Outcome) -> JSONObject:
+    """Describe how a command ended, as its record does."""
+    told: dict[str, Any] = {
+        "kind": outcome.kind.value,
+        "durationMs": outcome.duration_ms,
+    }
+    if outcome.truncated:
+        told["truncated"] = outcome.truncated
+    if outcome.succeeded:
+        return {**told, "result": outcome.result}
+    return {**told, "error": outcome.error}
+
+
+async def _get_commands(request: Request) -> Response:
+    """``GET /api/commands``: the commands that wait, the next one first."""
+    limit = read_limit(request.query_params.get("limit"))
+    project = project_in_query(request.scope)
+    check_project(request, project)
+    console = web_state(request).console
+    waiting = await console.queue(project, limit)
+    content = {
+        "projectName": show_name(project),
+        "commands": [_describe_waiting(command, console) for command in waiting],
+    }
+    return json_answer(content)
+
+
+def _describe_waiting(command: Command, console: Console) -> JSONObject:
+    return {
+        "id": command.id,
+        "timestamp": command.timestamp,
+        "source": command.source,
+        "command": command.command,
+        "args": console.redactor.tree(command.args),
+    }
+
+
+async def _delete_command(request: Request) -> Response:
+    """``DELETE /api/commands``: withdraw a command that waits."""
+    project = project_in_query(request.scope)
+    check_project(request, project)
+    number = request.query_params.get("id", "")
+    if not number:
+        raise FieldError({"id": "it is missing"})
+    withdrawn = await withdraw_command(request, project, number)
+    if withdrawn is None:
+        raise HTTPException(404, "it does not wait: it was taken, or never sent")
+    told = _describe_waiting(withdrawn, web_state(request).console)
+    content = {"projectName": show_name(project), **told}
+    return json_answer(content)
+
+
+async def _delete_project(request: Request) -> Response:
+    """``DELETE /api/projects/{project}``: delete every key of a project."""
+    project = project_in_path(request.scope)
+    force = request.query_params.get("force", "false")
+    if force not in ("true", "false"):
+        raise FieldError({"force": "it has to be true or false"})
+    await existing_project(request, project)
+    deleted = await forget_project(request, project, force=force == "true")
+    content = {
+        "projectName": show_name(project),
+        "deleted": [show_name(key) for key in deleted],
+    }
+    return json_answer(content)
+
+
+async def _get_logs(request: Request) -> Response:
+    """``GET /api/logs``: the newest records of a project, newest last, or older ones."""
+    limit = read_limit(request.query_params.get("limit"))
+    project = project_in_query(request.scope)
+    check_project(request, project)  # one that has no key has no records
+    console = web_state(request).console
+    before = request.query_params.get("before", "")
+    page = await console.log_page(project, before=before, limit=limit)
+    head = {
+        "projectName": show_name(project),
+        "before": page.before or None,
+        "trimmed": page.trimmed,
+    }
+    return list_answer("logs", await encode_records(page.entries), head)
+
+
+async def _get_projects(request: Request) -> Response:
+    """``GET /api/projects``: every project, and how it is."""
+    state = web_state(request)
+    await state.fleet.fresh()
+    late = {name: state.fleet.seconds_since(name) for name in state.fleet.views}
+
+    def write(view: ProjectView) -> bytes:
+        return encode(_describe_project(view, late[view.project]))
+
+    views = list(state.fleet.views.values())
+    return list_answer("projects", await convert(views, write, SLICE))
+
+
+async def _get_project(request: Request) -> Response:
+    """``GET /api/projects/{project}``: one project, and how it is."""
+    name = project_in_path(request.scope)
+    if not name:
+        raise FieldError({"project": "it is missing"})
+    state = web_state(request)
+    await state.fleet.fresh()
+    view = state.fleet.views.get(name)
+    if view is None:
+        raise HTTPException(404, "there is no such project")
+    return json_answer(_describe_project(view, state.fleet.seconds_since(name)))
+
+
+def _describe_project(view: ProjectView, late: float) -> JSONObject:
+    """Describe a project that was seen ``late`` seconds ago; ``null`` for the unknown."""
+    return {
+        "projectName": show_name(view.project),
+        "status": view.status and view.status.value,
+        "statusText": view.status_text,
+        "presence": view.presence.value,
+        "age": later(view.age, late, 3),
+        "ttl": later(view.ttl, -late, 3),
+        "queue": view.queue,
+        "records": view.records,
+        "lastRecordAge": later(view.last_record_age, late, 3),
+        "rate": view.rate,
+        "rates": list(view.rates),
+        "errors": view.errors,
+        "lastError": view.last_error and view.last_error.message,
+        "lastErrorAge": later(view.last_error_age, late, 3),
+        "changedAt": view.changed_at,
+    }
+
+
+async def _get_changes(request: Request) -> Response:
+    """``GET /api/changes``: which statuses have changed since the console began."""
+    fields = request.query_params
+    limit, after = read_limit(fields.get("limit")), read_number(fields.get("after"))
+    journal = web_state(request).journal
+    found = journal.changes(project_in_query(request.scope), after, limit)
+    content = {
+        "since": format_timestamp(journal.since),
+        "unavailable": journal.unavailable and journal.unavailable.kind,
+        "forgotten": journal.forgotten,
+        "changes": [change.to_dict() for change in found],
+    }
+    return json_answer(content)
+
+
+async def _get_workers(request: Request) -> Response:
+    """``GET /api/workers``: every worker with a heartbeat, and how it is."""
+    watch = web_state(request).workers
+    await watch.fresh()
+    found = [
+        (worker, watch.seconds_since(key)) for key, worker in watch.workers.items()
+    ]
+    found.sort(key=lambda pair: (pair[0].kind, pair[0].id))
+    written = await convert(found, lambda pair: encode(_describe_worker(*pair)), SLICE)
+    return list_answer("workers", written)
+
+
+def _describe_worker(worker: Worker, late: float) -> JSONObject:
+    """Describe a worker that was seen ``late`` seconds ago; ``null`` for the unknown."""
+    beat = worker.heartbeat
+    return {
+        "kind": worker.kind,
+        "id": show_name(worker.id),
+        "key": show_name(worker.key),
+        "status": None if beat is None else beat.status.value,
+        "stale": worker.stale,
+        "problem": worker.problem,
+        "age": later(worker.age, late, 3),
+        "ttl": later(worker.ttl, -late, 3),
+        "heartbeat": worker.raw,
+    }
+
+
+async def _get_assets(request: Request) -> Response:
+    """``GET /api/assets``: the index of the asset library, and its last synchronisation."""
+    feed = web_state(request).assets
+    await feed.fresh()
+    written = await convert(feed.assets, _write_asset, ASSETS)
+    broken = [{"id": name, "problem": str(at)} for name, at in feed.broken.items()]
+    state = asdict(feed.state) | {"problems": feed.problems}
+    return list_answer("assets", written, {"broken": broken, "sync": state})
+
+
+def _write_asset(one: AssetSummary) -> bytes:
+    return encode({name: getattr(one, name) for name in _SUMMARY})
+
+
+_SUMMARY: Final = ("id", "name", "category", "version", "description")
+
+
+async def _get_asset(request: Request) -> Response:
+    """``GET /api/assets/{asset}``: everything that the library holds of one asset."""
+    library = web_state(request).assets.library
+    found = await library.get(request.path_params["asset"])
+    if found is None:
+        raise HTTPException(404, "there is no such asset, or none that can be read")
+    return json_answer(asdict(found))
+
+
+async def _get_queues(request: Request) -> Response:
+    """``GET /api/crawl``: every crawl queue, with what it holds."""
+    feed = web_state(request).crawl
+    await feed.fresh()
+    rates = feed.rates  # of the same look, whatever comes in between
+
+    def write(view: QueueView) -> bytes:
+        return encode(_describe_queue(view, rates[view.name]))
+
+    return list_answer("queues", await convert(feed.views.values(), write, ASSETS))
+
+
+def _describe_queue(view: QueueView, rates: Sequence[float] | None) -> JSONObject:
+    """Describe a queue; ``null`` for what cannot be counted, and rates of a first look."""
+    return {
+        **view.name._asdict(),
+        "problem": view.problem,
+        "stats": asdict(view.stats) if view.stats else None,
+        "rates": rates and {"pushed": round(rates[0], 3), "taken": round(rates[1], 3)},
+    }
+
+
+async def _get_health(request: Request) -> Response:
+    """``GET /api/health``: 200 or 503; without a login nothing more."""
+    state = web_state(request)
+    fault = await state.health.fault()
+    content: dict[str, Any] = {"status": "up" if fault is None else "down"}
+    if request.state.user or not state.config.users:
+        content |= {
+            "redis": {
+                "reachable": fault is None,
+                "kind": None if fault is None else fault.kind,
+            },
+            "version": bls_agent.__version__,
+            "uptimeSeconds": round(state.now() - state.started, 3),
+            "streams": state.streams.open,
+            "followedLists": len(state.logs),
+            "watching": state.fleet.watching,
+            "sessions": len(state.sessions),
+            "counts": dict(state.counts),
+        }
+    headers = {} if fault is None else {"retry-after": "2"}
+    return json_answer(content, 200 if fault is None else 503, headers)
+
+
+async def _get_openapi(_: Request) -> Response:
+    """``GET /api/openapi.json``: what this interface is."""
+    return json_answer(_read_openapi())
+
+
+@cache
+def _read_openapi() -> bytes:
+    return OPENAPI.read_bytes()
+
+
+api_routes: Final[list[BaseRoute]] = [
+    Route("/api/commands", _post_command, methods=["POST"]),
+    Route("/api/commands", _get_commands),
+    Route("/api/commands", _delete_command, methods=["DELETE"]),
+    Route("/api/logs", _get_logs),
+    Route("/api/logs/stream", log_events),
+    Route("/api/projects", _get_projects),
+    Route(f"/api/projects/{ANY_NAME}", _get_project),
+    Route(f"/api/projects/{ANY_NAME}", _delete_project, methods=["DELETE"]),
+    Route("/api/changes", _get_changes),
+    Route("/api/workers", _get_workers),
+    *run_api_routes,
+    Route("/api/assets", _get_assets),
+    Route(f"/api/assets/{ANY_ASSET}", _get_asset),
+    Route("/api/crawl", _get_queues),
+    Route("/api/health", _get_health),
+    Route("/api/openapi.json", _get_openapi),
+]

@@ -1,0 +1,234 @@
+"""The console as an ASGI application: its parts, put together."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount
+from starlette.types import Receive, Scope, Send
+
+from bls_agent.assets.library import AssetLibrary
+from bls_agent.connection.endpoint import Endpoint
+from bls_agent.connection.keyed_wires import default_endpoint
+from bls_agent.console import Console
+from bls_agent.core.errors import BlsError, ConfigurationError
+from bls_agent.crawl.overview import QueueOverview
+from bls_agent.ops.fleet import Fleet
+from bls_agent.ops.web.api import api_routes
+from bls_agent.ops.web.auth import Sessions, Verifier
+from bls_agent.ops.web.config import WebConfig
+from bls_agent.ops.web.feeds.assets import AssetFeed
+from bls_agent.ops.web.feeds.changes import Journal, Webhook
+from bls_agent.ops.web.feeds.crawl import CrawlFeed
+from bls_agent.ops.web.feeds.fleet import FleetFeed
+from bls_agent.ops.web.feeds.logs import LogFeeds
+from bls_agent.ops.web.feeds.runs import RunFeed
+from bls_agent.ops.web.feeds.workers import WorkerFeed
+from bls_agent.ops.web.middleware import SecurityMiddleware, refuse_request
+from bls_agent.ops.web.pages.listings import listing_routes
+from bls_agent.ops.web.pages.login import login_routes
+from bls_agent.ops.web.pages.projects import project_routes
+from bls_agent.ops.web.pages.rendering import STATIC, CachedFiles, error_page
+from bls_agent.ops.web.requests import (
+    RETRY_AFTER,
+    FieldError,
+    error_answer,
+    is_data,
+    status_of,
+)
+from bls_agent.ops.web.security import (
+    Bucket,
+    Buckets,
+    HostRule,
+    StreamQuota,
+    with_headers,
+)
+from bls_agent.ops.web.state import RedisHealth, WebState
+from bls_agent.ops.web.streams import stream_routes
+from bls_agent.runs import EventStore
+from bls_agent.workers import WorkerRegistry
+
+__all__ = ["ConsoleApp", "create_app"]
+
+
+class ConsoleApp(Starlette):
+    """The application; every answer that leaves it carries the headers.
+
+    Attributes:
+        web: What its parts share; also ``app.state.web``.
+    """
+
+    web: WebState
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, with the headers on whatever is answered."""
+        if scope["type"] == "http":
+            send = with_headers(send)
+        await super().__call__(scope, receive, send)
+
+    def close_streams(self) -> None:
+        """End every stream now: the server is about to stop."""
+        self.web.closing.set()
+        for watch in self.web.watches:
+            watch.close()
+        self.web.logs.close()
+
+
+def create_app(config: WebConfig | None = None) -> ConsoleApp:
+    """Make the console.
+
+    Args:
+        config: What it is told; by default a console of this machine alone.
+
+    Raises:
+        ConfigurationError: The URL or client of Redis cannot be used.
+    """
+    config = config or WebConfig()
+    state = _make_state(config)
+    app = ConsoleApp(
+        routes=_routes(),
+        middleware=[Middleware(SecurityMiddleware, state=state)],
+        exception_handlers=_handlers(),
+        lifespan=_lifespan,
+    )
+    app.web = app.state.web = state
+    return app
+
+
+def _make_state(config: WebConfig) -> WebState:
+    limits, redis = config.limits, config.redis
+    endpoint = default_endpoint(os.environ) if redis is None else Endpoint.of(redis)
+    address = re.sub(r"//[^/]*@", "//", endpoint.address)
+    console, store = Console(redis), EventStore(redis)
+    fleet, counts = FleetFeed(Fleet(redis)), Counter[str]()
+    webhook = None
+    if config.webhook is not None:
+        about = {"title": config.title, "redis": address}
+        webhook = Webhook(config.webhook, about, counts)
+    bound = "" if config.unix_socket else config.host
+    return WebState(
+        config=config,
+        console=console,
+        fleet=fleet,
+        journal=Journal(fleet, [] if webhook is None else [webhook.put]),
+        webhook=webhook,
+        workers=WorkerFeed(WorkerRegistry(redis)),
+        store=store,
+        runs=RunFeed(store),
+        assets=AssetFeed(AssetLibrary(redis)),
+        crawl=CrawlFeed(QueueOverview(redis)),
+        logs=LogFeeds(console),
+        health=RedisHealth(console),
+        sessions=Sessions(
+            most=limits.sessions,
+            idle=limits.session_idle,
+            lifetime=limits.session_lifetime,
+        ),
+        verifier=(
+            Verifier(config.users, at_once=limits.hashing) if config.users else None
+        ),
+        hosts=HostRule(bound, frozenset(map(str.lower, config.allowed_hosts))),
+        requests=Buckets(limits.request_burst, limits.requests),
+        commands=Buckets(limits.command_burst, limits.commands),
+        logins=Buckets(limits.logins, 1 / 30),
+        all_logins=Bucket(limits.all_logins, 1 / 2, limits.all_logins, 0.0),
+        counts=counts,
+        streams=StreamQuota(each=limits.user_streams, total=limits.streams),
+        redis=address.removeprefix("redis://"),
+    )
+
+
+def _routes() -> list[BaseRoute]:
+    return [
+        *stream_routes,
+        *login_routes,
+        *api_routes,
+        *project_routes,
+        *listing_routes,
+        Mount("/static", CachedFiles(directory=STATIC, check_dir=False)),
+    ]
+
+
+@asynccontextmanager
+async def _lifespan(app: ConsoleApp) -> AsyncGenerator[None]:
+    state = app.web
+    try:
+        async with anyio.create_task_group() as tasks:
+            for watch in state.watches:
+                watch.open(tasks)
+            state.logs.open(tasks)
+            tasks.start_soon(state.journal.run)
+            if state.webhook is not None:
+                tasks.start_soon(state.webhook.run)
+            yield
+            app.close_streams()
+            tasks.cancel_scope.cancel()
+    finally:
+        with anyio.move_on_after(1, shield=True):
+            for watch in state.watches:
+                await watch.aclose()
+            await state.console.aclose()
+
+
+def _handlers() -> dict[Any, Any]:
+    return {
+        HTTPException: _on_refusal,
+        FieldError: _on_field_error,
+        BlsError: _on_error_of_ours,
+        ClientDisconnect: _on_gone,
+        Exception: _on_surprise,
+    }
+
+
+async def _on_refusal(request: Request, error: HTTPException) -> Response:
+    if error.status_code == 405 and request.method == "OPTIONS":  # noqa: PLR2004
+        return Response(status_code=204, headers=error.headers)
+    return refuse_request(request, error)
+
+
+async def _on_field_error(request: Request, error: FieldError) -> Response:
+    if is_data(request):
+        return error_answer(400, "fields are wrong", fields=error.fields)
+    return error_page(request, 400, detail=str(error))
+
+
+async def _on_error_of_ours(request: Request, error: BlsError) -> Response:
+    status = status_of(error)
+    wait = RETRY_AFTER if status == 503 else 0  # noqa: PLR2004
+    if is_data(request):
+        fields = (
+            {_FIELDS.get(error.name, error.name): error.rule}
+            if isinstance(error, ConfigurationError)
+            else None
+        )
+        return error_answer(status, str(error), fields=fields, wait=wait)
+    answer = error_page(request, status, detail=str(error))
+    if wait:
+        answer.headers["retry-after"] = str(wait)
+    return answer
+
+
+_FIELDS = {"project": "targetProjectName"}
+
+
+async def _on_gone(_: Request, __: Exception) -> Response:
+    """Log nothing: clients that hang up must not fill a disk."""
+    return Response(status_code=400)
+
+
+async def _on_surprise(request: Request, _: Exception) -> Response:
+    """Answer for a fault of our own; what it was stands in the log of the server."""
+    if is_data(request):
+        return error_answer(500, "something went wrong here; see the console's log")
+    return error_page(request, 500)

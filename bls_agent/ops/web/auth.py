@@ -1,0 +1,276 @@
+"""Users and their passwords, logins and their sessions.
+
+One user per line, ``name:$argon2id$…``; blank lines and lines after ``#`` are skipped.
+A hash costs 64 MiB and some ten milliseconds each time, on purpose: few are verified at
+once, never on the event loop, and an unknown name costs as much as a wrong password.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+from argon2 import PasswordHasher, extract_parameters
+from argon2.exceptions import Argon2Error, InvalidHashError
+
+from bls_agent.core.errors import BlsError, ConfigurationError
+from bls_agent.core.names import check_name
+
+__all__ = [
+    "BusyError",
+    "Session",
+    "Sessions",
+    "Verifier",
+    "cookie_name",
+    "hash_password",
+    "parse_users",
+    "read_users",
+    "user_line",
+]
+
+SHORTEST: Final = 8  # characters of a new password
+LONGEST: Final = 1_024  # bytes of a password that is looked at
+WAITING: Final = 32  # verifications that may wait for a thread
+REMEMBERED: Final = 256  # passwords of programs that were right a moment ago
+FRESH: Final = 60.0  # seconds for which they are believed
+_USERS_FILE: Final = 1_000_000  # bytes
+_NAME: Final = re.compile(r"[^:\s#][^:]{0,63}")
+
+
+class BusyError(BlsError):
+    """Too many passwords wait to be verified."""
+
+
+def hash_password(password: str) -> str:
+    """Make the hash of a new password (argon2id, the library's defaults)."""
+    if len(password) < SHORTEST:
+        rule = f"a password has at least {SHORTEST} characters"
+        raise ConfigurationError("password", "***", rule)
+    if len(_bytes(password)) > LONGEST:
+        rule = f"a password has at most {LONGEST} bytes"
+        raise ConfigurationError("password", "***", rule)
+    return PasswordHasher().hash(_bytes(password))
+
+
+def user_line(name: str, password: str) -> str:
+    """Make the line of a user for the file."""
+    return f"{_check_user(name)}:{hash_password(password)}"
+
+
+def _check_user(name: str) -> str:
+    check_name("user", name)
+    if not _NAME.fullmatch(name):
+        rule = "a user's name has up to 64 characters, no colon, and no # at its start"
+        raise ConfigurationError("user", name, rule)
+    return name
+
+
+def parse_users(text: str) -> dict[str, str]:
+    """Read the lines of a users' file: name → hash.
+
+    A wrong line is named by its number, its content is not shown.
+    """
+    users: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        place = f"users, line {number}"
+        name, colon, value = line.strip().partition(":")
+        if not colon or not _is_argon2(value):
+            rule = "a line is a name, a colon and an argon2 hash"
+            remedy = "Make it with `bls-agent console password NAME`."
+            raise ConfigurationError(place, "***", rule, remedy)
+        if _check_user(name) in users:
+            rule = "a user has one line"
+            raise ConfigurationError(place, name, rule)
+        users[name] = value
+    return users
+
+
+def _is_argon2(value: str) -> bool:
+    try:
+        extract_parameters(value)
+    except (InvalidHashError, ValueError):
+        return False
+    return value.startswith("$argon2id$")
+
+
+def read_users(path: Path) -> dict[str, str]:
+    """Read a users' file that nobody else can read or change.
+
+    Raises:
+        ConfigurationError: It cannot be read, others may read or change it, or it is
+            empty or wrong.
+    """
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            content = file.read(_USERS_FILE)
+    except OSError as error:
+        reason = f"it cannot be read ({error.strerror})"
+        raise ConfigurationError("users", str(path), reason) from None
+    if os.name == "posix" and mode & (stat.S_IRWXO | stat.S_IWGRP):
+        rule = f"others may read or change it (mode {mode:03o})"
+        raise ConfigurationError("users", str(path), rule, f"chmod 600 {path}")
+    try:
+        users = parse_users(content.decode())
+    except UnicodeDecodeError:
+        raise ConfigurationError("users", str(path), "it is no UTF-8 text") from None
+    if not users:
+        rule = "there is no user in it"
+        remedy = f"bls-agent console password NAME >> {path}"
+        raise ConfigurationError("users", str(path), rule, remedy)
+    return users
+
+
+class Verifier:
+    """Checks passwords: few at once, and in the same time for every user."""
+
+    def __init__(self, users: Mapping[str, str], *, at_once: int) -> None:
+        self._users = users
+        self._at_once = at_once
+        self._waiting = 0
+        self._hasher = PasswordHasher()
+        self._right: OrderedDict[bytes, float] = OrderedDict()
+        self._secret = secrets.token_bytes(32)
+
+    @cached_property
+    def _limiter(self) -> anyio.CapacityLimiter:
+        return anyio.CapacityLimiter(self._at_once)
+
+    async def check(self, user: str, password: str) -> bool:
+        """Tell whether a password is the user's."""
+        if self._waiting >= WAITING:
+            raise BusyError
+        self._waiting += 1
+        try:
+            return await anyio.to_thread.run_sync(
+                self._verify, user, password, limiter=self._limiter
+            )
+        finally:
+            self._waiting -= 1
+
+    def _verify(self, user: str, password: str) -> bool:
+        """Verify in any case: for an unknown user against another one's hash, in vain."""
+        known = self._users.get(user)
+        compared = known if known is not None else next(iter(self._users.values()))
+        try:
+            self._hasher.verify(compared, _bytes(password)[:LONGEST])
+        except Argon2Error:
+            return False
+        return known is not None and len(_bytes(password)) <= LONGEST
+
+    def was_right(self, user: str, password: str, now: float) -> bool:
+        """Tell whether exactly this was right within the last minute.
+
+        For programs, which send the password with every request.
+        """
+        until = self._right.get(self._mark(user, password))
+        return until is not None and now < until
+
+    def remember(self, user: str, password: str, now: float) -> None:
+        """Believe this for a minute."""
+        self._right[self._mark(user, password)] = now + FRESH
+        while len(self._right) > REMEMBERED:
+            self._right.popitem(last=False)
+
+    def _mark(self, user: str, password: str) -> bytes:
+        told = _bytes(user) + b"\0" + _bytes(password)
+        return hmac.digest(self._secret, told, hashlib.sha256)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+TOKEN_BYTES: Final = 32
+USER_SESSIONS: Final = 50  # of one user; the one used longest ago makes room
+
+
+@dataclass
+class Session:
+    """One login."""
+
+    user: str
+    since: float
+    seen: float
+    over: bool = False  # a stream that still holds it must stop
+
+
+class Sessions:
+    """Tokens and their sessions; of too many the one used longest ago makes room.
+
+    Only a digest of a token is kept: what leaks from memory opens nothing.
+    """
+
+    def __init__(self, *, most: int, idle: float, lifetime: float) -> None:
+        self._most = most
+        self._idle = idle
+        self._lifetime = lifetime
+        self._sessions: dict[bytes, Session] = {}  # the one used last at the end
+
+    def __len__(self) -> int:
+        """Count the sessions that are remembered."""
+        return len(self._sessions)
+
+    def start(self, user: str, now: float) -> str:
+        """Begin a session and give its token."""
+        self._make_room(user, now)
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        self._sessions[_digest(token)] = Session(user, now, now)
+        return token
+
+    def find(self, token: str, now: float) -> Session | None:
+        """Give the session of a token, which counts as used by that."""
+        key = _digest(token)
+        session = self._sessions.pop(key, None)
+        if session is None:
+            return None
+        if self.is_over(session, now):
+            session.over = True
+            return None
+        session.seen = now
+        self._sessions[key] = session
+        return session
+
+    def end(self, token: str) -> None:
+        """End a session, if there is one."""
+        session = self._sessions.pop(_digest(token), None)
+        if session is not None:
+            session.over = True
+
+    def is_over(self, session: Session, now: float) -> bool:
+        """Tell whether a session has ended, or its time is up."""
+        idle, age = now - session.seen, now - session.since
+        return session.over or idle > self._idle or age > self._lifetime
+
+    def _make_room(self, user: str, now: float) -> None:
+        gone = [key for key, one in self._sessions.items() if self.is_over(one, now)]
+        left = len(self._sessions) - len(gone)
+        own = [key for key, one in self._sessions.items() if one.user == user]
+        gone += own[: max(0, len(own) - USER_SESSIONS + 1)]
+        if left >= self._most:
+            gone += list(self._sessions)[: left - self._most + 1]
+        for key in set(gone):
+            self._sessions.pop(key).over = True
+
+
+def cookie_name(*, secure: bool) -> str:
+    """Name the cookie; over TLS no other host and no plain page can set it."""
+    return "__Host-bls_session" if secure else "bls_session"
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

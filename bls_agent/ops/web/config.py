@@ -1,0 +1,282 @@
+"""What the local console is told at its start: values only, refused when they are wrong."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from bls_agent.core.errors import ConfigurationError
+from bls_agent.ops.texts import LANGUAGES
+from bls_agent.ops.web.security import split_host
+
+__all__ = [
+    "MAKE_USERS",
+    "NEEDS_USERS",
+    "WEBHOOK_SECRET",
+    "Limits",
+    "WebConfig",
+    "WebhookTarget",
+    "is_loopback",
+    "show_host",
+]
+
+WEBHOOK_SECRET: Final = "BLS_WEBHOOK_SECRET"  # noqa: S105 - the name of a variable
+KEY_PREFIX: Final = "whsec_"
+LEAST_KEY: Final = 24  # bytes
+IPV6: Final = 6
+LARGEST_PORT: Final = 65_535
+LONGEST_TITLE: Final = 60
+NEEDS_USERS: Final = "whoever reaches it commands the fleet, so that it needs users"
+MAKE_USERS: Final = (
+    "Make a file with `bls-agent console password NAME` and pass it with --users."
+)
+
+
+@dataclass(frozen=True)
+class WebhookTarget:
+    """Where changes of statuses are posted, and with which key they are signed.
+
+    Attributes:
+        url: ``http`` or ``https``, without credentials.
+        secret: ``whsec_`` and at least 24 bytes in base64.
+
+    Raises:
+        ConfigurationError: One of them is wrong.
+    """
+
+    url: str = field(repr=False)  # such paths often hold a token
+    secret: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what is wrong, without repeating a secret."""
+        try:
+            parts = urlsplit(self.url)
+            sound = parts.scheme in {"http", "https"} and bool(parts.hostname)
+            sound = sound and parts.port != 0 and self.url.isascii()
+            sound = sound and self.url.isprintable() and " " not in self.url
+            told = sound and "@" in parts.netloc
+        except ValueError:
+            sound = told = False
+        remedy = "Try https://alerts.example/bls."
+        if not sound:
+            rule = "an address that begins with http:// or https://, in plain ASCII"
+            raise ConfigurationError("webhook", "[the address]", rule, remedy)
+        if told:
+            rule = "it holds no user and no password: the signature says who posts"
+            raise ConfigurationError("webhook", self.place, rule, remedy)
+        _ = self.key
+
+    @property
+    def place(self) -> str:
+        """The URL without its path: fit to be shown."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+    @property
+    def key(self) -> bytes:
+        """What signatures are made with."""
+        try:
+            plain = self.secret.removeprefix(KEY_PREFIX)
+            key = base64.b64decode(plain, validate=True)
+        except (binascii.Error, ValueError):
+            key = b""
+        if not self.secret.startswith(KEY_PREFIX) or len(key) < LEAST_KEY:
+            rule = f"a webhook is signed with {KEY_PREFIX} and at least {LEAST_KEY} bytes in base64"
+            remedy = f'Set {WEBHOOK_SECRET}="{KEY_PREFIX}$(openssl rand -base64 32)".'
+            shown = "[hidden]" if self.secret else ""
+            raise ConfigurationError(WEBHOOK_SECRET, shown, rule, remedy)
+        return key
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one client, and all of them together, may ask for.
+
+    Attributes:
+        body: Bytes of a request's body.
+        url: Bytes of a path with its query.
+        headers: Bytes of a request's headers.
+        connections: Open connections.
+        address_connections: Open connections of one address.
+        requests: Requests per second of one user (or address, before the login).
+        request_burst: Requests at once before that counts.
+        commands: Commands per second of one user.
+        command_burst: Commands at once before that counts.
+        streams: Open event streams.
+        user_streams: Open event streams of one user.
+        logins: Failed logins of one address before it waits 30 s for each.
+        all_logins: Failed logins of all before everybody waits 2 s for each.
+        hashing: Passwords that are verified at once, 64 MiB each.
+        sessions: Sessions that are remembered.
+        session_idle: Seconds without a request after which a session ends.
+        session_lifetime: Seconds after which it ends in any case.
+        heartbeat: Seconds between two comments in an event stream.
+        stall: Seconds that a client may take to read nothing, or to say nothing.
+    """
+
+    body: int = 256 * 1024
+    url: int = 8 * 1024
+    headers: int = 16 * 1024
+    connections: int = 1_000
+    address_connections: int = 250
+    requests: float = 100.0
+    request_burst: int = 500
+    commands: float = 5.0
+    command_burst: int = 30
+    streams: int = 256
+    user_streams: int = 128
+    logins: int = 10
+    all_logins: int = 100
+    hashing: int = 2
+    sessions: int = 1_000
+    session_idle: float = 8 * 3_600.0
+    session_lifetime: float = 7 * 86_400.0
+    heartbeat: float = 10.0
+    stall: float = 20.0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no limit.
+
+        Raises:
+            ConfigurationError: A value is not above zero.
+        """
+        for name, value in vars(self).items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ConfigurationError(name, value, "a limit is a number")
+            if not value > 0:
+                raise ConfigurationError(name, value, "a limit is above zero")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebConfig:
+    """Where the local console listens, who may use it, and what it speaks.
+
+    Attributes:
+        redis: URL or client, as for :class:`~bls_agent.Console`.
+        host: Address to listen at. Any other than loopback needs users.
+        port: Port; 0 takes a free one.
+        unix_socket: Listen at this path instead; only our user can open it.
+        users: Name → argon2 hash (:func:`bls_agent.ops.web.door.users.read_users`); empty:
+            no login, everybody who can connect is ``local``.
+        allowed_hosts: Names, besides the address itself, under which browsers know
+            the console.
+        behind_proxy: Believe ``X-Forwarded-For`` and ``X-Forwarded-Proto`` of a proxy
+            on this machine. Needs users.
+        root_path: What the proxy cuts off the path, such as ``/console``.
+        certificate: PEM file with the certificate chain, to speak TLS itself.
+        private_key: PEM file with its key.
+        webhook: Where changes of statuses are posted; nowhere by default.
+        language: ``zh``, ``en`` or ``""`` for what the browser prefers.
+        title: What this console is called in its header and in the browser's tab, such
+            as ``生产``; at most 60 characters.
+        limits: Bounds.
+
+    Raises:
+        ConfigurationError: A value is wrong, or they do not fit together.
+    """
+
+    redis: object = field(default=None, repr=False)
+    host: str = "127.0.0.1"
+    port: int = 8765
+    unix_socket: Path | None = None
+    users: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    allowed_hosts: tuple[str, ...] = ()
+    behind_proxy: bool = False
+    root_path: str = ""
+    certificate: Path | None = None
+    private_key: Path | None = None
+    webhook: WebhookTarget | None = None
+    language: str = ""
+    title: str = ""
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        """Refuse what is wrong, before anything is opened."""
+        self._check_place()
+        self._check_exposure()
+        for name in self.allowed_hosts:
+            _check_host_name(name)
+        _check_root_path(self.root_path)
+        if (self.certificate is None) != (self.private_key is None):
+            missing = "private_key" if self.private_key is None else "certificate"
+            rule = "TLS needs a certificate and its key"
+            raise ConfigurationError(missing, None, rule, "Pass both, or neither.")
+        if self.language and self.language not in LANGUAGES:
+            rule = f"one of {', '.join(LANGUAGES)}, or empty"
+            raise ConfigurationError("language", self.language, rule)
+        if len(self.title) > LONGEST_TITLE or not self.title.isprintable():
+            rule = f"one line of at most {LONGEST_TITLE} printable characters"
+            raise ConfigurationError("title", self.title, rule)
+
+    def _check_place(self) -> None:
+        _check_port(self.port)
+        if not self.host or self.host != self.host.strip():
+            rule = "an address or a name of this machine"
+            raise ConfigurationError("host", self.host, rule, "Try 127.0.0.1.")
+
+    def _check_exposure(self) -> None:
+        """Refuse everything that others than this machine's users would reach."""
+        if self.users:
+            return
+        if self.unix_socket is None and is_loopback(self.host) is False:
+            rule = f"others can reach this address, and {NEEDS_USERS}"
+            raise ConfigurationError("host", self.host, rule, MAKE_USERS)
+        if self.behind_proxy:
+            rule = f"others come through the proxy, and {NEEDS_USERS}"
+            raise ConfigurationError("behind_proxy", True, rule, MAKE_USERS)  # noqa: FBT003 - the value that was given
+        if self.allowed_hosts:
+            rule = f"others know the console by this name, and {NEEDS_USERS}"
+            shown = ", ".join(self.allowed_hosts)
+            raise ConfigurationError("allowed_hosts", shown, rule, MAKE_USERS)
+
+    @property
+    def tls(self) -> bool:
+        """Whether the console speaks TLS itself."""
+        return self.certificate is not None
+
+
+def _check_port(port: object) -> None:
+    if not isinstance(port, int) or isinstance(port, bool):
+        rule = "a port is a whole number"
+        raise ConfigurationError("port", port, rule)
+    if not 0 <= port <= LARGEST_PORT:
+        rule = f"a port is between 0 and {LARGEST_PORT}"
+        raise ConfigurationError("port", port, rule)
+
+
+def is_loopback(host: str) -> bool | None:
+    """Tell whether an address stays on this machine; ``None`` for a name."""
+    try:
+        found = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return None
+    # Python takes ::ffff:127.0.0.1 for loopback since 3.13; what systems do differs.
+    mapped = found.version == IPV6 and found.ipv4_mapped is not None
+    return found.is_loopback and not mapped
+
+
+def show_host(host: str) -> str:
+    """Write an address as it stands in a URL."""
+    return f"[{host}]" if ":" in host else host
+
+
+def _check_host_name(name: str) -> None:
+    found = split_host(name)
+    if found is None or found != (name.lower(), ""):
+        rule = "a host name as browsers send it, without scheme, port and path"
+        raise ConfigurationError("allowed_hosts", name, rule, "Try console.example.")
+
+
+def _check_root_path(path: str) -> None:
+    good = path.isascii() and path.isprintable() and not set(path) & set("?#\\ %\"'<>")
+    if path and (not path.startswith("/") or path.endswith("/") or "//" in path):
+        good = False
+    if not good:
+        rule = "it begins with a slash, ends without one, and is plain ASCII"
+        raise ConfigurationError("root_path", path, rule, "Try /console.")

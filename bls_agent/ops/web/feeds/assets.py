@@ -1,0 +1,235 @@
+"""Assets: one look at the library for any number of pages, and the card of an asset.
+
+A card is language-independent. Its texts are fit to be shown
+(:func:`~bls_agent.ops.terminal.visible`); the page words and colours it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from bls_agent.assets.library import AssetLibrary
+from bls_agent.assets.records import (
+    CATEGORIES,
+    KEPT,
+    Asset,
+    AssetSummary,
+    SyncState,
+)
+from bls_agent.core.codec import JSONObject, encode, encode_lines, format_timestamp
+from bls_agent.core.errors import DecodeError, WrongTypeError
+from bls_agent.ops.terminal import visible, visible_lines
+from bls_agent.ops.web.feeds.watch import CardWatch, clock, pause_after, shorten
+from bls_agent.ops.web.requests import quote_name
+
+__all__ = [
+    "COLUMNS",
+    "STATES",
+    "SYNC_STATES",
+    "AssetFeed",
+    "make_asset_card",
+    "make_asset_sheet",
+    "make_broken_card",
+    "make_sync_sheet",
+]
+
+# What an entry of the index is → its colour; what cannot be read comes first.
+STATES: Final[Mapping[str, str]] = MappingProxyType(
+    {"broken": "odd", **{category: category for category in CATEGORIES}}
+)
+# How the last synchronisation stands → the colour and shape of a status like it.
+SYNC_STATES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "never": "never",
+        "idle": "online",
+        "syncing": "going",
+        "interrupted": "stale",
+        "failed": "fault",
+        "odd": "odd",
+    }
+)
+COLUMNS: Final = ("name", "label", "type", "required", "default", "placeholder", "options")  # fmt: skip
+LONGEST_REASON: Final = 2_000  # characters
+LONGEST_TEXT: Final = 65_536  # characters of one field on an asset's page
+MOST_ROWS: Final = 500
+MOST_FAULTS: Final = 100
+LATEST: Final = 253_402_300_800  # the year 10000, in Unix seconds
+INTERVAL: Final = 2.0  # seconds between two looks, at least
+SLICE: Final = 500  # cards without letting others run
+WHOLE: Final = 30.0  # seconds until the index is read though no change was reported
+
+_T = TypeVar("_T")
+
+
+def make_asset_card(one: AssetSummary) -> JSONObject:
+    """Make the card of an asset.
+
+    ``key`` is what it is known by (its page is ``/assets/`` and this), ``state`` one of
+    ``STATES`` and ``kind`` its colour, ``problem`` what is wrong with the entry or ``""``.
+    """
+    known = one.category in CATEGORIES
+    problem = "" if known else f"category: {one.category}"
+    return _card(one.id, one.name, one.category if known else "broken", problem) | {
+        "version": shorten(one.version),
+        "about": shorten(one.description),
+    }
+
+
+def make_broken_card(asset_id: str, fault: DecodeError) -> JSONObject:
+    """Make the card of an entry of the index that cannot be read."""
+    return _card(asset_id, asset_id, "broken", str(fault))
+
+
+def _card(asset_id: str, name: str, state: str, problem: str) -> JSONObject:
+    return {
+        "key": quote_name(asset_id),
+        "id": shorten(asset_id),
+        "name": shorten(name),
+        "version": "",
+        "about": "",
+        "state": state,
+        "kind": STATES[state],
+        "problem": shorten(problem),
+    }
+
+
+def make_sync_sheet(
+    state: SyncState, now: float, problems: Sequence[str] = ()
+) -> JSONObject:
+    """Say how the last synchronisation stands at a moment, in seconds since 1970.
+
+    ``state`` is one of ``SYNC_STATES`` and ``kind`` its colour, ``said`` what stands there
+    where it is no status; ``age`` and ``time`` are those of the last complete one,
+    ``reason`` and ``faults`` those of one that failed, ``problems`` those of the library's
+    own keys.
+    """
+    status, at, report = state.sync_status, state.last_sync_time, state.report
+    if state.is_interrupted:
+        status = "interrupted"
+    failed = report if report is not None and status == "failed" else None
+    shown = status or "never"
+    return {
+        "state": shown if shown in SYNC_STATES else "odd",
+        "kind": SYNC_STATES.get(shown, "odd"),
+        "said": "" if shown in SYNC_STATES else shorten(shown),
+        "age": None if at is None else max(0.0, now - at),
+        "time": _time(at),
+        "commit": shorten(state.last_commit_sha),
+        "count": state.synced_count,
+        "source": "" if report is None else shorten(report.source),
+        "reason": "" if failed is None else shorten(failed.reason, LONGEST_REASON),
+        "faults": [
+            shorten(str(fault), LONGEST_REASON)
+            for fault in (() if failed is None else failed.broken[:MOST_FAULTS])
+        ],
+        "problems": [visible(problem) for problem in problems],
+    }
+
+
+def make_asset_sheet(asset: Asset) -> JSONObject:
+    """Say all of one asset: texts, a table of its settings (``COLUMNS``), JSON."""
+    known = asset.category in CATEGORIES
+    return {
+        "id": shorten(asset.id),
+        "name": shorten(asset.name),
+        "version": shorten(asset.version),
+        "category": shorten(asset.category),
+        "state": asset.category if known else "broken",
+        "kind": STATES[asset.category if known else "broken"],
+        "author": shorten(asset.author),
+        "about": visible_lines(_cut(asset.description)),
+        "path": shorten(asset.github_path, LONGEST_REASON),
+        "sha": shorten(asset.github_sha),
+        "created": _time(asset.created_at),
+        "updated": _time(asset.updated_at),
+        "config": [
+            [_say(item.get(name)) for name in COLUMNS]
+            for item in asset.config_schema[:MOST_ROWS]
+        ],
+        "agent_specs": _indent(asset.agent_specs),
+        "runtime": _indent(asset.runtime),
+    }
+
+
+def _say(value: Any) -> str:
+    if value is None or value in ("", []):
+        return ""
+    text = value if isinstance(value, str) else encode(value).decode()
+    return shorten(text, LONGEST_REASON)
+
+
+def _indent(value: JSONObject | None) -> str:
+    return "" if value is None else visible_lines(_cut(encode_lines(value)))
+
+
+def _cut(text: str) -> str:
+    return text[:LONGEST_TEXT] + "…" * (len(text) > LONGEST_TEXT)
+
+
+def _time(at: int | None) -> str:
+    if at is None:
+        return ""
+    text = format_timestamp(at) if at < LATEST else str(at)
+    return text.replace("T", " ").replace(".000Z", " UTC")
+
+
+class AssetFeed(CardWatch):
+    """Which assets there are, how the last synchronisation went, and what changes.
+
+    The index is read when the list of changes has changed, and now and then.
+    """
+
+    kind = "assets"
+
+    def __init__(self, library: AssetLibrary) -> None:
+        super().__init__(library)
+        self.library = library
+        self.assets: list[AssetSummary] = []
+        self.broken: dict[str, DecodeError] = {}  # id → what is wrong with the entry
+        self.state = SyncState()
+        self.problems: list[str] = []  # of the library's own keys
+
+    def sync_sheet(self) -> JSONObject:
+        """Say how the last synchronisation stands, as of now."""
+        return make_sync_sheet(self.state, clock(), self.problems)
+
+    @staticmethod
+    def _place_of(card: JSONObject) -> tuple[bool, str]:
+        """Say where a card stands: what cannot be read first, then by id."""
+        return card["state"] != "broken", card["id"]
+
+    async def _watch_once(self) -> None:
+        told: list[str] | None = None
+        whole_at = 0.0
+        cards: list[JSONObject] = []
+        while True:
+            began = anyio.current_time()
+            problems: list[str] = []
+            state = await _read(self.library.sync_state(), SyncState(), problems)
+            before, told = told, await _read(self.library.changes(KEPT), [], problems)
+            if told != before or began >= whole_at or problems != self.problems:
+                found = await _read(self.library.read_index(), ([], {}), problems)
+                self.assets, self.broken = found
+                cards = [make_broken_card(*pair) for pair in self.broken.items()]
+                for number, one in enumerate(self.assets):
+                    cards.append(make_asset_card(one))
+                    if number % SLICE == 0:
+                        await anyio.lowlevel.checkpoint()
+                whole_at = began + WHOLE
+            self.state, self.problems = state, problems
+            self._replace(cards)
+            await anyio.sleep(pause_after(began, INTERVAL))
+
+
+async def _read(reading: Awaitable[_T], otherwise: _T, problems: list[str]) -> _T:
+    """Read one key; where another type stands, record that, and go on without it."""
+    try:
+        return await reading
+    except WrongTypeError as error:
+        problems.append(str(error))
+        return otherwise

@@ -1,0 +1,358 @@
+"""Changes of statuses: the journal of them, and the webhook that posts each of them.
+
+Signatures are those of Standard Webhooks (https://www.standardwebhooks.com), for which
+there are libraries to verify them in most languages. h11 is what uvicorn speaks HTTP
+with; a post is one request on a connection of its own, under one deadline.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import logging
+import secrets
+import ssl
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+import anyio
+import h11
+from anyio.abc import ByteStream
+
+import bls_agent
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.codec import JSONObject, encode, format_timestamp
+from bls_agent.core.errors import RedisUnavailableError
+from bls_agent.ops.fleet import Condition, ProjectView
+from bls_agent.ops.web.config import WebhookTarget
+from bls_agent.ops.web.feeds.fleet import FleetFeed
+from bls_agent.ops.web.requests import project_path, show_name
+
+__all__ = ["Journal", "StatusChange", "Webhook"]
+
+KEPT: Final = 1_000  # changes
+TICK: Final = 1.0  # seconds between two looks while nothing happens
+GONE_FOR: Final = 5.0  # seconds for which a status is missing before that is a change
+SETTLE: Final = 45.0  # seconds after an outage: services refresh every 30 s
+MANY: Final = 2  # statuses that may vanish at once
+ABSENT: Final = frozenset({Condition.STALE, Condition.NEVER})
+
+MOST: Final = 1_000  # changes that wait to be posted
+AT_ONCE: Final = 100  # changes in one post
+DEADLINE: Final = 10.0  # seconds for one post, from the name's look-up to the answer
+LONGEST_PAUSE: Final = 60.0  # seconds between two posts
+GIVE_UP: Final = 3_600.0  # seconds after which a post is dropped
+REMIND: Final = 60.0  # seconds between two warnings
+HEAD: Final = 16 * 1024  # bytes of an answer's head
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusChange:
+    """One change."""
+
+    number: int  # counts the changes of this console from 1
+    project: str
+    before: Condition | None  # None for a project that is new
+    after: Condition
+    at: float  # Unix time by the clock of Redis, as far as it was watched
+
+    def to_dict(self) -> JSONObject:
+        """Describe it for JSON."""
+        return {
+            "id": self.number,
+            "projectName": show_name(self.project),
+            "path": project_path(self.project),
+            "from": self.before and self.before.value,
+            "to": self.after.value,
+            "timestamp": format_timestamp(self.at),
+        }
+
+
+class Journal:
+    """Watches the fleet from the beginning to the end of the console.
+
+    While Redis is away nothing is recorded, and for some
+    time afterwards no status is called missing: after a restart of Redis all of them are,
+    until their services refresh them. The same holds when more than half of them vanish at once.
+    """
+
+    def __init__(
+        self,
+        fleet: FleetFeed,
+        listeners: Sequence[Callable[[StatusChange], None]],
+        clock: Callable[[], float] = time.time,  # noqa: TID251 - the outermost place
+    ) -> None:
+        self._fleet = fleet
+        self._listeners = listeners
+        self._known: dict[str, Condition] = {}
+        self._missing: dict[str, float] = {}  # project → when its absence is believed
+        self._begun = self._away = False
+        self._settled_at = 0.0
+        self._count = 0
+        self._changes: deque[StatusChange] = deque(maxlen=KEPT)
+        self.since = clock()  # when the console began
+
+    @property
+    def unavailable(self) -> RedisUnavailableError | None:
+        """Why Redis does not answer."""
+        return self._fleet.unavailable
+
+    @property
+    def forgotten(self) -> int:
+        """How many changes were noted and are not kept any more."""
+        return self._count - len(self._changes)
+
+    def changes(self, project: str, after: int, limit: int) -> list[StatusChange]:
+        """Give the newest changes with a higher number than ``after``, newest last.
+
+        Those of a project, or of all projects for ``""``.
+        """
+        found = [
+            change
+            for change in self._changes
+            if change.number > after and project in {"", change.project}
+        ]
+        return found[-limit:]
+
+    async def run(self) -> None:
+        """Watch until the console ends."""
+        place = 0
+        with self._fleet.wanted():
+            while not self._fleet.closed:
+                place = await self._fleet.wait(place, TICK)
+                try:
+                    self.check(anyio.current_time())
+                except Exception:  # the console goes on, and its log says why
+                    logger.exception("the journal of status changes missed a look")
+
+    def check(self, now: float) -> None:
+        """Compare what the fleet looks like with what was noted."""
+        if self._fleet.unavailable is not None:
+            self._away = True
+        elif self._fleet.looked:
+            if self._away:
+                self._away, self._settled_at = False, now + SETTLE
+                self._missing.clear()
+            self._compare(self._fleet.views, now)
+
+    def _compare(self, views: Mapping[str, ProjectView], now: float) -> None:
+        lost = [name for name, view in views.items() if self._is_lost(name, view)]
+        if len(lost) > max(MANY, len(self._known) // 2):
+            self._settled_at = now + SETTLE  # Redis has forgotten them, not they us
+        for project, view in views.items():
+            before, after = self._known.get(project), view.condition
+            if after is before:
+                self._missing.pop(project, None)
+            elif before is None and (not self._begun or after in ABSENT):
+                self._record_first(project, after, now)
+            elif before is None and now < self._settled_at:
+                self._known[project] = after
+            elif after not in ABSENT or self._is_gone(project, now):
+                self._record(project, before, view)
+        for project in self._known.keys() - views.keys():
+            del self._known[project]
+            self._missing.pop(project, None)
+        self._begun = True
+
+    def _record_first(self, project: str, condition: Condition, now: float) -> None:
+        """Begin with what is there; what an outage hides is not known yet."""
+        if condition not in ABSENT or now >= self._settled_at:
+            self._known[project] = condition
+
+    def _is_lost(self, project: str, view: ProjectView) -> bool:
+        """Tell a status that was there at the look before and is not any more."""
+        known = self._known.get(project, Condition.NEVER)
+        new = project not in self._missing
+        return new and view.condition in ABSENT and known not in ABSENT
+
+    def _is_gone(self, project: str, now: float) -> bool:
+        due = max(now + GONE_FOR, self._settled_at)
+        return now >= self._missing.setdefault(project, due)
+
+    def _record(
+        self, project: str, before: Condition | None, view: ProjectView
+    ) -> None:
+        self._missing.pop(project, None)
+        self._known[project] = view.condition
+        self._count += 1
+        change = StatusChange(
+            number=self._count,
+            project=project,
+            before=before,
+            after=view.condition,
+            at=view.changed_at,
+        )
+        self._changes.append(change)
+        for listener in self._listeners:
+            listener(change)
+
+
+class Webhook:
+    """Posts what it is told, in order, as long as the other side takes to accept it.
+
+    A post is repeated with growing pauses until it is answered with 2xx; after an hour it
+    is dropped. Redirections are not followed. At most 1,000 changes wait: of more the
+    oldest are dropped, and the next post says how many.
+    """
+
+    def __init__(
+        self,
+        target: WebhookTarget,
+        about: Mapping[str, str],
+        counts: Counter[str],
+        clock: Callable[[], float] = time.time,  # noqa: TID251 - the outermost place
+    ) -> None:
+        self._target = target
+        self._about = dict(about)  # which console it is: part of every post
+        self._counts = counts
+        self._clock = clock
+        self._key = target.key
+        self._waiting: deque[StatusChange] = deque()
+        self._more = anyio.Event()
+        self._posting = 0  # changes that are under way
+        self._dropped = 0  # since the last post that was accepted
+        self._said_at = float("-inf")
+
+    def put(self, change: StatusChange) -> None:
+        """Have a change posted; never waits."""
+        if len(self._waiting) >= MOST:
+            self._waiting.popleft()
+            self._drop(1)
+        self._waiting.append(change)
+        self._more.set()
+
+    async def run(self) -> None:
+        """Post until it is cancelled."""
+        tls = ssl.create_default_context() if self._is_secure else None
+        try:
+            while True:
+                if not self._waiting:
+                    self._more = anyio.Event()
+                    await self._more.wait()
+                await self._deliver(tls)
+        finally:
+            if left := len(self._waiting) + self._posting:
+                text = "the console ends; %d changes were not posted to %s"
+                logger.warning(text, left, self._target.place)
+
+    @property
+    def _is_secure(self) -> bool:
+        return self._target.url.lower().startswith("https:")
+
+    async def _deliver(self, tls: ssl.SSLContext | None) -> None:
+        """Post the oldest changes until that has succeeded, or for an hour."""
+        number = self._posting = min(len(self._waiting), AT_ONCE)
+        changes = [self._waiting.popleft() for _ in range(number)]
+        name, dropped = f"msg_{secrets.token_hex(12)}", self._dropped
+        body = encode(
+            {
+                "type": "status.changed",
+                "timestamp": format_timestamp(self._clock()),
+                "data": {
+                    **self._about,
+                    "dropped": dropped,
+                    "changes": [change.to_dict() for change in changes],
+                },
+            }
+        )
+        backoff, began = Backoff(base=1.0, cap=LONGEST_PAUSE), anyio.current_time()
+        while reason := await self._post(name, body, tls):
+            self._counts["webhook_posts_failed"] += 1
+            self._warn(reason)
+            if anyio.current_time() - began > GIVE_UP:
+                self._posting = 0
+                self._drop(number)
+                return
+            await anyio.sleep(backoff.failed())
+        self._posting = 0
+        self._counts["webhook_changes_posted"] += number
+        self._dropped -= dropped
+        if backoff.failures:
+            logger.info("webhook %s takes posts again", self._target.place)
+            self._said_at = float("-inf")
+
+    def _drop(self, number: int) -> None:
+        self._dropped += number
+        self._counts["webhook_changes_dropped"] += number
+
+    def _warn(self, reason: str) -> None:
+        now = anyio.current_time()
+        if now - self._said_at < REMIND:
+            return
+        self._said_at = now
+        text = "webhook %s: %s; it is tried again (%d changes wait, %d were dropped)"
+        place, waiting = self._target.place, len(self._waiting)
+        logger.warning(text, place, reason, waiting, self._dropped)
+
+    async def _post(self, name: str, body: bytes, tls: ssl.SSLContext | None) -> str:
+        """Post once; give what went wrong, ``""`` if it was accepted."""
+        try:
+            with anyio.fail_after(DEADLINE):
+                status = await self._send(self._sign(name, body), body, tls)
+        except TimeoutError:
+            return f"no answer within {DEADLINE:g} s"
+        except Exception as error:  # noqa: BLE001 - whatever it is: the console goes on
+            return str(error.__cause__ or error) or type(error).__name__
+        if 200 <= status < 300:  # noqa: PLR2004 - HTTP's own
+            return ""
+        return f"it answered {status}" if status else "it closed the connection"
+
+    def _sign(self, name: str, body: bytes) -> dict[str, str]:
+        moment = str(int(self._clock()))
+        signed = f"{name}.{moment}.".encode() + body
+        digest = base64.b64encode(hmac.digest(self._key, signed, "sha256")).decode()
+        return {
+            "webhook-id": name,
+            "webhook-timestamp": moment,
+            "webhook-signature": f"v1,{digest}",
+        }
+
+    async def _send(
+        self, signature: Mapping[str, str], body: bytes, tls: ssl.SSLContext | None
+    ) -> int:
+        parts = urlsplit(self._target.url)
+        headers = {
+            "host": parts.netloc,
+            "user-agent": f"bls-agent/{bls_agent.__version__}",
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+            **signature,
+        }
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        request = h11.Request(method="POST", target=path, headers=[*headers.items()])
+        wire = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD)
+        written = [wire.send(event) for event in (request, h11.Data(data=body))]
+        port = parts.port or (443 if tls else 80)
+        host = parts.hostname or ""
+        stream: ByteStream = (
+            await anyio.connect_tcp(host, port)
+            if tls is None
+            else await anyio.connect_tcp(
+                host, port, ssl_context=tls, tls_standard_compatible=False
+            )
+        )
+        async with stream:
+            await stream.send(b"".join(part or b"" for part in written))
+            return await _read_status(wire, stream)
+
+
+async def _read_status(wire: h11.Connection, stream: ByteStream) -> int:
+    """Read the status of an answer, 0 if there is none; the rest is not of interest."""
+    while True:
+        event = wire.next_event()
+        if isinstance(event, h11.Response):
+            return event.status_code
+        if event is h11.NEED_DATA:
+            try:
+                wire.receive_data(await stream.receive())
+            except anyio.EndOfStream:
+                wire.receive_data(b"")
+        elif not isinstance(event, h11.InformationalResponse):
+            return 0

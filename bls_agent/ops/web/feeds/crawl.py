@@ -1,0 +1,171 @@
+"""Crawl queues: one look for any number of pages, and the card of a queue.
+
+A card is language-independent. Its texts are fit to be shown
+(:func:`~bls_agent.ops.terminal.visible`); the page words and colours it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import anyio
+import anyio.lowlevel
+
+from bls_agent.core.codec import JSONObject, format_timestamp
+from bls_agent.core.redaction import redact
+from bls_agent.crawl.namespace import Namespace
+from bls_agent.crawl.overview import QueueOverview, QueueView
+from bls_agent.crawl.queue import FailedRequest, QueueStats
+from bls_agent.ops.terminal import visible
+from bls_agent.ops.web.feeds.watch import CardWatch, pause_after, shorten
+from bls_agent.ops.web.requests import quote_name
+
+__all__ = [
+    "FIGURES",
+    "STATES",
+    "TOTALS",
+    "CrawlFeed",
+    "make_failure",
+    "make_queue_card",
+    "rates_between",
+]
+
+# What a queue may be, the worst first → the colour and shape of a status like it.
+STATES: Final[Mapping[str, str]] = MappingProxyType(
+    {"broken": "odd", "waiting": "stale", "working": "going", "empty": "offline"}
+)
+_RANKS: Final = {state: rank for rank, state in enumerate(STATES)}
+FIGURES: Final = ("waiting", "in_flight", "delayed", "failed", "push_rate", "take_rate")
+TOTALS: Final = ("pushed", "taken", "acknowledged", "retried", "expired")
+WHOLE: Final = 10  # a rate from here on is said without a fraction
+LONGEST_TEXT: Final = 2_000  # characters of a URL, a reason
+UNKNOWN: Final = "—"
+INTERVAL: Final = 2.0  # seconds between two looks, at least
+SEARCH: Final = 10.0  # seconds between two searches for queues, at least
+SLICE: Final = 500  # cards without letting others run
+
+_Rates = tuple[float, float]
+
+
+def rates_between(before: QueueStats | None, now: QueueStats | None) -> _Rates | None:
+    """Say how many requests a second were pushed and taken between two looks.
+
+    ``None`` for the first look, and where the counters began anew in between.
+    """
+    if before is None or now is None or now.seen_at <= before.seen_at:
+        return None
+    pushed, taken = now.pushed - before.pushed, now.taken - before.taken
+    seconds = now.seen_at - before.seen_at
+    return None if min(pushed, taken) < 0 else (pushed / seconds, taken / seconds)
+
+
+def make_queue_card(view: QueueView, rates: _Rates | None = None) -> JSONObject:
+    """Make the card of a queue.
+
+    ``key`` is what it is known by (its page is ``/crawl/`` and this), ``state`` one of
+    ``STATES`` and ``kind`` its colour and shape, ``problem`` one word or ``""``,
+    ``figures`` gives a text for each of ``FIGURES`` and ``TOTALS``.
+    """
+    name, stats, problem = view
+    state = "broken" if stats is None else _state_of(stats, rates)
+    return {
+        "key": quote_name(name.shown),
+        "project": shorten(name.project),
+        "spider": shorten(name.spider or ""),
+        "state": state,
+        "kind": STATES[state],
+        "problem": visible(problem),
+        "failing": stats is not None and stats.failed > 0,
+        "figures": _figures(stats, rates),
+    }
+
+
+def _state_of(stats: QueueStats, rates: _Rates | None) -> str:
+    if stats.in_flight or (rates and rates[1]):
+        return "working"
+    return "waiting" if stats.waiting or stats.delayed else "empty"
+
+
+def _figures(stats: QueueStats | None, rates: _Rates | None) -> JSONObject:
+    counted = [name for name in (*FIGURES, *TOTALS) if not name.endswith("rate")]
+    told: JSONObject = {
+        name: UNKNOWN if stats is None else f"{getattr(stats, name):,}"
+        for name in counted
+    }
+    pairs = zip(("push_rate", "take_rate"), rates or (None, None), strict=True)
+    return told | {name: _say_rate(rate) for name, rate in pairs}
+
+
+def _say_rate(rate: float | None) -> str:
+    if rate is None:
+        return UNKNOWN
+    return f"{rate:,.0f}" if rate >= WHOLE or not rate else f"{rate:.1f}"
+
+
+def make_failure(one: FailedRequest) -> JSONObject:
+    """Make a row of the failed list: texts, without credentials."""
+    request = one.request
+    url = "" if request is None else f"{request.method} {request.url}"
+    return {
+        "time": _time(one.failed_at),
+        "attempts": f"{one.attempts:,}",
+        "priority": f"{one.priority:g}",
+        "request": shorten(redact(url), LONGEST_TEXT),
+        "reason": shorten(redact(one.reason), LONGEST_TEXT),
+        "readable": request is not None,
+    }
+
+
+def _time(seconds: float) -> str:
+    try:
+        return format_timestamp(seconds)[:19].replace("T", " ")
+    except (ValueError, OverflowError, OSError):
+        return UNKNOWN
+
+
+class CrawlFeed(CardWatch):
+    """Which crawl queues there are, what they hold, and how fast that changes."""
+
+    kind = "queues"
+
+    def __init__(self, overview: QueueOverview) -> None:
+        super().__init__(overview)
+        self.overview = overview
+        self.views: dict[Namespace, QueueView] = {}
+        self.rates: dict[Namespace, _Rates | None] = {}  # between the last two looks
+
+    @staticmethod
+    def _place_of(card: JSONObject) -> tuple[int, str, str]:
+        """Say where a card stands: the worst first, by name among equals."""
+        return _RANKS[card["state"]], card["project"], card["spider"]
+
+    async def _watch_once(self) -> None:
+        before: dict[Namespace, QueueView] = {}  # rates since an outage say nothing
+        names: list[Namespace] = []
+        search_at = 0.0
+        while True:
+            began = anyio.current_time()
+            if began >= search_at:
+                names = await self.overview.find()
+                search_at = began + pause_after(began, SEARCH)
+            began = anyio.current_time()
+            await self._take(await self.overview.read(names), before)
+            before = self.views
+            await anyio.sleep(pause_after(began, INTERVAL))
+
+    async def _take(
+        self, found: list[QueueView], before: dict[Namespace, QueueView]
+    ) -> None:
+        rates: dict[Namespace, _Rates | None] = {}
+        cards: list[JSONObject] = []
+        for number, view in enumerate(found):
+            known = before.get(view.name)
+            rate = rates_between(known.stats if known else None, view.stats)
+            rates[view.name] = rate
+            cards.append(make_queue_card(view, rate))
+            if number % SLICE == 0:
+                await anyio.lowlevel.checkpoint()
+        self.views, self.rates = {view.name: view for view in found}, rates
+        self._replace(cards)

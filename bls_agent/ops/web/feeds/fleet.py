@@ -1,0 +1,118 @@
+"""All projects: one watch for any number of wallboards, and the card of a project.
+
+A card is language-independent and made once for all followers. Its texts are fit to be
+shown (:func:`~bls_agent.ops.terminal.visible`); the page words and colours it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import anyio
+
+from bls_agent.core.codec import JSONObject
+from bls_agent.core.errors import RedisUnavailableError
+from bls_agent.ops.fleet import Condition, Fleet, FleetChange, ProjectView
+from bls_agent.ops.terminal import visible
+from bls_agent.ops.web.feeds.watch import SharedWatch, later, shorten
+from bls_agent.ops.web.requests import project_path
+
+__all__ = ["KINDS", "FleetFeed", "make_card", "place_of", "sort_cards"]
+
+LONGEST_STATUS: Final = 40  # characters of what stands where a status should
+
+KINDS: Final = tuple(condition.value for condition in Condition)
+
+
+def make_card(view: ProjectView, late: float = 0.0) -> JSONObject:
+    """Make the card of a project that was seen ``late`` seconds ago.
+
+    ``path`` is its page and what it is known by, ``kind`` one of ``KINDS``, ``odd`` what
+    stands where a status should, ``age_known`` whether the status's age is no estimate,
+    ``last`` the newest record's age, ``queue`` ``None`` where the key holds another type,
+    ``rate`` records a second, ``estimated`` whether errors and rates are.
+    """
+    return {
+        "path": project_path(view.project),
+        "name": visible(view.project),
+        "kind": view.condition.value,
+        "presence": view.presence.value,
+        "odd": visible(view.status_text[:LONGEST_STATUS]),
+        "age": later(view.age, late),
+        "age_known": view.age_exact,
+        "ttl": later(view.ttl, -late),
+        "last": later(view.last_record_age, late),
+        "queue": view.queue,
+        "errors": view.errors,
+        "rate": round(view.rate, 1),
+        "rates": list(view.rates),
+        "estimated": view.estimated,
+        "error": shorten(view.last_error.message) if view.last_error else "",
+        "error_age": later(view.last_error_age, late),
+    }
+
+
+def sort_cards(
+    views: Iterable[ProjectView], late: Mapping[str, float]
+) -> list[JSONObject]:
+    """Make all cards, worst first; ``late`` says for each project when it was seen."""
+    cards = [make_card(view, late.get(view.project, 0.0)) for view in views]
+    return sorted(cards, key=place_of)
+
+
+def place_of(card: JSONObject) -> tuple[int, str]:
+    """Say where a card stands: worst first, by name among equals."""
+    return KINDS.index(card["kind"]), card["name"]
+
+
+class FleetFeed(SharedWatch):
+    """What all projects look like, and what of that changes."""
+
+    kind = "cards"
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__(fleet)
+        self._fleet = fleet
+        self._seen_at: dict[str, float] = {}
+        self.views: dict[str, ProjectView] = {}
+
+    def seconds_since(self, project: str) -> float:
+        """Tell how long ago a project was seen as it is: its view's ages are of then."""
+        now = anyio.current_time()
+        return now - self._seen_at.get(project, now)
+
+    async def forget(self, project: str) -> None:
+        """Leave out a project whose keys were deleted."""
+        await self._fleet.forget(project)
+        gone = frozenset({project})
+        self._take(FleetChange(gone=gone, unavailable=self.unavailable), whole=False)
+
+    def cards(self) -> list[JSONObject]:
+        """Make the cards of all projects, as of now."""
+        late = {name: self.seconds_since(name) for name in self.views}
+        return sort_cards(self.views.values(), late)
+
+    async def _watch_once(self) -> None:
+        complete = False  # the first change that is no outage tells everything
+        async for change in self._fleet.watch():
+            self._take(change, whole=not complete)
+            complete = complete or change.unavailable is None
+
+    def _take_outage(self, error: RedisUnavailableError) -> None:
+        self._take(FleetChange(unavailable=error), whole=False)
+
+    def _take(self, change: FleetChange, *, whole: bool) -> None:
+        gone = change.gone
+        if whole and change.unavailable is None:
+            gone = frozenset(self.views.keys() - change.views.keys())
+        self.unavailable = change.unavailable
+        self.looked = self.looked or change.unavailable is None
+        self.views.update(change.views)
+        self._seen_at.update(dict.fromkeys(change.views, anyio.current_time()))
+        for name in gone:
+            self.views.pop(name, None)
+            self._seen_at.pop(name, None)
+        cards = [make_card(view) for view in change.views.values()]
+        self._publish(cards, [project_path(name) for name in sorted(gone)])
+        self._seen.set()

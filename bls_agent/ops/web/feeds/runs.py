@@ -1,0 +1,155 @@
+"""Runs: one watch for any number of pages, and the card of a run.
+
+A card is language-independent. Its texts are fit to be shown
+(:func:`~bls_agent.ops.terminal.visible`); the page words and colours it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+import anyio
+
+from bls_agent.core.codec import JSONObject, JSONValue
+from bls_agent.ops.terminal import visible_lines
+from bls_agent.ops.web.feeds.watch import (
+    SharedWatch,
+    clock,
+    encode_picture,
+    pause_after,
+    shorten,
+)
+from bls_agent.runs import EventStore, RunList, RunState, RunSummary
+
+__all__ = ["STATES", "RunFeed", "make_run_card", "place_of_run", "run_path"]
+
+# How a run may stand → the colour and shape of a status like it.
+STATES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        RunState.RUNNING.value: "going",
+        RunState.LOST.value: "stale",
+        RunState.OPEN.value: "never",
+        RunState.FAILED.value: "fault",
+        RunState.COMPLETED.value: "online",
+        RunState.CANCELLED.value: "offline",
+        RunState.CLOSED.value: "offline",
+    }
+)
+LONGEST_NAME: Final = 60  # characters
+INTERVAL: Final = 2.0  # seconds between two looks, at least
+MOST: Final = 500  # runs that are shown
+
+
+def run_path(run_id: int) -> str:
+    """Give the address of a run's page."""
+    return f"/runs/{run_id}"
+
+
+def make_run_card(run: RunSummary, now: float, *, whole: bool = False) -> JSONObject:
+    """Make the card of a run; ``whole`` tells all of its error, in its lines.
+
+    ``id`` is a text, as a page's numbers end at 2^53. ``state`` is one of ``STATES`` and
+    ``kind`` its colour and shape; ``started`` and ``age`` are seconds since the oldest and
+    the newest event that are kept, ``at`` is when the newest was written. ``took``, of a
+    run that has ended, counts from the oldest event that is kept.
+    """
+    source = run.source or {}
+    names = ("agent_name", "agent_id", "agent_type", "team_name")
+    return {
+        "id": str(run.run_id),
+        "path": run_path(run.run_id),
+        "state": run.state.value,
+        "kind": STATES[run.state.value],
+        "length": run.length,
+        "sequence": run.sequence,
+        "started": _seconds_since(run.started_at, now),
+        "age": _seconds_since(run.last_at, now),
+        "at": run.last_at or 0.0,
+        "ttl": None if run.ttl is None else round(run.ttl, 1),
+        "task": shorten(run.task),
+        "error": visible_lines(run.error) if whole else shorten(run.error),
+        "took": _took(run),
+        "source": shorten(next(filter(None, map(source.get, names)), ""), LONGEST_NAME),
+        "last": shorten(run.last, LONGEST_NAME),
+    }
+
+
+def _seconds_since(at: float | None, now: float) -> JSONValue:
+    return None if at is None else round(max(0.0, now - at), 1)
+
+
+def _took(run: RunSummary) -> JSONValue:
+    if not run.ended or run.started_at is None or run.last_at is None:
+        return None
+    return round(run.last_at - run.started_at, 3)
+
+
+def place_of_run(card: JSONObject) -> tuple[bool, float, int]:
+    """Say where a card stands: what runs first, by its number; then the newest end.
+
+    What runs does not change places with every event.
+    """
+    running = card["state"] == RunState.RUNNING
+    return not running, 0.0 if running else -card["at"], -int(card["id"])
+
+
+class RunFeed(SharedWatch):
+    """Which runs there are, and what of that changes; it closes the store."""
+
+    kind = "runs"
+
+    def __init__(self, store: EventStore) -> None:
+        super().__init__(store)
+        self._store = store
+        self.runs: dict[int, RunSummary] = {}  # the newest, by their ids
+        self.total = 0  # how many there are
+        self.left_out: dict[str, int] = {}  # why a key is no run → how many such keys
+
+    def cards(self) -> list[JSONObject]:
+        """Make the cards of all runs, as of now."""
+        now = clock()
+        found = [make_run_card(run, now) for run in self.runs.values()]
+        return sorted(found, key=place_of_run)
+
+    def _write_picture(self) -> bytes:
+        more: JSONObject = {"gone": [], "total": self.total}
+        return encode_picture(self.kind, self.cards(), self.unavailable, **more)
+
+    def _publish(
+        self,
+        cards: Iterable[JSONObject] = (),
+        gone: Iterable[str] = (),
+        **more: JSONValue,
+    ) -> None:
+        super()._publish(cards, gone, total=self.total, **more)
+
+    async def _watch_once(self) -> None:
+        while True:
+            began = anyio.current_time()
+            self._take(await self._store.runs(MOST))
+            await anyio.sleep(pause_after(began, INTERVAL))
+
+    def _take(self, found: RunList) -> None:
+        before, self.runs = self.runs, {run.run_id: run for run in found}
+        now = clock()
+        cards = [
+            make_run_card(run, now)
+            for run_id, run in self.runs.items()
+            if run_id not in before or _looks_other(run, before[run_id])
+        ]
+        gone = before.keys() - self.runs.keys()
+        turned = self.unavailable is not None or self.total != found.total
+        self.total, self.left_out = found.total, dict(found.left_out)
+        self.unavailable, self.looked = None, True
+        self._seen.set()
+        if cards or gone or turned:
+            self._publish(cards, map(str, sorted(gone)))
+
+
+def _looks_other(run: RunSummary, before: RunSummary) -> bool:
+    seen, known = (
+        (one.state, one.last_id, one.length, one.first_id) for one in (run, before)
+    )
+    return seen != known

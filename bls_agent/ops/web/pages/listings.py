@@ -1,0 +1,266 @@
+"""The pages of workers, runs, assets and crawl queues: all of a kind, and one of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from bls_agent.assets.records import AssetSummary
+from bls_agent.core.codec import JSONObject
+from bls_agent.core.errors import BlsError, ConfigurationError, RedisUnavailableError
+from bls_agent.crawl.namespace import Namespace
+from bls_agent.crawl.overview import QueueView
+from bls_agent.ops.terminal import visible
+from bls_agent.ops.web.commands import crawl_queue, requeue_failed
+from bls_agent.ops.web.feeds import assets, crawl, runs, workers
+from bls_agent.ops.web.feeds.watch import SharedWatch, clock
+from bls_agent.ops.web.pages.rendering import (
+    render,
+    render_if_new,
+    render_large,
+    texts_of,
+)
+from bls_agent.ops.web.requests import ANY_ASSET, ANY_QUEUE, quote_name
+from bls_agent.ops.web.run_api import run_in_path
+from bls_agent.ops.web.state import web_state
+from bls_agent.runs import EventCategory, RunState, RunSummary
+from bls_agent.workers import Worker
+
+__all__ = ["listing_routes"]
+
+FAILED: Final = 100  # entries of the failed list that are shown
+_BLANK_WORKER: Final = workers.make_worker_card(
+    Worker(kind=workers.GROUPS[0], id="", key="", problem="bad_field")
+)
+_BLANK_RUN: Final = runs.make_run_card(RunSummary(0, RunState.OPEN, 0), 0.0)
+_BLANK_ASSET: Final = assets.make_asset_card(AssetSummary("", "", "tool", ""))
+_BLANK_QUEUE: Final = crawl.make_queue_card(QueueView(Namespace("", None), None))
+
+
+async def _show_cards(
+    request: Request,
+    template: str,
+    watch: SharedWatch,
+    states: Mapping[str, str],
+    **values: Any,
+) -> Response:
+    """Show everything that a watch has seen, as cards, and count their states."""
+    await watch.ready()
+    cards = watch.cards()
+    counted = Counter(card["state"] for card in cards)
+    told = {
+        "cards": cards,
+        "states": states,
+        "counts": {state: counted[state] for state in states},
+        "away": watch.away,
+        "looked": bool(cards) or (watch.looked and not watch.unavailable),
+    }
+    return await render_large(request, template, **told, **values)
+
+
+async def _show_workers(request: Request) -> Response:
+    """Show every worker, by kind, the worst first."""
+    return await _show_cards(
+        request,
+        "workers.html",
+        web_state(request).workers,
+        workers.STATES,
+        here="/workers",
+        groups=workers.GROUPS,
+        blank=_BLANK_WORKER,
+    )
+
+
+async def _show_runs(request: Request) -> Response:
+    """Show the newest runs."""
+    watch = web_state(request).runs
+    await watch.ready()
+    return await _show_cards(
+        request,
+        "runs.html",
+        watch,
+        runs.STATES,
+        here="/runs",
+        total=watch.total,
+        blank=_BLANK_RUN,
+    )
+
+
+async def _show_run(request: Request) -> Response:
+    """Show one run: how it stands, and its events as they come."""
+    run_id = run_in_path(request)
+    found = await web_state(request).store.describe(run_id)
+    run = found or RunSummary(run_id, RunState.OPEN, 0)
+    return render(
+        request,
+        "run.html",
+        card=runs.make_run_card(run, clock(), whole=True),
+        there=found is not None,
+        states=runs.STATES,
+        categories=[category.value for category in EventCategory],
+    )
+
+
+async def _show_assets(request: Request) -> Response:
+    """Show every asset of the index, and how the last synchronisation went."""
+    feed = web_state(request).assets
+    await feed.ready()
+    return await _show_cards(
+        request,
+        "assets.html",
+        feed,
+        assets.STATES,
+        here="/assets",
+        sync=_describe_sync(feed),
+        blank=_BLANK_ASSET,
+    )
+
+
+def _describe_sync(feed: assets.AssetFeed) -> JSONObject | None:
+    known = feed.looked and feed.unavailable is None
+    return feed.sync_sheet() if known else None
+
+
+async def _show_sync(request: Request) -> Response:
+    """Give the head of the page of assets, if it has changed."""
+    feed = web_state(request).assets
+    await feed.ready()
+    sync = _describe_sync(feed)
+    return render_if_new(request, "asset_sync.html", sync=sync, away=feed.away)
+
+
+async def _show_asset(request: Request) -> Response:
+    """Show all of one asset."""
+    told = await _describe_asset(request)
+    status = 200 if told["asset"] else 503 if told["away"] else 404
+    return render(request, "asset.html", status, here="/assets", **told)
+
+
+async def _show_asset_again(request: Request) -> Response:
+    """Give all of one asset, if it has changed."""
+    return render_if_new(request, "asset_sheet.html", **await _describe_asset(request))
+
+
+async def _describe_asset(request: Request) -> dict[str, Any]:
+    asset_id: str = request.path_params["asset"]
+    feed = web_state(request).assets
+    sheet: JSONObject | None = None
+    away = ""
+    try:
+        asset = await feed.library.get(asset_id)
+        sheet = None if asset is None else assets.make_asset_sheet(asset)
+        if asset is None:
+            await feed.ready()  # whether the index knows it
+    except ConfigurationError:
+        pass  # no asset can have this id
+    except RedisUnavailableError as error:
+        away = error.kind
+    key = quote_name(asset_id)
+    return {
+        "asset": sheet,
+        "asset_id": visible(asset_id),
+        "key": key,
+        "listed": key in feed.by_key,
+        "columns": assets.COLUMNS,
+        "away": away,
+    }
+
+
+async def _show_queues(request: Request) -> Response:
+    """Show every crawl queue."""
+    return await _show_cards(
+        request,
+        "queues.html",
+        web_state(request).crawl,
+        crawl.STATES,
+        here="/crawl",
+        figures=crawl.FIGURES,
+        blank=_BLANK_QUEUE,
+    )
+
+
+async def _show_queue(request: Request) -> Response:
+    """Show one crawl queue."""
+    told = await _describe_queue(request)
+    status = 200 if told["card"] else 503 if told["away"] else 404
+    told |= await _describe_failed(request)
+    return render(request, "crawl_queue.html", status, here="/crawl", **told)
+
+
+async def _show_queue_again(request: Request) -> Response:
+    """Give what one queue holds, if it has changed."""
+    return render_if_new(request, "crawl_sheet.html", **await _describe_queue(request))
+
+
+async def _describe_queue(request: Request) -> dict[str, Any]:
+    feed = web_state(request).crawl
+    await feed.ready()
+    name: str = request.path_params["queue"]
+    return {
+        "card": feed.by_key.get(quote_name(name)),
+        "name": visible(name),
+        "key": quote_name(name),
+        "figures": crawl.FIGURES,
+        "totals": crawl.TOTALS,
+        "away": feed.away,
+    }
+
+
+async def _show_failed(request: Request) -> Response:
+    """Give the failed requests of one queue, if they have changed."""
+    told = await _describe_failed(request)
+    return render_if_new(request, "crawl_failed.html", **told)
+
+
+async def _requeue(request: Request) -> Response:
+    """Queue what failed once more, and say how many requests."""
+    texts = texts_of(request)
+    try:
+        count = await requeue_failed(request, request.path_params["queue"])
+        note = texts["requeued"].format(count=f"{count:,}")
+    except BlsError as error:
+        note = texts["not_requeued"].format(reason=visible(str(error)))
+        if isinstance(error, RedisUnavailableError) and error.kind == "no_permission":
+            note = texts["requeue_forbidden"]
+    told = await _describe_failed(request, note)
+    return render(request, "crawl_failed.html", **told)
+
+
+async def _describe_failed(request: Request, note: str = "") -> dict[str, Any]:
+    rows: list[JSONObject] = []
+    why = fault = ""
+    try:
+        async with crawl_queue(request, request.path_params["queue"]) as queue:
+            rows = [crawl.make_failure(one) for one in await queue.failed(FAILED + 1)]
+    except RedisUnavailableError as error:
+        why = visible(error.kind)
+    except BlsError as error:  # a key of another type, a name that no queue can have
+        fault = visible(str(error))
+    return {
+        "rows": rows[:FAILED],
+        "more": len(rows) > FAILED,
+        "why": why,
+        "fault": fault,
+        "note": note,
+    }
+
+
+listing_routes: Final = [
+    Route("/workers", _show_workers),
+    Route("/runs", _show_runs),
+    Route("/runs/{run}", _show_run),
+    Route("/assets", _show_assets),
+    Route(f"/assets/{ANY_ASSET}", _show_asset),
+    Route("/fragments/assets", _show_sync),
+    Route(f"/fragments/assets/{ANY_ASSET}", _show_asset_again),
+    Route("/crawl", _show_queues),
+    Route(f"/crawl/{ANY_QUEUE}", _show_queue),
+    Route(f"/fragments/crawl/{ANY_QUEUE}", _show_queue_again),
+    Route(f"/fragments/failed/{ANY_QUEUE}", _show_failed),
+    Route(f"/fragments/requeue/{ANY_QUEUE}", _requeue, methods=["POST"]),
+]

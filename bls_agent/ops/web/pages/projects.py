@@ -1,0 +1,488 @@
+"""The pages of projects: the wallboard, a project with its command form, the changes.
+
+Of the command form htmx fetches and sends parts: choosing a command gives its form, checking
+gives what would be sent, sending sends exactly that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from bls_agent.core.codec import JSONObject, JSONValue, decode_object, encode
+from bls_agent.core.errors import (
+    BlsError,
+    CommandError,
+    ConfigurationError,
+    ContractError,
+    LeaseHeldError,
+    RedisUnavailableError,
+)
+from bls_agent.ops.fleet import Presence, ProjectView
+from bls_agent.ops.terminal import visible
+from bls_agent.ops.texts import Texts
+from bls_agent.ops.web.commands import (
+    ask_help,
+    forget_project,
+    send_command,
+    withdraw_command,
+)
+from bls_agent.ops.web.feeds.fleet import KINDS, make_card, place_of
+from bls_agent.ops.web.feeds.watch import shorten
+from bls_agent.ops.web.forms import MisfitError, read_submission
+from bls_agent.ops.web.help import (
+    Absent,
+    Entry,
+    Field,
+    FieldKind,
+    Manual,
+    find_manual,
+    read_manual,
+)
+from bls_agent.ops.web.pages.rendering import (
+    Words,
+    error_page,
+    render,
+    render_large,
+    texts_of,
+)
+from bls_agent.ops.web.requests import (
+    ANY_NAME,
+    FIELD,
+    CommandRequest,
+    convert,
+    json_answer,
+    project_in_path,
+    project_in_query,
+    quote_name,
+    read_form,
+)
+from bls_agent.ops.web.state import existing_project, web_state
+from bls_agent.project.messages import Command, Status
+
+__all__ = ["project_routes"]
+
+SLICE: Final = 100  # cards without letting other tasks run
+LOOKED_AT: Final = 300  # records in which an answer to help may stand
+HELP_TIMEOUT: Final = 3.0
+WAITING: Final = 20  # commands of a queue that are shown
+LONGEST_COMMAND: Final = 1_000  # characters
+LONGEST_DEFAULT: Final = 60  # characters in a placeholder
+LONGEST_VALUE: Final = 200  # characters of what an error names
+LONGEST_SHOWN: Final = 20_000  # characters of what is about to be sent
+OTHER: Final = "other"
+_BLANK: Final[JSONObject] = make_card(ProjectView(project=""))
+
+
+async def _show_wallboard(request: Request) -> Response:
+    """Show every project, worst first."""
+    fleet = web_state(request).fleet
+    await fleet.ready()
+    views = dict(fleet.views)  # as it is now, whatever comes in between
+    late = {name: fleet.seconds_since(name) for name in views}
+
+    def make(view: ProjectView) -> JSONObject:
+        return make_card(view, late[view.project])
+
+    cards = sorted(await convert(views.values(), make, SLICE), key=place_of)
+    counted = Counter(card["kind"] for card in cards)
+    return await render_large(
+        request,
+        "wallboard.html",
+        here="/",
+        cards=cards,
+        counts={kind: counted[kind] for kind in KINDS},
+        kinds=KINDS,
+        blank=_BLANK,
+        away=fleet.away,
+        looked=bool(views) or (fleet.looked and not fleet.unavailable),
+    )
+
+
+async def _show_project(request: Request) -> Response:
+    """Show one project: its card, log and commands."""
+    project = project_in_path(request.scope)
+    fleet = web_state(request).fleet
+    await fleet.ready()
+    view = fleet.views.get(project)
+    if view is None and (fleet.unavailable or not fleet.looked):
+        return error_page(request, 503, name=project, detail=fleet.away)
+    view = view or await _newcomer(request, project)
+    if view is None:
+        return error_page(request, 404, name=project)
+    return render(
+        request,
+        "project.html",
+        card=make_card(view, fleet.seconds_since(project)),
+        query=f"{FIELD}={quote_name(project)}",
+        kinds=KINDS,
+        away=fleet.away,
+    )
+
+
+async def _newcomer(request: Request, project: str) -> ProjectView | None:
+    """Look for a project that the fleet has not seen yet."""
+    state = web_state(request)
+    if not project or not await state.console.exists(project):
+        return None
+    try:
+        status = await state.console.status(project)
+    except ContractError:
+        status = None
+    known = Presence.NEVER if status is None else Presence.UNTIMED
+    return ProjectView(project=project, status=status, presence=known)
+
+
+async def _show_changes(request: Request) -> Response:
+    """Show which statuses have changed; what happens next, the page asks for."""
+    return render(request, "changes.html", here="/changes", kinds=KINDS)
+
+
+async def _show_card(request: Request) -> Response:
+    """Give a project's card as JSON, as the wallboard's stream does."""
+    project = project_in_query(request.scope)
+    fleet = web_state(request).fleet
+    await fleet.ready()
+    view = fleet.views.get(project)
+    card = make_card(view, fleet.seconds_since(project)) if view else None
+    return json_answer({"cards": [card] if card else [], "away": fleet.away or None})
+
+
+_NOT_ASKED: Final = Manual(entries=(), told_at=0.0, asked=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Filled:
+    """What stands in the form, by the names of its inputs."""
+
+    chosen: int = -1  # the place of the command in the manual
+    by_hand: bool = False  # whether the command's name is written by hand
+    typed: Mapping[str, str] = field(default_factory=dict[str, str])
+    errors: Mapping[str, str] = field(default_factory=dict[str, str])
+    note: str = ""  # a sentence below
+    focus: str = ""  # the input that gets the focus; "" leaves it where it is
+
+
+class _Typed(dict[str, str]):
+    """What was typed; nothing where nothing was."""
+
+    def __missing__(self, name: str) -> str:
+        return ""
+
+
+async def _show_commands(request: Request) -> Response:
+    """Give the form of the chosen command, or the commands to choose from."""
+    project = project_in_query(request.scope)
+    texts = texts_of(request)
+    note = ""
+    try:
+        manual = await _find_manual(request, project)
+    except RedisUnavailableError:
+        manual, note = _NOT_ASKED, texts["js_not_known"]
+    chosen = request.query_params.get("chosen", "")
+    return _form(
+        request, project, manual, _chosen(manual, chosen, note or _note(manual, texts))
+    )
+
+
+async def _find_manual(request: Request, project: str) -> Manual:
+    """Give what is remembered, or stands in the log as an answer to ``help``.
+
+    ``help`` is not sent by itself: it is a command, and a page may be opened by a link.
+    """
+    state = web_state(request)
+    if manual := state.manuals.get(project, time.monotonic()):
+        return manual
+    try:
+        log = await state.console.logs(project, LOOKED_AT)
+    except ContractError:
+        log = []
+    if entries := find_manual(log):
+        return state.manuals.put(project, entries, time.monotonic())
+    return _NOT_ASKED
+
+
+def _note(manual: Manual, texts: Texts) -> str:
+    if not manual.entries:
+        return ""
+    ago = Words(texts=texts).age(time.monotonic() - manual.told_at)
+    return texts["help_known"].format(age=ago)
+
+
+def _chosen(manual: Manual, chosen: str, note: str = "") -> _Filled:
+    """Read which command is chosen; without a manual it is written by hand."""
+    if not manual.entries or chosen == OTHER:
+        return _Filled(by_hand=True, note=note)
+    usable = chosen.isascii() and chosen.isdecimal() and len(chosen) < len("1000")
+    place = int(chosen) if usable else -1
+    return _Filled(chosen=place if place < len(manual.entries) else -1, note=note)
+
+
+async def _ask_help(request: Request) -> Response:
+    """Ask the agent what it can do."""
+    project = await existing_project(request, project_in_query(request.scope))
+    texts = texts_of(request)
+    note = ""
+    entries: tuple[Entry, ...] = ()
+    try:
+        outcome = await ask_help(request, project, HELP_TIMEOUT)
+        entries = read_manual(outcome.result)
+        note = (
+            "" if entries else texts["help_odd" if outcome.succeeded else "help_silent"]
+        )
+    except CommandError:
+        note = texts["help_silent"]
+    except BlsError as error:
+        note = texts["not_sent"].format(reason=visible(str(error)))
+    manual = web_state(request).manuals.put(project, entries, time.monotonic())
+    filled = _chosen(manual, "", note or _note(manual, texts))
+    focus = "chosen" if entries else "command"
+    return _form(request, project, manual, replace(filled, focus=focus))
+
+
+async def _review(request: Request) -> Response:
+    """Read what was typed: what would be sent, or the form with what is wrong."""
+    project = project_in_query(request.scope)
+    texts = texts_of(request)
+    typed = await read_form(request)
+    manual = await _find_manual(request, project)
+    filled = _chosen(manual, typed.get("chosen", OTHER))
+    entry = manual.entries[filled.chosen] if filled.chosen >= 0 else None
+    command = entry.name if entry else typed.get("command", "")
+    told = read_submission(entry.form if entry else None, typed)
+    errors: dict[str, str] = {}  # in the order of the form
+    if not command.strip() or len(command) > LONGEST_COMMAND:
+        errors["command"] = texts["field_command"]
+    errors |= {name: _say(error, texts) for name, error in told.errors.items()}
+    if errors:
+        focus = next(iter(errors))
+        wrong = replace(filled, typed=typed, errors=errors, focus=focus)
+        return _form(request, project, manual, wrong, retarget=True)
+    return _ask_before(request, project, command, told.arguments)
+
+
+def _say(error: MisfitError, texts: Texts) -> str:
+    values = {
+        name: visible(text[:LONGEST_VALUE]) for name, text in error.values.items()
+    }
+    fault = texts[f"field_{error.code}"].format(**values)
+    if not error.place:
+        return fault
+    place = visible(".".join(error.place)[:LONGEST_VALUE])
+    return texts["field_item"].format(place=place, fault=fault)
+
+
+def _ask_before(
+    request: Request, project: str, command: str, arguments: Mapping[str, JSONValue]
+) -> Response:
+    before, _, after = texts_of(request)["will_send"].partition("{project}")
+    payload: dict[str, Any] = {"command": command, "args": dict(arguments)}
+    shown = encode(payload).decode()
+    return render(
+        request,
+        "review.html",
+        query=f"{FIELD}={quote_name(project)}",
+        before=before,
+        name=visible(project),
+        after=after,
+        shown=visible(shown[:LONGEST_SHOWN]),
+        payload=shown,
+    )
+
+
+async def _send(request: Request) -> Response:
+    """Send exactly what was shown."""
+    project = await existing_project(request, project_in_query(request.scope))
+    texts = texts_of(request)
+    typed = await read_form(request)
+    sent = ""
+    try:
+        payload = decode_object(typed.get("payload", "").encode())
+        name: Any = payload.get("command", "")
+        args: dict[str, Any] = payload.get("args") or {}
+        wanted = CommandRequest(project=project, command=name, args=args)
+        command = await send_command(request, wanted)
+        sent = _as_sent(command, request)
+        told = texts["sent"].format(id=visible(command.id))
+    except RedisUnavailableError as error:
+        told = texts["not_sent"].format(reason=visible(str(error)))
+        if error.ambiguous:
+            told = texts["perhaps_sent"]
+    except (BlsError, ConfigurationError) as error:
+        told = texts["not_sent"].format(reason=visible(str(error)))
+    return render(request, "told.html", sent=sent, told=told)
+
+
+def _as_sent(command: Command, request: Request) -> str:
+    """Tell the page's scripts which outcome to wait for."""
+    redactor = web_state(request).console.redactor
+    return encode(
+        {
+            "id": command.id,
+            "timestamp": command.timestamp,
+            "command": command.command,
+            "args": redactor.tree(command.args),  # it stays on the screen
+            "by": request.state.sent_by,
+        }
+    ).decode()
+
+
+def _form(
+    request: Request,
+    project: str,
+    manual: Manual,
+    filled: _Filled,
+    *,
+    retarget: bool = False,
+) -> Response:
+    entry = manual.entries[filled.chosen] if filled.chosen >= 0 else None
+    typed = _Typed(filled.typed)
+    headers = {"hx-retarget": "#command"} if retarget else None
+    return render(
+        request,
+        "commands.html",
+        200,
+        headers,
+        query=f"{FIELD}={quote_name(project)}",
+        manual=manual.entries,
+        chosen=filled.chosen,
+        by_hand=filled.by_hand,
+        entry=entry,
+        form=entry.form if entry else None,
+        folded=not manual.asked and not filled.errors,
+        typed=typed,
+        errors=filled.errors,
+        focus=filled.focus,
+        command=typed["command"],
+        note=filled.note,
+        show_default=_show_default,
+        options=_options,
+        limits=_limits,
+        shapes={"array": "[]", "object": "{}", "": "null"},
+    )
+
+
+def _show_default(one: Field) -> str:
+    """Write what the agent takes if the field is left out; ``""`` if it tells none."""
+    if isinstance(one.default, Absent):
+        return ""
+    plain = isinstance(one.default, str) and one.default
+    text = plain or encode(one.default).decode()
+    return shorten(text, LONGEST_DEFAULT)
+
+
+def _options(one: Field) -> list[tuple[str, str]]:
+    """Give value and text of each option of a list."""
+    if one.kind is FieldKind.BOOLEAN:
+        return [("true", "true"), ("false", "false")]
+    return [
+        (str(place), choice if isinstance(choice, str) else encode(choice).decode())
+        for place, choice in enumerate(one.choices)
+    ]
+
+
+def _limits(one: Field) -> str:
+    """Write the limits of a number as an interval."""
+    if one.least is None and one.most is None:
+        return ""
+    least = "" if one.least is None else f"{one.least:g}"
+    most = "" if one.most is None else f"{one.most:g}"
+    above, below = one.beyond
+    left = f"{least} {'<' if above else '≤'} " if least else ""
+    right = f" {'<' if below else '≤'} {most}" if most else ""
+    return f"{left}n{right}"
+
+
+async def _show_queue(request: Request) -> Response:
+    """Give the commands that wait for a project."""
+    return await _queue(request, project_in_query(request.scope))
+
+
+async def _withdraw(request: Request) -> Response:
+    """Take a command back, and give what waits then."""
+    project = project_in_query(request.scope)
+    texts = texts_of(request)
+    number = (await read_form(request)).get("id", "")
+    try:
+        withdrawn = await withdraw_command(request, project, number)
+    except (BlsError, ConfigurationError) as error:
+        note = texts["not_withdrawn"].format(reason=visible(str(error)))
+    else:
+        text = texts["withdrawn" if withdrawn else "not_waiting"]
+        note = text.format(id=visible(number))
+    return await _queue(request, project, note)
+
+
+async def _forget(request: Request) -> Response:
+    """Delete all that belongs to an offline project, and leave its page."""
+    project = project_in_query(request.scope)
+    texts = texts_of(request)
+    try:
+        await forget_project(request, project)
+    except LeaseHeldError:
+        return await _queue(request, project, texts["still_online"])
+    except BlsError as error:
+        note = texts["not_forgotten"].format(reason=visible(str(error)))
+        return await _queue(request, project, note)
+    root: str = request.scope.get("root_path", "")
+    return Response(headers={"hx-redirect": f"{root}/"})
+
+
+async def _queue(request: Request, project: str, note: str = "") -> Response:
+    console = web_state(request).console
+    try:
+        waiting = await console.queue(project, WAITING + 1)
+        status = await console.status(project)
+    except BlsError:  # of another type, refused or away: the card says so
+        return Response(status_code=204)
+    more = "+" if len(waiting) > WAITING else ""
+    return render(
+        request,
+        "queue.html",
+        query=f"{FIELD}={quote_name(project)}",
+        name=visible(project),
+        waiting=waiting[:WAITING],
+        count=f"{len(waiting[:WAITING])}{more}",
+        offline=status in (None, Status.OFFLINE),
+        note=note,
+    )
+
+
+async def _show_instances(request: Request) -> Response:
+    """Give the replicas of a project, if it has any."""
+    project = project_in_query(request.scope)
+    kinds = {
+        Status.FAULT: "fault",
+        Status.ERROR: "error",
+        Status.OFFLINE: "offline",
+        Status.ONLINE: "online",
+    }
+    try:
+        found = await web_state(request).console.instances(project)
+    except BlsError:
+        return Response(status_code=204)
+    instances = [(name, kinds[status]) for name, status in sorted(found.items())]
+    return render(request, "instances.html", instances=instances)
+
+
+project_routes: Final = [
+    Route("/", _show_wallboard),
+    Route(f"/projects/{ANY_NAME}", _show_project),
+    Route("/changes", _show_changes),
+    Route("/fragments/card", _show_card),
+    Route("/fragments/commands", _show_commands),
+    Route("/fragments/help", _ask_help, methods=["POST"]),
+    Route("/fragments/review", _review, methods=["POST"]),
+    Route("/fragments/send", _send, methods=["POST"]),
+    Route("/fragments/instances", _show_instances),
+    Route("/fragments/queue", _show_queue),
+    Route("/fragments/withdraw", _withdraw, methods=["POST"]),
+    Route("/fragments/forget", _forget, methods=["POST"]),
+]

@@ -1,0 +1,444 @@
+"""Templates: everything that stands on a page is escaped, nothing is left undefined.
+
+Besides: which language a reader wants, how numbers and times are said in it (the scripts of
+the page say them in the same way once the page lives), the files of the pages, and the page
+that says what is wrong.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from bls_agent.core.codec import JSONObject, JSONValue, encode
+from bls_agent.ops.terminal import visible, visible_lines
+from bls_agent.ops.texts import LANGUAGES, Texts, load_texts
+from bls_agent.ops.web.requests import convert
+from bls_agent.ops.web.state import WebState
+
+__all__ = [
+    "LANGUAGE_TAGS",
+    "STATIC",
+    "CachedFiles",
+    "Words",
+    "asset_version",
+    "choose_page_language",
+    "draw_spark",
+    "error_page",
+    "in_other_language",
+    "language_of",
+    "render",
+    "render_if_new",
+    "render_large",
+    "texts_of",
+]
+
+LANGUAGE_TAGS: Final = {"zh": "zh-CN", "en": "en"}
+MOST_RANGES: Final = 20  # of an Accept-Language header that are read
+MOST_FIELDS: Final = 50
+
+
+def choose_page_language(
+    query: Mapping[str, str], cookies: Mapping[str, str], accepted: str, fallback: str
+) -> str:
+    """Choose ``zh`` or ``en``: by the address, a cookie, ``Accept-Language``, or otherwise."""
+    for chosen in (query.get("lang"), cookies.get("lang")):
+        if chosen in LANGUAGES:
+            return chosen
+    return _by_header(accepted) or fallback
+
+
+def _by_header(accepted: str) -> str:
+    """Give the first of ours by weight, ``""`` if there is none."""
+    weighed: list[tuple[float, str]] = []
+    for wanted in accepted.split(",")[:MOST_RANGES]:
+        tag, _, parameter = wanted.partition(";")
+        language = tag.strip().lower().partition("-")[0]
+        if language in LANGUAGES:
+            weighed.append((-_weight(parameter), language))
+    return min(weighed, key=lambda pair: pair[0])[1] if weighed else ""
+
+
+def _weight(parameter: str) -> float:
+    name, _, value = parameter.strip().partition("=")
+    try:
+        return float(value) if name.strip() == "q" else 1.0
+    except ValueError:
+        return 0.0
+
+
+def in_other_language(query: str, language: str) -> str:
+    """Give the address of the same page in another language, relative to it."""
+    fields = [("lang", language)]
+    for name, value in parse_qsl(
+        query, keep_blank_values=True, errors="surrogateescape"
+    )[:MOST_FIELDS]:
+        if name != "lang":
+            fields.append((name, value))
+    return f"?{urlencode(fields, errors='surrogateescape')}"
+
+
+MINUTE: Final = 60
+HOUR: Final = 3_600
+DAY: Final = 86_400
+SPARK: Final = (90, 24)  # the view box of a sparkline
+OLD: Final = 5 * MINUTE  # in which errors are counted
+WHOLE: Final = 10  # a rate from here on is said without a fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """Says what stands on a card."""
+
+    texts: Texts
+    root: str = ""  # what stands before each path, behind a proxy
+
+    def age(self, seconds: float) -> str:
+        """Say how long ago something was."""
+        if seconds < 1:
+            return self.texts["js_age_now"]
+        return self._count("js_age", seconds)
+
+    def _count(self, name: str, seconds: float, in_days: float = DAY) -> str:
+        """Say how many seconds, minutes, hours or days something takes."""
+        units = (
+            (MINUTE, "seconds", 1),
+            (HOUR, "minutes", MINUTE),
+            (in_days, "hours", HOUR),
+        )
+        for limit, unit, length in units:
+            if seconds < limit:
+                return self.texts[f"{name}_{unit}"].format(n=int(seconds // length))
+        return self.texts[f"{name}_days"].format(n=int(seconds // DAY))
+
+    def freshness(self, card: JSONObject) -> str:
+        """Say how far a card's status can be believed."""
+        texts = self.texts
+        if card["presence"] == "fresh":
+            if card["age"] is None:
+                return texts["js_will_expire"]
+            about = "" if card["age_known"] else "≈"
+            age = about + self.age(card["age"])
+            return texts["js_refreshed"].format(age=age)
+        last = texts["js_no_record"]
+        if card["last"] is not None:
+            last = texts["js_last_record"].format(age=self.age(card["last"]))
+        said = {
+            "untimed": texts["js_no_expiry"],
+            "stale": texts["js_expired"],
+            "never": texts["js_only_commands"],
+        }
+        return f"{said[card['presence']]} · {last}"
+
+    def queue(self, card: JSONObject) -> str:
+        """Say how many commands wait."""
+        waiting: JSONValue = card["queue"]
+        return self.texts["js_wrong_type"] if waiting is None else str(waiting)
+
+    def errors(self, card: JSONObject) -> str:
+        """Say how many errors there were."""
+        return f"{_about(card)}{card['errors']}"
+
+    def error_age(self, card: JSONObject) -> str:
+        """Say how long ago the newest error was."""
+        return "" if card["error_age"] is None else self.age(card["error_age"])
+
+    def is_old(self, card: JSONObject) -> bool:
+        """Tell whether the newest error counts among the errors no more."""
+        age: float | None = card["error_age"]
+        return age is not None and age > OLD
+
+    def rate(self, card: JSONObject) -> str:
+        """Say how many records come in a second."""
+        rate: float = card["rate"]
+        said = f"{rate:.0f}" if rate >= WHOLE or not rate else f"{rate:.1f}"
+        return f"{_about(card)}{said}"
+
+    def beat(self, card: JSONObject) -> str:
+        """Say how long ago a worker refreshed its heartbeat."""
+        if card["age"] is not None:
+            return self.texts["js_beat"].format(age=self.age(card["age"]))
+        name = "js_no_expiry" if card["ttl"] is None else "js_will_expire"
+        return self.texts[name]
+
+    def run_age(self, card: JSONObject) -> str:
+        """Say what happened last in a run, and how long ago."""
+        if card["age"] is None:
+            return self.texts["js_no_event"]
+        told = self.texts["js_last_event"].format(age=self.age(card["age"]))
+        return " · ".join(filter(None, (told, card["last"], card["source"])))
+
+    def took(self, seconds: float | None) -> str:
+        """Say how long a run took, to two places."""
+        if seconds is None:
+            return ""
+        if seconds < 1:
+            return self.texts["js_milliseconds"].format(n=round(seconds * 1000))
+        if seconds < MINUTE:
+            return self.texts["js_seconds"].format(n=f"{seconds:.1f}")
+        units = ((DAY, "days"), (HOUR, "hours"), (MINUTE, "minutes"), (1, "seconds"))
+        place = next(n for n, (unit, _) in enumerate(units) if seconds >= unit)
+        (large, name), (small, less) = units[place : place + 2]
+        counts = (seconds // large, name), (seconds % large // small, less)
+        return " ".join(self.texts[f"js_span_{w}"].format(n=int(n)) for n, w in counts)
+
+    def since(self, seconds: float | None) -> str:
+        """Say when a run began."""
+        return "—" if seconds is None else self.age(seconds)
+
+    def kept(self, ttl: float | None) -> str:
+        """Say for how long a run is kept."""
+        if ttl is None:
+            return self.texts["js_for_ever"]
+        return self._count("js_span", ttl, in_days=2 * DAY)
+
+    def problem(self, card: JSONObject) -> str:
+        """Say what is wrong with a worker's key."""
+        word: str = card["problem"]
+        return self.texts.get(f"js_problem_{word}", word)
+
+    def figure(self, name: str) -> str:
+        """Name what a worker counts; what is its own stays as it is."""
+        return self.texts.get(f"js_figure_{name}", name)
+
+    def spark(self, rates: Sequence[int]) -> str:
+        """Give the path of a sparkline."""
+        return draw_spark(rates)
+
+
+def _about(card: JSONObject) -> str:
+    return "≈" if card["estimated"] else ""
+
+
+def draw_spark(rates: Sequence[int]) -> str:
+    """Draw bars as the ``d`` of a path: nothing for no record, the highest is full."""
+    width, height = SPARK
+    step = width / max(len(rates), 1)
+    highest = max([*rates, 1])
+    return "".join(
+        f"M{place * step + 0.4:g} {height}v-{max(height * rate / highest, 1.5):.4g}h{step - 0.8:.4g}V{height}z"
+        for place, rate in enumerate(rates)
+        if rate
+    )
+
+
+STATIC: Final = Path(__file__).parent.with_name("static")
+FOR_EVER: Final = "public, max-age=31536000, immutable"
+
+
+class CachedFiles(StaticFiles):
+    """Files with an ETag; ``?v=…`` in the address says that they never change."""
+
+    def file_response(
+        self,
+        full_path: str | os.PathLike[str],
+        stat_result: os.stat_result,
+        scope: Scope,
+        status_code: int = 200,
+    ) -> Response:
+        """Answer with a file, or that it has not changed."""
+        answer = super().file_response(full_path, stat_result, scope, status_code)
+        versioned = scope["query_string"].startswith(b"v=")
+        answer.headers["cache-control"] = FOR_EVER if versioned else "no-cache"
+        return answer
+
+
+@cache
+def asset_version() -> str:
+    """Name the content of all files together."""
+    digest = hashlib.sha256()
+    for path in sorted(STATIC.rglob("*")):
+        if path.is_file():
+            digest.update(path.relative_to(STATIC).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+TEMPLATES: Final = Path(__file__).with_name("templates")
+THEMES: Final = ("light", "dark")
+LONGEST_DETAIL: Final = 500  # characters
+AGAIN: Final = 3  # seconds after which a page that needs Redis tries again
+_WITH_HEADLINE: Final = frozenset({400, 403, 404, 405, 413, 429, 500, 503})
+YEAR: Final = 31_536_000  # seconds
+SLICE: Final = 25  # pieces of a page without letting other tasks run
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        auto_reload=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["visible"] = visible
+    environment.filters["visible_lines"] = visible_lines
+    return environment
+
+
+@cache
+def _texts(language: str) -> Texts:
+    return load_texts("web", language)
+
+
+@cache
+def _script_texts(language: str) -> str:
+    told = {
+        name.removeprefix("js_"): text
+        for name, text in _texts(language).items()
+        if name.startswith(("js_", "kind_"))
+    }
+    return encode(told).decode()
+
+
+def language_of(request: Request) -> str:
+    """Choose the language of an answer."""
+    fallback = getattr(getattr(request.app.state, "web", None), "config", None)
+    return choose_page_language(
+        request.query_params,
+        request.cookies,
+        request.headers.get("accept-language", ""),
+        getattr(fallback, "language", "") or "en",
+    )
+
+
+def texts_of(request: Request) -> Texts:
+    """Give the catalogue in the language of an answer."""
+    return _texts(language_of(request))
+
+
+def render(
+    request: Request,
+    template: str,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+    **values: Any,
+) -> HTMLResponse:
+    """Fill a template with these values, and with what every page has."""
+    page = _environment().get_template(template)
+    return _answer(request, page.render(_context(request) | values), status, headers)
+
+
+def render_if_new(request: Request, template: str, **values: Any) -> Response:
+    """Give a part of a page, or 204 if the page shows it already: it says what it has."""
+    answer = render(request, template, **values)
+    seen = hashlib.sha256(answer.body).hexdigest()[:16]
+    if request.query_params.get("seen") == seen:
+        return Response(status_code=204)
+    mark = f'<input type="hidden" name="seen" value="{seen}">'.encode()
+    return Response(bytes(answer.body) + mark, media_type="text/html")
+
+
+async def render_large(request: Request, template: str, **values: Any) -> HTMLResponse:
+    """Fill a template with very much, and let others run in between."""
+    page = _environment().get_template(template)
+    pieces = await convert(page.generate(_context(request) | values), str, SLICE)
+    return _answer(request, "".join(pieces))
+
+
+def _context(request: Request) -> dict[str, Any]:
+    """Give what every page has."""
+    language = language_of(request)
+    texts = _texts(language)
+    root = _root_of(request)
+    title, redis = _place_of(request)
+    theme = request.cookies.get("theme", "")
+    return {
+        "texts": texts,
+        "language_tag": LANGUAGE_TAGS[language],
+        "script_texts": _script_texts(language),
+        "other_language": _other_language(request, language),
+        "theme": theme if theme in THEMES else "",
+        "root": root,
+        "here": "",
+        "words": Words(texts=texts, root=root),
+        "static": partial(_address_of, root),
+        "user": getattr(request.state, "user", ""),
+        "title": title,
+        "redis": redis,
+        "site": " · ".join(filter(None, (title or texts["title"], redis))),
+        "may_log_out": bool(getattr(request.state, "user", "")),
+    }
+
+
+def _place_of(request: Request) -> tuple[str, str]:
+    """Say what this console is called, and which Redis it is about.
+
+    The address is shown to users only, and not at the login.
+    """
+    state: WebState | None = getattr(request.app.state, "web", None)
+    if state is None:
+        return "", ""
+    known = not state.config.users or bool(getattr(request.state, "user", ""))
+    return visible(state.config.title), visible(state.redis) if known else ""
+
+
+def _answer(
+    request: Request,
+    text: str,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> HTMLResponse:
+    answer = HTMLResponse(text, status, dict(headers or {}))
+    language, root = language_of(request), _root_of(request)
+    if request.query_params.get("lang") in LANGUAGES:
+        answer.set_cookie(
+            "lang", language, max_age=YEAR, path=root or "/", samesite="strict"
+        )
+    return answer
+
+
+def _root_of(request: Request) -> str:
+    """Give what a proxy cuts off; ``root_path`` names the files' folder among them."""
+    scope = request.scope
+    root: str = scope.get("app_root_path", scope.get("root_path", ""))
+    return root
+
+
+def _address_of(root: str, file: str) -> str:
+    """Give the address of a file of the pages, which may be kept for ever."""
+    return f"{root}/static/{file}?v={asset_version()}"
+
+
+def _other_language(request: Request, language: str) -> str:
+    other = next(known for known in LANGUAGES if known != language)
+    query = request.scope.get("query_string", b"").decode("ascii", "replace")
+    return in_other_language(query, other)
+
+
+def error_page(
+    request: Request, status: int, *, name: str = "", detail: str = ""
+) -> Response:
+    """Say what is wrong, with a way back; ``name`` is the project that it is about."""
+    texts = texts_of(request)
+    headline = texts[f"error_{status}" if status in _WITH_HEADLINE else "error_other"]
+    hint = texts["error_503_hint"] if status == 503 else ""  # noqa: PLR2004 - HTTP's own
+    if status == 404 and name:  # noqa: PLR2004
+        headline, hint = texts["error_404_project"], texts["error_404_hint"]
+    part_of_page = "hx-request" in request.headers
+    return render(
+        request,
+        "trouble.html" if part_of_page else "error.html",
+        status,
+        {"retry-after": str(AGAIN)} if status == 503 else None,  # noqa: PLR2004
+        number=status,
+        headline=headline,
+        hint=hint,
+        name=visible(name),
+        detail=visible(detail[:LONGEST_DETAIL]),
+        again=AGAIN if status == 503 else 0,  # noqa: PLR2004
+    )

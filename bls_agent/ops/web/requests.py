@@ -1,0 +1,372 @@
+"""What requests say and what answers hold: addresses, fields, JSON. Pure.
+
+A project's name may hold ``/`` and be ``..``, and where a key is no UTF-8 its bytes stand in
+the name as surrogates. Addresses carry the bytes, so that each name comes back as it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl, quote, unquote
+
+import anyio.lowlevel
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from bls_agent.core.codec import decode, encode, encode_within, parse_timestamp
+from bls_agent.core.errors import (
+    BlsError,
+    CommandTooLargeError,
+    ConfigurationError,
+    DecodeError,
+    LeaseHeldError,
+    NoOutcomeError,
+    RedisUnavailableError,
+    UnknownProjectError,
+    WrongTypeError,
+)
+
+__all__ = [
+    "ANY_ASSET",
+    "ANY_NAME",
+    "ANY_QUEUE",
+    "FIELD",
+    "RETRY_AFTER",
+    "CommandRequest",
+    "FieldError",
+    "convert",
+    "encode_cut",
+    "error_answer",
+    "is_data",
+    "json_answer",
+    "list_answer",
+    "media_type",
+    "project_in_path",
+    "project_in_query",
+    "project_path",
+    "quote_name",
+    "read_command",
+    "read_form",
+    "read_limit",
+    "read_number",
+    "route_path",
+    "show_name",
+    "status_of",
+]
+
+PROJECTS: Final = "/projects/"
+FIELD: Final = "projectName"
+UNSPEAKABLE: Final = frozenset({"", ".", ".."})  # a browser takes them out of a path
+MOST_FIELDS: Final = 50
+
+
+def quote_name(name: str) -> str:
+    """Write a name for a part of an address."""
+    return quote(name.encode("utf-8", "surrogateescape"), safe="")
+
+
+def show_name(name: str) -> str:
+    """Write a name for JSON: bytes that are no UTF-8 as escapes."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def project_path(name: str) -> str:
+    """Give the address of a project's page."""
+    quoted = quote_name(name)
+    if name in UNSPEAKABLE:
+        return f"{PROJECTS}?{FIELD}={quoted}"
+    return f"{PROJECTS}{quoted}"
+
+
+def project_in_path(scope: Mapping[str, Any]) -> str:
+    """Read the name from the address of a project's page."""
+    raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+    path = raw.partition(b"?")[0].decode("ascii", "replace")
+    path = path.removeprefix(scope.get("root_path", ""))
+    _, found, quoted = path.partition(PROJECTS)
+    if not found or not quoted:
+        return project_in_query(scope)
+    return unquote(quoted, errors="surrogateescape")
+
+
+def project_in_query(scope: Mapping[str, Any]) -> str:
+    """Read ``projectName`` of a query, ``""`` if there is none."""
+    query: bytes = scope.get("query_string", b"")
+    try:
+        fields = parse_qsl(
+            query.decode("ascii", "replace"),
+            keep_blank_values=True,
+            errors="surrogateescape",
+            max_num_fields=MOST_FIELDS,
+        )
+    except ValueError:
+        return ""
+    return next((value for name, value in fields if name == FIELD), "")
+
+
+ANY_NAME = "{project:any_name}"
+ANY_ASSET = "{asset:any_name}"
+ANY_QUEUE = "{queue:any_name}"
+
+
+class _AnyName(Convertor[str]):
+    """A part of an address that may be anything: names hold slashes and line ends, too."""
+
+    regex = r"[\s\S]*"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("any_name", _AnyName())
+
+
+MOST_LOGS: Final = 1_000
+DIGITS: Final = 4
+LONGEST_NUMBER: Final = 15  # digits
+DEFAULT_LOGS: Final = 200
+LONGEST_WAIT: Final = 30.0  # seconds
+LONGEST_ID: Final = 200  # characters
+LONGEST_PROJECT: Final = 512
+LONGEST_COMMAND: Final = 1_000
+FORM_FIELDS: Final = 500
+RETRY_AFTER: Final = 2  # seconds, while Redis is away
+
+_One = TypeVar("_One")
+_Other = TypeVar("_Other")
+
+
+class FieldError(Exception):
+    """Fields of a request are wrong: their names, and what is wrong with each."""
+
+    def __init__(self, fields: Mapping[str, str]) -> None:
+        self.fields = dict(fields)
+        super().__init__("; ".join(f"{name}: {said}" for name, said in fields.items()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandRequest:
+    """The body of ``POST /api/commands``."""
+
+    project: str
+    command: str
+    args: dict[str, Any] = field(default_factory=dict[str, Any])
+    id: str | None = None  # None for a new one
+    wait: float = 0.0  # seconds to wait for the outcome
+    source: str = ""  # "" for the console
+    timestamp: str = ""  # "" for now
+    record: bool = True  # whether the log names the user
+
+
+_PROJECT: Final = ("targetProjectName", "projectName")
+_COMMAND_FIELDS: Final = frozenset(
+    {*_PROJECT, "command", "args", "id", "wait", "source", "timestamp", "record"}
+)
+
+
+def read_command(body: bytes) -> CommandRequest:
+    """Read the body of ``POST /api/commands``, or name every field that is wrong."""
+    try:
+        told = decode(body)
+    except DecodeError as error:
+        raise FieldError({"body": f"it is no JSON ({error.reason})"}) from None
+    if not isinstance(told, dict):
+        raise FieldError({"body": "it has to be a JSON object"})
+    wrong = {name[:60]: "unknown" for name in told.keys() - _COMMAND_FIELDS}
+    wrong |= _wrong_names(told)
+    if not isinstance(told.get("args"), dict | None):
+        wrong["args"] = "it has to be an object"
+    given = told.get("id")
+    if given is not None and not _is_text(given, LONGEST_ID):
+        wrong["id"] = f"it has to be a text of 1 to {LONGEST_ID} characters"
+    wrong |= _wrong_origin(told)
+    wait = 0 if told.get("wait") is None else told["wait"]
+    if isinstance(wait, bool) or not isinstance(wait, int | float):
+        wrong["wait"] = "it has to be a number of seconds"
+    elif not 0 <= wait <= LONGEST_WAIT:
+        wrong["wait"] = f"it has to be between 0 and {LONGEST_WAIT:g} seconds"
+    if wrong:
+        raise FieldError(wrong)
+    fields: dict[str, Any] = dict(told)
+    return CommandRequest(
+        project=next(fields[name] for name in _PROJECT if name in fields),
+        command=fields["command"],
+        args=fields.get("args") or {},
+        id=fields.get("id"),
+        wait=float(fields.get("wait") or 0),
+        source=fields.get("source") or "",
+        timestamp=fields.get("timestamp") or "",
+        record=fields.get("record") is not False,
+    )
+
+
+def _wrong_names(told: Mapping[str, Any]) -> dict[str, str]:
+    """Check the project's name, under either name of it, and the command's."""
+    wrong: dict[str, str] = {}
+    names = [name for name in _PROJECT if name in told]
+    if not names:
+        wrong["targetProjectName"] = "it is missing"
+    elif len(names) > 1:
+        wrong["projectName"] = "it is another name of targetProjectName: give one"
+    elif not _is_text(told[names[0]], LONGEST_PROJECT):
+        rule = f"it has to be a text of 1 to {LONGEST_PROJECT} characters"
+        wrong[names[0]] = rule
+    command = told.get("command")
+    if not _is_text(command, LONGEST_COMMAND):
+        missing = "command" not in told
+        rule = f"it has to be a text of 1 to {LONGEST_COMMAND} characters"
+        wrong["command"] = "it is missing" if missing else rule
+    return wrong
+
+
+def _wrong_origin(told: Mapping[str, Any]) -> dict[str, str]:
+    """Check the command's source and time, and whether it is recorded."""
+    wrong: dict[str, str] = {}
+    source, timestamp = told.get("source"), told.get("timestamp")
+    if source is not None and not _is_text(source, LONGEST_ID):
+        wrong["source"] = f"it has to be a text of 1 to {LONGEST_ID} characters"
+    if timestamp is not None and parse_timestamp(timestamp) is None:
+        wrong["timestamp"] = "it has to be a time like 2026-01-12T12:35:00.000Z"
+    if not isinstance(told.get("record"), bool | None):
+        wrong["record"] = "it has to be true or false"
+    return wrong
+
+
+def _is_text(value: object, longest: int) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and len(value) <= longest
+
+
+def read_limit(value: str | None) -> int:
+    """Read how many records are wanted."""
+    if value is None:
+        return DEFAULT_LOGS
+    if _is_number(value, DIGITS) and 1 <= int(value) <= MOST_LOGS:
+        return int(value)
+    rule = f"it has to be a whole number from 1 to {MOST_LOGS}"
+    raise FieldError({"limit": rule})
+
+
+def read_number(value: str | None) -> int:
+    """Read the number of a change, 0 if there is none."""
+    if not value:
+        return 0
+    if _is_number(value, LONGEST_NUMBER):
+        return int(value)
+    raise FieldError({"after": "it has to be the id of a change"})
+
+
+def _is_number(text: str, digits: int) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= digits
+
+
+def media_type(request: Request) -> str:
+    """Tell what a body says that it is, without parameters; ``""`` if it says nothing."""
+    kind = request.headers.get("content-type", "")
+    return kind.partition(";")[0].strip().lower()
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """Read the fields of a form; of a name that comes twice, the last one."""
+    if media_type(request) != "application/x-www-form-urlencoded":
+        raise HTTPException(415)
+    try:
+        pairs = parse_qsl(
+            (await request.body()).decode("ascii"),
+            keep_blank_values=True,
+            max_num_fields=FORM_FIELDS,
+            errors="strict",
+        )
+    except ValueError:
+        raise HTTPException(400) from None
+    return dict(pairs)
+
+
+def route_path(request: Request) -> str:
+    """Give the path behind what the proxy cut off."""
+    path: str = request.scope["path"]
+    root: str = request.scope.get("root_path", "")
+    return path.removeprefix(root) if path.startswith(f"{root}/") else path
+
+
+def is_data(request: Request) -> bool:
+    """Tell whether the path gives data and no page."""
+    path = route_path(request)
+    return path == "/api" or path.startswith(("/api/", "/events/"))
+
+
+async def convert(
+    items: Iterable[_One], write: Callable[[_One], _Other], at_once: int
+) -> list[_Other]:
+    """Convert many items, and let other tasks run after each ``at_once`` of them."""
+    written: list[_Other] = []
+    for number, item in enumerate(items, 1):
+        written.append(write(item))
+        if number % at_once == 0:
+            await anyio.lowlevel.checkpoint()
+    return written
+
+
+def encode_cut(fields: dict[str, Any], longest: int) -> bytes:
+    """Write an object; one that is too long is shortened, and says so in ``cut``."""
+    payload, cut = encode_within(fields, longest)
+    if cut:
+        payload, _ = encode_within({"cut": True, **fields}, longest)
+    return payload
+
+
+def json_answer(
+    content: object, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Answer with a value, or with JSON that is written already."""
+    body = content if isinstance(content, bytes) else encode(content)
+    return Response(body, status, headers, "application/json")
+
+
+def error_answer(
+    status: int,
+    message: str,
+    *,
+    fields: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+    wait: float = 0,
+) -> Response:
+    """Answer with an error in JSON; ``wait`` is said in ``Retry-After``."""
+    content: dict[str, Any] = {"error": message}
+    if fields:
+        content["fields"] = dict(fields)
+    told = dict(headers or {})
+    if wait:
+        told["retry-after"] = str(math.ceil(wait))
+    return json_answer(content, status, told)
+
+
+def list_answer(
+    name: str, parts: Iterable[bytes], head: Mapping[str, Any] | None = None
+) -> Response:
+    """Answer with an object, the last member of which is a list that is written already."""
+    begin = encode(head)[:-1] + b"," if head else b"{"
+    return json_answer(b'%s"%s":[%s]}' % (begin, name.encode(), b",".join(parts)))
+
+
+def status_of(error: BlsError) -> int:
+    """Give the HTTP status of an error of ours."""
+    return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+
+
+_STATUSES: Final[tuple[tuple[type[BlsError], int], ...]] = (
+    (RedisUnavailableError, 503),
+    (UnknownProjectError, 404),
+    (WrongTypeError, 409),
+    (LeaseHeldError, 409),
+    (NoOutcomeError, 504),
+    (CommandTooLargeError, 413),
+    (ConfigurationError, 400),
+)

@@ -1,0 +1,425 @@
+"""The console as a process: its sockets, uvicorn, and an end within two seconds.
+
+uvicorn waits for ever for a request that does not come, and for a client that reads
+nothing. Both hold a connection, and the second one memory; here both are dropped.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import sys
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import anyio
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from bls_agent.core.errors import ConfigurationError
+from bls_agent.ops.web.app import ConsoleApp, create_app
+from bls_agent.ops.web.config import (
+    MAKE_USERS,
+    NEEDS_USERS,
+    WebConfig,
+    is_loopback,
+    show_host,
+)
+from bls_agent.ops.web.security import HEADERS, group_address
+
+if TYPE_CHECKING:
+    from asyncio import TimerHandle, Transport
+
+__all__ = ["make_room", "make_server", "open_sockets", "serve", "urls_of"]
+
+UNIX: Final = ("unix", 0)  # a peer without an address: a proxy, if there is one, too
+_HEAD: Final = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
+_REFUSAL: Final = (
+    "HTTP/1.1 {status}\r\ncontent-type: text/plain; charset=utf-8\r\n"
+    "content-length: {length}\r\nconnection: close\r\ncache-control: no-store\r\n"
+    "{head}\r\n{text}"
+)
+
+
+# Asked by a tool that sends an address as it was typed.
+_ASCII: Final = "In an address every byte that is not ASCII has to be written as %NN."
+
+
+class _PatientProtocol(H11Protocol):
+    """One connection."""
+
+    stall: ClassVar[float]  # seconds for a request's head, or until an answer is taken
+    most: ClassVar[int]  # connections that may be open; more are refused
+    counts: ClassVar[Counter[str]]  # connections that were dropped, by reason
+    _for_head: TimerHandle | None = None
+    _for_reader: TimerHandle | None = None
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        """Take a connection, if there is room."""
+        super().connection_made(transport)
+        self.client = self.client or UNIX
+        _watch_peer(transport, self.stall)
+        if len(self.connections) > self.most:
+            self._refuse("503 Service Unavailable", "too many connections")
+            self.counts["connections_refused"] += 1
+        else:
+            self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what comes; the head of a request has to come within its time."""
+        super().data_received(data)
+        if self._is_answering():
+            self._cancel_head()
+        elif self._for_head is None:
+            self._wait_for_head()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, of which some may have come already."""
+        super().on_response_complete()
+        if self.conn.trailing_data[0] and not self._is_answering():
+            self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the clocks."""
+        self._cancel_head()
+        self._cancel_reader()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Wait for the peer to read, and not for ever."""
+        super().pause_writing()
+        self._cancel_reader()
+        self._for_reader = self.loop.call_later(self.stall, self._give_up, "readers")
+
+    def resume_writing(self) -> None:
+        """Go on writing."""
+        self._cancel_reader()
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, with the headers of every answer."""
+        self.counts["not_http"] += 1
+        self._refuse("400 Bad Request", f"{msg} {_ASCII}\n")
+
+    def _refuse(self, status: str, text: str) -> None:
+        self.transport.write(_write_refusal(status, text))
+        self.transport.close()
+
+    def _is_answering(self) -> bool:
+        cycle: Any = self.cycle  # None before the first request
+        return cycle is not None and not cycle.response_complete
+
+    def _wait_for_head(self) -> None:
+        self._cancel_head()
+        self._for_head = self.loop.call_later(self.stall, self._give_up, "requests")
+
+    def _give_up(self, what: str) -> None:
+        if what == "readers" or not self._is_answering():
+            self.counts[f"{what}_stalled"] += 1
+            self.transport.abort()
+
+    def _cancel_head(self) -> None:
+        if self._for_head is not None:
+            self._for_head.cancel()
+            self._for_head = None
+
+    def _cancel_reader(self) -> None:
+        if self._for_reader is not None:
+            self._for_reader.cancel()
+            self._for_reader = None
+
+
+def _write_refusal(status: str, text: str) -> bytes:
+    """Write an answer after which the connection is closed."""
+    answer = _REFUSAL.format(status=status, text=text, length=len(text), head=_HEAD)
+    return answer.encode()
+
+
+def _make_protocol(
+    *, stall: float, most: int, counts: Counter[str]
+) -> type[_PatientProtocol]:
+    """Make the class of connections that uvicorn is given; see its attributes."""
+    attributes = {"stall": stall, "most": most, "counts": counts}
+    return type("ConsoleProtocol", (_PatientProtocol,), attributes)
+
+
+def _watch_peer(transport: Transport, stall: float) -> None:
+    """Let the kernel notice a peer that has vanished without a word."""
+    channel = transport.get_extra_info("socket")
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if channel is None or option is None:
+        return
+    with suppress(OSError):  # a Unix socket has no such thing
+        # Later than our own clocks, which count what they drop.
+        channel.setsockopt(socket.IPPROTO_TCP, option, int(stall * 1500))
+
+
+BACKLOG: Final = 128  # connections that are taken in one go
+SPARE: Final = 2 * BACKLOG + 64  # files beside the connections: those refused, Redis
+KEEP_ALIVE: Final = 15  # seconds
+ADDRESSES: Final = 1_024  # that are counted before the table is swept
+GRACE: Final = 1  # seconds that answers get to come to their end
+
+
+class _Listener(socket.socket):
+    """Refuses what one address opens beyond its share: at once, before TLS begins.
+
+    Windows accepts connections in another way, where only their total is bounded.
+    """
+
+    def __init__(self, family: socket.AddressFamily, config: WebConfig) -> None:
+        # With the protocol named, asyncio sends a short body at once (TCP_NODELAY);
+        # without, it waits 40 ms for the other side's word on the head.
+        super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self._config = config
+        self._held: dict[str, list[socket.socket]] = {}
+        self.counts: Counter[str] = Counter()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Take a connection; asyncio goes on after ConnectionAbortedError."""
+        channel, peer = super().accept()
+        address = peer[0]
+        if self._config.behind_proxy and is_loopback(address):
+            return channel, peer  # the proxy, which bounds its clients itself
+        if len(self._held) > ADDRESSES:
+            self._held = {one: kept for one in self._held if (kept := self._open(one))}
+        held = self._open(group_address(address))
+        if len(held) < self._config.limits.address_connections:
+            self._held[group_address(address)] = [*held, channel]
+            return channel, peer
+        with channel, suppress(OSError):
+            channel.settimeout(0)
+            if not self._config.tls:
+                text = "too many connections of one address"
+                channel.send(_write_refusal("503 Service Unavailable", text))
+        self.counts["connections_refused"] += 1
+        raise ConnectionAbortedError
+
+    def _open(self, address: str) -> list[socket.socket]:
+        return [one for one in self._held.get(address, ()) if one.fileno() >= 0]
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, which ends the streams before it waits for them."""
+
+    def __init__(
+        self, config: uvicorn.Config, app: ConsoleApp, ready: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self._app = app
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen, and say so."""
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the streams, then everything: after a signal nothing else is run."""
+        self._app.close_streams()
+        await super().shutdown(sockets)
+        path = self._app.web.config.unix_socket
+        if path is not None:
+            await anyio.Path(path).unlink(missing_ok=True)
+
+
+def serve(
+    config: WebConfig, ready: Callable[[Sequence[str]], None] | None = None
+) -> None:
+    """Run the console until SIGINT or SIGTERM, which then ends the process as usual.
+
+    Args:
+        config: What it is told.
+        ready: Called with the URLs to open, once it listens.
+
+    Raises:
+        ConfigurationError: It cannot listen there, or TLS cannot be set up.
+        KeyboardInterrupt: After SIGINT.
+    """
+    with open_sockets(config) as sockets:
+        make_server(config, sockets, ready).run(sockets)
+
+
+def make_server(
+    config: WebConfig,
+    sockets: Sequence[socket.socket],
+    ready: Callable[[Sequence[str]], None] | None = None,
+) -> uvicorn.Server:
+    """Make the server of a console for sockets that are open."""
+    app = create_app(config)
+    for channel in sockets:
+        if isinstance(channel, _Listener):
+            channel.counts = app.web.counts
+    urls = urls_of(config, sockets)
+    return _Server(
+        _uvicorn_config(app, config), app, lambda: ready(urls) if ready else None
+    )
+
+
+def _uvicorn_config(app: ConsoleApp, config: WebConfig) -> uvicorn.Config:
+    limits = config.limits
+    protocol = _make_protocol(
+        stall=limits.stall,
+        most=make_room(limits.connections),
+        counts=app.web.counts,
+    )
+    try:
+        made = uvicorn.Config(
+            app,
+            http=protocol,
+            ws="none",
+            lifespan="on",
+            loop="asyncio",
+            log_config=None,
+            access_log=False,
+            backlog=BACKLOG,
+            server_header=False,
+            proxy_headers=config.behind_proxy,
+            forwarded_allow_ips=["127.0.0.1", "::1", "unix", ""],
+            root_path=config.root_path,
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=GRACE,
+            h11_max_incomplete_event_size=limits.url + limits.headers,
+            ssl_certfile=config.certificate,
+            ssl_keyfile=config.private_key,
+        )
+        made.load()
+    except OSError as error:  # ssl.SSLError is one
+        rule = f"TLS cannot be set up with it ({error})"
+        raise ConfigurationError("certificate", str(config.certificate), rule) from None
+    return made
+
+
+def make_room(connections: int) -> int:
+    """Let this process open so many files, and say how many connections there may be.
+
+    A process has 1,024 files by default. Where there is none left for a connection that
+    waits, asyncio says so in its log, as fast as it can, for as long as it waits.
+    """
+    if sys.platform == "win32":
+        return connections
+    import resource  # noqa: PLC0415 - there is none on Windows
+
+    kind = resource.RLIMIT_NOFILE
+    soft, hard = (_as_number(value) for value in resource.getrlimit(kind))
+    files = min(max(soft, connections + SPARE), hard)
+    if files > soft:
+        resource.setrlimit(kind, (int(files), resource.getrlimit(kind)[1]))
+    return int(max(1, min(connections, files - SPARE)))
+
+
+def _as_number(limit: int) -> float:
+    return math.inf if limit < 0 else limit  # RLIM_INFINITY is -1
+
+
+@contextmanager
+def open_sockets(config: WebConfig) -> Generator[list[socket.socket]]:
+    """Listen where the configuration says; what was resolved is what is opened.
+
+    Raises:
+        ConfigurationError: It is taken or is no address of ours, or a name means an
+            address that others can reach, and there are no users.
+    """
+    with ExitStack() as stack:
+        if config.unix_socket is not None:
+            yield [stack.enter_context(_open_unix(config.unix_socket))]
+            return
+        opened: list[socket.socket] = []
+        port = config.port
+        for family, address in _resolve(config):
+            channel = stack.enter_context(_open_tcp(family, address, port, config))
+            port = port or channel.getsockname()[1]
+            opened.append(channel)
+        yield opened
+
+
+def _resolve(config: WebConfig) -> list[tuple[socket.AddressFamily, str]]:
+    try:
+        found = socket.getaddrinfo(
+            config.host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as error:
+        rule = f"it is no address of this machine ({error.strerror})"
+        raise ConfigurationError("host", config.host, rule) from None
+    places: dict[tuple[socket.AddressFamily, str], None] = dict.fromkeys(
+        (family, str(place[0])) for family, *_, place in found
+    )
+    for _, address in places:
+        if not config.users and not is_loopback(address):
+            rule = f"it means {address}, which others can reach, and {NEEDS_USERS}"
+            raise ConfigurationError("host", config.host, rule, MAKE_USERS)
+    return list(places)
+
+
+def _open_tcp(
+    family: socket.AddressFamily, address: str, port: int, config: WebConfig
+) -> socket.socket:
+    channel = _Listener(family, config)
+    try:
+        if os.name == "posix":
+            channel.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            channel.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        channel.bind((address, port))
+        channel.listen(BACKLOG)
+    except OSError as error:
+        channel.close()
+        name = "port" if config.port else "host"
+        shown = f"{show_host(address)}:{port}"
+        rule = f"it is not possible to listen there ({error.strerror})"
+        remedy = "Choose another one with --port." if name == "port" else ""
+        raise ConfigurationError(name, shown, rule, remedy) from None
+    return channel
+
+
+@contextmanager
+def _open_unix(path: Path) -> Generator[socket.socket]:
+    """Listen at a path that only our user can open; a dead one is replaced."""
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket() and not _answers(path):
+            path.unlink()
+        before = os.umask(0o177)
+        try:
+            channel.bind(str(path))
+        finally:
+            os.umask(before)
+        channel.listen(BACKLOG)
+    except OSError as error:
+        channel.close()
+        rule = f"it is not possible to listen there ({error.strerror})"
+        raise ConfigurationError("unix_socket", str(path), rule) from None
+    try:
+        yield channel
+    finally:
+        channel.close()
+        path.unlink(missing_ok=True)
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def urls_of(config: WebConfig, sockets: Sequence[socket.socket]) -> list[str]:
+    """Give the addresses to open in a browser."""
+    scheme = "https" if config.tls else "http"
+    if config.unix_socket is not None:
+        return [f"unix:{config.unix_socket}"]
+    if config.behind_proxy and config.allowed_hosts:
+        return [f"https://{name}{config.root_path}/" for name in config.allowed_hosts]
+    urls: list[str] = []
+    for channel in sockets:
+        address, port = channel.getsockname()[:2]
+        host = "127.0.0.1" if address in {"0.0.0.0", "::"} else address  # noqa: S104 - shown
+        urls.append(f"{scheme}://{show_host(host)}:{port}{config.root_path}/")
+    return urls

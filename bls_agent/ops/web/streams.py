@@ -1,0 +1,353 @@
+"""Server-sent events: what the feeds know, and what happens in one run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+import anyio
+from sse_starlette import EventSourceResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from bls_agent.core.codec import encode
+from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
+from bls_agent.ops.web.auth import Session
+from bls_agent.ops.web.feeds.logs import LogFeed, encode_records
+from bls_agent.ops.web.feeds.runs import make_run_card
+from bls_agent.ops.web.feeds.watch import Item, SharedWatch, clock
+from bls_agent.ops.web.requests import project_in_query, read_limit
+from bls_agent.ops.web.run_api import encode_event, read_back, run_in_path
+from bls_agent.ops.web.state import WebState, existing_project, requester, web_state
+from bls_agent.runs import Followed, Follower, Gap, StreamEvent
+from bls_agent.runs.event_ids import BEGINNING, check_id
+
+__all__ = ["EVENT_SIZE", "count_rows", "log_events", "stream_routes", "write_followed"]
+
+RETRY: Final = b"retry: 2000\n\n"
+HEARTBEAT = b"event: beat\ndata: {}\n\n"  # a comment would not reach the page
+FIRST_WAIT = 5.0  # seconds for the first look at a list
+PATIENCE = 0.3  # seconds for streams to end when the console does
+EVENT_SIZE = 256 * 1024  # bytes of one event with records
+
+
+class _Stream(EventSourceResponse):
+    """A stream that counts, and ends with the console and with its session."""
+
+    def __init__(self, request: Request, events: AsyncIterator[bytes]) -> None:
+        self._state = web_state(request)
+        self._user = requester(request)
+        self._session: Session | None = request.state.session
+        super().__init__(  # pyright: ignore[reportUnknownMemberType] - a dict of its own
+            self._ending(events),
+            ping=0,  # beats are events of ours
+            # It watches for the end of uvicorn, too: the one that ends streams is ours.
+            shutdown_event=anyio.Event(),
+            shutdown_grace_period=10 * PATIENCE,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream, as one of a bounded number."""
+        with self._state.streams.hold(self._user):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._end_with_console, tasks.cancel_scope)
+                await super().__call__(scope, receive, send)
+                tasks.cancel_scope.cancel()
+
+    async def _end_with_console(self, scope: anyio.CancelScope) -> None:
+        """Cut off a client that does not end soon after the console has told it to."""
+        await self._state.closing.wait()
+        await anyio.sleep(PATIENCE)
+        scope.cancel()
+
+    async def _ending(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Give events until the session is over."""
+        yield RETRY
+        async for event in events:  # they end by themselves when the console does
+            session, state = self._session, self._state
+            if session is not None:
+                if state.sessions.is_over(session, state.now()):
+                    return
+                session.seen = state.now()  # a wallboard is watched, not clicked
+            yield event or HEARTBEAT
+
+
+def _write_event(kind: str, data: bytes) -> bytes:
+    """Write an event; JSON of ours holds no line ends."""
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
+
+
+def _open_stream(request: Request, events: AsyncIterator[bytes]) -> Response:
+    """Open a stream, or raise 429 for too many of one user, 503 for too many of all."""
+    state = web_state(request)
+    status = state.streams.refuse(requester(request))
+    if status:
+        state.counts["streams_refused"] += 1
+        raise HTTPException(status, "too many streams", {"retry-after": "10"})
+    return _Stream(request, events)
+
+
+def _pictures_at(name: str, kind: str) -> Route:
+    """Make ``GET /events/…``: what a watch of the state sees, and what changes."""
+
+    async def follow(request: Request) -> Response:
+        watch: SharedWatch = getattr(web_state(request), name)
+        heartbeat = web_state(request).config.limits.heartbeat
+        return _open_stream(request, _pictures_of(watch, kind, heartbeat))
+
+    return Route(f"/events/{name}", follow)
+
+
+async def _pictures_of(
+    watch: SharedWatch, kind: str, heartbeat: float
+) -> AsyncIterator[bytes]:
+    async with aclosing(watch.follow(heartbeat)) as pictures:
+        async for data in pictures:
+            yield _write_event(kind, data) if data else b""
+
+
+async def log_events(request: Request) -> Response:
+    """``GET /api/logs/stream``: the newest records of a project, and what follows."""
+    limit = read_limit(request.query_params.get("limit"))
+    project = await existing_project(request, project_in_query(request.scope))
+    state = web_state(request)
+    await state.console.logs(project, 1)  # what can be said with a status is said now
+    return _open_stream(request, _log_events(state, project, limit))
+
+
+async def _log_events(
+    state: WebState, project: str, limit: int
+) -> AsyncGenerator[bytes]:
+    heartbeat = state.config.limits.heartbeat
+    with state.logs.join(project) as feed:
+        with anyio.move_on_after(FIRST_WAIT):
+            await feed.begun.wait()
+        first, place = await _first_events(feed, limit)
+        for event in first:
+            yield event
+        while not feed.closed:
+            await feed.ring.wait(place, heartbeat)
+            # No more than one event: what a slow client holds is gone from the ring.
+            items, missed = feed.ring.since(place, EVENT_SIZE)
+            place += missed + len(items)
+            if missed:
+                state.counts["log_records_missed"] += missed
+                yield _write_event("gap", encode({"missing": missed}))
+            for event in _write_items(items):
+                yield event
+            if feed.error is not None and place >= feed.ring.end:
+                yield _write_end(feed.error)
+                return
+            if not items:
+                yield b""
+
+
+async def _first_events(feed: LogFeed, limit: int) -> tuple[list[bytes], int]:
+    """Write what a new follower gets, and find where it goes on."""
+    try:
+        page, place = await feed.newest(limit)
+    except BlsError as error:
+        return [_write_end(error)], feed.ring.end
+    items = [Item(record, "log") for record in await encode_records(page.entries)]
+    beginning = _write_event("place", encode({"before": page.before or None}))
+    return [beginning, *_write_items(items)], place
+
+
+def _write_items(items: Iterable[Item], shared: str = "log") -> list[bytes]:
+    """Write events; those of one kind that follow one another share one, as a JSON array.
+
+    Its id is the place of the last of them.
+    """
+    events: list[bytes] = []
+    held: list[Item] = []
+    size = 0
+    for item in items:
+        if held and (item.kind != shared or size + len(item.payload) > EVENT_SIZE):
+            events.append(_write_array(shared, held))
+            held, size = [], 0
+        if item.kind == shared:
+            held.append(item)
+            size += len(item.payload)
+        else:
+            events.append(_write_event(item.kind, item.payload))
+    return [*events, _write_array(shared, held)] if held else events
+
+
+def _write_array(kind: str, items: Sequence[Item]) -> bytes:
+    place = items[-1].place
+    array = b"[%s]" % b",".join(item.payload for item in items)
+    return (b"id: %s\n" % place.encode() if place else b"") + _write_event(kind, array)
+
+
+def _write_end(error: BlsError) -> bytes:
+    """Write why a stream ends."""
+    kind = error.kind if isinstance(error, RedisUnavailableError) else "wrong_type"
+    return _write_event("unavailable", encode({"kind": kind, "reason": str(error)}))
+
+
+ROWS: Final = 2_000  # rows of a page; streamed text of one speaker shares one
+WHOLE: Final = 12_000  # events that a stream begins with at most
+FIRST_BYTES: Final = 8 * 1024 * 1024  # of them
+LOOK: Final = 1.0  # seconds for which events are waited for
+HEAD: Final = 2.0  # seconds between two looks at how the run stands
+QUIET_HEAD: Final = 5.0  # while nothing happens
+NO_RUN: Final = _write_event("run", b"null")
+
+
+async def _run_events(request: Request) -> Response:
+    """``GET /events/runs/{run}``: the newest events of a run, and what follows."""
+    run_id = run_in_path(request)
+    told = request.headers.get("last-event-id") or request.query_params.get("after")
+    after = None if told is None else check_id("after", told)
+    state = web_state(request)
+    if after is None:
+        await state.store.describe(run_id)  # what can be said with a status is said now
+    stream = _RunStream(state, run_id)
+    return _open_stream(request, stream.events(after))
+
+
+@dataclass
+class _RunStream:
+    """One follower's stream of one run."""
+
+    state: WebState
+    run_id: int
+
+    async def events(self, after: str | None) -> AsyncIterator[bytes]:
+        """Give what a page needs, in its order.
+
+        Where nothing else is said: ``run`` (how it stands), ``begin`` (where older events
+        are found), the newest ``events``; then what happens.
+        """
+        try:
+            yield await self._head()
+            if after is None:
+                first, after = await self._newest()
+                for frame in first:
+                    yield frame
+            follower = self.state.store.follow(self.run_id, after)
+            try:
+                async with aclosing(self._follow(follower)) as frames:
+                    async for frame in frames:
+                        yield frame
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await follower.aclose()
+        except BlsError as error:  # it stays so until its cause is changed
+            yield _write_end(error)
+
+    async def _newest(self) -> tuple[list[bytes], str]:
+        """Write the newest events, as many as a page holds; and tell the last one's id."""
+        found: list[StreamEvent] = []
+        before, size = None, 0
+        pages = read_back(self.state.store, self.run_id, None, WHOLE)
+        async with aclosing(pages):
+            async for page in pages:
+                found = page.events + found
+                before = page.next
+                size += sum(len(event.json) for event in page.events)
+                if size > FIRST_BYTES or count_rows(found) >= ROWS:
+                    break
+        frames = [_write_event("begin", encode({"before": before}))]
+        frames += write_followed(found)
+        return frames, found[-1].id if found else BEGINNING
+
+    async def _follow(self, follower: Follower) -> AsyncGenerator[bytes]:
+        """Give what happens, until the run ends or the console does."""
+        heartbeat = self.state.config.limits.heartbeat
+        looked = beaten = anyio.current_time()
+        away = False
+        while not self.state.closing.is_set():
+            found = await self._wait(follower)
+            for frame in write_followed(found):
+                yield frame
+            if (follower.unavailable is not None) != away:
+                away = not away
+                yield _write_outage(follower.unavailable)
+            if follower.ended and not self.state.closing.is_set():
+                for frame in await self._last_frames():
+                    yield frame
+                return
+            now = anyio.current_time()
+            if now - looked > (HEAD if found else QUIET_HEAD):
+                looked = now
+                yield await self._head()
+            if now - beaten > heartbeat:
+                beaten = now
+                yield b""
+
+    async def _last_frames(self) -> list[bytes]:
+        """Say that the run has ended, or is gone."""
+        head = await self._head()
+        reason = "gone" if head == NO_RUN else "closed"
+        return [head, _write_event("end", encode({"reason": reason}))]
+
+    async def _wait(self, follower: Follower) -> list[Followed]:
+        """Wait for what happens, or for the end of the console."""
+        found: list[Followed] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_cancel_at_end, self.state, tasks.cancel_scope)
+            found = await follower.batch(LOOK)
+            tasks.cancel_scope.cancel()
+        return found
+
+    async def _head(self) -> bytes:
+        """Write how the run stands; nothing in an outage, which the follower tells of."""
+        try:
+            run = await self.state.store.describe(self.run_id)
+        except RedisRefusedError:
+            raise
+        except RedisUnavailableError:
+            return b""
+        if run is None:
+            return NO_RUN
+        return _write_event("run", encode(make_run_card(run, clock(), whole=True)))
+
+
+async def _cancel_at_end(state: WebState, scope: anyio.CancelScope) -> None:
+    await state.closing.wait()
+    scope.cancel()
+
+
+def _write_outage(error: RedisUnavailableError | None) -> bytes:
+    if error is None:
+        return _write_event("available", b"{}")
+    return _write_event("unavailable", encode({"kind": error.kind}))
+
+
+def count_rows(events: Sequence[StreamEvent]) -> int:
+    """Count the rows that events fill: text that is streamed on shares one."""
+    rows = 0
+    speaking: object = None
+    for event in events:
+        speaker = [event.source] if event.name == "llm.stream" else None
+        if speaker is None or speaker != speaking:
+            rows += 1
+        speaking = speaker
+    return rows
+
+
+def write_followed(found: Sequence[Followed]) -> list[bytes]:
+    """Write what a follower was given; the id of a frame is the place behind it."""
+    return _write_items(map(_as_item, found), "events")
+
+
+def _as_item(one: Followed) -> Item:
+    if isinstance(one, StreamEvent):
+        return Item(encode_event(one), "events", one.id)
+    return Item(encode(one.to_dict()), "gap" if isinstance(one, Gap) else "lost")
+
+
+stream_routes: Final = [
+    _pictures_at("fleet", "fleet"),
+    _pictures_at("workers", "workers"),
+    _pictures_at("assets", "assets"),
+    _pictures_at("crawl", "queues"),
+    _pictures_at("runs", "runs"),
+    Route("/events/runs/{run}", _run_events),
+]

@@ -1,0 +1,257 @@
+"""An agent that lives in a thread of its own, for programs without an event loop."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Protocol, Self
+
+from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
+from bls_agent.core.redaction import redact_traceback
+from bls_agent.project.log.log import CURRENT_COMMAND
+from bls_agent.project.stats import AgentStats
+from bls_agent.runtime.batch_writer import Flushed
+from bls_agent.runtime.loop_thread import (
+    LoopThread,
+    refuse_in_event_loop,
+    result_of,
+    wait_for,
+)
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+__all__ = ["AgentThread", "Embedded"]
+
+logger = logging.getLogger(__name__)
+
+LEAVE_GRACE: Final = 1.95  # seconds beyond shutdown_timeout; the agent itself takes 1.9
+EXIT_PATIENCE: Final = 0.9  # seconds for running handlers when the interpreter exits
+HURRY: Final = 1.0  # seconds for the end after handlers were cut short
+ANSWER_GRACE: Final = 0.5  # seconds beyond a timeout until the loop counts as hung
+
+
+class Embedded(Protocol):
+    """What is asked of an agent: the face that it has in an event loop."""
+
+    @property
+    def project(self) -> str:
+        """The project's name."""
+        ...
+
+    async def __aenter__(self) -> object:
+        """Open."""
+        ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close; the error decides the last word."""
+        ...
+
+    async def flush(self, timeout: float = ...) -> Flushed:
+        """Wait until what was logged so far has been written."""
+        ...
+
+    async def ready(self, timeout: float | None = ...) -> None:
+        """Wait until the first status has been written."""
+        ...
+
+    def stats(self) -> AgentStats:
+        """Give a snapshot of every counter."""
+        ...
+
+
+class AgentThread:
+    """The block in which an agent lives in a daemon thread with its own event loop.
+
+    Made by :meth:`ProjectAgent.in_thread`; it can be entered again after it was left.
+    What is synchronous on the agent (``log``, ``set_status``, ``stats``, decorators)
+    is used on the agent, from any thread.
+
+    Entering returns when the agent is open and never waits for Redis. Leaving drains
+    as ``async with agent:`` does and takes at most ``shutdown_timeout`` + 2 s, also
+    when a handler blocks the event loop: then the thread is left behind, which the
+    host's log tells, and the agent closes when that handler returns. A second signal
+    cuts the time of running handlers short. A block that is never left is closed when
+    the interpreter exits, within 2 s. In a forked child leaving does nothing.
+
+    Coroutine handlers run in this thread, plain ones in worker threads. Its event loop
+    is plain asyncio's, also where the host uses uvloop. No signal handler is installed.
+    """
+
+    def __init__(self, agent: Embedded, shutdown_timeout: Callable[[], float]) -> None:
+        """Remember the agent; nothing is started yet.
+
+        Args:
+            agent: Who lives in the thread.
+            shutdown_timeout: Tells the setting; asked when the block is entered.
+        """
+        self._agent = agent
+        self._shutdown_timeout = shutdown_timeout
+        self._patience = 0.0
+        self._thread: LoopThread | None = None
+
+    def __repr__(self) -> str:
+        state = "left" if self._running() is None else "entered"
+        return f"<AgentThread {self._agent.project!r} {state}>"
+
+    def __enter__(self) -> Self:
+        """Open the agent in a new thread.
+
+        Raises:
+            ConfigurationError: The agent is open already, this block is entered
+                already, or the environment holds a value that does not fit.
+        """
+        if self._running() is not None:
+            rule = "this block of it is entered already"
+            raise ConfigurationError(
+                "agent", self._agent.project, rule, "Leave it first."
+            )
+        self._patience = self._shutdown_timeout() + LEAVE_GRACE
+        thread = LoopThread(f"bls-agent {self._agent.project}")
+        try:
+            thread.start()
+            thread.call(self._open)
+        except BaseException:
+            thread.stop()  # whatever of the agent runs there ends in order
+            thread.join(HURRY)
+            raise
+        self._thread = thread
+        atexit.register(self._close_at_exit)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close in order; the exception of the block goes on unchanged."""
+        self._close(error, self._patience)
+
+    def flush(self, timeout: float = 5.0) -> Flushed:
+        """Wait until the records put so far have been written.
+
+        Args:
+            timeout: Seconds to wait at most.
+
+        Returns:
+            What happened; true if nothing of it still waits.
+
+        Raises:
+            ConfigurationError: Called where an event loop runs.
+        """
+        refuse_in_event_loop("flush", "'await agent.flush()'")
+        thread = self._running()
+        if thread is not None:
+            flushing = thread.begin(self._agent.flush, timeout)
+            try:
+                wait_for(flushing, timeout + ANSWER_GRACE)
+            finally:
+                unanswered = flushing.cancel()
+            if not unanswered:
+                return flushing.result()
+        queued = self._agent.stats().logs_queued
+        return Flushed(complete=not queued, delivered=0, dropped=0, queued=queued)
+
+    def ready(self, timeout: float | None = None) -> None:
+        """Wait until the first status has been written.
+
+        Args:
+            timeout: Seconds to wait at most; ``None`` for ever.
+
+        Raises:
+            RedisUnavailableError: Not within that time.
+            ConfigurationError: The agent is not open, or this is called where an event
+                loop runs.
+        """
+        refuse_in_event_loop("ready", "'await agent.ready()'")
+        thread = self._running()
+        if thread is None:
+            raise ConfigurationError("agent", repr(self), "the agent must be open")
+        waiting = thread.begin(self._agent.ready, timeout)
+        if timeout is not None and not wait_for(waiting, timeout + ANSWER_GRACE):
+            waiting.cancel()
+            raise RedisUnavailableError("not_ready", "the agent's event loop hangs")
+        result_of(waiting)
+
+    def _running(self) -> LoopThread | None:
+        """Give the thread, unless the block was left or this is a forked child."""
+        thread = self._thread
+        return thread if thread is not None and thread.is_ours else None
+
+    async def _open(self) -> None:
+        await self._agent.__aenter__()
+
+    async def _exit(self, error: BaseException | None) -> None:
+        if error is None:
+            await self._agent.__aexit__(None, None, None)
+        else:
+            await self._agent.__aexit__(type(error), error, error.__traceback__)
+
+    def _close_at_exit(self) -> None:
+        """Close a block that was never left; a program that failed says so."""
+        at_a_prompt = hasattr(sys, "ps1")
+        error = None if at_a_prompt else getattr(sys, "last_value", None)
+        self._close(error, EXIT_PATIENCE, HURRY)
+
+    def _close(
+        self, error: BaseException | None, patience: float, hurry: float = 0.0
+    ) -> None:
+        """End the agent and its thread, and give up when the time is over.
+
+        Args:
+            error: Decides the last word.
+            patience: Seconds for an end in order.
+            hurry: Seconds for the rest, when running handlers are cut short.
+        """
+        thread = self._running()
+        if thread is None:
+            return
+        closing = thread.begin(self._exit, error)
+        deadline = time.monotonic() + patience + hurry
+        if thread.is_here or CURRENT_COMMAND.get():  # the end waits for this handler
+            self._let_go(thread, closing, deadline)
+            return
+        try:
+            wait_for(closing, patience)
+        except BaseException:  # a second signal
+            hurry = HURRY
+            deadline = time.monotonic() + hurry
+            raise
+        finally:
+            try:
+                if closing.cancel():  # which tells the agent to hurry
+                    closing = thread.begin(self._exit, error)
+                    wait_for(closing, hurry)
+            finally:
+                self._let_go(thread, closing, deadline)
+
+    def _let_go(
+        self, thread: LoopThread, closing: Future[None], deadline: float
+    ) -> None:
+        """Let the thread end when the agent is closed, and see whether it does."""
+        thread.stop_after(closing)
+        self._thread = None
+        atexit.unregister(self._close_at_exit)
+        left = deadline - time.monotonic()
+        waits = not (thread.is_here or CURRENT_COMMAND.get())
+        if waits and not thread.join(min(max(left, 0.05), 0.5)):
+            logger.warning(
+                "%s: a handler does not let go of the agent's thread, which is left "
+                "behind",
+                self._agent.project,
+            )
+        error = None
+        if closing.done() and not closing.cancelled():
+            error = closing.exception()
+        if error is not None:
+            logger.error("the agent failed\n%s", redact_traceback(error))

@@ -1,0 +1,142 @@
+"""How the console reads a project's log: its tail, what is new, page by page backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from bls_agent.core.errors import BlsError, RedisUnavailableError, WrongTypeError
+from bls_agent.core.keys import PROJECT_CONSOLE, KeyTemplate
+from bls_agent.project.messages import LogEntry
+
+if TYPE_CHECKING:
+    from bls_agent.connection.keyed_wires import KeyedWires
+    from bls_agent.project.log.reading import Follower, LogPage, LogPlace
+
+__all__ = ["WINDOW", "LogReader", "as_wrong_type", "pause_after"]
+
+WINDOW: Final = 64  # records a follower looks at first; more while these are too few
+MOST: Final = 65_536  # records that are ever read at once
+LONGEST: Final = 16 * 1024 * 1024  # bytes of them, about: nobody tells how long one is
+FEW: Final = 4  # records that tell how long the others may be
+GROWTH: Final = 8  # by how much more is read as long as they are short
+READ_RATE: Final = 8 * 1024 * 1024  # bytes per second that following reads, about
+LONGEST_PAUSE: Final = 15.0  # seconds between two looks at very long records
+SEARCHED: Final = 1_000  # records in one read while a place is searched for
+
+
+class LogReader:
+    """Reads the console list of one project; nothing is repeated but reading."""
+
+    def __init__(self, wires: KeyedWires, project: str) -> None:
+        """Remember whose."""
+        self._wires = wires
+        self._key = PROJECT_CONSOLE.locate(project=project)
+        self._encoded = self._key.encode("utf-8", "surrogateescape")
+
+    async def look(self, follower: Follower) -> list[LogEntry]:
+        """Read windows of the tail until the follower finds its place again.
+
+        What is further back than may be read at once stands as a gap.
+        """
+        size = min(WINDOW, _fit(follower.window_bytes, follower.window_records))
+        while True:
+            window, length = await self._tail(size)
+            most = _fitting(window)
+            entries = follower.find_new(window, length, longest=size >= most)
+            if entries is not None:
+                return entries
+            size = min(size * GROWTH, most)
+
+    async def newest(self, limit: int) -> tuple[list[bytes], int]:
+        """Read the newest records, and how many there are, at one moment.
+
+        Args:
+            limit: Records at most; fewer if they are very long.
+        """
+        window, length, _ = await self._newest(limit)
+        return window, length
+
+    async def _newest(self, limit: int) -> tuple[list[bytes], int, int]:
+        """Read more and more; also give how many were asked for in the end."""
+        size = min(limit, FEW)
+        while True:
+            window, length = await self._tail(size)
+            most = min(limit, _fitting(window))
+            if size >= most or len(window) < size:
+                return window, length, size
+            size = min(size * GROWTH, most)
+
+    async def _tail(self, size: int) -> tuple[list[bytes], int]:
+        return await self._window(-size, -1)
+
+    async def page(self, before: str, limit: int) -> LogPage:
+        """Read the newest records, or those before a place that an earlier page named.
+
+        Args:
+            before: The place, ``""`` for the end.
+            limit: Records at most; fewer if they are very long.
+        """
+        from bls_agent.project.log.reading import LogPlace, cut_page  # noqa: PLC0415 - rare
+
+        if before:
+            return await self._page_before(LogPlace.decode(before), limit)
+        window, length, asked = await self._newest(limit)
+        index = max(0, length - len(window)) if len(window) == asked else 0
+        return cut_page(window, index, len(window), limit)
+
+    async def _page_before(self, place: LogPlace, limit: int) -> LogPage:
+        from bls_agent.project.log.reading import LogPage, cut_page  # noqa: PLC0415 - rare
+
+        top = place.index
+        size = wanted = min(limit, FEW)
+        while True:
+            first = max(0, top - size)
+            window, length = await self._window(first, top + place.count - 1)
+            at, most = place.find_in(window), _fitting(window)
+            if at is not None and (at >= wanted or not first):
+                if wanted >= min(limit, most) or not first:
+                    return cut_page(window, first, at, min(limit, most))
+                top, wanted = first + at, min(wanted * GROWTH, limit, most)
+                size = wanted
+            elif at is not None:  # so much was cut off that the page is not whole
+                top, size = first + at, wanted
+            elif first:
+                # What is cut moves records to the front: it can only stand there.
+                top = max(0, min(first - 1, length - place.count))
+                size = max(wanted, min(SEARCHED, most))
+            else:
+                return LogPage(entries=(), trimmed=True)
+
+    async def _window(self, first: int, last: int) -> tuple[list[bytes], int]:
+        encoded = self._encoded
+        requests = [("LRANGE", encoded, first, last), ("LLEN", encoded)]
+        async with self._wires.to(self._key) as wire:
+            replies = await wire.read_many(requests)
+        for reply in replies:
+            if isinstance(reply, RedisUnavailableError):
+                raise as_wrong_type(reply, PROJECT_CONSOLE, self._key)
+        return replies[0], replies[1]
+
+
+def pause_after(held: int) -> float:
+    """Say how many seconds to leave a log alone after so many bytes of it."""
+    return min(held / READ_RATE, LONGEST_PAUSE)
+
+
+def _fitting(window: Sequence[bytes]) -> int:
+    return _fit(sum(map(len, window)), len(window))
+
+
+def _fit(held: int, records: int) -> int:
+    """Say how many records may be read at once if they are as long as these."""
+    return max(1, min(MOST, LONGEST * records // held)) if held else MOST
+
+
+def as_wrong_type(
+    error: RedisUnavailableError, template: KeyTemplate, key: str
+) -> BlsError:
+    """Turn the refusal of a key that holds another type into an error that says so."""
+    if error.kind != "wrong_type":
+        return error
+    return WrongTypeError(key, str(template.type))

@@ -1,0 +1,83 @@
+"""What an agent keeps from one session to the next."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import socket
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bls_agent.connection.after_fork import register
+from bls_agent.project.commands.router import Router
+from bls_agent.project.log.log import LogStream
+from bls_agent.project.messages import OutcomeKind
+from bls_agent.project.status.aggregate import StatusAggregator, StatusCounts
+from bls_agent.project.status.health import HealthChecks
+from bls_agent.runtime.threads import HandlerThreads
+from bls_agent.runtime.watchdog import StallCounts
+
+__all__ = ["Parts"]
+
+
+@dataclass(eq=False)
+class Parts:
+    """What an agent keeps from one session to the next.
+
+    Attributes:
+        project: The project's name.
+        clock: Gives Unix seconds.
+        router: The handlers.
+        stream: The log on its way out.
+        board: The status and where it comes from.
+        checks: The health checks.
+        threads: Where plain handlers run.
+        instance: Name of this process; ``""`` before the first session.
+        forked: Whether this process inherited them.
+        numbers: The next log record's number.
+        outcomes: How commands ended.
+        status_counts: How often the status was written.
+        stall_counts: How often and how long the event loop stood still.
+    """
+
+    project: str
+    clock: Callable[[], float]
+    router: Router
+    stream: LogStream
+    board: StatusAggregator = field(default_factory=StatusAggregator)
+    checks: HealthChecks = field(default_factory=HealthChecks)
+    threads: HandlerThreads = field(default_factory=HandlerThreads)
+    instance: str = ""
+    numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    outcomes: Counter[OutcomeKind] = field(default_factory=Counter[OutcomeKind])
+    status_counts: StatusCounts = field(default_factory=StatusCounts)
+    stall_counts: StallCounts = field(default_factory=StallCounts)
+    forked: bool = False
+
+    def __post_init__(self) -> None:
+        """Be told of forks, also before the first session: records wait already."""
+        register(self)
+
+    def name_process(self, given: str | None) -> None:
+        """Name this process, once; a forked child is never named like its parent."""
+        if given and self.forked:
+            given = f"{given}-{os.getpid()}"
+        self.instance = self.instance or given or _new_instance()
+
+    def forget_parent(self) -> None:
+        """In a forked child: begin afresh. What waits is the parent's to write."""
+        self.forked = True
+        self.instance = ""
+        self.numbers = itertools.count(1)
+        self.outcomes = Counter()
+        self.status_counts = StatusCounts()
+        self.stall_counts = StallCounts()
+        self.board.forget_sources()
+        self.stream.forget_parent()
+
+
+def _new_instance() -> str:
+    """Name a process: host, pid, and something that tells it from the one before."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"

@@ -1,0 +1,156 @@
+"""A snapshot of every counter and state of an agent."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from bls_agent.core.codec import JSONObject
+from bls_agent.project.messages import Status
+from bls_agent.project.parts import Parts
+
+if TYPE_CHECKING:
+    from bls_agent.project.session import Session
+
+__all__ = ["AgentStats", "collect_stats", "make_teller"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentStats:
+    """Every counter and state of an agent at one moment.
+
+    ``logs_accepted == logs_delivered + sum(logs_dropped) + logs_queued`` holds always.
+
+    Attributes:
+        project: The project's name.
+        instance: Name of this process in record ids.
+        open: Whether the agent is open.
+        status: The status that is shown, or will be.
+        status_source: Which source says so: ``host``, ``health check <name>``,
+            ``error window``, ``event loop``; the first of several.
+        status_sources: Source → what it says.
+        mode: How commands come now: ``blocking``, ``compat``, ``reliable``,
+            or ``closed``.
+        connections: Wire → whether it is connected.
+        reconnect_failures: Tries to reach Redis that failed.
+        commands_running: Handlers that run now.
+        commands_stuck: Handlers that go on after their time was over.
+        commands_held: Taken and not acknowledged (mode ``reliable``).
+        commands_reclaimed: Taken back from dead processes (mode ``reliable``).
+        lease_losses: Times when others may have taken over what was held.
+        outcomes: How many commands ended in which way.
+        logs_accepted: Records ever put.
+        logs_delivered: Records written.
+        logs_dropped: Reason → records given up.
+        logs_queued: Records waiting or in flight.
+        logs_queued_bytes: Their bytes.
+        logs_resent: Records written again after an ambiguous failure.
+        logs_maybe_repeated: Of these, records that may stand twice in the list.
+        logs_not_encoded: Reason → log calls that could not even be encoded.
+        status_writes: Times the status was written.
+        status_failures: Times it could not be written.
+        loop_stalls: Times the event loop stood still longer than ``stall_after``.
+        loop_stalled_seconds: How long it did, the longest of those that are over.
+        faults: Failures of the agent itself; each is in the host's log.
+    """
+
+    project: str
+    instance: str
+    open: bool = False
+    status: Status
+    status_source: str
+    status_sources: dict[str, str]
+    mode: str = "closed"
+    connections: dict[str, bool] = field(default_factory=dict[str, bool])
+    reconnect_failures: int = 0
+    commands_running: int = 0
+    commands_stuck: int
+    commands_held: int = 0
+    commands_reclaimed: int = 0
+    lease_losses: int = 0
+    outcomes: dict[str, int]
+    logs_accepted: int
+    logs_delivered: int
+    logs_dropped: dict[str, int]
+    logs_queued: int
+    logs_queued_bytes: int
+    logs_resent: int
+    logs_maybe_repeated: int
+    logs_not_encoded: dict[str, int]
+    status_writes: int
+    status_failures: int
+    loop_stalls: int
+    loop_stalled_seconds: float
+    faults: int = 0
+
+
+def collect_stats(parts: Parts, session: Session | None) -> AgentStats:
+    """Gather the counters of an agent's parts, and of its life if it is open."""
+    kept = _collect_kept(parts)
+    if session is None or session.closed.is_set():
+        return kept
+    receiver, connections = session.receiver, session.connections
+    counts = receiver.counts()
+    return replace(
+        kept,
+        open=True,
+        mode=receiver.mode,
+        connections={wire.use: wire.connected for wire in connections.all},
+        reconnect_failures=connections.gate.failures,
+        commands_running=session.dispatcher.running,
+        commands_stuck=session.dispatcher.stuck,
+        commands_held=counts.held,
+        commands_reclaimed=counts.reclaimed,
+        lease_losses=counts.lease_losses,
+        faults=session.faults,
+    )
+
+
+def _collect_kept(parts: Parts) -> AgentStats:
+    """Gather what is there without a session, too."""
+    delivery, now = parts.stream.delivery, time.monotonic()
+    logs = delivery.buffer.stats()
+    source, status = parts.board.worst_source(now)
+    said = parts.board.list_sources(now)
+    return AgentStats(
+        project=parts.project,
+        instance=parts.instance,
+        status=status,
+        status_source=source,
+        status_sources={who: one.value for who, one in said.items()},
+        commands_stuck=parts.threads.stuck,
+        outcomes={kind.value: count for kind, count in dict(parts.outcomes).items()},
+        logs_accepted=logs.accepted,
+        logs_delivered=logs.delivered,
+        logs_dropped=logs.dropped,
+        logs_queued=logs.queued,
+        logs_queued_bytes=logs.queued_bytes,
+        logs_resent=delivery.resent,
+        logs_maybe_repeated=delivery.maybe_repeated,
+        logs_not_encoded=dict(parts.stream.failures),
+        status_writes=parts.status_counts.writes,
+        status_failures=parts.status_counts.failures,
+        loop_stalls=parts.stall_counts.stalls,
+        loop_stalled_seconds=parts.stall_counts.longest,
+    )
+
+
+def make_teller(
+    parts: Parts, living: Callable[[], Session | None]
+) -> Callable[[], JSONObject]:
+    """Make what tells the counters, without holding an agent that nobody closes.
+
+    Args:
+        parts: The agent's.
+        living: The agent's method that gives its session, if it is open.
+    """
+    reference = weakref.WeakMethod(living)
+
+    def tell() -> JSONObject:
+        find = reference()
+        return asdict(collect_stats(parts, None if find is None else find()))
+
+    return tell

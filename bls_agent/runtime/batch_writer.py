@@ -1,0 +1,315 @@
+"""Bounded, ordered, batched writing in the background.
+
+Items are put from any thread and written by one task: at once when it is idle, in
+batches while a write is under way. Where a batch goes is a :class:`Sink`; what may
+have to be given up when Redis is away is decided by the buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Generic, Protocol, TypeVar
+
+import anyio
+
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.buffer import BoundedBuffer, Sized
+from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
+from bls_agent.runtime.tasks import ThreadSafeEvent
+
+__all__ = ["PACE", "BatchWriter", "Flushed", "Sink"]
+
+BATCH_ITEMS: Final = 500
+BATCH_BYTES: Final = 128 * 1024
+LEAST_BYTES: Final = 8 * 1024  # of a batch over the narrowest link
+SLOW: Final = 2.0  # seconds that a write may take until the next batch is smaller
+PACE: Final = 0.005  # seconds from one write to the next, unless a batch is full
+FAULTS: Final = 3  # of ours until a batch is given up: others wait behind it
+
+T = TypeVar("T", bound=Sized)
+
+
+class Sink(Protocol[T]):
+    """Where batches go."""
+
+    def prepare(self, items: Sequence[T]) -> Sequence[T]:
+        """Make a batch of the items, once, before the first try to write it."""
+        ...
+
+    async def write(self, batch: Sequence[T], meanwhile: Callable[[], None]) -> None:
+        """Write the whole batch, or raise RedisUnavailableError: then it is called again.
+
+        A sink that does not write it in one step has to remember what stands already.
+
+        Args:
+            batch: What to write.
+            meanwhile: To be called when it has left, before its reply is awaited.
+        """
+        ...
+
+    async def was_written(self, batch: Sequence[T]) -> bool | None:
+        """Find out whether an earlier write of the batch was executed after all.
+
+        ``None`` if that cannot be known: the batch is then written again and counted as
+        ``maybe_repeated``.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Flushed:
+    """What a flush achieved.
+
+    Attributes:
+        complete: Everything that was accepted before the call has been settled.
+        delivered: Items written since the call.
+        dropped: Items given up since the call.
+        queued: Items that still wait.
+    """
+
+    complete: bool
+    delivered: int
+    dropped: int
+    queued: int
+
+    def __bool__(self) -> bool:
+        """Whether the flush was complete."""
+        return self.complete
+
+
+@dataclass(eq=False)
+class _Batch(Generic[T]):
+    """What is taken out of the buffer at once, and what becomes of it on the wire.
+
+    Attributes:
+        items: As they were put.
+        prepared: What is written; ``None`` while the sink has not made it.
+        faults: Failures of ours, no failure of Redis, that it has met.
+    """
+
+    items: Sequence[T]
+    prepared: Sequence[T] | None = None
+    faults: int = 0
+
+
+class BatchWriter(Generic[T]):
+    """Takes items from any thread and writes them in order, from one task.
+
+    Order is kept and nothing is written twice, except where :meth:`Sink.was_written`
+    cannot find out; those items are counted.
+
+    Attributes:
+        buffer: What waits.
+        resent: Items written again after an ambiguous failure had not landed.
+        refused: Whether Redis refuses the batch for good; it is tried again slowly.
+        running: Whether :meth:`run` is at work.
+        maybe_repeated: Of these, items that may stand twice at their destination.
+    """
+
+    def __init__(
+        self,
+        buffer: BoundedBuffer[T],
+        *,
+        pace: float = PACE,
+        batch_bytes: int = BATCH_BYTES,
+    ) -> None:
+        self.buffer = buffer
+        self._batch_bytes = self._most = batch_bytes
+        self._pace = pace
+        self.resent = 0
+        self.maybe_repeated = 0
+        self._wakeup = ThreadSafeEvent()
+        self._settled = anyio.Event()
+        self._batch: _Batch[T] | None = None
+        self._next: _Batch[T] | None = None
+        self._ambiguous = False
+        self._carried = False
+        self._paced_until = 0.0
+        self._flushing = 0  # callers that wait: no batch grows then
+        self._hurried = anyio.Event()
+        self._runs = 0
+        self.running = False
+        self.refused = False
+
+    def put(self, item: T) -> None:
+        """Take an item; never waits, never raises, from any thread."""
+        self.buffer.put(item)
+        self._wakeup.set()
+
+    async def run(self, sink: Sink[T], backoff: Backoff) -> None:
+        """Write until cancelled; what was under way is finished by the next run."""
+        self._runs += 1
+        this_run = self._runs
+        self._wakeup.bind()
+        self.running = True
+        self._carried = self._batch is not None  # this sink has not seen it leave
+        try:
+            while True:
+                if self._batch is None:
+                    await self._gather()
+                    self._batch, self._next = self._next or self._take(), None
+                    if self._batch is None:
+                        await self._wakeup.wait()
+                        continue
+                    self._ambiguous = self._carried = False
+                    self._paced_until = anyio.current_time() + self._pace
+                await self._settle(sink, backoff, self._batch)
+                self._batch = None
+                self._announce()
+        finally:
+            if this_run == self._runs:  # else collected with a loop that was closed
+                self.running = False
+                self._wakeup.unbind()
+                self._announce()
+
+    def forget_loop(self) -> None:
+        """Reset what belonged to a closed loop, in which :meth:`run` was.
+
+        The next run checks what was under way, as after a cancellation.
+        """
+        self._runs += 1
+        self._paced_until = 0.0
+        self._flushing, self._hurried = 0, anyio.Event()
+        self.running = self.refused = False
+        self._wakeup.unbind()
+        self._settled = anyio.Event()
+
+    def forget_parent(self) -> None:
+        """In a forked child begin afresh: what waits is the parent's to write."""
+        self.forget_loop()
+        self.buffer.forget_parent()
+        self._batch = self._next = None
+        self._ambiguous = self._carried = False
+        self.resent = self.maybe_repeated = 0
+
+    def give_up(self, reason: str) -> int:
+        """Drop what waits and what is under way, and give how many items it were.
+
+        Not to be called while :meth:`run` is at work.
+        """
+        batches = [one for one in (self._batch, self._next) if one is not None]
+        self._batch = self._next = None
+        for batch in batches:
+            self.buffer.give_up(batch.items, reason)
+        return sum(len(batch.items) for batch in batches) + self.buffer.empty(reason)
+
+    async def _gather(self) -> None:
+        """Let a batch grow while the one before has only just left."""
+        pause = self._paced_until - anyio.current_time()
+        if pause > 0 and 0 < len(self.buffer) < BATCH_ITEMS and not self._flushing:
+            with anyio.move_on_after(pause):
+                await self._hurried.wait()
+
+    def _take(self) -> _Batch[T] | None:
+        items = self.buffer.take(BATCH_ITEMS, self._most)
+        return _Batch(items) if items else None
+
+    async def _settle(self, sink: Sink[T], backoff: Backoff, batch: _Batch[T]) -> None:
+        """Bring a batch to its end, and count it.
+
+        A fault of ours is raised, and the next run tries once more. After a few faults
+        the batch is given up: it must not stop the log.
+        """
+        try:
+            if batch.prepared is None:
+                batch.prepared = sink.prepare(batch.items)
+            await self._write(sink, backoff, batch.prepared, len(batch.items))
+        except Exception:
+            batch.faults += 1
+            if batch.faults == FAULTS:
+                self._batch = None
+                self.buffer.give_up(batch.items, "fault")
+                self._announce()
+            raise
+        self.buffer.done(batch.items)
+
+    def _prepare_next(self, sink: Sink[T], under_way: int) -> None:
+        """Make the next batch while the server is at this one, if it will be full."""
+        roomy = self.buffer.max_items >= 4 * BATCH_ITEMS  # else too much is fixed
+        waiting = len(self.buffer) - under_way
+        if roomy and self._next is None and waiting > BATCH_ITEMS:
+            self._next = self._take()
+            if self._next is not None:
+                with suppress(Exception):  # a fault is raised when its turn has come
+                    self._next.prepared = sink.prepare(self._next.items)
+
+    async def _write(
+        self, sink: Sink[T], backoff: Backoff, batch: Sequence[T], count: int
+    ) -> None:
+        prepare_next = partial(self._prepare_next, sink, count)
+        while True:
+            try:
+                if self._ambiguous and await self._was_written(sink, batch):
+                    return
+                # Until the answer is there, a cancelled write may have been executed.
+                self._ambiguous = True
+                began = anyio.current_time()
+                await sink.write(batch, prepare_next)
+            except RedisUnavailableError as error:
+                self._ambiguous = error.ambiguous
+                permanent = isinstance(error, RedisRefusedError)
+                delay = backoff.failed(permanent=permanent)
+                if not error.connecting:  # the gate has paced those
+                    await self._pause(delay, refused=permanent)
+            else:
+                backoff.succeeded()
+                self._fit(anyio.current_time() - began)
+                return
+
+    def _fit(self, took: float) -> None:
+        """Make the next batch smaller after a slow write: others wait for it, too."""
+        change = self._most // 2 if took > SLOW else self._most * 2
+        self._most = min(max(change, LEAST_BYTES), self._batch_bytes)
+
+    async def _pause(self, delay: float, *, refused: bool) -> None:
+        self.refused = refused
+        if refused:
+            self._announce()  # nobody waits for what is refused for good
+        await anyio.sleep(delay)
+        self.refused = False
+
+    async def _was_written(self, sink: Sink[T], batch: Sequence[T]) -> bool:
+        try:
+            written = await sink.was_written(batch)
+        except RedisUnavailableError as error:
+            error.ambiguous = True  # of the write before, still
+            raise
+        if written:
+            return True
+        self.resent += len(batch)
+        if written is None or self._carried:
+            self.maybe_repeated += len(batch)
+        return False
+
+    def _announce(self) -> None:
+        event, self._settled = self._settled, anyio.Event()
+        event.set()
+
+    async def flush(self, timeout: float) -> Flushed:
+        """Wait until what was accepted so far is written or given up, or time is over."""
+        before = self.buffer.stats()
+        dropped_before = sum(before.dropped.values())
+        target = before.accepted
+        self._flushing += 1
+        self._hurried.set()
+        try:
+            with anyio.move_on_after(timeout):
+                while self._makes_progress() and not self.buffer.settled_to(target):
+                    await self._settled.wait()
+        finally:
+            self._flushing = max(0, self._flushing - 1)
+            self._hurried = anyio.Event()
+        after = self.buffer.stats()
+        dropped = sum(after.dropped.values())
+        return Flushed(
+            complete=self.buffer.settled_to(target),
+            delivered=after.delivered - before.delivered,
+            dropped=dropped - dropped_before,
+            queued=after.queued,
+        )
+
+    def _makes_progress(self) -> bool:
+        return self.running and not self.refused

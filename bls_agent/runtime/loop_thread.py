@@ -1,0 +1,320 @@
+"""An event loop in a daemon thread, private or shared, for programs that have no loop.
+
+The loop is plain asyncio's, whatever policy the host has set. Nothing in the thread
+holds the interpreter's exit, and nothing that a task raises ends the thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+
+from bls_agent.connection.after_fork import register
+from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
+from bls_agent.runtime.threads import HandlerThreads
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import Future
+
+__all__ = [
+    "LoopThread",
+    "SharedThread",
+    "refuse_in_event_loop",
+    "result_of",
+    "wait_for",
+]
+
+logger = logging.getLogger(__name__)
+
+# On Windows a signal cannot interrupt a wait: there it is seen between two short ones.
+SLICE: Final = 0.1 if os.name == "nt" else inf
+LAST_WAIT: Final = 0.5  # seconds for the end of a shared thread
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop in a daemon thread; works once, from :meth:`start` to its end.
+
+    In a forked child, where the thread does not exist, it counts as ended.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.RLock()  # a signal handler may come in between
+        self._threads = HandlerThreads()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._pid = 0
+        self._made = threading.Event()
+        self._failure: BaseException | None = None
+        self._ending = False
+        self._over = False
+
+    def start(self) -> None:
+        """Start the thread; its loop takes work from now on.
+
+        When a signal's exception ends this, :meth:`stop` still ends the thread.
+        """
+        self._pid = os.getpid()
+        self._thread.start()
+        self._made.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller runs in this thread."""
+        return threading.current_thread() is self._thread
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process has started the thread; a forked child has not."""
+        return self._pid == os.getpid()
+
+    def begin(
+        self,
+        function: Callable[P, Coroutine[Any, Any, T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Future[T]:
+        """Run a coroutine function in the loop, without waiting for it.
+
+        Cancelling the future cancels the task. The future is cancelled when the thread
+        ends before the task does, and at once if the thread has ended.
+        """
+        import asyncio  # noqa: PLC0415 - 20 ms; anyio cannot poke a loop
+        from concurrent.futures import Future  # noqa: PLC0415 - comes with asyncio
+
+        if self.is_ours:
+            with self._lock:
+                if not self._ending:
+                    coroutine = function(*args, **kwargs)
+                    return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        never: Future[T] = Future()
+        never.cancel()
+        return never
+
+    def call(
+        self,
+        function: Callable[P, Coroutine[Any, Any, T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Run a coroutine function in the loop and wait for its result.
+
+        An exception that a signal raises here goes through at once and cancels it.
+
+        Raises:
+            RedisUnavailableError: The thread was ended first.
+        """
+        return result_of(self.begin(function, *args, **kwargs))
+
+    def stop(self) -> None:
+        """Begin the end: what still runs is cancelled. From any thread, never waits."""
+        if not self.is_ours:
+            return
+        with self._lock:
+            if not self._ending:
+                self._ending = True
+                if self._made.is_set():
+                    self._loop.call_soon_threadsafe(self._wind_up)
+
+    def stop_after(self, last: Future[Any]) -> None:
+        """Begin the end as soon as a future is done."""
+        last.add_done_callback(lambda _: self.stop())
+
+    def join(self, timeout: float) -> bool:
+        """Wait so many seconds for the end, and tell whether the thread has ended."""
+        if self.is_here:
+            return False
+        if self._thread.ident is not None:
+            self._thread.join(max(timeout, 0.0))
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:  # here: in the main thread a signal could leave half a loop
+            self._loop = _make_loop(self._threads)
+        except BaseException as error:  # noqa: BLE001 - for start() to raise
+            self._failure = error
+            self._ending = True
+            self._made.set()
+            return
+        _ALIVE.add(self)
+        with self._lock:
+            self._made.set()
+            if self._ending:
+                self._loop.call_soon(self._wind_up)
+        try:
+            while not self._over:
+                try:
+                    self._loop.run_forever()
+                except (KeyboardInterrupt, SystemExit) as error:
+                    # A task raised it, and asyncio ends the loop for it. But no signal
+                    # arrives in this thread, and the program is not to end.
+                    logger.warning("%s: a task raised %r", self._name, error)
+        finally:
+            self._loop.close()
+            self._threads.close()
+            _ALIVE.discard(self)
+
+    def _wind_up(self) -> None:
+        self._last_task = self._loop.create_task(_cancel_the_rest())
+        self._last_task.add_done_callback(self._end)
+
+    def _end(self, _: asyncio.Task[None]) -> None:
+        self._over = True
+        self._loop.stop()
+
+
+# In a forked child no thread is taken out, so nothing of it is ever collected there: a
+# transport's finaliser would reach into the selector that is shared with the parent.
+_ALIVE: Final[set[LoopThread]] = set()
+
+
+async def _cancel_the_rest() -> None:
+    """End every other task; only this thread waits for one that resists."""
+    import asyncio  # noqa: PLC0415 - knows all tasks of the loop
+
+    for _ in range(3):  # a task that is cancelled before its first step warns of it
+        await asyncio.sleep(0)
+    while rest := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in rest:
+            task.cancel()
+        await asyncio.wait(rest)
+    await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+def _make_loop(threads: HandlerThreads) -> asyncio.AbstractEventLoop:
+    """Make a plain loop that looks names up in daemon threads.
+
+    The loop's own executor would hold the interpreter's exit while a resolver hangs.
+    """
+    if sys.platform == "win32":
+        from asyncio import ProactorEventLoop as Loop  # noqa: PLC0415 - as above
+    else:
+        from asyncio import SelectorEventLoop as Loop  # noqa: PLC0415 - 20 ms
+
+    class QuietLoop(Loop):
+        async def getaddrinfo(self, *args: Any, **options: Any) -> Any:
+            return await threads.run(partial(socket.getaddrinfo, *args, **options))
+
+    return QuietLoop()
+
+
+def wait_for(future: Future[Any], timeout: float | None = None) -> bool:
+    """Wait until a future is done, so many seconds at most; tell whether it is.
+
+    A signal's exception gets through at once.
+    """
+    from concurrent.futures import wait  # noqa: PLC0415 - as in LoopThread.begin
+
+    end = time.monotonic() + (inf if timeout is None else timeout)
+    while not future.done():
+        left = min(end - time.monotonic(), SLICE)
+        if left <= 0:
+            return False
+        wait([future], None if left == inf else left)
+    return True
+
+
+def result_of(future: Future[T]) -> T:
+    """Wait for a result; cancel the task when the wait is interrupted.
+
+    Raises:
+        RedisUnavailableError: The thread was ended first.
+    """
+    from concurrent.futures import CancelledError  # noqa: PLC0415 - as above
+
+    try:
+        wait_for(future)
+        return future.result()
+    except CancelledError:
+        reason = "it was closed by another thread"
+        raise RedisUnavailableError("closed", reason, ambiguous=True) from None
+    finally:
+        future.cancel()
+
+
+def refuse_in_event_loop(name: str, instead: str) -> None:
+    """Raise a ConfigurationError where an event loop runs in this thread."""
+    import asyncio  # noqa: PLC0415 - as above
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    rule = "it would block the event loop that runs in this thread"
+    raise ConfigurationError(name, "wait", rule, f"Use {instead} there.")
+
+
+class SharedThread:
+    """One loop thread for all objects of a kind; it ends with its last user.
+
+    The exit of the interpreter waits at most ``at_exit`` seconds for what was never
+    closed.
+    """
+
+    def __init__(self, name: str, *, at_exit: float) -> None:
+        self._name = name
+        self._at_exit = at_exit
+        self.forget_parent()
+
+    def forget_parent(self) -> None:
+        """Have no thread and no users, as at first and in a forked child."""
+        self._lock = threading.RLock()  # a signal handler may come in between
+        self._thread: LoopThread | None = None
+        self._users = 0
+
+    def enter(self) -> LoopThread:
+        """Count one user more and give the thread, started for the first one."""
+        register(self)
+        with self._lock:
+            if self._thread is None:
+                thread = LoopThread(self._name)
+                try:
+                    thread.start()
+                    atexit.register(self._end_at_exit, thread)
+                    self._thread = thread
+                except BaseException:  # mostly raised by a signal handler: end it here
+                    thread.stop()
+                    raise
+            self._users += 1
+            return self._thread
+
+    def open(self, opening: Callable[[], Coroutine[Any, Any, None]]) -> LoopThread:
+        """Run ``opening`` in the thread; count one user more only if it succeeds."""
+        thread = self.enter()
+        try:
+            thread.call(opening)
+        except BaseException:
+            self.leave()
+            raise
+        return thread
+
+    def leave(self) -> None:
+        """Count one user less; the last one ends the thread."""
+        with self._lock:
+            self._users -= 1
+            if self._users or self._thread is None:
+                return
+            thread, self._thread = self._thread, None
+            try:
+                atexit.unregister(self._end_at_exit)
+            finally:  # whatever a signal raises here
+                thread.stop()
+        thread.join(LAST_WAIT)
+
+    def _end_at_exit(self, thread: LoopThread) -> None:
+        thread.stop()
+        thread.join(self._at_exit)

@@ -1,0 +1,157 @@
+"""Tasks of an event loop: woken from any thread, cancelled early, outside of all scopes.
+
+asyncio is used where anyio has no equal: poking a loop from another thread without
+waiting for it, and a task that belongs to no cancel scope of the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from bls_agent.connection.after_fork import register
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["ThreadSafeEvent", "start_background", "start_soon"]
+
+
+class ThreadSafeEvent:
+    """A flag set from any thread, signal handler or finaliser; one task waits for it.
+
+    The waiting task clears the flag and *then* looks at the work, so that work which
+    was put down before :meth:`set` is never overlooked.
+    """
+
+    def __init__(self) -> None:
+        self._raised = False
+        self._event = anyio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_called_in_task: Callable[[], bool] = _never
+
+    def bind(self) -> None:
+        """Make the running event loop the one to wake (called by the waiting task)."""
+        import asyncio  # noqa: PLC0415 - 20 ms, not at import
+
+        register(self)
+        self._event = anyio.Event()
+        self._loop = loop = asyncio.get_running_loop()
+
+        def is_called_in_task() -> bool:
+            # In a signal handler that interrupts the waiting loop there is no task.
+            running = asyncio._get_running_loop()  # noqa: SLF001 - documented; does not raise
+            return running is loop and asyncio.current_task(loop) is not None
+
+        self._is_called_in_task = is_called_in_task
+        if self._raised:
+            self._event.set()
+
+    def unbind(self) -> None:
+        """Forget the loop: from now on the flag is only remembered."""
+        self._loop = None
+
+    def forget_parent(self) -> None:
+        """In a forked child the loop is the parent's."""
+        self.unbind()
+
+    def set(self) -> None:
+        """Raise the flag; never waits, never raises."""
+        if self._raised:
+            return
+        try:
+            self._raised = True
+            loop = self._loop
+            if loop is None:
+                return
+            if self._is_called_in_task():  # 20 µs cheaper than to poke the loop
+                self._event.set()
+                return
+            loop.call_soon_threadsafe(self._fire)
+        except RuntimeError:  # the loop is closed: the flag stays raised for the next
+            self._loop = None
+        except BaseException:  # raised by a signal handler: the loop was not poked
+            self._raised = False
+            raise
+
+    def _fire(self) -> None:
+        self._event.set()
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the flag is raised, clear it, and tell whether it was raised."""
+        with anyio.move_on_after(timeout):
+            await self._event.wait()
+        raised = self._raised
+        self._event = anyio.Event()
+        self._raised = False
+        return raised
+
+
+def _never() -> bool:
+    return False
+
+
+def start_background(
+    function: Callable[[], Coroutine[Any, Any, None]], name: str
+) -> asyncio.Task[None]:
+    """Run a coroutine function in the running event loop, beside the host's tasks.
+
+    Nothing in it can cancel the host, and no exception of the host is wrapped by it. The
+    caller owns the task: it holds it, and waits for its end.
+    """
+    import asyncio  # noqa: PLC0415 - 20 ms, not at import
+
+    return asyncio.get_running_loop().create_task(function(), name=name)
+
+
+def start_soon(
+    group: TaskGroup, function: Callable[..., Coroutine[Any, Any, None]], *args: object
+) -> None:
+    """Start a task in a group that may be cancelled before its first step.
+
+    From 4.14 on anyio wraps the coroutine that it makes at once. A task that is
+    cancelled before it has begun never gets to what is wrapped, and Python complains of
+    a coroutine that was never awaited, in the host's name. So it is made in the first
+    step.
+    """
+    name = getattr(function, "__qualname__", repr(function))
+    if hasattr(group, "create_task"):
+        group.start_soon(_LateCoroutine, function, args, name=name)
+    else:  # before anyio 4.14, which asks a task's own coroutine how far it is
+        group.start_soon(function, *args, name=name)
+
+
+class _LateCoroutine(Coroutine[Any, Any, None]):
+    """A coroutine that is made when it is first asked for anything."""
+
+    def __init__(
+        self,
+        function: Callable[..., Coroutine[Any, Any, None]],
+        args: tuple[object, ...],
+    ) -> None:
+        self._function = function
+        self._args = args
+        self._begun: Coroutine[Any, Any, None] | None = None
+
+    def _begin(self) -> Coroutine[Any, Any, None]:
+        if self._begun is None:
+            self._begun = self._function(*self._args)
+        return self._begun
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._begin().__await__()
+
+    def send(self, value: Any, /) -> Any:
+        return self._begin().send(value)
+
+    def throw(self, *error: Any) -> Any:
+        if self._begun is None:
+            raise error[-1] if isinstance(error[-1], BaseException) else error[0]
+        return self._begun.throw(*error)
+
+    def close(self) -> None:
+        if self._begun is not None:
+            self._begun.close()

@@ -1,0 +1,172 @@
+"""Plain handlers run here: daemon threads of our own, one for each handler slot.
+
+anyio's worker threads are shared with the host and hold the interpreter's exit while
+a handler hangs; these do neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import inspect
+import queue
+import threading
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from bls_agent.connection.after_fork import register
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["HandlerThreads", "is_coroutine_function"]
+
+
+def is_coroutine_function(function: Callable[..., Any]) -> bool:
+    """Tell whether calling this gives a coroutine; sees through partials and objects."""
+    plain = function
+    while isinstance(plain, partial):
+        plain = plain.func
+    if isinstance(plain, type):
+        return False  # calling it makes an object
+    return inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(
+        getattr(plain, "__call__", None)  # noqa: B004 - not whether it is callable
+    )
+
+
+class HandlerThreads:
+    """Runs plain functions in daemon threads that are made when they are needed.
+
+    Attributes:
+        on_freed: Called in the loop's thread when an abandoned call has ended after all.
+    """
+
+    def __init__(self) -> None:
+        self._pool = _Pool()
+        self.on_freed: Callable[[], None] = _nothing
+
+    @property
+    def stuck(self) -> int:
+        """Calls that go on although their command has ended (timed out)."""
+        return self._pool.stuck
+
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+        """Make a coroutine function of a plain one."""
+
+        async def call(*values: Any, **arguments: Any) -> Any:
+            return await self.run(partial(function, *values, **arguments))
+
+        return call
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        """Run a function in a thread of ours, with this task's context variables.
+
+        When the caller is cancelled it stops waiting; the thread goes on, and
+        :attr:`stuck` counts it until it is done.
+        """
+        import asyncio  # noqa: PLC0415 - only a loop can be called from a thread
+
+        call = _Call(function, asyncio.get_running_loop(), self._pool, self._finished)
+        self._pool.submit(call)
+        try:
+            await call.done.wait()
+        finally:
+            if not call.done.is_set():
+                call.abandoned = True
+                call.pool.stuck += 1
+        if call.error is not None:
+            raise call.error
+        return call.result
+
+    def _finished(self, call: _Call) -> None:
+        """Record, in the loop's thread, that a call is over and its thread free."""
+        call.pool.idle += 1
+        call.done.set()
+        if call.abandoned:
+            call.pool.stuck -= 1
+            if call.pool is self._pool:  # else it was submitted before close()
+                self.on_freed()
+
+    def close(self) -> None:
+        """Let the idle threads end; busy ones end after their call."""
+        pool, self._pool = self._pool, _Pool()
+        pool.close()
+
+
+def _nothing() -> None:
+    pass
+
+
+class _Pool:
+    """The threads of one opening: they take calls until they are told to stop."""
+
+    def __init__(self) -> None:
+        self.idle = 0
+        self.stuck = 0
+        self.forks = 0
+        self._threads = 0
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+
+    def submit(self, call: _Call) -> None:
+        if self.idle > 0:
+            self.idle -= 1
+        else:
+            register(self)
+            self._threads += 1
+            name = f"bls-agent-handler-{self._threads}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+        self._calls.put(call)
+
+    def _work(self) -> None:
+        calls = self._calls
+        while calls is self._calls and (call := calls.get()) is not None:
+            call()
+            del call  # what it holds must not live until the next one comes
+
+    def forget_parent(self) -> None:
+        """In a forked child the threads do not exist, and a call that runs ends alone."""
+        self.idle = self.stuck = self._threads = 0
+        self._calls = queue.SimpleQueue()  # a lost thread may hold the other one's lock
+        self.forks += 1
+
+    def close(self) -> None:
+        for _ in range(self._threads):
+            self._calls.put(None)
+
+
+class _Call:
+    """One function call on its way through a thread and back."""
+
+    def __init__(
+        self,
+        function: Callable[[], Any],
+        loop: asyncio.AbstractEventLoop,
+        pool: _Pool,
+        finished: Callable[[_Call], None],
+    ) -> None:
+        self._function = function
+        self._loop = loop
+        self.pool = pool
+        self._forks = pool.forks
+        self._finished = finished
+        self._context = contextvars.copy_context()
+        self.done = anyio.Event()
+        self.abandoned = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def __call__(self) -> None:
+        try:
+            self.result = self._context.run(self._function)
+        except KeyboardInterrupt as error:  # no signal arrives in this thread
+            self.error = RuntimeError("KeyboardInterrupt raised by the handler")
+            self.error.__cause__ = error
+        except BaseException as error:  # noqa: BLE001 - it belongs to the command
+            self.error = error
+        if self._forks != self.pool.forks:
+            return  # the function has forked, and this is a child: the loop is not its own
+        with contextlib.suppress(RuntimeError):  # a closed loop: nobody waits any more
+            self._loop.call_soon_threadsafe(self._finished, self)

@@ -1,0 +1,428 @@
+"""Notices an event loop that stands still, and publishes for it from a thread meanwhile.
+
+One daemon thread per process looks after every loop in which something is watched. A
+loop has one timer that counts, however many agents live in it. Only while a loop stands
+still the thread opens connections, of its own, and runs a small event loop in which the
+listeners of the stalled loop publish what their own loop cannot.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+import anyio
+
+from bls_agent.connection.after_fork import register
+from bls_agent.core.errors import BlsError, RedisUnavailableError
+from bls_agent.core.redaction import redact_traceback
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from bls_agent.connection.connection import Connections
+    from bls_agent.connection.endpoint import Endpoint
+
+__all__ = ["LoopWatch", "StallCounts", "StallListener", "StallTimer"]
+
+logger = logging.getLogger(__name__)
+
+SHORTEST: Final = 0.02  # seconds between two counts of a loop's timer
+LONGEST: Final = 1.0
+QUICK: Final = 0.02  # seconds between two checks of a loop that stands still
+FRAMES: Final = 5  # that are shown of the place where it stands
+SETTLE_PAUSE: Final = 0.25  # seconds between two tries to have nothing in flight
+RETRY: Final = 0.5  # seconds after a failed write
+
+
+@dataclass
+class StallCounts:
+    """How often an event loop stood still, and how long the longest time, in seconds."""
+
+    stalls: int = 0
+    longest: float = 0.0
+
+
+@dataclass
+class StallTimer:
+    """How long a loop has stood still, judged by counts that a thread reads repeatedly.
+
+    Time that the thread itself did not live through is not counted: after a suspend or
+    a debugger both have stood still, and the loop gets its time to move.
+
+    Attributes:
+        seen: The loop's count at the last check.
+        seconds: For how long it has not changed.
+    """
+
+    seen: int = -1
+    seconds: float = 0.0
+
+    def check(self, count: int, elapsed: float, asked: float, longest: float) -> None:
+        """Check once more.
+
+        Args:
+            count: The loop's count now.
+            elapsed: Seconds since the last check.
+            asked: Seconds that were to pass between the two.
+            longest: Seconds beyond that which may pass on a busy machine.
+        """
+        if count != self.seen:
+            self.seen, self.seconds = count, 0.0
+        else:
+            self.seconds += min(elapsed, asked + longest)
+
+
+class StallListener(Protocol):
+    """What is published for a stalled loop. All of it is called in the watchdog's thread.
+
+    Attributes:
+        endpoint: Where to publish.
+        stall_after: Seconds of standing still from which on it is a stall.
+        publish_after: Seconds of standing still after which what the loop wrote last
+            has to be refreshed; may be shorter.
+        interval: Seconds between two writes.
+    """
+
+    endpoint: Endpoint
+    stall_after: float
+    publish_after: float
+    interval: float
+
+    def connect(self) -> Connections:
+        """Make connections for the thread; nothing is opened yet."""
+        ...
+
+    def on_takeover(self) -> None:
+        """The thread begins to publish."""
+        ...
+
+    def on_stall(self, where: str) -> None:
+        """The loop has stood still for ``stall_after`` seconds, and where."""
+        ...
+
+    async def publish(self, connections: Connections) -> None:
+        """Write the state once.
+
+        Raises:
+            BlsError: It could not be written.
+        """
+        ...
+
+    def on_recovery(self, seconds: float) -> None:
+        """The loop moves, and nothing that the thread sent can arrive any more.
+
+        Args:
+            seconds: How long it stood still; 0 if that was no stall.
+        """
+        ...
+
+
+class LoopWatch:
+    """Watches the loop of one listener, from :meth:`begin` to :meth:`end`.
+
+    Attributes:
+        listener: What is published meanwhile.
+        closed: Whether nothing is begun for it any more.
+        publishing: Whether the thread publishes for it, or may have something in flight.
+    """
+
+    def __init__(self, listener: StallListener) -> None:
+        self.listener = listener
+        self.closed = True
+        self.publishing = False
+        self._monitor: _LoopMonitor | None = None
+
+    def begin(self) -> None:
+        """Watch the running event loop from now on."""
+        import asyncio  # noqa: PLC0415 - 20 ms, not at import
+
+        self.closed = False
+        self._monitor = _WATCHDOG.add(self, asyncio.get_running_loop())
+
+    async def end(self) -> None:
+        """Stop, and wait until nothing that the thread sent can arrive any more."""
+        self.drop()
+        _WATCHDOG.wake()
+        while self.publishing:  # noqa: ASYNC110 - a thread sets no event
+            await anyio.sleep(0.005)
+
+    def drop(self) -> None:
+        """Stop, without waiting; from anywhere, also from a finaliser."""
+        self.closed = True
+        if self._monitor is not None:
+            self._monitor.watches.pop(id(self), None)
+
+
+class _LoopMonitor:
+    """A timer that counts in one event loop as long as the loop moves.
+
+    Attributes:
+        loop: Where it runs.
+        count: How often the timer has fired.
+        at: Monotonic seconds of the last time.
+        thread: Where the loop runs.
+        period: Seconds between two counts.
+        watches: What wants to know; the timer ends with the last of them.
+        timer: What the watchdog's thread has seen of the count.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.count = 0
+        self.at = time.monotonic()
+        self.thread = 0
+        self.period = LONGEST
+        self.watches: dict[int, LoopWatch] = {}
+        self.timer = StallTimer()
+        self._handle: asyncio.TimerHandle | None = None
+
+    def add(self, watch: LoopWatch, shortest: float) -> None:
+        """Count for one watch more, often enough for so many seconds; in the loop."""
+        self.period = min(self.period, max(SHORTEST, shortest / 10))
+        self.watches[id(watch)] = watch
+        if self._handle is not None:
+            self._handle.cancel()
+        self._tick()
+
+    def _tick(self) -> None:
+        self.count += 1
+        self.at = time.monotonic()
+        self.thread = threading.get_ident()
+        self._handle = None
+        if self.watches:
+            self._handle = self.loop.call_later(self.period, self._tick)
+
+    def is_late(self, seconds: float) -> bool:
+        """Tell whether the loop has been late for so long, its own pace allowed for."""
+        return self.timer.seconds >= seconds + self.period
+
+
+class _Watchdog:
+    """The thread and the loops it looks after.
+
+    It holds monitors weakly, their loops and watches hold them: an agent and a loop that
+    nobody refers to are not kept by it. The thread ends with the last of them.
+    """
+
+    def __init__(self) -> None:
+        self.forget_parent()
+
+    def forget_parent(self) -> None:
+        """Have no thread and nothing to watch, as at first and in a forked child."""
+        self._monitors: dict[int, weakref.ref[_LoopMonitor]] = {}
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._checked = time.monotonic()
+        self._connections: dict[object, Connections] = {}
+        self._publishers = 0
+
+    def add(self, watch: LoopWatch, loop: asyncio.AbstractEventLoop) -> _LoopMonitor:
+        """Look after one watch more; in its loop's thread."""
+        register(self)
+        with self._lock:
+            refs = [reference() for reference in self._monitors.copy().values()]
+            monitor = next((one for one in refs if one and one.loop is loop), None)
+            monitor = monitor or _LoopMonitor(loop)
+            listener = watch.listener
+            monitor.add(watch, min(listener.stall_after, listener.publish_after))
+            self._monitors[id(monitor)] = weakref.ref(monitor)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="bls-agent watchdog", daemon=True
+                )
+                self._thread.start()
+        self.wake()
+        return monitor
+
+    def wake(self) -> None:
+        """Have the thread check now."""
+        self._wake.set()
+
+    def _run(self) -> None:
+        try:
+            while self._has_work():
+                asked = self._pause()
+                self._wake.wait(asked)
+                self._wake.clear()
+                self._check(asked)
+                if self._due():
+                    anyio.run(self._publish)
+        except BaseException as error:  # noqa: BLE001 - it ends the thread
+            self._thread = None  # the next agent that opens has a new one
+            if not sys.is_finalizing():
+                text = "the watchdog failed\n%s"
+                logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
+
+    def _has_work(self) -> bool:
+        with self._lock:
+            for number, reference in self._monitors.copy().items():
+                monitor = reference()
+                if monitor is None or not monitor.watches or monitor.loop.is_closed():
+                    self._monitors.pop(number, None)
+            if not self._monitors:
+                self._thread = None
+            return bool(self._monitors)
+
+    def _list_monitors(self) -> list[_LoopMonitor]:
+        found = [reference() for reference in self._monitors.copy().values()]
+        return [one for one in found if one and not one.loop.is_closed()]
+
+    def _pause(self) -> float:
+        return min((one.period for one in self._list_monitors()), default=QUICK)
+
+    def _check(self, asked: float) -> None:
+        now = time.monotonic()
+        elapsed, self._checked = now - self._checked, now
+        for monitor in self._list_monitors():
+            monitor.timer.check(monitor.count, elapsed, asked, 5 * monitor.period)
+
+    def _due(self) -> list[tuple[LoopWatch, _LoopMonitor]]:
+        return [
+            (watch, monitor)
+            for monitor in self._list_monitors()
+            if monitor.timer.seconds > monitor.period  # else no listener can be due
+            for watch in monitor.watches.copy().values()
+            if not watch.publishing
+            and monitor.is_late(
+                min(watch.listener.stall_after, watch.listener.publish_after)
+            )
+        ]
+
+    async def _publish(self) -> None:
+        """Run while a loop stands still: check on, and let its listeners publish."""
+        try:
+            async with anyio.create_task_group() as publishers:
+                while True:
+                    for watch, monitor in self._due():
+                        watch.publishing = True  # set before closed is read: see end()
+                        if watch.closed:
+                            watch.publishing = False
+                        else:
+                            found = self._connections_for(watch.listener)
+                            publishers.start_soon(
+                                self._publish_for, watch, monitor, found
+                            )
+                            self._publishers += 1
+                    if not self._publishers:
+                        break
+                    await anyio.sleep(QUICK)
+                    self._check(QUICK)
+        finally:
+            with anyio.CancelScope(shield=True):
+                for connections in self._connections.values():
+                    await connections.aclose()
+            self._connections = {}
+
+    async def _publish_for(
+        self, watch: LoopWatch, monitor: _LoopMonitor, connections: Connections
+    ) -> None:
+        try:
+            await _Stall(watch, monitor, connections).run()
+        except Exception as error:  # noqa: BLE001 - ours: the others go on
+            watch.drop()
+            text = "a stalled agent cannot be spoken for any more\n%s"
+            logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
+        finally:
+            watch.publishing = False
+            self._publishers -= 1
+
+    def _connections_for(self, listener: StallListener) -> Connections:
+        """Give the connections to an endpoint, shared by all who publish there."""
+        endpoint = listener.endpoint
+        key = (endpoint.address, endpoint.likeness or id(endpoint))
+        if key not in self._connections:
+            made = self._connections[key] = listener.connect()
+            made.complaints.quiet = True  # the log may be what the loop waits for
+        return self._connections[key]
+
+
+class _Stall:
+    """One stall of one loop, for one listener, from its first write to its recovery."""
+
+    def __init__(
+        self, watch: LoopWatch, monitor: _LoopMonitor, connections: Connections
+    ) -> None:
+        self._watch = watch
+        self._listener = watch.listener
+        self._monitor = monitor
+        self._connections = connections
+        self._count = monitor.count
+        self._began = monitor.at
+        self._reported = False
+        self._poke = anyio.Event()
+
+    async def run(self) -> None:
+        """Publish until the loop moves; then make sure that nothing is in flight."""
+        seconds = 0.0
+        self._listener.on_takeover()
+        try:
+            self._report_if_due()
+            async with anyio.create_task_group() as publishing:
+                publishing.start_soon(self._publish)
+                while self._stands():
+                    self._report_if_due()
+                    await anyio.sleep(QUICK)
+                publishing.cancel_scope.cancel()
+            if self._reported and not self._monitor.loop.is_closed():
+                seconds = time.monotonic() - self._began - self._monitor.period
+            await self._settle()
+        finally:
+            self._listener.on_recovery(seconds)
+
+    def _stands(self) -> bool:
+        if self._watch.closed or self._monitor.loop.is_closed():
+            return False
+        return self._monitor.count == self._count
+
+    def _report_if_due(self) -> None:
+        if not self._reported and self._monitor.is_late(self._listener.stall_after):
+            self._reported = True
+            self._listener.on_stall(_describe_place(self._monitor.thread))
+            self._poke.set()
+
+    async def _publish(self) -> None:
+        while True:
+            self._poke = anyio.Event()
+            pause = self._listener.interval
+            try:
+                await self._listener.publish(self._connections)
+            except BlsError:
+                pause = min(RETRY, pause)
+            with anyio.move_on_after(pause):
+                await self._poke.wait()
+
+    async def _settle(self) -> None:
+        """Kill at the server the connections that were cut off in the middle of a write."""
+        live = self._connections.liveness
+        owed = list(live.lost)
+        while owed:
+            try:
+                await self._connections.forget_lost(live, kill=True)
+            except RedisUnavailableError:
+                if self._watch.closed:
+                    return  # nobody can know any more, and end() waits
+                live.lost = owed + [lost for lost in live.lost if lost not in owed]
+                await anyio.sleep(SETTLE_PAUSE)
+            else:
+                return
+
+
+def _describe_place(thread: int) -> str:
+    """Name the innermost frames of a thread, without values."""
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - documented
+    places: list[str] = []
+    while frame is not None and len(places) < FRAMES:
+        code = frame.f_code
+        places.append(f"{code.co_filename}:{frame.f_lineno} {code.co_name}")
+        frame = frame.f_back
+    return ", called by ".join(places) or "nowhere: its thread has ended"
+
+
+_WATCHDOG: Final = _Watchdog()

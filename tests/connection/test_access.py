@@ -1,0 +1,98 @@
+"""How a store reaches Redis: told in four ways, from whatever event loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent import ConfigurationError, ProjectAgent, RedisUnavailableError
+from bls_agent.connection.access import Access
+from bls_agent.devserver import DevServer
+
+
+async def ping(access: Access) -> object:
+    return await access.wires.call("任务", "SET", "1")
+
+
+async def test_told_in_four_ways(
+    own_server: DevServer, admin: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A URL, a client, an agent, or the environment, which is read when it is needed."""
+    monkeypatch.delenv("BLS_REDIS_URL", raising=False)
+    ways = [
+        Access(own_server.url, "test"),
+        Access(admin, "test"),
+        Access(ProjectAgent("订单系统", redis=own_server.url), "test"),
+        Access(None, "test"),
+    ]
+    monkeypatch.setenv("BLS_REDIS_URL", own_server.url)
+    for access in [*ways, Access(ProjectAgent("订单系统"), "test")]:
+        assert await ping(access) == b"OK"
+        assert access.endpoint.address == ways[0].endpoint.address
+        await access.aclose()
+
+
+def test_refused_at_construction() -> None:
+    """What cannot be used is refused before anything is opened."""
+    for wrong in (42, "http://127.0.0.1", object()):
+        with pytest.raises(ConfigurationError, match="redis"):
+            Access(wrong, "test")
+    with pytest.raises(ConfigurationError, match="timeout"):
+        Access("redis://127.0.0.1", "test", timeout=-1)
+
+
+async def test_an_outage_raises(own_server: DevServer) -> None:
+    """Down is not empty."""
+    access = Access(own_server.url, "test", timeout=0.5)
+    assert await ping(access) == b"OK"
+    own_server.kill()
+    with pytest.raises(RedisUnavailableError):
+        await ping(access)
+    await access.aclose()
+
+
+def test_each_loop_has_its_own_wires(own_server: DevServer) -> None:
+    """A store outlives event loops; the wires of a closed one are left behind quietly."""
+    access = Access(own_server.url, "test")
+    used: list[object] = []
+
+    async def use(*, close: bool) -> None:
+        assert await ping(access) == b"OK"
+        used.append(access.wires)
+        assert access.wires is used[-1]
+        if close:
+            await access.aclose()
+
+    anyio.run(lambda: use(close=False))
+    anyio.run(lambda: use(close=True))
+    anyio.run(lambda: use(close=True))
+    assert len({id(wires) for wires in used}) == 3
+
+
+async def test_closing_is_no_end(own_server: DevServer, admin: Redis) -> None:
+    """Closed, it has no connection; the next request opens one."""
+    access = Access(own_server.url, "bls-test")
+
+    async def connections() -> int:
+        clients = await admin.client_list()
+        return sum(one["name"].startswith("bls-test") for one in clients)
+
+    await ping(access)
+    assert await connections() == 1
+    await access.aclose()
+    await access.aclose()
+    async with asyncio.timeout(5):  # the server hears of it a moment later
+        while await connections():
+            await asyncio.sleep(0.005)
+    assert await ping(access) == b"OK"
+    await access.aclose()
+
+
+def test_shown_without_credentials() -> None:
+    """What a repr says: no password, and nothing is read for it."""
+    assert Access(None, "test").shown == "BLS_REDIS_URL"
+    shown = Access("redis://worker:secret@127.0.0.1:6379/3", "test").shown
+    assert shown == "redis://127.0.0.1:6379/3"

@@ -1,0 +1,84 @@
+"""What the host's log is told: each cause once, then once a minute, for all parts."""
+
+from __future__ import annotations
+
+import pytest
+
+from bls_agent.connection.complaints import REMIND_EVERY, Complaints
+from bls_agent.core.backoff import PERMANENT_DELAY, Backoff
+from bls_agent.core.errors import (
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
+
+
+class Clock:
+    now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_state_of_the_server_is_said_once_for_all_parts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Status, log and intake meet the same full disk: one warning, then one a minute."""
+    clock = Clock()
+    complaints = Complaints(clock)
+    disk = RedisUnavailableError("disk", "MISCONF", address="redis://a:1/0")
+    for _ in range(2):
+        assert complaints.say("the status cannot be written", disk)
+        for _ in range(100):
+            assert not complaints.say("records cannot be written", disk)
+            clock.now += REMIND_EVERY / 101
+        clock.now += REMIND_EVERY / 101
+    assert complaints.say("no commands", RedisUnavailableError("loading", "LOADING"))
+    assert len(caplog.records) == 3
+
+
+def test_a_refusal_of_one_request_is_said_for_each_part(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What one part cannot do says nothing of the others."""
+    complaints = Complaints(Clock())
+    refused = RedisRefusedError("unknown_command", "unknown command")
+    for consequence in ("no commands", "no status", "no commands"):
+        complaints.say(consequence, refused)
+    for key in ("a", "b", "a"):
+        complaints.say("no status", WrongTypeError(key, "list"))
+    assert len(caplog.records) == 4
+
+
+def test_a_missing_right_is_said_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    """What is weaker, once, and what the parts say of it is not said again."""
+    complaints = Complaints(Clock())
+    refused = RedisRefusedError("no_permission", "no permissions to run the 'lpop'")
+    for _ in range(3):
+        complaints.hear(
+            [("BLPOP", "a_控制", 2), ("LPOP", "a_控制", 3)], [None, refused]
+        )
+        assert not complaints.say("no commands can be received", refused)
+    complaints.hear([("FLUSHALL",)], [refused])
+    lpop, other = (r.getMessage() for r in caplog.records)
+    assert "LPOP" in lpop
+    assert "one by one" in lpop
+    assert "FLUSHALL" in other
+    assert complaints.say("", RedisRefusedError("no_permission", "", connecting=True))
+
+
+def test_a_password_is_tried_once_a_minute() -> None:
+    """Never sooner than the longest delay of what is permanent: accounts get locked."""
+    backoff = Backoff()
+    assert backoff.failed(permanent=True, longest=True) == PERMANENT_DELAY[1] == 60
+
+
+def test_what_was_said_long_ago_is_forgotten() -> None:
+    """A fleet of a million keys of the wrong type costs no memory for each."""
+    clock = Clock()
+    complaints = Complaints(clock)
+    for number in range(3_000):
+        assert complaints.say("not written", WrongTypeError(f"键{number}", "string"))
+        clock.now += REMIND_EVERY / 500
+    assert len(complaints._said_at) <= 1_000
+    assert not complaints.say("not written", WrongTypeError("键2999", "string"))

@@ -1,0 +1,133 @@
+"""One thing for each event loop, while loops come and go in many threads."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from bls_agent.connection.access import Access
+from bls_agent.connection.loop_local import LoopLocal
+from bls_agent.devserver import DevServer
+from bls_agent.workers import BacktestWorkerHeartbeat, FunctionCache, Heartbeat
+from bls_agent.workers.heartbeat_writer import WRITERS
+
+THREADS = 8
+LOOPS = 12  # in each thread, one after the other
+
+
+@pytest.fixture
+def _hasty() -> Iterator[None]:
+    """Have threads take turns as often as they can."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
+
+
+def in_many_loops(
+    use: Callable[[int], Coroutine[Any, Any, None]],
+) -> list[BaseException]:
+    """Run it in many event loops in many threads; give what was raised."""
+    raised: list[BaseException] = []
+
+    def run(number: int) -> None:
+        for _ in range(LOOPS):
+            try:
+                asyncio.run(use(number))
+            except Exception as error:
+                raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
+
+
+@pytest.mark.usefixtures("_hasty")
+def test_what_belongs_to_closed_loops_is_let_go() -> None:
+    """Given to whoever comes next, once; nothing grows."""
+    kept: LoopLocal[asyncio.AbstractEventLoop] = LoopLocal()
+    left: list[object] = []
+
+    async def use(_: int) -> None:
+        assert kept.find() is None
+        mine = asyncio.get_running_loop()
+        left.extend(kept.keep(mine))
+        assert kept.find() is mine
+
+    assert in_many_loops(use) == []
+    assert len(left) == len(set(left)) == THREADS * LOOPS - len(kept)
+    assert len(kept) <= THREADS
+
+
+@pytest.mark.usefixtures("_hasty")
+def test_a_cached_function_in_many_loops(own_server: DevServer) -> None:
+    """One cache for all threads: no loop that ends harms a call in another one."""
+    cache = FunctionCache(own_server.url, timeout=5)
+
+    @cache.cached(ttl=60, name="loops")
+    async def double(number: int) -> int:
+        return 2 * number
+
+    async def use(number: int) -> None:
+        assert await double(number) == 2 * number
+        await cache.aclose()
+
+    assert in_many_loops(use) == []
+
+
+@pytest.mark.usefixtures("_hasty")
+def test_heartbeats_in_many_loops(own_server: DevServer) -> None:
+    """Opened and closed in many threads at once."""
+
+    async def use(number: int) -> None:
+        said = BacktestWorkerHeartbeat.create(f"回测-{number}")
+        async with Heartbeat(own_server.url, said, stall_after=None):
+            pass
+
+    assert in_many_loops(use) == []
+
+
+def test_loops_that_end_under_heartbeats_are_not_kept(own_server: DevServer) -> None:
+    """The end of a loop cancels the task that beats before the one that would close it."""
+
+    async def leave_open(number: int) -> None:
+        said = BacktestWorkerHeartbeat.create(f"回测-{number}")
+
+        async def work() -> None:
+            async with Heartbeat(own_server.url, said, stall_after=None) as beat:
+                await beat.ready()
+                opened.set()
+                await asyncio.sleep(60)
+
+        opened = asyncio.Event()
+        task = asyncio.create_task(work())
+        await opened.wait()
+        assert not task.done()
+
+    before = len(WRITERS._by_loop)
+    for number in range(5):
+        asyncio.run(leave_open(number))
+    assert len(WRITERS._by_loop) <= before + 1
+
+
+def test_access_lets_go_of_closed_loops(own_server: DevServer) -> None:
+    """A store that is never closed keeps the connections of one loop at most."""
+    access = Access(own_server.url, "test")
+
+    async def ping(*, last: bool) -> None:
+        assert await access.wires.call("任务", "SET", "1") == b"OK"
+        assert len(access._by_loop) == 1
+        if last:
+            await access.aclose()
+
+    for number in range(5):
+        asyncio.run(ping(last=number == 4))
+    assert len(access._by_loop) == 0

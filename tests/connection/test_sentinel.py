@@ -1,0 +1,356 @@
+"""Redis behind Sentinel: whoever the master is, every mode keeps its promises."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+import anyio
+import pytest
+from anyio import to_thread
+from redis.asyncio import Redis
+from redis.asyncio.sentinel import Sentinel
+
+from bls_agent import Console, NoOutcomeError, ProjectAgent, RedisRefusedError, Status
+from bls_agent.connection import patrol
+from bls_agent.connection.endpoint import Endpoint
+from bls_agent.connection.engines import Routes
+from bls_agent.connection.wire import Wire
+from bls_agent.core.errors import RedisUnavailableError
+from bls_agent.devserver import DevServer
+from bls_agent.ops.doctor.examine import examine
+from bls_agent.ops.fleet import Fleet
+from bls_agent.workers import (
+    BacktestWorkerHeartbeat,
+    ExecutionNodeHeartbeat,
+    Heartbeat,
+    WorkerRegistry,
+)
+from tests.engines import DOWN_AFTER, LOOPBACK, SentinelTopology, ask, until
+from tests.harness import eventually
+from tests.load import MODES, check_end, under_load
+
+OUTAGE = DOWN_AFTER + 3.0 + 45.0  # seconds; the last of them for a slow machine
+
+
+@pytest.fixture(scope="module")
+async def topology() -> AsyncIterator[SentinelTopology]:
+    """A topology that its tests leave in good health."""
+    async with SentinelTopology() as opened:
+        yield opened
+
+
+@pytest.fixture
+async def own_topology() -> AsyncIterator[SentinelTopology]:
+    """A topology of this test alone."""
+    async with SentinelTopology() as opened:
+        yield opened
+
+
+def record_outage(
+    load: Any, since: float, record_property: Callable[..., None]
+) -> None:
+    """Print how long no command was handled, by mode."""
+    for subject in load.subjects:
+        silence = subject.longest_silence(since)
+        print(f"{subject.mode}: {silence:.2f} s")  # noqa: T201 - a figure to be read
+        record_property(f"outage_{subject.mode}", round(silence, 2))
+
+
+async def test_a_doctor_examines_the_master(
+    topology: SentinelTopology, project: str
+) -> None:
+    """By the sentinels' URL: neither a sentinel nor a replica."""
+    async with ProjectAgent(project, redis=topology.url) as agent:
+        await agent.ready(10)
+        report = await examine(topology.url, project=project)
+    assert report.seen >= 1
+    assert "read-only" not in {group.rule for group in report.groups}
+    assert report.tried == project
+
+
+async def test_an_agent_and_a_console_find_the_master(
+    topology: SentinelTopology, project: str
+) -> None:
+    """Status, log, commands and the console, by URL and by a borrowed client."""
+    make_sentinel: Callable[..., Any] = Sentinel
+    sentinels = make_sentinel([(LOOPBACK, s.port) for s in topology.sentinels])
+    client = sentinels.master_for(topology.service)
+    for number, where in enumerate((topology.url, client)):
+        name = f"{project}-{number}"
+        agent = ProjectAgent(name, redis=where)
+        async with agent, Console(where) as console:
+            await agent.ready(10)
+            assert (await console.call(name, "ping")).succeeded
+            assert await console.status(name) is Status.ONLINE
+            assert (await console.projects())[name] is Status.ONLINE
+            agent.log.info("hier")
+            await agent.flush()
+            entries = await console.logs(name)
+            assert "hier" in [entry.message for entry in entries]
+            assert len(agent.stats().connections) == 3
+            async with Fleet(where) as fleet:
+                assert (await fleet.look())[name].status is Status.ONLINE
+        async with Console(where) as console:
+            assert await console.status(name) is Status.OFFLINE
+    await client.aclose()
+
+
+async def test_failover_by_command(
+    topology: SentinelTopology, project: str, record_property: Callable[..., None]
+) -> None:
+    """SENTINEL FAILOVER demotes the master while BLPOP waits: all modes follow."""
+    async with under_load(topology.url, project) as load:
+        await load.alive(time.monotonic(), 10)
+        before, began = topology.master, time.monotonic()
+        await topology.failover()
+        await topology.left(before)
+        left = time.monotonic()
+        await load.alive(left, OUTAGE)
+        record_outage(load, began, record_property)
+        await check_end(load, [began, left, *_between(began, left)])
+
+
+async def test_workers_are_watched_through_a_failover(
+    topology: SentinelTopology, project: str
+) -> None:
+    """Nobody has left because the master is another one; what comes then is told."""
+    beat = ExecutionNodeHeartbeat.create(project)
+    told: list[str] = []
+
+    async def write(port: int, **fields: int) -> None:
+        async with Redis(port=port, protocol=2) as client:
+            await client.set(beat.key, beat.changed(**fields).to_json(), ex=60)
+
+    async def watch(registry: WorkerRegistry) -> None:
+        async for change in registry.watch(ExecutionNodeHeartbeat, interval=0.05):
+            told.append(change.what)  # noqa: PERF401 - it is read meanwhile
+
+    await write(topology.master.port)
+    async with (
+        WorkerRegistry(topology.url) as registry,
+        anyio.create_task_group() as tg,
+    ):
+        tg.start_soon(watch, registry)
+        await eventually(lambda: told == ["joined"])
+        master = await topology.failover()
+        await write(master.port, active_strategies=3)
+        await eventually(lambda: "changed" in told)
+        tg.cancel_scope.cancel()
+    assert set(told) <= {"joined", "unavailable", "available", "changed"}
+    assert told.count("joined") == told.count("changed") == 1
+
+
+async def test_the_old_master_lives_on_for_a_while(
+    topology: SentinelTopology, project: str
+) -> None:
+    """After SENTINEL FAILOVER it says nothing for 8 s: the sentinels are asked.
+
+    By the agent and by the console: what is sent to the old master is lost.
+    """
+    agent = ProjectAgent(project, redis=topology.url)
+    async with agent, Console(topology.url) as console:
+        await agent.ready(10)
+        assert (await console.call(project, "ping")).succeeded
+        master = await topology.failover()
+        with anyio.fail_after(6):
+            async with Redis.from_url(master.url, protocol=2) as client:
+                await client.rpush(f"{project}_控制", b'{"command":"ping"}')
+                await eventually(lambda: agent.stats().outcomes == {"succeeded": 2})
+            called = False
+            while not called:
+                with suppress(NoOutcomeError, RedisUnavailableError):
+                    outcome = await console.call(project, "ping", timeout=1)
+                    called = outcome.succeeded
+
+
+def _between(began: float, ended: float) -> list[float]:
+    """Moments close enough to each other to excuse what fell between two."""
+    count = int((ended - began) / 0.2) + 1
+    return [began + number * 0.2 for number in range(count)]
+
+
+async def test_a_heartbeat_follows_the_master(topology: SentinelTopology) -> None:
+    """After SENTINEL FAILOVER it is kept alive on the new one, by the same owner."""
+    said = BacktestWorkerHeartbeat.create(worker_id="回测-1")
+    async with Heartbeat(topology.url, said, ttl=3) as beat:
+        assert beat.owned
+        master = await topology.failover()
+        async with Redis.from_url(master.url, protocol=2) as client:
+
+            async def kept() -> bool:
+                return await client.pttl(said.key) > 2_500 and beat.owned
+
+            writes = beat.stats().writes
+            await eventually(lambda: beat.stats().writes > writes + 2, 15.0)
+            await eventually(kept, 15.0)
+            assert beat.stats().losses == 0
+            await beat.aclose()
+            assert await client.exists(said.key) == 0
+
+
+async def test_the_master_is_killed(
+    own_topology: SentinelTopology, project: str, record_property: Callable[..., None]
+) -> None:
+    """kill -9 of the master, and its return as one that believes it still is one."""
+    async with under_load(own_topology.url, project) as load:
+        await load.alive(time.monotonic(), 10)
+        before = own_topology.master
+        killed = time.monotonic()
+        await to_thread.run_sync(before.kill)
+        await own_topology.switched(before)
+        switched = time.monotonic()
+        await load.alive(switched, OUTAGE)
+        await to_thread.run_sync(before.restart)
+        back = time.monotonic()
+        await load.alive(back, OUTAGE)
+        record_outage(load, killed, record_property)
+        await check_end(load, [killed])
+        assert own_topology.master is not before
+
+
+async def test_the_master_hangs(
+    own_topology: SentinelTopology, project: str, record_property: Callable[..., None]
+) -> None:
+    """A frozen master ends no connection; that another one took over is noticed."""
+    async with under_load(own_topology.url, project) as load:
+        await load.alive(time.monotonic(), 10)
+        before = own_topology.master
+        frozen = time.monotonic()
+        before.freeze()
+        try:
+            await own_topology.switched(before)
+            switched = time.monotonic()
+            await load.alive(switched, OUTAGE)
+            record_outage(load, frozen, record_property)
+            await check_end(load, [frozen])
+        finally:
+            before.thaw()
+
+
+async def test_sentinels_go_one_by_one(
+    topology: SentinelTopology, project: str
+) -> None:
+    """One sentinel is enough to begin; without any the agent waits and comes back."""
+    first, second, third = topology.sentinels
+    first.kill()
+    agent = ProjectAgent(project, redis=topology.url)
+    try:
+        async with agent:
+            await agent.ready(10)
+            second.kill()
+            third.kill()
+            ask(topology.master_port, "CLIENT", "KILL", "TYPE", "normal")
+            await eventually(lambda: agent.stats().reconnect_failures > 0)
+            with pytest.raises(RedisUnavailableError, match="no sentinel answers") as e:
+                await Console(topology.url).status(project)
+            assert e.value.kind == "no_sentinel"
+            assert not isinstance(e.value, RedisRefusedError)
+            third.start()
+            agent.log.info("zurück")
+            assert await agent.flush(10)
+    finally:
+        first.start()
+        second.start()
+        await until(lambda: all(ask(s.port, "PING") for s in topology.sentinels))
+
+
+async def test_a_service_that_nobody_knows(
+    topology: SentinelTopology, project: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A wrong name is refused for good, said once, with the name."""
+    url = topology.url.replace(topology.service, "orders")
+    with pytest.raises(RedisRefusedError, match="a master named 'orders'") as caught:
+        await Console(url).status(project)
+    assert caught.value.kind == "no_such_service"
+    agent = ProjectAgent(project, redis=url)
+    async with agent:
+        await eventually(lambda: agent.stats().reconnect_failures > 0)
+    assert caplog.text.count("a master named 'orders'; trying again") == 1
+
+
+async def test_sentinels_name_a_master_that_is_away_or_none(project: str) -> None:
+    """An address where nobody listens, and one of a replica: unavailable, tried again."""
+    with DevServer() as master, DevServer() as other:
+        async with SentinelTopology.alone(master) as alone:
+            route = Routes(Endpoint.of(alone.url)).to("")
+            wire = Wire(route, "test", timeout=1)
+            await wire.open()
+            await wire.aclose()
+            ask(master.port, "REPLICAOF", LOOPBACK, other.port)
+            with pytest.raises(RedisUnavailableError, match="is no master") as caught:
+                await wire.open()
+            assert (caught.value.kind, caught.value.connecting) == ("not_master", True)
+            assert caught.value.address == f"redis://{LOOPBACK}:{master.port}/0"
+            master.kill()
+            with pytest.raises(RedisUnavailableError) as caught:
+                await wire.open()
+            assert caught.value.connecting
+
+
+async def test_one_sentinel_that_disagrees_moves_nobody() -> None:
+    """An open connection is left only if most sentinels, of all, name another master."""
+    async with AsyncExitStack() as stack:
+        old, new = (stack.enter_context(DevServer()) for _ in range(2))
+        alone = SentinelTopology.alone
+        named = [await stack.enter_async_context(alone(old)) for _ in range(3)]
+        hosts = ",".join(f"{LOOPBACK}:{sentinel.port}" for sentinel in named)
+        route = Routes(Endpoint.of(f"redis+sentinel://{hosts}/main")).to("")
+        named[0].point_to(new)
+        found = await route.look()
+        assert found is not None
+        assert found.address == old.url
+        named[1].kill()
+        assert await route.look() is None
+        named[2].point_to(new)
+        found = await route.look()
+        assert found is not None
+        assert found.address == new.url
+
+
+async def test_sentinels_with_a_password(project: str) -> None:
+    """Server and sentinel each get their own; a wrong one is refused, and not shown."""
+    with DevServer(options=("--requirepass", "geheim-1")) as master:
+        auth = ("requirepass geheim-2", "sentinel auth-pass main geheim-1")
+        async with SentinelTopology.alone(master, *auth) as alone:
+            host, _, service = alone.url.partition("://")[2].partition("/")
+            url = f"redis+sentinel://:geheim-1@{host}/{service}"
+            agent = ProjectAgent(project, redis=f"{url}?sentinel_password=geheim-2")
+            async with agent:
+                await agent.ready(10)
+            with pytest.raises(RedisRefusedError, match="Authentication") as caught:
+                await Console(url).status(project)
+            assert caught.value.kind == "no_sentinel"
+            wrong = f"{url}?sentinel_password=geheim-3"
+            with pytest.raises(RedisRefusedError) as caught:
+                await Console(wrong).status(project)
+            assert "geheim" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_an_old_master_that_still_answers_is_left(
+    project: str,
+    mode: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Cut off from the others, it keeps its connections; the sentinels know better."""
+    monkeypatch.setattr(patrol, "ROUND", 0.2)
+    with DevServer() as old, DevServer() as new:
+        async with SentinelTopology.alone(old) as alone:
+            agent = ProjectAgent(project, redis=alone.url, mode=mode)
+            async with agent, Console(new.url) as console:
+                await agent.ready(10)
+                alone.point_to(new)
+
+                async def is_online() -> bool:
+                    return await console.status(project) is Status.ONLINE
+
+                with anyio.fail_after(10):
+                    pinged = await console.call(project, "ping", create=True)
+                    assert pinged.succeeded
+                await eventually(is_online)
+    left = [text for text in caplog.messages if text.startswith("leaving ")]
+    assert len(left) == 1, "said once, not by each of its connections"

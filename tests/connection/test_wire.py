@@ -1,0 +1,408 @@
+"""Connections: who refuses what, what stays secret, what a cancelled read keeps."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import redis as sync_redis
+from redis.asyncio import Connection, ConnectionPool, Redis
+
+from bls_agent import Console, ProjectAgent, RedisRefusedError, RedisUnavailableError
+from bls_agent.connection import connection
+from bls_agent.connection.connection import Connections
+from bls_agent.connection.endpoint import Endpoint
+from bls_agent.connection.link import Lost
+from bls_agent.connection.wire import Wire
+from bls_agent.devserver import DevServer
+from tests.harness import (
+    PASSWORD,
+    History,
+    are_blocked,
+    eventually,
+    execute,
+    needs_selectors,
+    status_of,
+    url_with_rights,
+)
+from tests.kit import FaultProxy, Hold, Rate
+
+
+@pytest.fixture
+async def wire(own_server: DevServer) -> AsyncIterator[Wire]:
+    opened = Wire(Endpoint.of(own_server.url), "test", timeout=1)
+    yield opened
+    await opened.aclose()
+
+
+async def test_a_cancelled_read_stays_owed(wire: Wire, admin: Redis) -> None:
+    """Cancelling a parked read loses nothing: the next collect gets the reply."""
+    await wire.post([("BLPOP", "队列", 5)])
+    for _ in range(100):
+        with anyio.move_on_after(0.001):
+            await wire.collect()
+    assert wire.owed == 1
+    await admin.rpush("队列", "一")
+    assert await wire.collect() == ["队列".encode(), "一".encode()]
+    assert wire.owed == 0
+
+
+async def test_who_waits_for_a_turn_is_told_in_time(
+    wire: Wire, own_server: DevServer
+) -> None:
+    """Requests that wait for one another do not wait for all their deadlines."""
+    await wire.call("PING")
+    own_server.freeze()
+    failed: list[float] = []
+
+    async def ask() -> None:
+        began = anyio.current_time()
+        with pytest.raises(RedisUnavailableError, match="timeout"):
+            await wire.call("PING")
+        failed.append(anyio.current_time() - began)
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(ask)
+    finally:
+        own_server.thaw()
+    assert len(failed) == 8
+    assert max(failed) < 5  # not eight times the deadline
+
+
+@pytest.mark.parametrize("reconnects", [False, True])
+async def test_a_reply_that_arrives_while_the_connection_is_left(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch, *, reconnects: bool
+) -> None:
+    """As in a failover: the reply counts, and nothing is owed of what was left."""
+
+    async def leave_while_reading() -> None:
+        raw: Any = wire._raw
+        read = raw.read_response
+
+        async def read_and_leave(**options: Any) -> Any:
+            try:
+                return await read(**options)
+            finally:
+                await wire.drop()
+                if reconnects:
+                    await wire.post([("ECHO", "新")])
+
+        monkeypatch.setattr(raw, "read_response", read_and_leave)
+
+    async def check() -> None:
+        assert wire.owed == reconnects
+        if reconnects:
+            assert await wire.collect() == "新".encode()
+        assert wire.owed == 0
+
+    await wire.post([("ECHO", "旧")])
+    await leave_while_reading()
+    assert await wire.collect() == "旧".encode()
+    await check()
+    await wire.post([("NO-SUCH",)])
+    await leave_while_reading()
+    with pytest.raises(RedisRefusedError):
+        await wire.collect()
+    await check()
+
+
+async def test_connecting_takes_one_round_trip_and_resp2(
+    wire: Wire, admin: Redis
+) -> None:
+    """A new connection speaks RESP2 and sends neither HELLO nor SETINFO."""
+    await admin.config_resetstat()
+    await wire.call("PING")
+    used = await admin.info("commandstats")
+    assert "cmdstat_hello" not in used
+    assert "cmdstat_client|setinfo" not in used
+    (mine,) = [c for c in await admin.client_list() if c["name"] == "test"]
+    assert mine.get("resp", "2") == "2"  # Redis 6 does not tell
+
+
+async def test_a_stale_connection_is_replaced_before_use(
+    wire: Wire, admin: Redis
+) -> None:
+    """A connection that the server closed while it was idle costs no failure."""
+    await wire.call("PING")
+    await execute(admin, "CLIENT", "KILL", "ID", wire.client_id)
+    await anyio.sleep(0.05)  # the loop sees the end of file
+    assert await wire.call("PING") == b"PONG"
+
+
+async def test_a_frozen_server_meets_the_deadline(
+    wire: Wire, own_server: DevServer
+) -> None:
+    """A request to a frozen server fails at its deadline and is ambiguous."""
+    await wire.call("PING")
+    own_server.freeze()
+    began = time.perf_counter()
+    with pytest.raises(RedisUnavailableError) as caught:
+        await wire.call("RPUSH", "队列", "x")
+    own_server.thaw()
+    assert 0.9 < time.perf_counter() - began < 4
+    assert (caught.value.kind, caught.value.ambiguous) == ("timeout", True)
+
+
+async def test_long_requests_and_replies_have_time(own_server: DevServer) -> None:
+    """No link is too narrow for them, and a dead one is noticed at the deadline."""
+    long = b"x" * 20_000
+    async with FaultProxy(own_server.url, seed=1) as proxy:
+        wire = Wire(Endpoint.of(proxy.url), "test", timeout=0.2)
+        await wire.call("PING")
+        async with proxy.during(Rate(40_000)):
+            with pytest.raises(RedisUnavailableError, match="timeout"):
+                await wire.call("SET", "键", long)
+            assert await wire.call("SET", "键", long) == b"OK"
+            # One that is a bit longer passes, too.
+            assert await wire.call("SET", "键", long + long[:2_000]) == b"OK"
+            assert await wire.call("GET", "键")  # as long as some of it comes
+            assert wire.generation == 2
+        assert await wire.call("SET", "键", long) == b"OK"  # this one was quick
+        async with proxy.during(Hold()):
+            began = time.perf_counter()
+            with pytest.raises(RedisUnavailableError, match="timeout"):
+                await wire.call("SET", "键", long)
+            assert time.perf_counter() - began < 1.2
+        for _ in range(9):
+            wire._learn_rate([long], None)  # replies are lost one after the other
+        assert wire._time_for([long]) == pytest.approx(16 * 0.2), "not 12.5 s"
+        await wire.aclose()
+
+
+@pytest.mark.parametrize(
+    ("setup", "request_", "kind", "permanent"),
+    [
+        ((), ("NOSUCH", "geheim"), "unknown_command", True),
+        ((), ("LPOP",), "unsupported", True),
+        ((("SET", "k", "v"),), ("RPUSH", "k", "x"), "wrong_type", True),
+        (
+            (("CONFIG", "SET", "maxmemory", "1"),),
+            ("SET", "k", "v"),
+            "out_of_memory",
+            False,
+        ),
+        (
+            (("CONFIG", "SET", "min-replicas-to-write", "1"),),
+            ("SET", "k", "v"),
+            "no_replicas",
+            False,
+        ),
+        ((("REPLICAOF", "127.0.0.1", "1"),), ("SET", "k", "v"), "read_only", False),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_real_refusals_have_their_class(
+    wire: Wire,
+    admin: Redis,
+    setup: tuple[tuple[str, ...], ...],
+    request_: tuple[str, ...],
+    kind: str,
+    permanent: bool,
+) -> None:
+    """Each refusal of a real server ends in its class and repeats no argument."""
+    for command in setup:
+        await execute(admin, *command)
+    with pytest.raises(RedisUnavailableError) as caught:
+        await wire.call(*request_)
+    assert caught.value.kind == kind
+    assert not caught.value.ambiguous
+    assert isinstance(caught.value, RedisRefusedError) is permanent
+    assert "geheim" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", ["password", "none", "user"])
+async def test_wrong_credentials_are_permanent_and_stay_secret(
+    own_server: DevServer,
+    admin: Redis,
+    project: str,
+    wrong: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A refused login is said once, tried slowly, and no password shows anywhere."""
+    await admin.config_set("requirepass", "richtig")
+    credentials = {"password": f":{PASSWORD}@", "none": "", "user": f"wer:{PASSWORD}@"}[
+        wrong
+    ]
+    url = f"redis://{credentials}127.0.0.1:{own_server.port}/0"
+    caplog.set_level(logging.DEBUG, "bls_agent")
+    agent = ProjectAgent(project, redis=url, shutdown_timeout=0)
+    async with agent:
+        await eventually(lambda: agent.stats().reconnect_failures == 1)
+        await anyio.sleep(0.5)  # time in which an impatient client would try again
+        assert agent.stats().reconnect_failures == 1
+        shown = repr(agent) + repr(agent.stats())
+    with pytest.raises(RedisRefusedError) as caught:
+        await Console(url).logs(project)
+    assert caught.value.kind == "auth"
+    everything = shown + caplog.text + repr(caught.value) + repr(Endpoint.of(url))
+    assert PASSWORD not in everything
+    assert len([r for r in caplog.records if r.levelno == logging.WARNING]) == 1
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "sync", "asyncio-url", "password"])
+async def test_borrowed_clients(
+    own_server: DevServer, admin: Redis, project: str, kind: str
+) -> None:
+    """From a client come address and credentials; it is neither blocked nor closed."""
+    if kind == "password":
+        await execute(
+            admin, "ACL", "SETUSER", "agent", "on", f">{PASSWORD}", "~*", "+@all"
+        )
+    address: dict[str, Any] = {"host": "127.0.0.1", "port": own_server.port, "db": 3}
+    client: object
+    if kind == "sync":
+        client = sync_redis.Redis(**address)
+    elif kind == "asyncio-url":
+        client = Redis.from_url(own_server.url.replace("/0", "/3"), socket_timeout=0.1)
+    elif kind == "password":
+        client = Redis(**address, username="agent", password=PASSWORD)
+    else:
+        client = Redis(**address, decode_responses=True, socket_timeout=0.1)
+    history = History()
+    agent = ProjectAgent(project, redis=client)
+    history.attach(agent)
+    async with Redis(**address, protocol=2) as outside, agent:
+        await agent.ready(5)
+        assert await status_of(outside, project) == "在线"
+        await history.push(outside, project)
+        await eventually(lambda: history.handled == [0])
+    if isinstance(client, Redis):
+        assert await client.ping()
+        await client.aclose()
+    elif isinstance(client, sync_redis.Redis):
+        assert client.ping()
+        client.close()
+
+
+async def test_a_unix_socket(project: str, tmp_path: Path) -> None:
+    """unix:// works as a URL and from a borrowed client."""
+    path = tmp_path / "redis.sock"
+    with DevServer(options=("--unixsocket", str(path))):
+        await eventually(path.exists)
+        for where in (f"unix://{path}?db=2", Redis(unix_socket_path=str(path), db=2)):
+            async with (
+                ProjectAgent(project, redis=where) as agent,
+                Console(where) as console,
+            ):
+                await agent.ready(5)
+                assert (await console.call(project, "ping")).succeeded
+            if isinstance(where, Redis):
+                await where.aclose()
+
+
+async def test_lost_connections_are_let_go_at_the_server(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """A BLPOP of a connection that we lost is unblocked, so that it eats nothing."""
+    connections = Connections(
+        Endpoint.of(own_server.url), "test", timeout=1, reconnect_max=1
+    )
+    stranger = Wire(Endpoint.of(own_server.url), "test:blocking", timeout=1)
+    other = Wire(Endpoint.of(own_server.url), "other", timeout=1)
+    await other.open()
+    await stranger.post([("BLPOP", "队列", 30)])
+    await eventually(lambda: are_blocked(admin, 1))
+    connections.blocking.lost = [Lost(0, stranger.client_id, "")]
+    assert await connections.forget_lost(connections.blocking, kill=False)
+    await eventually(lambda: are_blocked(admin, 0))
+    connections.gate.lives[connections.endpoint.address] = 1
+    connections.blocking.lost = [Lost(0, stranger.client_id, "")]
+    assert await connections.forget_lost(connections.blocking, kill=True)
+    assert await stranger.collect() is None
+    assert await stranger.call("PING") == b"PONG"
+    assert stranger.generation == 1, "an id of another life of the server is not used"
+    connections.blocking.lost = [Lost(1, other.client_id, "")]
+    assert await connections.forget_lost(connections.blocking, kill=True)
+    assert await other.call("PING") == b"PONG"
+    assert other.generation == 1, "an id that is a stranger's by now is not used"
+    for wire in (stranger, other):
+        await wire.aclose()
+    await connections.aclose()
+
+
+@needs_selectors  # Redis 6 cannot take one subcommand away
+async def test_what_was_not_killed_is_not_gone(
+    own_server: DevServer, admin: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks hears it, until nothing of it can arrive any more."""
+    rights = ("~*", "+@all", "-client|kill", "-client|unblock", "-client|list")
+    url = await url_with_rights(admin, own_server, *rights)
+    connections = Connections(Endpoint.of(url), "test", timeout=1, reconnect_max=1)
+    wire = connections.data
+    for _ in range(20):
+        await wire.open()
+        await wire.drop()
+        for _ in range(2):
+            assert not await connections.forget_lost(wire, kill=True)
+            assert not wire.lost
+    assert len(wire.unkilled) <= 8
+    monkeypatch.setattr(connection, "GONE_AFTER", 0.0)
+    assert await connections.forget_lost(wire, kill=True)
+    await wire.open()
+    await wire.drop()
+    monkeypatch.undo()
+    assert not await connections.forget_lost(wire, kill=True)
+    connections.gate.lives[connections.endpoint.address] += 1
+    assert await connections.forget_lost(wire, kill=True), "another life of the server"
+    await connections.aclose()
+
+
+async def test_a_client_of_another_kind_that_decodes(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """A client whose connections only it can make: used as it is, replies stay bytes."""
+
+    class OwnConnection(Connection):
+        pass
+
+    OwnConnection.__module__ = "somewhere.else"
+    pool = ConnectionPool(
+        connection_class=OwnConnection,
+        host="127.0.0.1",
+        port=own_server.port,
+        decode_responses=True,
+    )
+    client = Redis(connection_pool=pool)
+    history = History()
+    agent = ProjectAgent(project, redis=client)
+    history.attach(agent)
+    async with agent:
+        await history.push(admin, project)
+        await eventually(lambda: history.handled == [0])
+    await client.aclose()
+    await pool.aclose()
+
+
+@needs_selectors  # Redis 6 cannot take one subcommand away
+async def test_a_lost_connection_without_the_right_to_look(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """With the rights of the docs a lost BLPOP is killed by id and address."""
+    url = await url_with_rights(admin, own_server, "~*", "+@all", "-client|list")
+    connections = Connections(Endpoint.of(url), "test", timeout=1, reconnect_max=1)
+    zombie = Wire(Endpoint.of(url), "test:blocking", timeout=1)
+    await zombie.post([("BLPOP", project, 30)])
+    await eventually(lambda: are_blocked(admin, 1))
+    name = await zombie_address(admin, zombie)
+    connections.blocking.lost = [Lost(0, zombie.client_id, "127.0.0.1:1")]
+    await connections.forget_lost(connections.blocking, kill=False)
+    assert await are_blocked(admin, 1), "the same id at another address is a stranger"
+    connections.blocking.lost = [Lost(0, zombie.client_id, name)]
+    assert await connections.forget_lost(connections.blocking, kill=False)
+    await eventually(lambda: are_blocked(admin, 0))
+    await zombie.drop()
+    assert zombie.lost[0].address == name
+    await connections.aclose()
+
+
+async def zombie_address(admin: Redis, wire: Wire) -> str:
+    """The address of a connection as the server sees it."""
+    clients = await admin.client_list()
+    return next(str(c["addr"]) for c in clients if int(c["id"]) == wire.client_id)

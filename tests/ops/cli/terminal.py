@@ -1,0 +1,176 @@
+"""The command line as somebody uses it: in this process, over a pipe, at a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+from unittest.mock import patch
+
+import bls_agent
+from bls_agent.ops.cli import main
+
+ROOT = Path(bls_agent.__file__).parents[1]
+SGR = re.compile(r"\x1b\[[0-9;]*m")
+NOT_OURS = (
+    "PYTHON",
+    "COVERAGE",
+    "COV_",
+    "BLS_",
+    "NO_COLOR",
+    "FORCE_COLOR",
+    "LC_",
+    "LANG",
+    "TERM",
+    "COLUMNS",
+    "LINES",
+)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of a command."""
+
+    code: int
+    out: bytes
+    err: bytes = b""
+
+    @property
+    def text(self) -> str:
+        return self.out.decode("utf-8")
+
+    @property
+    def said(self) -> str:
+        return self.err.decode("utf-8")
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a user who has set nothing."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(NOT_OURS)}
+    plain = {"PYTHONPATH": str(ROOT), "PYTHONUTF8": "0", "LANG": "C.UTF-8"}
+    return kept | plain | {"TERM": "xterm-256color"} | more
+
+
+def run_piped(
+    *arguments: str, directory: Path | None = None, stdin: bytes = b"", **env: str
+) -> Ran:
+    """Run a command whose output is read by a program."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "bls_agent", *arguments],
+        env=environment(**env), cwd=directory, input=stdin, capture_output=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    return Ran(ran.returncode, ran.stdout, ran.stderr)
+
+
+def open_terminal(columns: int, lines: int = 24) -> tuple[int, int]:
+    """Make a terminal: the end of its user, and the end of a program."""
+    user, program = pty.openpty()
+    fcntl.ioctl(program, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    return user, program
+
+
+def start_at_terminal(
+    arguments: Sequence[str], columns: int, env: Mapping[str, str], *, err: bool = True
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a command at a terminal; its user's end is given."""
+    user, program = open_terminal(columns)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bls_agent", *arguments],
+        env=environment(**env), stdin=program, stdout=program, start_new_session=True,
+        stderr=program if err else subprocess.DEVNULL,
+    )  # fmt: skip
+    os.close(program)
+    return watched(process), user
+
+
+_STARTED: list[subprocess.Popen[bytes]] = []
+
+
+def watched(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+    """Keep a process in mind, so that a test that fails leaves nothing running."""
+    _STARTED.append(process)
+    return process
+
+
+def end_all() -> None:
+    """End what a test has left running."""
+    while _STARTED:
+        process = _STARTED.pop()
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def run_at_terminal(
+    *arguments: str, columns: int = 80, err: bool = True, **env: str
+) -> Ran:
+    """Run a command at a terminal of so many columns; everything that it shows."""
+    process, user = start_at_terminal(arguments, columns, env, err=err)
+    shown = b"".join(read_all(user))
+    os.close(user)
+    return Ran(process.wait(30), shown)
+
+
+def show(
+    *arguments: str, columns: int = 80, encoding: str = "utf-8", **env: str
+) -> Ran:
+    """Run a command in this process, at a terminal: quicker than a process of its own.
+
+    Not for two at once: streams and environment belong to the process.
+    """
+    user, program = open_terminal(columns)
+    with ThreadPoolExecutor(1) as reading, _stream_to(program, encoding) as stream:
+        shown = reading.submit(read_all, user)
+        settings = {"TERM": "xterm", "COLUMNS": str(columns)} | env
+        with (
+            patch.dict(os.environ, settings),
+            patch.object(sys, "stdout", stream),
+            patch.object(sys, "stderr", stream),
+        ):
+            code = main(arguments)
+        stream.close()
+        out = b"".join(shown.result(30))
+    os.close(user)
+    return Ran(code, out)
+
+
+@contextmanager
+def _stream_to(program: int, encoding: str) -> Iterator[TextIO]:
+    with open(program, "w", encoding=encoding) as stream:
+        yield stream
+
+
+def read_all(user: int) -> list[bytes]:
+    """What a terminal shows until the program has gone."""
+    parts: list[bytes] = []
+    while True:
+        try:
+            part = os.read(user, 65_536)
+        except OSError:  # EIO: nobody holds the other end any more
+            return parts
+        if not part:
+            return parts
+        parts.append(part)
+
+
+def obeyed(shown: str) -> set[str]:
+    """What a terminal would obey, beyond colours and the ends of lines."""
+    plain = SGR.sub("", shown).replace("\r\n", "").replace("\n", "")
+    return {
+        letter
+        for letter in plain
+        if unicodedata.category(letter) in ("Cc", "Cf", "Zl", "Zp", "Cs")
+    }

@@ -1,0 +1,122 @@
+"""What the command line says: both languages, every command, every sentence used."""
+
+from __future__ import annotations
+
+import re
+import string
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bls_agent
+from bls_agent.core.keys import KEYS, Contract
+from bls_agent.ops.cli import main
+from bls_agent.ops.cli.program import COMMANDS
+from bls_agent.ops.terminal import count_columns
+from bls_agent.project.messages import OutcomeKind, Status
+
+PACKAGE = Path(bls_agent.__file__).parent
+TABLES: dict[str, dict[str, str]] = tomllib.loads(
+    (PACKAGE / "ops/locale/cli.toml").read_text("utf-8")
+)
+PAGES = [*([name] for name in COMMANDS), ["keys", "explain"], []]
+
+
+def fields_of(text: str) -> set[str]:
+    return {field for _, field, _, _ in string.Formatter().parse(text) if field}
+
+
+def test_both_languages_say_the_same() -> None:
+    """The same keys, each with the same fields; and no text is forgotten."""
+    assert TABLES.keys() == {"zh", "en"}
+    assert TABLES["zh"].keys() == TABLES["en"].keys()
+    for key, text in TABLES["en"].items():
+        assert text.strip(), key
+        assert TABLES["zh"][key].strip(), key
+        if not key.startswith(("help_", "opt_", "arg_")):  # shown as they are
+            assert fields_of(text) == fields_of(TABLES["zh"][key]), key
+
+
+def test_every_sentence_that_is_used_is_there() -> None:
+    """No key in the code is misspelt."""
+    pattern = re.compile(
+        r'(?:\.(?:say|hint|warn|waiting)\(|texts\[|Failure\(|hint=|help=)\s*"(\w+)"'
+    )
+    used = {
+        (path.name, key)
+        for path in (PACKAGE / "ops/cli").rglob("*.py")
+        if path.stem not in ("doctor", "console")
+        for key in pattern.findall(path.read_text("utf-8"))
+    }
+    assert len(used) > 80
+    assert {one for one in used if one[1] not in TABLES["en"]} == set()
+
+
+def test_every_value_has_a_word() -> None:
+    """What is looked up by a value: rows of keys, contracts, outcomes, statuses."""
+    needed = {f"key_{name}" for name in KEYS}
+    needed |= {f"contract_{one.value}" for one in Contract}
+    needed |= {f"outcome_{one.value}" for one in OutcomeKind}
+    needed |= {f"status_{one.name}" for one in Status}
+    assert needed <= TABLES["en"].keys()
+
+
+@pytest.mark.parametrize("columns", [20, 40, 100])
+@pytest.mark.parametrize("language", ["zh", "en"])
+@pytest.mark.parametrize("words", PAGES, ids=lambda words: " ".join(words) or "all")
+def test_every_command_has_a_page(
+    words: list[str],
+    language: str,
+    columns: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """--help in both languages, without a key in the place of a text, at any width."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main([*words, "--help", "--lang", language]) == 0
+    page = capsys.readouterr().out
+    assert TABLES[language]["usage"] in page
+    assert not re.search(r"\b(opt|arg|help)_\w+", page)
+    assert "--redis" in page
+    if columns > 20:  # below that a name alone may be longer
+        assert max(map(count_columns, page.splitlines())) <= columns
+    key = "_".join(["help", *(words or ["program"])])
+    first = TABLES[language][key].partition("\n")[0]
+    assert first[:8] in page
+
+
+def test_the_page_of_all_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the order of the table, with the first line of each."""
+    assert main(["--help", "--lang", "en"]) == 0
+    page = capsys.readouterr().out
+    shown = re.findall(r"^  (\w+)  +\S", page, re.MULTILINE)
+    assert [name for name in shown if name in COMMANDS] == [*COMMANDS]
+
+
+def test_without_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """The page on standard error, and exit code 2."""
+    assert main([]) == 2
+    printed = capsys.readouterr()
+    assert "--version" in printed.err
+    assert printed.out == ""
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """With and without other options."""
+    for words in (["--version"], ["--lang", "zh", "--version"]):
+        assert main(words) == 0
+        assert capsys.readouterr().out == f"bls-agent {bls_agent.__version__}\n"
+
+
+def test_every_command_takes_the_common_options(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """--redis, --json and --lang, before and behind the command's name."""
+    for words in PAGES[:-1]:
+        assert main([*words, "--help"]) == 0
+        page = capsys.readouterr().out
+        common: Any = page.partition("Options of every command")[2]
+        for option in ("--redis", "--json", "--lang"):
+            assert option in common, words

@@ -1,0 +1,195 @@
+"""The live table: what stands in it, in which order, and at a terminal."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent import LogEntry, Status
+from bls_agent.devserver import DevServer
+from bls_agent.ops.cli.board import FIELDS, arrange, cells_of, fields_for, summary
+from bls_agent.ops.cli.views import describe_view, freshness, is_healthy, span
+from bls_agent.ops.fleet import Presence, ProjectView
+from bls_agent.ops.texts import load_texts
+from bls_agent.project.messages import Level
+from tests.harness import url_with_rights
+from tests.ops.cli.terminal import read_all, start_at_terminal
+
+TEXTS = load_texts("cli", "en")
+
+
+def view(project: str, status: Status | None = None, **more: Any) -> ProjectView:
+    presence = Presence.FRESH if status else Presence.STALE
+    more = {"presence": presence, **more}
+    return ProjectView(project=project, status=status, **more)
+
+
+def test_the_worst_comes_first() -> None:
+    """As on the wallboard; among equals who has more errors, then by name."""
+    views = [
+        view("离", Status.OFFLINE), view("乙", Status.ONLINE), view("甲", Status.ONLINE), view("在", Status.ONLINE, errors=2),
+        view("无"), view("新", presence=Presence.NEVER), view("报", Status.ERROR), view("故", Status.FAULT),
+    ]  # fmt: skip
+    assert [one.project for one in arrange(views)] == [*"故报无离在乙甲新"]
+    assert summary(views, TEXTS).startswith(
+        "8 projects, 2 with a fault or error, 2 with"
+    )
+
+
+def test_narrow_terminals_drop_what_matters_least() -> None:
+    """The name and the status stay at any width."""
+    assert fields_for(20) == ["project", "status"]
+    assert fields_for(59) == ["project", "status", "age", "queue"]
+    assert fields_for(200) == list(FIELDS)
+
+
+def test_the_cells() -> None:
+    """Estimates are marked, what nobody knows is said."""
+    error = LogEntry(timestamp="", level=Level.ERROR, message="坏了")
+    shown = cells_of(
+        view("甲", Status.FAULT, age=65.0, queue=3, rate=0.25, records=9, errors=2, last_error=error, estimated=True),
+        TEXTS, list(FIELDS),
+    )  # fmt: skip
+    assert shown == [
+        "甲", ("故障 fault", "bold red"), "~1m05s", ("3", "yellow"), "~0.2/s", ("2", "red"), "坏了",
+    ]  # fmt: skip
+    other = cells_of(
+        view("乙", queue=None, records=None, status_text="WRONGTYPE"),
+        TEXTS,
+        list(FIELDS),
+    )
+    assert other == [
+        "乙",
+        ("invalid: WRONGTYPE", "bold red"),
+        ("-", "dim"),
+        "?",
+        "-",
+        "0",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (-1, "0s"), (0.9, "0s"), (59.9, "59s"), (60, "1m00s"), (3_599, "59m59s"), (3_600, "1h00m"), (90_000, "1d01h")],
+)  # fmt: skip
+def test_spans(seconds: float | None, text: str) -> None:
+    """Two units at most."""
+    assert span(seconds) == text
+
+
+def test_freshness_in_words() -> None:
+    """About, unless a refresh was seen; each presence has a sentence."""
+    one = view("甲", Status.ONLINE, age=3.0, ttl=57.0)
+    assert freshness(one, TEXTS) == "refreshed about 3s ago, expires in 57s"
+    unknown = replace(one, age=None, ttl=3_000.0)
+    assert freshness(unknown, TEXTS).startswith("expires in 50m00s; the time")
+    exact = view("甲", Status.ONLINE, age=3.0, ttl=57.0, age_exact=True)
+    assert freshness(exact, TEXTS) == "refreshed 3s ago, expires in 57s"
+    said = {freshness(view("甲", presence=one, queue=1), TEXTS) for one in Presence}
+    assert len(said) == 4
+    absent = view("甲", presence=Presence.NEVER)
+    assert freshness(absent, TEXTS) == "it has no key"
+
+
+def test_who_is_well() -> None:
+    """在线, and 离线 as a last word."""
+    assert [is_healthy(view("甲", status)) for status in [*Status, None]] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert describe_view(view("甲", Status.FAULT))["healthy"] is False
+
+
+async def test_at_a_terminal(own_server: DevServer, admin: Redis) -> None:
+    """It follows changes and outages, more projects than lines are counted, q leaves with 0."""
+    for number in range(40):
+        await admin.set(f"系统{number:02}_项目状态", "在线", ex=600)
+    await admin.set("a\x1b]0;x\x07_项目状态", "故障")
+    process, user = start_at_terminal(
+        ["top"], 100, {"BLS_REDIS_URL": own_server.url, "BLS_LANG": "zh"}
+    )
+    shown = Seen(user)
+    shown.until("系统00")
+    shown.until("a\\x1b]0;x\\x07")
+    assert "a\\x1b]0;x\\x07" in shown.text
+    assert "\x1b]" not in shown.text  # of all that is written nothing sets a title
+    shown.until("另有")
+    shown.until("41 个项目，1 个故障或报错")
+    await admin.set("系统39_项目状态", "报错", ex=600)
+    shown.until("系统39")
+    own_server.kill()
+    shown.until("没有应答")
+    own_server.restart()
+    shown.until("41 个项目", after="没有应答")
+    os.write(user, b"q")
+    rest = b"".join(read_all(user)).decode()
+    os.close(user)
+    assert process.wait(20) == 0
+    assert "\x1b[?1049l" in rest  # the screen is given back, and the cursor
+    assert "\x1b[?25h" in rest
+
+
+def test_ctrl_c_at_a_terminal(own_server: DevServer) -> None:
+    """Exit code 130; the terminal is as it was."""
+    process, user = start_at_terminal(["top"], 20, {"BLS_REDIS_URL": own_server.url})
+    shown = Seen(user)
+    shown.until("projects")
+    process.send_signal(signal.SIGINT)
+    rest = b"".join(read_all(user)).decode()
+    os.close(user)
+    assert process.wait(20) == 130
+    assert "\x1b[?1049l" in rest
+    assert "Traceback" not in shown.text + rest
+
+
+class Seen:
+    """What a terminal has shown so far."""
+
+    def __init__(self, user: int) -> None:
+        self._user = user
+        self._bytes = b""
+
+    @property
+    def text(self) -> str:
+        return self._bytes.decode("utf-8", "replace")
+
+    def until(self, wanted: str, after: str = "") -> None:
+        """Read until a text is shown, behind the last place of another one."""
+        end = time.monotonic() + 30
+        while wanted not in (self.text.rpartition(after)[2] if after else self.text):
+            ready, _, _ = select.select([self._user], [], [], end - time.monotonic())
+            assert ready, f"{wanted} was not shown"
+            self._bytes += os.read(self._user, 65_536)
+
+
+async def test_a_server_that_lets_nobody_in(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """The terminal is given back before it is said why; exit code 4."""
+    await url_with_rights(admin, own_server, "+@all", "~*")
+    url = f"redis://agent:wrong@127.0.0.1:{own_server.port}/0"
+    process, user = start_at_terminal(["top"], 80, {"BLS_REDIS_URL": url})
+    shown = b"".join(read_all(user)).decode()
+    os.close(user)
+    assert process.wait(20) == 4
+    assert "password or user name" in shown.rpartition("\x1b[?1049l")[2]
+    assert "Traceback" not in shown
+
+
+def test_a_terminal_that_goes_away(own_server: DevServer) -> None:
+    """Nothing is left running for nobody."""
+    process, user = start_at_terminal(["top"], 80, {"BLS_REDIS_URL": own_server.url})
+    Seen(user).until("projects")
+    os.close(user)
+    process.wait(20)

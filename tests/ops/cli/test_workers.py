@@ -1,0 +1,320 @@
+"""``bls-agent workers``: who is there, in words, as JSON, at a terminal, and by exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+import anyio.to_thread
+import orjson
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent.devserver import DevServer
+from bls_agent.ops.cli.roster import (
+    FIELDS,
+    arrange_workers,
+    count_workers,
+    describe_worker,
+    find_kinds,
+    is_well,
+    worker_cells,
+    worker_fields,
+)
+from bls_agent.ops.texts import load_texts
+from bls_agent.workers import (
+    BacktestWorkerHeartbeat,
+    ExecutionNodeHeartbeat,
+    SchedulerHeartbeat,
+    Worker,
+    WorkerStatus,
+)
+from bls_agent.workers.worker import HEARTBEATS
+from tests.corpus.heartbeats import HEARTBEATS as CORPUS
+from tests.corpus.hostile_texts import HOSTILE_TEXTS
+from tests.ops.cli.conftest import Bls
+from tests.ops.cli.terminal import (
+    SGR,
+    environment,
+    obeyed,
+    read_all,
+    show,
+    start_at_terminal,
+)
+from tests.ops.cli.test_top import Seen
+
+TEXTS = load_texts("cli", "en")
+GBK = "订单".encode("gbk")
+
+
+def worker(beat: Any, ttl: float | None = 29.0) -> Worker:
+    """What a look finds of a heartbeat."""
+    return Worker.read(beat.kind, beat.key.encode(), beat.to_json().encode(), ttl)
+
+
+def broken(name: str, payload: bytes | None, ttl: float | None = 29.0) -> Worker:
+    """What a look finds of something else."""
+    key = f"heartbeat:node:{name}".encode()
+    return Worker.read("execution_node_heartbeat", key, payload, ttl)
+
+
+WELL = worker(BacktestWorkerHeartbeat.create("回测-1", running_tasks=2, max_tasks=5))
+BUSY = worker(SchedulerHeartbeat.create("调度-1", running_tasks=3, pending_tasks=4))
+STALE = worker(BacktestWorkerHeartbeat.create("回测-2"), ttl=9.0)
+ERROR = worker(ExecutionNodeHeartbeat.create("执行-1", "a", 1, WorkerStatus.ERROR))
+
+
+async def plant(admin: Redis, *, well: bool = False) -> None:
+    """A worker that is well, and ones that are not."""
+    await admin.set(WELL.key, WELL.payload, ex=30)
+    if not well:
+        await admin.set(STALE.key, STALE.payload, ex=10)
+        await admin.set(ERROR.key, ERROR.payload, ex=30)
+        await admin.rpush("heartbeat:node:列表", "x")
+
+
+# --- in words
+
+
+def test_the_worst_comes_first() -> None:
+    """Broken, in error, stale, the others; then by kind and id."""
+    odd = broken("坏", b"[]")
+    ordered = arrange_workers([BUSY, WELL, STALE, ERROR, odd])
+    assert ordered == [odd, ERROR, STALE, WELL, BUSY]
+    assert count_workers(ordered, TEXTS) == "5 workers, 2 broken or in error, 1 stale"
+
+
+def test_who_is_well() -> None:
+    """Whoever can be believed and is not in error; one without TTL cannot be."""
+    assert [is_well(one) for one in (WELL, BUSY, STALE, ERROR)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert not is_well(worker(BacktestWorkerHeartbeat.create("x"), ttl=None))
+    stopping = BacktestWorkerHeartbeat.create("x", WorkerStatus.STOPPING)
+    assert is_well(worker(stopping))
+
+
+def test_the_cells_for_people() -> None:
+    """Kinds, statuses and problems in words; what else it says, cut."""
+    fields = [*FIELDS]
+    assert worker_cells(WELL, TEXTS, fields, later=64.0) == [
+        "回测-1", ("running", "green"), "", "1m05s", "backtest worker", "2/5", "task_uuids=[]",
+    ]  # fmt: skip
+    assert worker_cells(ERROR, TEXTS, fields)[1:3] == [("error", "bold red"), ""]
+    assert worker_cells(STALE, TEXTS, fields)[2:4] == [("stale", "bold yellow"), "21s"]
+    assert worker_cells(BUSY, TEXTS, fields)[4:] == [
+        "scheduler",
+        "3",
+        "pending_tasks=4",
+    ]
+    large = broken("大", b'{"status": "?", "note": "' + b"x" * 9_000 + b'"}', None)
+    cells = worker_cells(large, TEXTS, fields)
+    assert cells[1:4] == [("invalid: ?", "bold red"), ("wrong field", "bold red"), "-"]
+    assert len(cells[6]) <= 200
+    zh = worker_cells(WELL, load_texts("cli", "zh"), ["status", "kind"])
+    assert zh == [("running 运行中", "green"), "回测工作进程"]
+
+
+def test_the_cells_for_programs() -> None:
+    """The contract's words, problems in one word, nothing cut."""
+    cells = worker_cells(broken("坏", b"alive " * 100), TEXTS, [*FIELDS], people=False)
+    assert cells[:6] == [
+        "坏",
+        "-",
+        ("not_json", "bold red"),
+        "1s",
+        "execution_node",
+        "-",
+    ]
+    assert orjson.loads(str(cells[6])) == {"raw": "alive " * 100}
+    assert worker_cells(WELL, TEXTS, ["status"], people=False) == [("running", "green")]
+
+
+def test_narrow_terminals_drop_what_matters_least() -> None:
+    """Who, how, and what is wrong stay at any width."""
+    assert worker_fields(20) == ["id", "status", "problem"]
+    assert worker_fields(200) == [*FIELDS]
+
+
+@pytest.mark.parametrize(
+    ("word", "rows"),
+    [
+        ("backtest_worker", ["backtest_worker_heartbeat"]),
+        ("backtest_worker_heartbeat", ["backtest_worker_heartbeat"]),
+        ("Backtest-Worker", ["backtest_worker_heartbeat"]),
+        ("data", ["data_worker_heartbeat"]),
+        ("s", ["scheduler_heartbeat"]),
+        ("worker", []),
+        ("", []),
+    ],
+)
+def test_a_kind_is_found_by_its_beginning(word: str, rows: list[str]) -> None:
+    """As people type it."""
+    assert find_kinds(word) == rows
+
+
+def test_every_kind_and_problem_has_a_word() -> None:
+    """Also those of the corpus."""
+    kinds = {f"worker_kind_{row.removesuffix('_heartbeat')}" for row in HEARTBEATS}
+    problems = {"wrong_type", "no_ttl", "stale"}
+    problems |= {item.problem for item in CORPUS.values()} - {""}
+    assert kinds | {f"worker_problem_{one}" for one in problems} <= TEXTS.keys()
+
+
+# --- the command
+
+
+async def test_exit_codes(bls: Bls, own_server: DevServer, admin: Redis) -> None:
+    """0 if nobody is there and if all are well; 3 if one is not; 2, 4 as everywhere."""
+    ran = await bls("workers", url=own_server.url)
+    assert (ran.code, ran.out) == (0, b"")
+    assert "No worker" in ran.said
+    await plant(admin, well=True)
+    ran = await bls("workers", url=own_server.url)
+    assert ran.code == 0
+    assert ran.text.split("\t")[:3] == ["回测-1", "running", ""]
+    await plant(admin)
+    assert (await bls("workers", url=own_server.url)).code == 3
+    assert (await bls("workers", "scheduler", url=own_server.url)).code == 0
+    ran = await bls("workers", "backtest_wroker", url=own_server.url)
+    assert ran.code == 2
+    assert "backtest_worker" in ran.said
+    ran = await bls("workers", "x", url=own_server.url)
+    assert "execution_node" in ran.said
+    own_server.kill()
+    assert (await bls("workers", url=own_server.url)).code == 4
+
+
+async def test_json(bls: Bls, own_server: DevServer, admin: Redis) -> None:
+    """One object on each line, with all that was written."""
+    await plant(admin)
+    ran = await bls("workers", "--json", url=own_server.url)
+    told = [orjson.loads(line) for line in ran.out.splitlines()]
+    assert {one["kind"] for one in told} <= set(HEARTBEATS)  # as everywhere else
+    assert [one["id"] for one in told] == ["列表", "执行-1", "回测-2", "回测-1"]
+    assert [one["healthy"] for one in told] == [False, False, False, True]
+    assert told[0]["problem"] == "wrong_type"
+    assert (told[1]["status"], told[1]["heartbeat"]["host"]) == ("error", "a")
+    assert told[2]["stale"]
+    assert 20 <= told[2]["age"] < 25
+    assert told[3].keys() == describe_worker(WELL).keys()
+    assert told[3]["key"] == "backtest:worker:回测-1"
+    assert told[3]["heartbeat"] == WELL.raw
+
+
+async def test_a_watch_in_a_pipe(own_server: DevServer, admin: Redis) -> None:
+    """Each change on a line, outages beside them, until it is ended."""
+    await plant(admin, well=True)
+    arguments = ["workers", "backtest", "--watch", "--json", "--redis", own_server.url]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bls_agent", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        read = partial(anyio.to_thread.run_sync, process.stdout.readline)
+        told = orjson.loads(await read())
+        assert (told["what"], told["id"]) == ("joined", "回测-1")
+        assert told["seenAt"].endswith("Z")
+        await admin.delete(WELL.key)
+        assert orjson.loads(await read())["what"] == "left"
+        own_server.kill()
+        said = await anyio.to_thread.run_sync(process.stderr.readline)
+        assert b"does not answer" in said
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def test_a_live_table(own_server: DevServer, admin: Redis) -> None:
+    """It begins with nobody, follows what comes, tells of outages, and q leaves."""
+    process, user = start_at_terminal(
+        ["workers", "--watch"], 120, {"BLS_REDIS_URL": own_server.url, "BLS_LANG": "zh"}
+    )
+    shown = Seen(user)
+    shown.until("0 个工作进程")
+    await plant(admin)
+    shown.until("4 个工作进程，2 个有误或报错，1 个未按时刷新")
+    shown.until("回测工作进程")
+    await admin.delete(STALE.key)
+    shown.until("3 个工作进程")
+    own_server.kill()
+    shown.until("没有应答")
+    own_server.restart()
+    shown.until("3 个工作进程", after="没有应答")
+    os.write(user, b"q")
+    rest = b"".join(read_all(user)).decode()
+    os.close(user)
+    assert process.wait(20) == 0
+    assert "\x1b[?1049l" in rest
+
+
+# --- hostile texts
+
+
+async def plant_hostile(admin: Redis) -> None:
+    """Every text as an id, a status, a field's name and value; bytes that are none."""
+    for number, text in enumerate(HOSTILE_TEXTS.values()):
+        name = text.encode("utf-8", "surrogatepass")
+        value = {"status": text, "running_tasks": text, "max_tasks": text, text: text}
+        await admin.set(b"heartbeat:node:" + name, orjson.dumps(value), ex=30)
+        await admin.set(f"heartbeat:component:feed:{number}", text, ex=30)
+        await admin.set(f"ginkgo:heartbeat:{number}", orjson.dumps({text: [text]}))
+    await admin.set(b"heartbeat:scheduler:" + GBK, GBK, ex=30)
+
+
+@pytest.mark.parametrize("columns", [20, 40, 120])
+@pytest.mark.parametrize("encoding", ["gbk", "ascii", "utf-8"])
+async def test_nothing_is_obeyed(
+    own_server: DevServer, admin: Redis, columns: int, encoding: str
+) -> None:
+    """No control character, no markup, whatever the terminal can show."""
+    await plant_hostile(admin)
+    env = {"BLS_REDIS_URL": own_server.url, "BLS_LANG": "zh"}
+    run = partial(show, "workers", columns=columns, encoding=encoding, **env)
+    ran = await anyio.to_thread.run_sync(run)
+    shown = ran.out.decode(encoding)
+    assert ran.code == 3
+    assert obeyed(shown) == set()
+    assert "Traceback" not in shown
+    plain = SGR.sub("", shown).replace("\r\n", "").replace(" ", "")
+    assert columns < 120 or "[boldred]owned[/]" in plain
+
+
+async def test_one_worker_is_one_line(
+    bls: Bls, own_server: DevServer, admin: Redis
+) -> None:
+    """In a pipe, with as many fields on each; JSON gives the values unchanged."""
+    await plant_hostile(admin)
+    ran = await bls("workers", url=own_server.url)
+    lines = ran.text.splitlines()
+    assert len(lines) == 3 * len(HOSTILE_TEXTS) + 1
+    assert {line.count("\t") for line in lines} == {len(FIELDS) - 1}
+    assert obeyed(ran.text.replace("\t", "")) == set()
+    ran = await bls("workers", "execution", "--json", url=own_server.url)
+    told = [orjson.loads(line) for line in ran.out.splitlines()]
+    assert {one["id"] for one in told} == set(HOSTILE_TEXTS.values())
+    assert {one["heartbeat"]["status"] for one in told} == set(HOSTILE_TEXTS.values())
+
+
+async def test_colours(own_server: DevServer, admin: Redis) -> None:
+    """Unless the terminal, or its user, says no."""
+    await plant(admin)
+    for more, coloured in (
+        ({}, True),
+        ({"NO_COLOR": "1"}, False),
+        ({"TERM": "dumb"}, False),
+    ):
+        env: dict[str, Any] = {"BLS_REDIS_URL": own_server.url, **more}
+        ran = await anyio.to_thread.run_sync(partial(show, "workers", **env))
+        assert (b"\x1b[1;31m" in ran.out) is coloured

@@ -1,0 +1,206 @@
+"""What is new in a list, seen in bounded windows: exact where it can be, else said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from bls_agent.ops.fleet.log_tail import MOST, LogTail, News
+from bls_agent.project.log.record import LogRecord, id_prefix
+from bls_agent.project.messages import Level
+
+ROOM = 1_000_000
+
+
+def numbered(first: int, last: int, instance: str = "a") -> list[bytes]:
+    """Records of an agent of ours."""
+    made: list[bytes] = []
+    for number in range(first, last + 1):
+        record = LogRecord(Level.INFO, f"{instance}{number}", {}, now=1.0)
+        record.number(id_prefix(instance), number)
+        made.append(record.payload)
+    return made
+
+
+def plain(first: int, last: int, seconds: float = 0.0) -> list[bytes]:
+    """Records of somebody else, each so many seconds after the one before."""
+    return [
+        b'{"timestamp":"2026-01-12T12:%02d:%06.3fZ","message":"%d"}'
+        % (*divmod(number * seconds, 60), number)
+        for number in range(first, last + 1)
+    ]
+
+
+@dataclass
+class Watched:
+    """A list with a cap, and who watches it."""
+
+    cap: int = 10**9
+    items: list[bytes] = field(default_factory=list)
+    tail: LogTail = field(default_factory=LogTail)
+    read: int = 0
+    now: float = 0.0
+
+    def push(self, records: Sequence[bytes]) -> None:
+        self.items = [*self.items, *records][-self.cap :]
+
+    def look(self, room: int = ROOM, after: float = 1.0) -> News | None:
+        """Take one look, as the survey does."""
+        self.now += after
+        last = self.items[-1] if self.items else None
+        wanted = self.tail.wants(len(self.items), last, room)
+        self.read += wanted
+        assert wanted <= MOST
+        if not wanted:
+            return None
+        news = self.tail.take(self.items[-wanted:], len(self.items), self.now)
+        if news is None:
+            wanted = self.tail.most
+            self.read += wanted
+            news = self.tail.take(self.items[-wanted:], len(self.items), self.now)
+            assert news
+        return news
+
+
+def count(news: News | None) -> tuple[int, bool, bool]:
+    """How many are new, whether that is exact, whether all of them are there."""
+    assert news is not None
+    return news.count, news.counted, news.complete
+
+
+@pytest.mark.parametrize("make", [numbered, plain], ids=["ours", "foreign"])
+@given(
+    growths=st.lists(st.integers(0, 60), max_size=20),
+    cap=st.sampled_from([10**9, 300]),
+)
+@settings(deadline=None)
+def test_a_moderate_flow_is_counted_exactly(
+    make: object, growths: list[int], cap: int
+) -> None:
+    """Each new record is counted once, trimmed list or not, and nothing is read at rest."""
+    assert callable(make)
+    watched = Watched(cap)
+    watched.push(make(1, 250))
+    watched.look()
+    last = 250
+    for growth in growths:
+        watched.push(make(last + 1, last + growth))
+        news = watched.look()
+        if not growth:
+            assert news is None
+            continue
+        assert count(news) == (growth, True, True)
+        assert news
+        expected = [str(number) for number in range(last + 1, last + growth + 1)]
+        assert [entry.message.lstrip("a") for entry in news.entries] == expected
+        last += growth
+
+
+def test_nothing_is_read_at_rest() -> None:
+    """Unchanged, cut from the front, or deleted: no window is read."""
+    watched = Watched()
+    watched.push(plain(1, 100))
+    watched.look()
+    read = watched.read
+    assert watched.look() is None
+    watched.items = watched.items[50:]
+    assert watched.look() is None
+    watched.items = []
+    assert watched.look() is None
+    assert watched.read == read
+    watched.push(plain(101, 103))
+    assert count(watched.look()) == (3, True, True)
+
+
+def test_the_same_record_again_and_again() -> None:
+    """Equal records without ids are counted by the growth of the list."""
+    watched = Watched()
+    watched.push([b"tick"] * 10)
+    watched.look()
+    watched.push([b"tick"] * 7)
+    assert count(watched.look()) == (7, True, True)
+
+
+def test_equal_ends_are_not_taken_for_one_another() -> None:
+    """A list that has grown has new records, though it ends as it ended before."""
+    watched = Watched()
+    for turn in range(3):
+        watched.push([b"tick"] * 600 + [b"end"])
+        news = watched.look(room=200)
+        assert count(news)[0] == (601 if turn else 64)
+
+
+def test_a_flood_is_counted_by_numbers() -> None:
+    """20,000 numbered records between two looks: counted exactly, a window read."""
+    watched = Watched(cap=10_000)
+    watched.push(numbered(1, 1_000))
+    watched.look()
+    watched.push(numbered(1_001, 21_000))
+    assert count(watched.look(room=20_000)) == (20_000, True, False)
+    assert watched.read < 300
+
+
+def test_a_flood_of_two_processes() -> None:
+    """Each counts for itself; one that begins anew counts from its first number."""
+    watched = Watched(cap=10_000)
+    watched.push(numbered(1, 100) + numbered(1, 50, "b"))
+    watched.look()
+    a, b = numbered(101, 3_100), numbered(51, 3_050, "b")
+    watched.push([record for pair in zip(a, b, strict=True) for record in pair])
+    assert count(watched.look(room=20_000)) == (6_000, True, False)
+    watched.push(numbered(3_101, 3_102) + numbered(1, 2_000, "b"))
+    assert count(watched.look(room=20_000)) == (2_000, True, False)
+
+
+def test_a_flood_without_numbers() -> None:
+    """By the growth of a list that grows; by timestamps in one that is cut."""
+    watched = Watched()
+    watched.push(plain(1, 100))
+    watched.look()
+    watched.push(plain(101, 5_100))
+    assert count(watched.look(room=4_000)) == (5_000, False, False)
+    watched = Watched(cap=1_000)
+    watched.push(plain(1, 1_000, 0.001))
+    watched.look()
+    watched.push(plain(1_001, 6_000, 0.001))
+    news = watched.look(room=20_000, after=5.0)
+    assert news
+    assert not news.counted
+    assert news.count == pytest.approx(5_000, rel=0.1)
+
+
+def test_a_flood_that_tells_nothing() -> None:
+    """Neither numbers nor times nor growth: at least what the window shows."""
+    watched = Watched(cap=500)
+    watched.push([b"line %d" % number for number in range(500)])
+    watched.look()
+    watched.push([b"line %d" % number for number in range(500, 5_000)])
+    news = watched.look(room=1_000)
+    assert news
+    assert not news.counted
+    assert 0 < news.count == len(news.entries)
+
+
+def test_bytes_are_bounded() -> None:
+    """Of long records few are read, and of any at most so many."""
+    watched = Watched()
+    watched.push([b"x" * 60_000 + b"%d" % number for number in range(100)])
+    watched.look(room=64_000)
+    assert watched.read == 4
+    watched.push([b"y" * 60_000 + b"%d" % number for number in range(100)])
+    watched.look(room=64_000)
+    assert watched.read == 8
+
+
+def test_a_process_is_forgotten() -> None:
+    """A thousand short-lived processes leave the numbers of the last few."""
+    watched = Watched()
+    watched.push([b"begin"])
+    watched.look()
+    for process in range(1_000):
+        watched.push(numbered(1, 2, f"p{process}"))
+        assert count(watched.look()) == (2, True, True)
+    assert len(watched.tail._numbers) <= 64

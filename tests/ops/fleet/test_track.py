@@ -1,0 +1,280 @@
+"""One project from look to look, without Redis."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from hypothesis import given, strategies as st
+
+from bls_agent import Level, Status
+from bls_agent.core.codec import format_timestamp
+from bls_agent.ops.fleet import Presence, ProjectView
+from bls_agent.ops.fleet.track import Moment, Sample, Track
+
+UNIX = 1_768_221_300.0  # 2026-01-12T12:35:00Z
+ONLINE = "在线".encode()
+
+
+def at(now: float) -> Moment:
+    """A moment, with the server's clock far from ours."""
+    return Moment(now, UNIX + now)
+
+
+def record(ago: float | None, level: str = "info", message: str = "x") -> bytes:
+    """A record of some seconds before UNIX."""
+    stamp = {} if ago is None else {"timestamp": format_timestamp(UNIX - ago)}
+    return orjson.dumps({**stamp, "level": level, "message": message})
+
+
+class Watched:
+    """A project and its keys."""
+
+    def __init__(self) -> None:
+        self.track = Track("订单系统", at(0.0))
+        self.items: list[bytes] = []
+        self.queue: int | None = 0
+
+    def look(
+        self, now: float, value: bytes | None = None, ttl: float | None = None
+    ) -> ProjectView:
+        """Take one look, as the survey does, and say how it is."""
+        self.track.note_status(value, ttl, at(now))
+        looked = self.track.wants_record(now)
+        last = self.items[-1] if self.items and looked else None
+        sample = Sample(self.queue, len(self.items), last, looked)
+        wanted = self.track.note_lists(sample, at(now), 65_536)
+        if wanted:
+            self.track.note_window(self.items[-wanted:], len(self.items), at(now))
+        self.track.turn(now)
+        return self.track.view(at(now))
+
+
+def test_the_four_presences() -> None:
+    """With TTL, without, gone, never there."""
+    watched = Watched()
+    watched.queue = 1
+    assert watched.look(0.0).presence is Presence.NEVER
+    watched.queue = 0
+    assert watched.look(1.0, ONLINE, 60.0).presence is Presence.FRESH
+    assert watched.look(2.0, "离线".encode()).presence is Presence.UNTIMED
+    assert watched.look(3.0).presence is Presence.STALE
+    watched = Watched()
+    watched.items = [b"{}"]
+    assert watched.look(0.0).presence is Presence.STALE
+
+
+@pytest.mark.parametrize(
+    ("value", "status", "text"),
+    [
+        (ONLINE, Status.ONLINE, ""),
+        (" 报错\n".encode(), Status.ERROR, ""),
+        (b"online", None, "online"),
+        (b"", None, ""),
+        ("在线".encode("gbk"), None, "\\xd4\\xda\\xcf\\xdf"),
+        (b"\x1b[31m", None, "\x1b[31m"),
+    ],
+)
+def test_what_a_status_key_holds(
+    value: bytes, status: Status | None, text: str
+) -> None:
+    """One of the four, or the text itself; what is dangerous in it is for the screen."""
+    view = Watched().look(0.0, value, 60.0)
+    assert (view.status, view.status_text) == (status, text)
+    assert view.presence is Presence.FRESH
+
+
+def test_keys_of_other_types() -> None:
+    """A status that is no string, lists that are none: told, and no fault."""
+    track = Track("x", at(0.0))
+    track.note_status(None, None, at(0.0), wrong=True)
+    assert track.note_lists(Sample(None, None, None), at(0.0), 1_000) == 0
+    view = track.view(at(0.0))
+    assert (view.status, view.status_text) == (None, "WRONGTYPE")
+    assert view.presence is Presence.UNTIMED
+    assert (view.queue, view.records, view.last_record) == (None, None, None)
+    assert not track.is_forgotten(10_000.0)
+
+
+def test_what_was_there_before_fills_the_sparkline() -> None:
+    """By the records' own times and the server's clock; errors and the last of them, too."""
+    watched = Watched()
+    watched.items = [
+        record(1_000.0),
+        record(285.0, "error", "old"),
+        record(100.0, "error", "new"),
+        record(99.0),
+        record(None),
+        record(5.0),
+    ]
+    view = watched.look(0.0, ONLINE, 60.0)
+    assert sum(view.rates) == 4
+    assert view.rates[-1] + view.rates[-2] == 1
+    assert view.errors == 2
+    assert view.last_error
+    assert (view.last_error.message, view.last_error_age) == ("new", 100.0)
+    assert view.last_record_age == 5.0
+    assert view.rate == pytest.approx(1 / 60)
+    assert not view.estimated
+    assert watched.look(1.0, ONLINE, 60.0).rates == view.rates
+
+
+def test_a_busy_past_is_known_in_part() -> None:
+    """Where the first window shows the last seconds alone that is said."""
+    watched = Watched()
+    watched.items = [record(5.0 - number / 100) for number in range(500)]
+    view = watched.look(0.0)
+    assert view.estimated
+    assert view.rate == pytest.approx(64.0)
+
+
+def test_new_records_are_counted() -> None:
+    """When they are seen, whatever their timestamps say; errors of a sample are scaled."""
+    watched = Watched()
+    watched.items = [record(5.0)]
+    watched.look(0.0)
+    watched.items += [record(9_000.0, "error"), record(-9_000.0), b"no JSON"]
+    view = watched.look(1.0)
+    assert sum(view.rates) == 4
+    assert view.errors == 1
+    assert not view.estimated
+    watched.items += [record(0.0, "error" if n % 2 else "info") for n in range(10_000)]
+    view = watched.look(2.0)
+    assert sum(view.rates) == 10_004
+    assert view.errors == pytest.approx(5_000, rel=0.1)
+    assert view.estimated
+
+
+def test_a_new_project_has_no_past() -> None:
+    """Of one that was not there a moment ago every record is new, with a time or without."""
+    watched = Watched()
+    watched.track = Track("订单系统", at(0.0), absent_at=-2.0)
+    watched.items = [b'{"level":"error"}', record(5.0), b"no JSON"]
+    view = watched.look(0.0)
+    assert (sum(view.rates), view.errors, view.estimated) == (3, 1, False)
+    watched.track = Track("订单系统", at(0.0), absent_at=-2.0)
+    assert watched.look(0.0, ONLINE, 4.5).age == 0.5
+
+
+def test_an_hour_between_two_looks() -> None:
+    """What came meanwhile is counted when it was written, as far as that can be believed."""
+    watched = Watched()
+    watched.items = [record(5.0)]
+    watched.look(0.0)
+    watched.items += [
+        record(-3_500.0, "error"),
+        record(-3_550.0),
+        record(9_000.0),
+        record(None),
+    ]
+    view = watched.look(3_600.0)
+    assert (sum(view.rates), view.errors) == (3, 1)
+    assert view.rates[-6] == view.rates[-11] == view.rates[-1] == 1
+
+
+def test_the_newest_record_without_a_time() -> None:
+    """Its age counts from when it was seen."""
+    watched = Watched()
+    watched.items = [record(None)]
+    assert watched.look(10.0).last_record_age == 0.0
+    assert watched.look(25.0).last_record_age == 15.0
+
+
+def test_a_long_record_is_shortened_and_seldom_read() -> None:
+    """A view holds its beginning; it is not read again every second."""
+    watched = Watched()
+    watched.items = [record(1.0, "error", "长" * 20_000)]
+    view = watched.look(0.0)
+    for entry in (view.last_record, view.last_error):
+        assert entry
+        assert len(entry.message.encode()) <= 1_000
+        assert entry.metadata["truncated"] >= 60_000
+        assert entry.level is Level.ERROR
+    assert not watched.track.wants_record(13.0)
+    assert watched.track.wants_record(15.0)
+
+
+def test_a_view_is_told_when_it_looks_different() -> None:
+    """Not for time that passes; for each thing in it that changes."""
+    watched = Watched()
+    watched.look(0.0, ONLINE, 60.0)
+    told = [watched.track.version]
+
+    def changed() -> bool:
+        told.append(watched.track.version)
+        return told[-1] != told[-2]
+
+    watched.look(1.0, ONLINE, 59.0)
+    watched.look(2.0, ONLINE, 58.0)
+    assert not changed()
+    watched.look(3.0, ONLINE, 59.9)  # refreshed: now its age is known
+    assert changed()
+    watched.look(5.0, ONLINE, 59.9)  # refreshed by somebody eager
+    assert not changed()
+    watched.look(13.0, ONLINE, 59.9)  # refreshed: an age that had grown would be wrong
+    assert changed()
+    watched.look(29.0, ONLINE, 43.9)  # late, as one can see who lets the age grow
+    assert not changed()
+    watched.look(30.0, "报错".encode(), 59.9)
+    assert changed()
+    watched.queue = 3
+    watched.look(31.0, "报错".encode(), 58.9)
+    assert changed()
+    watched.items = [record(0.0)]
+    watched.look(32.0, "报错".encode(), 57.9)
+    assert changed()
+    watched.look(39.0, "报错".encode(), 50.9)
+    assert not changed()
+    watched.look(41.0, "报错".encode(), 48.9)  # a new bucket of the sparkline
+    assert changed()
+
+
+def test_when_it_changed() -> None:
+    """By the server's clock: when status or presence changed, not when it was refreshed."""
+    watched = Watched()
+    assert watched.look(0.0, ONLINE, 60.0).changed_at == UNIX
+    assert watched.look(8.0, ONLINE, 60.0).changed_at == UNIX
+    assert watched.look(9.0, "故障".encode()).changed_at == UNIX + 9
+    assert watched.look(90.0, "故障".encode()).changed_at == UNIX + 9
+    assert watched.look(91.0).changed_at == UNIX + 91
+
+
+def test_nothing_is_left() -> None:
+    """A project of which nothing is left is remembered for ten minutes; a mere queue is not."""
+    watched = Watched()
+    watched.look(0.0, ONLINE, 60.0)
+    watched.look(60.0)
+    assert not watched.track.is_forgotten(650.0)
+    assert watched.track.is_forgotten(660.0)
+    watched.look(661.0, ONLINE)
+    assert not watched.track.is_forgotten(10_000.0)
+    watched = Watched()
+    watched.queue = 1
+    watched.look(0.0)
+    assert not watched.track.is_forgotten(0.0)
+    watched.queue = 0
+    watched.look(1.0)
+    assert watched.track.is_forgotten(1.0)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0.0, 1e6),
+            st.none() | st.binary(max_size=70),
+            st.none() | st.floats(0.0, 1e6),
+            st.none() | st.integers(0, 50),
+            st.lists(st.binary(max_size=60), max_size=50),
+        )
+    )
+)
+def test_whatever_the_keys_hold(
+    looks: list[tuple[float, bytes | None, float | None, int | None, list[bytes]]],
+) -> None:
+    """No bytes, no TTL and no jump of the clock break it; nothing is negative."""
+    watched = Watched()
+    for now, value, ttl, queue, items in looks:
+        watched.queue, watched.items = queue, items
+        view = watched.look(now, value, ttl)
+        numbers = (view.age, view.ttl, view.queue, view.last_record_age, view.rate)
+        assert all(number is None or number >= 0 for number in numbers)
+        assert all(number >= 0 for number in (*view.rates, view.errors))

@@ -1,0 +1,507 @@
+"""Pictures of the console for the documents: ``make screenshots`` writes docs/images/.
+
+A fleet of a made-up trading company: one real agent, the other projects are keys as
+anybody may write them.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+import orjson
+from redis import Redis
+from redis.asyncio import Redis as RedisClient
+
+from bls_agent import ProjectAgent
+from bls_agent.assets import AssetLibrary, AssetManifest, SyncReport
+from bls_agent.assets.library import REPORT, STATE
+from bls_agent.core.errors import ManifestFault
+from bls_agent.crawl import RedisKeyManager
+from bls_agent.devserver import DevServer
+from bls_agent.ops.web.config import WebConfig
+from bls_agent.runs import EventStore, NewEvent
+from bls_agent.runs.reading import RunKeys
+from bls_agent.workers import (
+    BacktestWorkerHeartbeat,
+    DataWorkerHeartbeat,
+    ExecutionNodeHeartbeat,
+    SchedulerHeartbeat,
+    TaskTimerHeartbeat,
+    WorkerHeartbeat,
+    WorkerStatus,
+)
+from tests.ops.web.browsers import Foreign, Watched, a_browser, looking, record, until
+from tests.ops.web.palette import shrink
+from tests.ops.web.serving import served
+
+IMAGES = Path(__file__).parents[3] / "docs" / "images"
+LARGEST = 200_000  # bytes of a picture
+MAIN = "订单系统"
+QUIET = 2_000  # ms until everything has come
+
+# name: status, seconds it lives, records in five minutes, errors, waiting commands
+FLEET: dict[str, tuple[str, int | None, int, list[str], int]] = {
+    "支付网关": (
+        "故障",
+        55,
+        48,
+        ["银联通道超时：连续 3 次未应答，已切换备用线路"] * 7,
+        0,
+    ),
+    "库存同步": ("报错", 58, 52, ["SKU 10086 库存为负，已跳过本次扣减"] * 2, 0),
+    "日志归档": ("running", None, 12, [], 0),
+    "报表生成": ("", None, 3, [], 0),
+    "短信平台": ("离线", None, 9, [], 0),
+    "风控引擎": ("在线", 52, 58, [], 4),
+    "推荐引擎": ("在线", 59, 62, [], 0),
+    "搜索服务": ("在线", 57, 55, [], 0),
+    "用户中心": ("在线", 48, 49, ["会话校验失败：令牌已过期"], 0),
+    "物流追踪": ("在线", None, 70, [], 0),
+    "客服机器人": ("在线", 56, 30, [], 0),
+    "数据仓库": ("在线", 44, 20, [], 0),
+    "行情接入": ("在线", 59, 63, [], 0),
+    "清算中心": ("在线", 53, 45, [], 0),
+    "发票服务": ("在线", 51, 25, [], 0),
+    "优惠券": ("", None, 0, [], 2),
+}
+TROUBLE = {
+    "type": "ConnectionResetError",
+    "message": "华南节点关闭了连接",
+    "traceback": """Traceback (most recent call last):
+  File "/srv/orders/sync.py", line 88, in push
+    await peer.send(batch, timeout=5.0)
+  File "/srv/orders/peers.py", line 41, in send
+    raise ConnectionResetError(f"{self.name}节点关闭了连接")
+ConnectionResetError: 华南节点关闭了连接
+""",
+}
+ASSETS = [
+    ("google_search", "tool", "Google 搜索", "在 Google 上搜索内容"),
+    (
+        "http_request",
+        "tool",
+        "HTTP request",
+        "Sends GET and POST requests to allowed hosts",
+    ),
+    ("quotes", "tool", "行情查询", "查询股票、期货的最新行情和历史行情"),
+    ("sql_query", "tool", "SQL query", "Runs a reading query against the warehouse"),
+    ("summarizer", "prompt", "文本总结", "将长文本总结为简洁的摘要"),
+    (
+        "translator",
+        "prompt",
+        "Translator",
+        "Translates between Chinese and English, keeps terms",
+    ),
+    ("code_reviewer", "prompt", "代码评审", "按团队规范检查一个改动，指出问题和改法"),
+    ("data_analysis", "skill", "数据分析", "取数、清洗、统计、作图，并写出结论"),
+    (
+        "morning_note",
+        "skill",
+        "Morning note",
+        "Writes the one-page market note before the open",
+    ),
+]
+TOOL = {
+    "agent_specs": {
+        "function_name": "run",
+        "description": "x",
+        "parameters": {"type": "object"},
+    },
+    "runtime": {"language": "python", "entry": "main.py", "handler": "run"},
+}
+STEPS = ["订单已入库", "库存已锁定", "支付已确认", "运单已生成"]
+
+
+NOTE = [
+    "Both",
+    "markets",
+    "opened",
+    "slightly",
+    "higher,",
+    "and",
+    "turnover",
+    "is",
+    "a",
+    "tenth",
+    "above",
+    "yesterday's.",
+    "Consumer",
+    "names",
+    "lead;",
+    "the",
+    "spread",
+    "has",
+    "narrowed",
+    "to",
+    "two",
+    "ticks",
+    "while",
+    "volume",
+    "kept",
+    "growing.\n\nNothing",
+    "in",
+    "the",
+    "order",
+    "book",
+    "points",
+    "to",
+    "a",
+    "reversal",
+    "before",
+    "the",
+    "close.",
+]
+PLAN = [
+    "The",
+    "quotes",
+    "do",
+    "not",
+    "come.",
+    "I",
+    "ask",
+    "the",
+    "second",
+    "source,",
+    "and",
+    "then",
+    "go",
+    "on",
+    "with",
+    "the",
+]
+
+
+def write_statuses(redis: Redis) -> None:
+    """Write the statuses of the other projects again, just before a picture is taken."""
+    for name, (status, ttl, *_) in FLEET.items():
+        if status:
+            Foreign(redis, name).status(status, ttl)
+
+
+def write_fleet(redis: Redis) -> None:
+    """Write the projects of everybody else."""
+    write_statuses(redis)
+    for number, (name, (status, _, count, errors, waiting)) in enumerate(FLEET.items()):
+        project = Foreign(redis, name)
+        chance = random.Random(number)
+        times = sorted(
+            (chance.betavariate(1.1, 1.3) * 295 for _ in range(count)), reverse=True
+        )
+        if count:
+            shift = 0 if status else 4_000
+            project.log(*(record("批次处理完成", "info", shift + ago) for ago in times))
+        for place, message in enumerate(errors):
+            project.log(record(message, "error", 40.0 - place * 5))
+        for place in range(waiting):
+            command = {"id": f"cmd-{place}", "command": "reload"}
+            redis.rpush(f"{name}_控制", orjson.dumps(command))
+
+
+async def write_run(url: str) -> None:
+    """Write what a run has said so far; its writer has an hour to live."""
+    lead = {"agent_name": "supervisor", "team_name": "research"}
+    analyst = {"agent_name": "market analyst", "team_name": "research"}
+    async with EventStore(url) as store:
+        task = {"task": "Write this morning's one-page market note"}
+        assigned = {"to": "market analyst", "priority": 2}
+        call = {"tool": "quotes.latest", "symbols": ["600519.SH", "000858.SZ"]}
+        events = [
+            NewEvent("lifecycle", "started", task, lead),
+            NewEvent("dispatch", "assigned", assigned, lead),
+            NewEvent("agent", "tool_call", call, analyst),
+            NewEvent("agent", "tool_result", {"rows": 2, "ms": 183}, analyst),
+            *(
+                NewEvent("llm", "stream", {"content": f"{one} "}, analyst)
+                for one in NOTE
+            ),
+            NewEvent("system", "warning", {"message": "the quotes are 2.3 s late"}),
+            NewEvent("agent", "tool_call", call, analyst),
+            NewEvent("agent", "error", {"message": "quotes.latest: timeout"}, analyst),
+            *(NewEvent("llm", "stream", {"content": f"{one} "}, lead) for one in PLAN),
+        ]
+        await store.add_many(42, events)
+
+
+# Project, spider, requests that wait, in flight, failed.
+QUEUES = [
+    ("新闻", "每日", 1_234, 16, 7), ("新闻", "存档", 50, 0, 0),
+    ("商品", "价格监控", 312, 4, 0), ("论坛", None, 0, 0, 2), ("政策", None, 0, 0, 0),
+]  # fmt: skip
+
+
+async def write_assets(url: str) -> None:
+    """Write an asset library, and how its last synchronisation failed for one file."""
+    fault = ManifestFault(
+        "tools/天气.yaml", "the version is no semantic version", "Write it as 1.2.0.",
+        "version", 2, "weather",
+    )  # fmt: skip
+    report = SyncReport(
+        status="failed", reason="1 file could not be used", broken=(fault,),
+        source="https://git.example/research/assets",
+    )  # fmt: skip
+    state: dict[Any, Any] = {
+        "last_sync_time": int(time.time()) - 200, "synced_count": len(ASSETS),
+        "last_commit_sha": "4f2c81d09ab3e6d7c5510f8e2b94a7d6c3e1f005",
+        "sync_status": "failed",
+    }  # fmt: skip
+    async with AssetLibrary(url) as library, RedisClient.from_url(url) as redis:
+        for number, (asset_id, category, name, description) in enumerate(ASSETS):
+            one = AssetManifest.model_validate(
+                {
+                    **(TOOL if category == "tool" else {}),
+                    "id": asset_id, "version": f"1.{number % 4}.0", "name": name,
+                    "category": category, "description": description,
+                }
+            )  # fmt: skip
+            path = f"{category}s/{asset_id}.yaml"
+            await library.save(one, path=path, sha=f"{number:040x}")
+        await redis.hset("asset:index", "chart_style", b"{")
+        await redis.hset(STATE, mapping=state)
+        await redis.set(REPORT, orjson.dumps(report))
+
+
+async def write_queues(url: str) -> None:
+    """Write crawl queues: waiting, worked on, done, with a failure, of another type."""
+    async with RedisClient.from_url(url) as redis:
+        for project, spider, waiting, taken, failed in QUEUES:
+            manager = RedisKeyManager(project, spider)
+            requests = manager.get_requests_queue_key()
+            if waiting:
+                members: dict[Any, Any] = {f"{n:016}": 0 for n in range(waiting)}
+                await redis.zadd(requests, members)
+            counts: dict[Any, Any] = {
+                "pushed": 40 * waiting + 900,
+                "taken": 39 * waiting + 900,
+            }
+            await redis.hset(manager.get_own_key("crawl_counters"), mapping=counts)
+            for number in range(taken):
+                leases = manager.get_own_key("crawl_leases")
+                await redis.hset(leases, f"{waiting + number:016}", "worker 0")
+            for number in range(failed):
+                await redis.rpush(manager.get_failed_queue_key(), f"{number}")
+        await redis.set("crawlo:旧系统:queue:requests", "x")
+
+
+def write_workers(redis: Redis) -> None:
+    """Write the heartbeats of a fleet, just before a picture is taken."""
+
+    def say(beat: WorkerHeartbeat) -> None:
+        redis.set(beat.key, beat.to_json(), ex=12 if beat.id == "执行-上海-2" else 30)
+
+    for number, running in enumerate((5, 3, 4, 0, 2), 1):
+        tasks = [f"均线-{number}{task}" for task in range(running)]
+        say(
+            BacktestWorkerHeartbeat.create(
+                f"回测-{number}",
+                WorkerStatus.ERROR if number == 4 else WorkerStatus.RUNNING,
+                running, 5, task_uuids=tasks,
+            )
+        )  # fmt: skip
+    say(
+        DataWorkerHeartbeat.create(
+            "数据-1", stats={"行情条数": 182_340, "延迟毫秒": 3.2}
+        )
+    )
+    say(
+        DataWorkerHeartbeat.create(
+            "数据-2", stats={"行情条数": 97_105, "延迟毫秒": 4.8}
+        )
+    )
+    for number, count in enumerate((12, 9, 11), 1):
+        node = ExecutionNodeHeartbeat.create(
+            f"执行-上海-{number}", host=f"10.0.0.{number}", port=8080,
+            active_strategies=count,
+        )  # fmt: skip
+        say(node)
+    say(SchedulerHeartbeat.create("主调度", running_tasks=14, pending_tasks=7))
+    say(TaskTimerHeartbeat.create("定时器", jobs_count=42))
+    redis.set("heartbeat:node:执行-北京-1", b"alive", ex=30)
+    redis.set("ginkgo:heartbeat:4711", b"ok", ex=30)
+
+
+@contextmanager
+def order_system(url: str, redis: Redis) -> Iterator[ProjectAgent]:
+    """Run the one real agent, with a log behind it."""
+    agent = ProjectAgent(MAIN, redis=url, instance="orders-1")
+
+    @agent.command
+    def reload(force: bool = False) -> dict[str, int]:
+        """重新加载规则。"""
+        agent.log.info("规则已重新加载", force=force, rules=42)
+        return {"rules": 42}
+
+    @agent.command("导入订单")
+    def load(
+        file: str,
+        mode: Literal["fast", "safe"] = "fast",
+        limit: int = 1_000,
+        note: str | None = None,
+    ) -> dict[str, Any]:
+        """从文件导入订单，重复的订单会被跳过。"""
+        if file.endswith(".bak"):
+            raise FileNotFoundError(file)
+        return {"imported": 986, "skipped": 14, "mode": mode}
+
+    past = [
+        record(
+            STEPS[n % 4],
+            "info",
+            290 - n * 5.6,
+            order_id=20_260_115 + n // 4,
+            warehouse="华东一号仓",
+        )
+        for n in range(50)
+    ]
+    Foreign(redis, MAIN).log(*past)
+    with agent.in_thread():
+        for number in range(9):
+            agent.log.info(
+                STEPS[number % 4],
+                order_id=20_260_128 + number // 4,
+                warehouse="华东一号仓",
+            )
+        agent.log.debug("缓存命中", key="sku:10086", ttl=120)
+        agent.log.warn("库存偏低", sku="10086", left=3)
+        agent.log.error("同步失败，10 秒后重试", peer="华南", exception=TROUBLE)
+        agent.log.info("同步恢复", peer="华南", lag_ms=180)
+        until(lambda: redis.llen(f"{MAIN}_项目控制台") > len(past) + 12)
+        until(lambda: redis.get(f"{MAIN}_项目状态") is not None)
+        yield agent
+
+
+def show_wallboard(looked: Watched) -> None:
+    """Open the wallboard."""
+    looked.open("/")
+
+
+def ask(looked: Watched) -> None:
+    """Ask the agent what it can do, if that is not known yet."""
+    looked.page.locator("form.command").wait_for()
+    if not looked.page.locator("select[name=chosen]").count():
+        looked.page.click("#command button.main")
+    looked.page.locator("select[name=chosen]").wait_for()
+
+
+def send(looked: Watched, file: str) -> None:
+    """Send a command by its form."""
+    page = looked.page
+    ask(looked)
+    with page.expect_response("**/fragments/commands**"):
+        page.select_option("select[name=chosen]", label="导入订单")
+    page.wait_for_timeout(100)
+    page.fill("[name='arg.file']", file)
+    page.select_option("[name='arg.mode']", label="safe")
+    page.fill("[name='arg.limit']", "1000")
+    page.click("#command button.main")
+    page.click(".review button.main")
+
+
+def show_project(looked: Watched) -> None:
+    """Open a project, send two commands, prepare a third."""
+    page = looked.page
+    looked.open_project(MAIN)
+    send(looked, "orders-0112.bak")
+    page.locator(".sent [data-bad]").first.wait_for()
+    send(looked, "orders-0112.csv")
+    page.locator(".sent [data-good]").first.wait_for()
+    page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+
+
+def show_details(looked: Watched) -> None:
+    """Open a project, unfold an exception."""
+    page = looked.page
+    looked.open_project(MAIN)
+    ask(looked)
+    page.select_option("select[name=chosen]", label="reload")
+    page.locator("[name='arg.force']").wait_for()
+    page.select_option("[name='arg.force']", "true")
+    page.click("#command button.main")
+    page.locator(".review").wait_for()
+    page.locator(".row[data-level=error] .more").first.click()
+    page.evaluate(
+        """() => { const box = document.querySelector("#log");
+             box.scrollTop = document.querySelector(".row pre").parentElement.offsetTop - box.offsetTop - 150;
+             scrollTo(0, 0); }"""
+    )
+
+
+def show_narrow_project(looked: Watched) -> None:
+    """Open a project on a telephone."""
+    looked.open_project(MAIN)
+    ask(looked)
+
+
+def show_workers(looked: Watched) -> None:
+    """Open the page of workers."""
+    looked.open("/workers")
+
+
+def show_assets(looked: Watched) -> None:
+    """Open the page of assets."""
+    looked.open("/assets")
+
+
+def show_queues(looked: Watched) -> None:
+    """Open the page of crawl queues."""
+    looked.open("/crawl")
+
+
+def show_run(looked: Watched) -> None:
+    """Open a run, with one event unfolded."""
+    looked.open("/runs/42")
+    looked.wait("document.querySelectorAll('#events .speech').length === 2")
+    looked.page.locator(".row .more").nth(2).click()
+    looked.page.mouse.move(0, 0)
+
+
+Picture = tuple[str, Callable[[Watched], None], str, str, tuple[int, int]]
+PICTURES: list[Picture] = [
+    ("console-wallboard-zh.png", show_wallboard, "zh", "light", (1280, 760)),
+    ("console-wallboard-en.png", show_wallboard, "en", "dark", (1280, 760)),
+    ("console-project-zh.png", show_project, "zh", "dark", (1280, 900)),
+    ("console-project-en.png", show_details, "en", "light", (1280, 860)),
+    ("console-narrow-wallboard.png", show_wallboard, "zh", "dark", (360, 740)),
+    ("console-narrow-project.png", show_narrow_project, "en", "light", (360, 740)),
+    ("console-workers-zh.png", show_workers, "zh", "light", (1280, 760)),
+    ("console-workers-en.png", show_workers, "en", "dark", (1280, 760)),
+    ("console-assets-zh.png", show_assets, "zh", "light", (1280, 600)),
+    ("console-queues-zh.png", show_queues, "zh", "light", (1280, 420)),
+    ("console-run-en.png", show_run, "en", "light", (1280, 800)),
+]
+
+
+def main() -> None:
+    """Take all pictures."""
+    IMAGES.mkdir(exist_ok=True)
+    with DevServer() as server, Redis.from_url(server.url, protocol=2) as redis:
+        write_fleet(redis)
+        anyio.run(write_run, server.url)
+        anyio.run(write_assets, server.url)
+        anyio.run(write_queues, server.url)
+        books, owner = RunKeys(42).all[1:]
+        redis.hset(books, "owner", "writer")
+        redis.set(owner, "writer", ex=3_600)
+        console = served(WebConfig(redis=server.url, port=0, title="生产"))
+        with order_system(server.url, redis), console as site, a_browser() as browser:
+            for name, show, language, scheme, size in PICTURES:
+                with looking(
+                    browser, site.url, language=language, scheme=scheme, size=size
+                ) as looked:
+                    write_statuses(redis)
+                    write_workers(redis)
+                    show(looked)
+                    looked.page.wait_for_timeout(QUIET)
+                    path = IMAGES / name
+                    path.write_bytes(shrink(looked.page.screenshot()))
+                    assert path.stat().st_size < LARGEST, name
+                    print(path, path.stat().st_size)  # noqa: T201 - a program
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,554 @@
+"""The HTTP interface of contract 002: what it answers, whoever wrote the keys."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from urllib.parse import quote
+
+import anyio
+import anyio.lowlevel
+import httpx2 as httpx
+import orjson
+import pytest
+from redis.asyncio import Redis
+
+import bls_agent
+from bls_agent import ProjectAgent
+from bls_agent.devserver import DevServer
+from bls_agent.ops.fleet import ProjectView
+from bls_agent.ops.web.app import create_app
+from bls_agent.ops.web.config import WebConfig
+from tests.harness import eventually
+from tests.ops.web.serving import USERS, asking, console_of, log_in
+
+GBK = "订单".encode("gbk")
+
+
+@pytest.fixture
+async def client(redis_url: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A program at this machine."""
+    async with console_of(redis_url) as asked:
+        yield asked
+
+
+def status_key(project: str) -> str:
+    return f"{project}_项目状态"
+
+
+def log_key(project: str) -> str:
+    return f"{project}_项目控制台"
+
+
+async def write_log(redis: Redis, project: str, *messages: str) -> None:
+    records = [orjson.dumps({"level": "INFO", "message": text}) for text in messages]
+    await redis.rpush(log_key(project), *records)
+
+
+# ── Commands ────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_command_is_recorded_and_sent(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """Who, when and what, in the project's own list; and the command as it was sent."""
+    await redis.set(status_key(project), "在线")
+    body = {"targetProjectName": project, "command": "reload", "args": {"force": True}}
+    answer = await client.post("/api/commands", json=body)
+    assert answer.status_code == 202
+    told = answer.json()
+    (command,) = await redis.lrange(f"{project}_控制", 0, -1)
+    wire = orjson.loads(command)
+    about = {"targetProjectName": project, "known": True, "outcome": None}
+    assert told == {**about, **wire}
+    assert wire["source"] == "BLS Project Console"
+    (record,) = [orjson.loads(x) for x in await redis.lrange(log_key(project), 0, -1)]
+    assert record["metadata"]["sentBy"] == "local@127.0.0.1"
+    assert record["metadata"]["commandId"] == wire["id"]
+    assert record["metadata"]["command"] == "reload"
+    assert record["timestamp"].endswith("Z")
+
+
+async def test_the_record_names_the_user(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """And where he was."""
+    await redis.set(status_key(project), "在线")
+    body = {"projectName": project, "command": "reload", "id": "mine"}
+    async with console_of(redis_url, users=USERS) as client:
+        await log_in(client, "值班")
+        body |= {"source": "somebody else"}
+        answer = await client.post("/api/commands", json=body)
+    assert answer.status_code == 202
+    assert answer.json()["id"] == "mine"
+    (command,) = await redis.lrange(f"{project}_控制", 0, -1)
+    assert orjson.loads(command)["source"] == "值班"
+    (record,) = [orjson.loads(x) for x in await redis.lrange(log_key(project), 0, -1)]
+    assert record["metadata"]["sentBy"] == "值班@127.0.0.1"
+
+
+async def test_the_record_is_no_condition(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """A console key of another type refuses the record, and not the command."""
+    await redis.set(log_key(project), "no list")
+    body = {"targetProjectName": project, "command": "reload"}
+    assert (await client.post("/api/commands", json=body)).status_code == 202
+    assert await redis.get(log_key(project)) == b"no list"
+    await redis.delete(log_key(project))
+    answer = await client.post("/api/commands", json={**body, "record": False})
+    assert answer.status_code == 202
+    assert await redis.llen(f"{project}_控制") == 2
+    assert not await redis.exists(log_key(project))
+
+
+async def test_the_fields_of_the_document(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """A project that is not there yet, with all that a console may send: it is written."""
+    command = {
+        "id": "cmd-1700000000000-abc123",
+        "timestamp": "2026-01-12T12:35:00.000Z",
+        "source": "BLS Project Console 2",
+        "command": "reload",
+        "args": {"force": True},
+    }
+    path = f"/api/logs?projectName={quote(project)}"
+    assert (await client.get(path)).json()["logs"] == []
+    body = {"targetProjectName": project, **command, "record": False}
+    for known in (False, True):
+        answer = await client.post("/api/commands", json=body)
+        assert answer.status_code == 202
+        assert answer.json()["known"] is known
+    assert not await redis.exists(log_key(project))
+    for payload in await redis.lrange(f"{project}_控制", 0, -1):
+        assert orjson.loads(payload) == command
+    wrong = {"source": 5, "timestamp": "yesterday", "record": "no"}
+    answer = await client.post("/api/commands", json={**body, **wrong})
+    assert answer.status_code == 400
+    assert set(answer.json()["fields"]) == set(wrong)
+
+
+async def test_a_command_over_64_kb(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """413, and nothing is written."""
+    args = {"a": "x" * 65_500}
+    body = {"targetProjectName": project, "command": "reload", "args": args}
+    answer = await client.post("/api/commands", json=body)
+    assert answer.status_code == 413
+    assert "65,535 bytes" in answer.json()["error"]
+    assert not await redis.exists(f"{project}_控制", log_key(project))
+
+
+async def test_what_waits_is_listed_withdrawn_and_forgotten(
+    client: httpx.AsyncClient,
+    redis: Redis,
+    project: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same as of the console in Python, without the secrets, also of one's own."""
+    monkeypatch.setenv("BLS_REDACT_KEYS", "员工号")
+    path = f"/api/commands?projectName={quote(project)}"
+    assert (await client.get(path)).json()["commands"] == []
+    body = {"targetProjectName": project, "command": "reload", "id": "命令 1"}
+    secrets = {"password": "geheim", "员工号": "geheim"}
+    await client.post("/api/commands", json={**body, "args": secrets})
+    told = (await client.get(path)).json()
+    (waiting,) = told["commands"]
+    assert (waiting["id"], waiting["command"]) == ("命令 1", "reload")
+    assert waiting["args"] == dict.fromkeys(secrets, "[redacted]")
+    program = {"content-type": "application/json"}
+    one = f"{path}&id={quote('命令 1')}"
+    answer = await client.delete(one, headers=program)
+    assert answer.json() == {"projectName": project, **waiting}
+    assert (await client.delete(one, headers=program)).status_code == 404
+    await redis.set(status_key(project), "在线")
+    path = f"/api/projects/{quote(project)}"
+    assert (await client.delete(path, headers=program)).status_code == 409
+    answer = await client.delete(f"{path}?force=true", headers=program)
+    assert answer.json()["deleted"] == [log_key(project), status_key(project)]
+    assert (await client.delete(path, headers=program)).status_code == 404
+    listed = (await client.get("/api/projects")).json()["projects"]
+    assert project not in {one["projectName"] for one in listed}
+
+
+async def test_a_page_withdraws_and_forgets(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """What waits, what became of withdrawing it, and away from a page of nothing."""
+    query = f"projectName={quote(project)}"
+    own = {"origin": "http://127.0.0.1:8765", "accept-language": "en"}
+    assert (await client.get(f"/fragments/queue?{query}")).text.strip() != ""
+    for number in ("<1>", "2"):
+        payload = orjson.dumps({"id": number, "command": "<b>", "args": {}})
+        await redis.rpush(f"{project}_控制", payload)
+    shown = (await client.get(f"/fragments/queue?{query}", headers=own)).text
+    assert "&lt;b&gt;" in shown
+    assert "<b>" not in shown
+    path = f"/fragments/withdraw?{query}"
+    for said in ("was withdrawn", "is no longer in the queue"):
+        answer = await client.post(path, data={"id": "<1>"}, headers=own)
+        assert f"The command &lt;1&gt; {said}" in answer.text
+    assert await redis.llen(f"{project}_控制") == 1
+    await redis.set(status_key(project), "在线")
+    path = f"/fragments/forget?{query}"
+    assert "is online" in (await client.post(path, headers=own, data={})).text
+    assert "Delete project" not in (await client.get(f"/fragments/queue?{query}")).text
+    await redis.set(status_key(project), "离线")
+    answer = await client.post(path, headers=own, data={})
+    assert answer.headers["hx-redirect"] == "/"
+    assert not await redis.exists(status_key(project), f"{project}_控制")
+
+
+async def test_a_command_may_wait_for_its_outcome(
+    redis_url: str, client: httpx.AsyncClient, project: str
+) -> None:
+    """200 with the outcome, 202 when nothing is known of it in time."""
+    over = anyio.Event()
+    async with ProjectAgent(project, redis=redis_url) as agent:
+
+        @agent.command
+        async def add(a: int, b: int) -> int:
+            return a + b
+
+        @agent.command
+        async def list_all() -> list[int]:
+            return [*range(20_000)]
+
+        @agent.command
+        async def full() -> str:
+            return "x" * 65_200
+
+        @agent.command
+        async def sleep() -> None:
+            await over.wait()
+
+        await agent.ready(10)
+        body = {"targetProjectName": project, "command": "add", "wait": 20}
+        answer = await client.post(
+            "/api/commands", json={**body, "args": {"a": 2, "b": 3}, "id": "x-1"}
+        )
+        assert answer.status_code == 200
+        outcome = answer.json()["outcome"]
+        assert (outcome["kind"], outcome["result"]) == ("succeeded", 5)
+        assert "truncated" not in outcome
+        answer = await client.post(
+            "/api/commands", json={**body, "command": "list_all"}
+        )
+        assert answer.json()["outcome"]["truncated"] > 108_000
+        answer = await client.post("/api/commands", json={**body, "command": "full"})
+        assert answer.json()["outcome"]["result"] == "x" * 65_200
+        answer = await client.get(f"/api/logs?projectName={quote(project)}")
+        *_, cut, whole = [
+            r for r in answer.json()["logs"] if "outcome" in r["metadata"]
+        ]
+        assert cut["metadata"]["truncated"] > 108_000
+        assert "cut" not in whole
+        answer = await client.post(
+            "/api/commands", json={**body, "args": {"a": 2, "b": 3}, "id": "x-1"}
+        )
+        assert answer.json()["id"] == "x-1"
+        answer = await client.post("/api/commands", json={**body, "args": {"a": "x"}})
+        assert answer.status_code == 200
+        assert answer.json()["outcome"]["kind"] == "rejected"
+        assert answer.json()["outcome"]["error"]["type"] == "ArgumentError"
+        slow = {**body, "command": "sleep", "wait": 0.2}
+        answer = await client.post("/api/commands", json=slow)
+        assert (answer.status_code, answer.json()["outcome"]) == (202, None)
+        over.set()
+
+
+async def test_what_cannot_be_sent_names_its_fields(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """400 with the fields, also for what only the sender finds."""
+    await redis.set(status_key(project), "在线")
+    answer = await client.post("/api/commands", json={"wait": -1})
+    assert answer.status_code == 400
+    assert set(answer.json()["fields"]) == {"targetProjectName", "command", "wait"}
+    answer = await client.post(
+        "/api/commands", content=b"{", headers={"content-type": "application/json"}
+    )
+    assert set(answer.json()["fields"]) == {"body"}
+    body = {"targetProjectName": f" {project}", "command": "x"}
+    answer = await client.post("/api/commands", json=body)
+    assert answer.status_code == 400
+    assert set(answer.json()["fields"]) == {"targetProjectName"}
+    assert not await redis.exists(f" {project}_控制")
+
+
+# ── Logs ────────────────────────────────────────────────────────────────────────────
+
+
+async def test_logs_are_read_newest_last_and_page_by_page(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """Each record once, while more are written."""
+    await write_log(redis, project, *map(str, range(250)))
+    path = f"/api/logs?projectName={quote(project)}"
+    told = (await client.get(path)).json()
+    assert [one["message"] for one in told["logs"]] == [str(n) for n in range(50, 250)]
+    assert told["projectName"] == project
+    assert told["logs"][0] == {
+        "timestamp": "",
+        "level": "info",
+        "message": "50",
+        "metadata": {},
+        "valid": True,
+    }
+    await write_log(redis, project, "later")
+    older = (await client.get(f"{path}&limit=30&before={told['before']}")).json()
+    assert [one["message"] for one in older["logs"]] == [str(n) for n in range(20, 50)]
+    oldest = (await client.get(f"{path}&before={older['before']}")).json()
+    assert [one["message"] for one in oldest["logs"]] == [str(n) for n in range(20)]
+    assert oldest["before"] is None
+    await redis.ltrim(log_key(project), -10, -1)
+    trimmed = (await client.get(f"{path}&before={older['before']}")).json()
+    assert trimmed["trimmed"]
+
+
+async def test_wrong_questions_are_named(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """400 with the field, 404 for nobody, 409 for what is no list."""
+    await redis.set(status_key(project), "在线")
+    path = f"/api/logs?projectName={quote(project)}"
+    assert (await client.get(path)).json()["logs"] == []
+    for query, name in (
+        ("limit=0", "limit"),
+        ("limit=x", "limit"),
+        ("before=x", "before"),
+    ):
+        answer = await client.get(f"{path}&{query}")
+        assert answer.status_code == 400
+        assert set(answer.json()["fields"]) == {name}
+    await redis.set(log_key(project), "no list")
+    assert (await client.get(path)).status_code == 409
+
+
+async def test_foreign_records_are_shown_as_they_are(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """No JSON, no UTF-8, huge ones: data, and never longer than 64 KiB each."""
+    await redis.rpush(
+        log_key(project),
+        b"plain text",
+        b"\xd6\xd0\xce\xc4",
+        b'{"message": "</script><script>alert(1)</script>", "level": "FATAL"}',
+        b'{"message": "%s"}' % (b"x" * 300_000),
+        b'{"message": "\\ud800", "metadata": {"n": 1e400}}',
+        b"\x00\x1b[31m",
+    )
+    answer = await client.get(f"/api/logs?projectName={quote(project)}")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/json"
+    logs = answer.json()["logs"]
+    assert len(logs) == 6
+    assert not logs[0]["valid"]
+    assert logs[2]["level"] == "error"
+    assert logs[3]["cut"]
+    assert len(orjson.dumps(logs[3])) <= 65_536
+    assert logs[5]["message"] == "\x00\x1b[31m"
+
+
+async def test_hostile_names_are_names(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """In a query and in a path, they come back as they are, and nowhere else."""
+    odd = ("..", "a/b", "a%2Fb", "a\r\nset-cookie: x=y", "{}*?[", "a\x00b", "<script>")
+    names = [f"{one}{project}" for one in odd]
+    for name in names:
+        await redis.set(status_key(name), "故障")
+        await write_log(redis, name, "mine")
+    try:
+        for name in names:
+            quoted = quote(name, safe="")
+            answer = await client.get(f"/api/logs?projectName={quoted}")
+            assert [one["message"] for one in answer.json()["logs"]] == ["mine"]
+            assert answer.json()["projectName"] == name
+            assert "set-cookie" not in answer.headers
+
+            async def listed(path: str = f"/api/projects/{quoted}") -> bool:
+                return (await client.get(path)).status_code == 200
+
+            await eventually(listed, 10)
+            answer = await client.get(f"/api/projects/{quoted}")
+            assert answer.json()["projectName"] == name
+    finally:
+        for name in names:
+            await redis.delete(status_key(name), log_key(name))
+
+
+async def test_names_that_are_no_utf8_are_read(
+    client: httpx.AsyncClient, redis: Redis
+) -> None:
+    """The GBK twin of a project is found by its bytes."""
+    suffix = "_项目控制台".encode()
+    await redis.rpush(GBK + suffix, b'{"message": "gbk"}')
+    try:
+        answer = await client.get(f"/api/logs?projectName={quote(GBK)}")
+        assert answer.status_code == 200
+        assert answer.json()["logs"][0]["message"] == "gbk"
+        assert answer.json()["projectName"] == "\\xb6\\xa9\\xb5\\xa5"
+    finally:
+        await redis.delete(GBK + suffix)
+
+
+# ── Projects and health ─────────────────────────────────────────────────────────────
+
+
+async def met(client: httpx.AsyncClient, project: str) -> None:
+    """Wait until the console has found a project: it searches every two seconds."""
+
+    async def found() -> bool:
+        answer = await client.get(f"/api/projects/{quote(project)}")
+        return answer.status_code == 200
+
+    await eventually(found, 10)
+
+
+async def test_projects_are_listed(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """With status, freshness, queue and log."""
+    await redis.set(status_key(project), "在线", ex=60)
+    await redis.rpush(f"{project}_控制", b"{}", b"{}")
+    await write_log(redis, project, "a", "b")
+    await met(client, project)
+    projects = (await client.get("/api/projects")).json()["projects"]
+    (mine,) = [one for one in projects if one["projectName"] == project]
+    assert (mine["status"], mine["presence"], mine["queue"], mine["records"]) == (
+        "在线",
+        "fresh",
+        2,
+        2,
+    )
+    assert 50 < mine["ttl"] <= 60
+    alone = (await client.get(f"/api/projects/{quote(project)}")).json()
+    assert alone["projectName"] == project
+    assert (await client.get("/api/projects/nobody")).status_code == 404
+
+
+async def test_ages_grow(client: httpx.AsyncClient, redis: Redis, project: str) -> None:
+    """Also of a project of which nothing changes, so that the watch tells nothing."""
+    await redis.set(status_key(project), "在线", ex=60)
+    path = f"/api/projects/{quote(project)}"
+    await met(client, project)
+    first = (await client.get(path)).json()
+
+    async def older() -> bool:
+        alone = (await client.get(path)).json()
+        (listed,) = [
+            one
+            for one in (await client.get("/api/projects")).json()["projects"]
+            if one["projectName"] == project
+        ]
+        return all(
+            one["age"] > first["age"] and one["ttl"] < first["ttl"]
+            for one in (alone, listed)
+        )
+
+    await eventually(older, 2)  # it is told anew after five seconds at the earliest
+
+
+async def test_large_answers_let_others_run(redis_url: str, project: str) -> None:
+    """A thousand projects are written in slices, as a page and as JSON."""
+    app = create_app(WebConfig(redis=redis_url))
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+
+    async with asking(app) as client, anyio.create_task_group() as tasks:
+        await app.web.fleet.ready()
+        names = [f"{project}-{number}" for number in range(1_000)]
+        app.web.fleet.views.update({name: ProjectView(project=name) for name in names})
+        tasks.start_soon(count)
+        for path in ("/", "/api/projects"):
+            turns = 0
+            answer = await client.get(path)
+            assert answer.text.count(project) >= 1_000
+            assert turns > 25
+        tasks.cancel_scope.cancel()
+
+
+async def test_health_tells_more_to_users(redis_url: str) -> None:
+    """A load balancer learns whether, a user learns what."""
+    async with console_of(redis_url, users=USERS) as client:
+        answer = await client.get("/api/health")
+        assert (answer.status_code, answer.json()) == (200, {"status": "up"})
+        await log_in(client, password="wrong")
+        await log_in(client)
+        told = (await client.get("/api/health")).json()
+    assert told["version"] == bls_agent.__version__
+    assert told["redis"] == {"reachable": True, "kind": None}
+    assert told["sessions"] == 1
+    assert told["counts"]["logins_failed"] == 1
+
+
+async def test_an_outage_is_known_to_everybody(
+    own_server: DevServer, project: str
+) -> None:
+    """What the watch knows is said at once: nobody waits for a deadline of his own."""
+    redis = Redis.from_url(own_server.url, protocol=2)
+    await redis.set(status_key(project), "在线")
+    app = create_app(WebConfig(redis=own_server.url))
+    path = f"/api/logs?projectName={quote(project)}"
+    async with asking(app) as client:
+        assert (await client.get("/api/projects")).status_code == 200
+        own_server.freeze()
+
+        async def known() -> bool:
+            return app.web.fleet.unavailable is not None
+
+        await eventually(known, 10)
+        with anyio.fail_after(4):  # a request of its own would take five seconds
+            for _ in range(20):
+                assert (await client.get(path)).status_code == 503
+                assert (await client.get("/api/projects")).status_code == 503
+    await redis.aclose()
+
+
+async def test_away_is_not_empty(own_server: DevServer, project: str) -> None:
+    """503 everywhere while Redis is away, from the start or in between; then again 200."""
+    redis = Redis.from_url(own_server.url, protocol=2)
+    await redis.set(status_key(project), "在线")
+    own_server.kill()
+    quoted = quote(project)
+    body = {"targetProjectName": project, "command": "reload"}
+    paths = (
+        "/api/projects",
+        f"/api/projects/{quoted}",
+        f"/api/logs?projectName={quoted}",
+        f"/api/logs/stream?projectName={quoted}",
+        "/api/health",
+    )
+    async with console_of(own_server.url) as client:
+        for _ in range(2):
+            for path in paths:
+                answer = await client.get(path)
+                assert answer.status_code == 503, path
+                assert int(answer.headers["retry-after"]) > 0
+            answer = await client.post("/api/commands", json=body)
+            assert answer.status_code == 503
+            assert (await client.get("/")).status_code in {200, 503}
+            own_server.restart()
+            await redis.set(status_key(project), "在线")
+
+            async def back() -> bool:
+                codes = [(await client.get(path)).status_code for path in paths[:3]]
+                return codes == [200] * 3
+
+            await eventually(back, 20)
+            assert (await client.post("/api/commands", json=body)).status_code == 202
+            own_server.kill()
+
+            async def gone() -> bool:  # what was found a moment ago counts as found
+                codes = [(await client.get(path)).status_code for path in paths]
+                return codes == [503] * len(paths)
+
+            await eventually(gone, 20)
+    await redis.aclose()

@@ -1,0 +1,277 @@
+"""The pages of assets: their cards, their stream, their interface."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import orjson
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent.assets import Asset, AssetLibrary, AssetSummary, SyncReport, SyncState
+from bls_agent.core.errors import DecodeError, ManifestFault
+from bls_agent.devserver import DevServer
+from bls_agent.ops.web.config import WebConfig
+from bls_agent.ops.web.feeds import assets as asset_feed, watch
+from bls_agent.ops.web.feeds.assets import (
+    STATES,
+    SYNC_STATES,
+    make_asset_card,
+    make_asset_sheet,
+    make_broken_card,
+    make_sync_sheet,
+)
+from bls_agent.ops.web.requests import quote_name
+from tests.assets.test_library import PATH, SHA, prompt, tool
+from tests.corpus.hostile_texts import HOSTILE_TEXTS
+from tests.harness import execute
+from tests.ops.web.serving import console_of, served
+from tests.ops.web.test_streams import following, next_of
+
+REPORT = "bls_agent:{asset:sync:state}:report"
+FAULT = ManifestFault("tools/x.yaml", "it is missing", field="version", line=3, id="x")
+
+
+# --- decided without I/O
+
+
+def texts_of(value: Any) -> list[str]:
+    """Every text of a tree."""
+    if isinstance(value, dict):
+        return [text for one in value.values() for text in texts_of(one)]
+    if isinstance(value, list):
+        return [text for one in value for text in texts_of(one)]
+    return [value] if isinstance(value, str) else []
+
+
+def test_nothing_on_the_pages_is_obeyed() -> None:
+    """Cards, the last synchronisation and an asset's page hold only what can be shown."""
+    for text in HOSTILE_TEXTS.values():
+        entry = AssetSummary(text, text, text, text, text)
+        fault = ManifestFault(text, text, text, text, 3, text)
+        report = SyncReport(status="failed", reason=text, source=text, broken=(fault,))
+        state = SyncState(sync_status="failed", last_commit_sha=text, report=report)
+        asset = Asset(
+            id=text, version=text, category=text, name=text, description=text, author=text,
+            config_schema=[{"name": text, "options": [{text: text}]}], github_sha=text,
+            agent_specs={text: text}, runtime={text: [text]}, github_path=text,
+        )  # fmt: skip
+        sheets = [
+            make_asset_card(entry),
+            make_broken_card(text, DecodeError("not_an_asset", text.encode(), text)),
+            make_sync_sheet(state, 0.0, [text]),
+            make_sync_sheet(SyncState(sync_status=text), 0.0),
+            make_asset_sheet(asset),
+        ]
+        for shown in texts_of(sheets):
+            assert all(line.isprintable() for line in shown.split("\n"))
+        assert sheets[0]["key"] == quote_name(text)
+        assert sheets[0]["key"].isascii()
+
+
+def test_cards() -> None:
+    """A category is a state; an entry of none, and one that is no summary, are broken."""
+    card = make_asset_card(AssetSummary("a", "甲", "skill", "1.0.0", "x"))
+    assert (card["state"], card["kind"], card["problem"]) == ("skill", "skill", "")
+    odd = make_asset_card(AssetSummary("a", "甲", "widget", "1.0.0"))
+    assert (odd["state"], odd["problem"]) == ("broken", "category: widget")
+    assert set(STATES) >= {"tool", "prompt", "skill"}
+
+
+@pytest.mark.parametrize(
+    ("state", "shown"),
+    [
+        (SyncState(), "never"),
+        (SyncState(sync_status="idle"), "idle"),
+        (SyncState(sync_status="syncing"), "syncing"),
+        (SyncState(sync_status="syncing", is_interrupted=True), "interrupted"),
+        (SyncState(sync_status="failed"), "failed"),
+        (SyncState(sync_status="done"), "odd"),
+    ],
+)
+def test_how_a_synchronisation_stands(state: SyncState, shown: str) -> None:
+    """One word for each, with its colour."""
+    sheet = make_sync_sheet(state, 100.0)
+    assert (sheet["state"], sheet["kind"]) == (shown, SYNC_STATES[shown])
+    assert sheet["said"] == ("done" if shown == "odd" else "")
+
+
+def test_whatever_stands_there_is_shown_in_bounds() -> None:
+    """Times that are none, texts without end, settings of any form."""
+    state = SyncState(last_sync_time=10**19, sync_status="idle")
+    assert make_sync_sheet(state, 100.0)["time"] == "1" + "0" * 19
+    asset = Asset(
+        id="a", version="1", category="tool", name="a", description="x" * 10**6,
+        config_schema=[{"name": [1], "default": 2**70}] * 2_000, created_at=1704067200,
+        runtime={"x": "y" * 10**6},
+    )  # fmt: skip
+    sheet = make_asset_sheet(asset)
+    assert sheet["created"] == "2024-01-01 00:00:00 UTC"
+    assert sheet["config"][0][0] == "[1]"
+    assert len(orjson.dumps(sheet)) < 300_000
+
+
+# --- on a server
+
+
+@pytest.fixture
+async def admin(own_server: DevServer) -> AsyncIterator[Redis]:
+    async with Redis.from_url(own_server.url, protocol=2) as client:
+        yield client
+
+
+async def write_failure(admin: Redis) -> None:
+    """What a synchronisation leaves that could not use one file."""
+    state: dict[Any, Any] = {
+        "last_sync_time": int(time.time()) - 130, "last_commit_sha": "f" * 40,
+        "synced_count": 15, "sync_status": "failed",
+    }  # fmt: skip
+    await admin.hset("asset:sync:state", mapping=state)
+    report = SyncReport(
+        status="failed", reason="1 file could not be used", broken=(FAULT,)
+    )
+    await admin.set(REPORT, orjson.dumps(report))
+
+
+async def test_the_pages_and_the_interface(
+    own_server: DevServer, admin: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Good and unreadable ones, the last failure with its file, and one in full."""
+    monkeypatch.setattr(asset_feed, "INTERVAL", 0.05)
+    await admin.hset("asset:index", mapping={"kaputt<b>": b"{", "half": b"[]"})
+    await admin.hset("asset:metadata:half", mapping={"id": "half"})
+    await write_failure(admin)
+    async with AssetLibrary(own_server.url) as library, console_of(own_server.url) as client:  # fmt: skip
+        await library.save(tool(), path=PATH, sha=SHA)
+        page = (await client.get("/assets?lang=en")).text
+        states = dict(re.findall(r'data-state="(\w+)" data-key="([^"]+)"', page))
+        assert states["broken"] in {"kaputt%3Cb%3E", "half"}
+        assert 'data-key="google_search"' in page
+        assert "kaputt<b>" not in page
+        for told in ("2 min ago", "f" * 12, "1 file could not be used", str(FAULT)):
+            assert told in page
+        assert "最近一次同步" in (await client.get("/assets?lang=zh")).text
+        answer = (await client.get("/api/assets")).json()
+        assert [one["id"] for one in answer["assets"]] == ["google_search"]
+        assert [one["id"] for one in answer["broken"]] == ["half", "kaputt<b>"]
+        assert answer["sync"]["report"]["broken"][0]["line"] == 3
+        assert answer["sync"]["synced_count"] == 15
+        one = (await client.get("/api/assets/google_search")).json()
+        assert (one["github_path"], one["github_sha"]) == (PATH, SHA)
+        assert one["config_schema"][0]["label"] == "搜索词"
+        page = (await client.get("/assets/google_search?lang=en")).text
+        for told in (PATH, SHA, "搜索词", "&#34;handler&#34;: &#34;run&#34;", "数据组"):
+            assert told in page
+        half = await client.get("/assets/half?lang=en")
+        assert "cannot be read" in half.text
+        nobody = await client.get("/assets/nobody%2F%3Cb%3E?lang=en")
+        assert "There is no asset nobody/&lt;b&gt;" in nobody.text
+        assert [half.status_code, nobody.status_code] == [404, 404]
+        for path in ("/api/assets/half", "/api/assets/nobody"):
+            assert (await client.get(path)).status_code == 404
+        part = "/fragments/assets/google_search"
+        seen = re.findall(r'value="(\w{16})"', (await client.get(part)).text)[-1]
+        assert (await client.get(f"{part}?seen={seen}")).status_code == 204
+        await library.delete("google_search")
+        with anyio.fail_after(10):
+            while (
+                "There is no asset google_search"
+                not in (await client.get(f"{part}?lang=en")).text
+            ):
+                await anyio.sleep(0.01)
+
+
+async def test_assets_are_followed(
+    own_server: DevServer, admin: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole picture, what comes, changes and goes, and an outage; one look for all."""
+    monkeypatch.setattr(asset_feed, "INTERVAL", 0.05)
+    monkeypatch.setattr(watch, "REST", 0.0)
+    async with AssetLibrary(own_server.url) as library:
+        await library.save(prompt("a"), path="a.yaml", sha="1")
+        with served(WebConfig(redis=own_server.url, port=0)) as console:
+            url = f"{console.url}events/assets"
+            async with following(url) as events, following(url) as others:
+                for follower in (events, others):
+                    _, picture = await next_of(follower, "assets")
+                    assert picture["whole"]
+                    assert [card["id"] for card in picture["assets"]] == ["a"]
+                await library.save(prompt("b"), path="b.yaml", sha="1")
+                assert [card["id"] for card in (await change(events))["assets"]] == [
+                    "b"
+                ]
+                await library.save(prompt("b", name="乙"), path="b.yaml", sha="2")
+                assert (await change(events))["assets"][0]["name"] == "乙"
+                await library.delete("a")
+                assert (await change(events))["gone"] == ["a"]
+                clients = await admin.client_list()
+                names = [one["name"] for one in clients]
+                assert names.count("bls-assets") == 2  # the console's, and ours
+                own_server.kill()
+                while not (await change(events))["away"]:
+                    pass
+                own_server.restart()
+                while (await change(events))["away"]:
+                    pass
+
+
+async def change(events: AsyncIterator[Any]) -> Any:
+    return (await next_of(events, "assets"))[1]
+
+
+async def test_a_key_of_another_type_hides_nothing_else(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """It is named, and what can be read is shown."""
+    async with AssetLibrary(own_server.url) as library:
+        await library.save(prompt("a"), path="a.yaml", sha="1")
+    await admin.set("asset:sync:state", "x")
+    await admin.delete("asset:sync:changed")
+    await admin.set("asset:sync:changed", "x")
+    async with console_of(own_server.url) as client:
+        answer = (await client.get("/api/assets")).json()
+        page = (await client.get("/assets")).text
+    assert [one["id"] for one in answer["assets"]] == ["a"]
+    assert len(answer["sync"]["problems"]) == 2
+    assert "asset:sync:state" in page
+
+
+async def test_nothing_there_yet(own_server: DevServer) -> None:
+    """A sentence says what an asset library is and how to fill it."""
+    async with console_of(own_server.url) as client:
+        page = (await client.get("/assets?lang=en")).text
+        assert re.search(r'<p id="nothing" class="nothing">[^<]*YAML', page)
+        assert "bls-agent assets sync" in page
+        assert "none yet" in page
+
+
+async def test_redis_away() -> None:
+    """Not known is not empty; one asset, too."""
+    async with console_of("redis://127.0.0.1:1") as client:
+        page = await client.get("/assets?lang=en")
+        assert page.status_code == 200
+        assert '<div id="away" class="banner" role="alert">' in page.text
+        assert '<p id="nothing" class="nothing" hidden>' in page.text
+        assert page.text.count("Not known") >= 2
+        one = await client.get("/assets/a?lang=en")
+        assert (one.status_code, "Not known" in one.text) == (503, True)
+        assert (await client.get("/api/assets")).status_code == 503
+        assert (await client.get("/api/assets/a")).status_code == 503
+
+
+async def test_a_user_who_may_not_read_them(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """Neither an empty library nor an outage: the page says which rights are missing."""
+    rules = ("on", ">geheim", "+@all", "~bls*")
+    await execute(admin, "ACL", "SETUSER", "op", *rules)
+    url = own_server.url.replace("redis://", "redis://op:geheim@")
+    async with console_of(url) as client:
+        page = (await client.get("/assets?lang=en")).text
+        assert '<div id="forbidden" class="banner" role="alert">' in page
+        assert '<p id="nothing" class="nothing" hidden>' in page
+        assert (await client.get("/api/assets")).status_code == 503

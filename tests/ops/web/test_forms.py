@@ -1,0 +1,358 @@
+"""From a command's JSON Schema to fields, and from what was typed to arguments."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, strategies as st
+
+from bls_agent.core.codec import JSONValue, decode, encode
+from bls_agent.ops.web.forms import read_submission
+from bls_agent.ops.web.help import (
+    ABSENT,
+    Field,
+    FieldKind,
+    Form,
+    is_same,
+    read_form,
+)
+from bls_agent.project.commands.builtins import add_builtins
+from bls_agent.project.commands.router import Router
+from tests.corpus.hostile_texts import HOSTILE_TEXTS
+
+
+def form_of(properties: dict[str, Any], *required: str, **more: Any) -> Form:
+    """Read a schema that is good."""
+    told = {"type": "object", "properties": properties, "required": list(required)}
+    form = read_form({"additionalProperties": False, **told, **more})
+    assert form is not None
+    return form
+
+
+def one(schema: Any, *, required: bool = False) -> Field:
+    """Read the field of one argument."""
+    return form_of({"a": schema}, *(["a"] if required else [])).fields[0]
+
+
+def show_value(field: Field, value: JSONValue) -> str:
+    """Write a value as a person types it."""
+    if field.kind is FieldKind.CHOICE:
+        places = enumerate(field.choices)
+        return next(str(place) for place, one in places if is_same(one, value))
+    if field.kind is FieldKind.TEXT and isinstance(value, str):
+        return value
+    return encode(value).decode()
+
+
+def typed(schema: Any, text: str, *, required: bool = False, null: bool = False) -> Any:
+    """Type a text into the field: its value, ABSENT, or the code of what is wrong."""
+    form = form_of({"a": schema}, *(["a"] if required else []))
+    told = read_submission(form, {"arg.a": text, "null.a": "1" if null else ""})
+    if told.errors:
+        assert set(told.errors) == {"arg.a"}
+        return told.errors["arg.a"].code
+    return told.arguments.get("a", ABSENT)
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind", "nullable"),
+    [
+        ({"type": "boolean"}, "boolean", False),
+        ({"type": "integer"}, "integer", False),
+        ({"type": "number"}, "number", False),
+        ({"type": "string"}, "text", False),
+        ({"enum": ["fast", "safe"]}, "choice", False),
+        ({"const": 1}, "choice", False),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "integer", True),
+        ({"oneOf": [{"type": "null"}, {"enum": ["a"]}]}, "choice", True),
+        ({"type": ["string", "null"]}, "text", True),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "json", False),
+        ({"type": "array", "items": {"type": "integer"}}, "json", False),
+        ({"type": "object"}, "json", False),
+        ({"$ref": "#/$defs/Order"}, "json", False),
+        ({}, "json", False),
+        (True, "json", False),
+        (None, "json", False),
+        ("integer", "json", False),
+        ({"type": 7}, "json", False),
+        ({"type": ["integer", "null", "string"]}, "json", False),
+        ({"enum": []}, "json", False),
+        ({"enum": [["a"]]}, "json", False),
+        ({"enum": list(range(1_000))}, "json", False),
+        ({"enum": "abc"}, "json", False),
+    ],
+    ids=str,
+)
+def test_kind_of_field(schema: Any, kind: str, nullable: bool) -> None:
+    """Plain values get a field of their kind, everything else one for JSON."""
+    field = one(schema)
+    assert (field.kind, field.nullable) == (FieldKind(kind), nullable)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "integer"}, "12", 12),
+        ({"type": "integer"}, " -7 ", -7),
+        (
+            {"type": "integer"},
+            "\uff19\uff10\uff10719925474099\uff13",
+            9_007_199_254_740_993,
+        ),
+        ({"type": "integer"}, "", ABSENT),
+        ({"type": "integer"}, "1.5", "integer"),
+        ({"type": "integer"}, "1_000", "integer"),
+        ({"type": "integer"}, "一", "integer"),
+        ({"type": "integer"}, "9" * 5_000, "integer"),
+        ({"type": "integer", "minimum": 1}, "0", "at_least"),
+        ({"type": "integer", "maximum": 5}, "6", "at_most"),
+        ({"type": "integer", "exclusiveMinimum": 1}, "1", "more_than"),
+        ({"type": "integer", "exclusiveMaximum": 5}, "5", "less_than"),
+        ({"type": "integer", "minimum": 0, "exclusiveMinimum": 0}, "0", "more_than"),
+        ({"type": "integer", "minimum": 3, "exclusiveMinimum": 0}, "2", "at_least"),
+        ({"type": "integer", "minimum": "x", "maximum": True}, "12", 12),
+        ({"type": "number"}, "1.5", 1.5),
+        ({"type": "number"}, "3", 3),
+        ({"type": "number"}, "1e3", 1000.0),
+        ({"type": "number"}, "1e999", "number"),
+        ({"type": "number"}, "nan", "number"),
+        ({"type": "number"}, "inf", "number"),
+        ({"type": "number", "maximum": 0.5}, "0.75", "at_most"),
+        ({"type": "boolean"}, "true", True),
+        ({"type": "boolean"}, "false", False),
+        ({"type": "boolean"}, "yes", "choice"),
+        ({"type": "string"}, "", ABSENT),
+        ({"type": "string"}, "  ", "  "),
+        ({"type": "string"}, "one\r\ntwo", "one\ntwo"),
+        ({"type": "string", "minLength": 3}, "ab", "too_short"),
+        ({"type": "string", "maxLength": 3}, "abcd", "too_long"),
+        ({"enum": ["a", 1, None]}, "1", 1),
+        ({"enum": ["a", 1, None]}, "2", None),
+        ({"enum": ["a", 1, None]}, "3", "choice"),
+        ({"enum": ["a", 1, None]}, "-1", "choice"),
+        ({"enum": ["a", 1, None]}, "\u0661", "choice"),
+        ({"type": "array"}, "[1, 2]", [1, 2]),
+        ({"type": "array"}, "{}", "array"),
+        ({"type": "object"}, "[]", "object"),
+        ({"type": "object"}, "{", "json"),
+        ({"type": "object"}, '{"a":' * 5_000, "too_deep"),
+        ({}, "null", None),
+        ({}, '"\ud800"', "?"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_was_typed(schema: Any, text: str, value: Any) -> None:
+    """A text is read as its field says, or the fault is named."""
+    assert typed(schema, text) == value
+
+
+MATRIX = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}
+COUNTS = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}}
+
+
+@pytest.mark.parametrize(
+    ("items", "text", "place", "code"),
+    [
+        ({"type": "integer"}, "[1, 2]", (), ""),
+        ({"type": "integer"}, '[1, "x"]', ("2",), "integer"),
+        ({"type": "integer"}, "[true]", ("1",), "integer"),
+        ({"type": "integer", "maximum": 5}, "[1, 6]", ("2",), "at_most"),
+        ({"type": "number"}, "[1, 1.5]", (), ""),
+        ({"type": "string"}, "[1]", ("1",), "text"),
+        ({"type": "string", "minLength": 2}, '["ab", "c"]', ("2",), "too_short"),
+        ({"type": "boolean"}, "[0]", ("1",), "boolean"),
+        ({"enum": ["a", 1]}, '["a", 1, true]', ("3",), "one_of"),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "[null, 1]", (), ""),
+        (MATRIX["items"], "[[1], [2, null]]", ("2", "2"), "number"),
+        (MATRIX["items"], "[[1], {}]", ("2",), "array"),
+        (COUNTS, '[{"苹果": -1}]', ("1", "苹果"), "at_least"),
+        ({"$ref": "#/$defs/Order"}, '[1, "x"]', (), ""),
+        (True, '[1, "x"]', (), ""),
+    ],
+    ids=str,
+)
+def test_items_of_lists(
+    items: Any, text: str, place: tuple[str, ...], code: str
+) -> None:
+    """Each item of a list fits its schema, or the first that does not is named."""
+    told = read_submission(
+        form_of({"a": {"type": "array", "items": items}}), {"arg.a": text}
+    )
+    found = [(fault.place, fault.code) for fault in told.errors.values()]
+    assert found == ([(place, code)] if code else [])
+
+
+def test_required_fields() -> None:
+    """What is needed has to be there; an empty text is taken for a mistake."""
+    assert typed({"type": "integer"}, " ", required=True) == "required"
+    assert typed({"type": "array"}, "", required=True) == "required"
+    assert typed({"type": "string"}, "", required=True) == "required"
+    nullable = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+    assert typed(nullable, "12", null=True) is None
+    assert typed(nullable, "12") == 12
+
+
+def test_open_commands_take_more() -> None:
+    """Arguments without a field come as an object, and not under a name that has one."""
+    form = form_of({"a": {"type": "integer"}}, additionalProperties=True)
+    assert form.open
+    told = read_submission(form, {"arg.a": "1", "more": '{"b": 2}'})
+    assert told.arguments == {"a": 1, "b": 2}
+    twice = read_submission(form, {"arg.a": "1", "more": '{"a": 2}'})
+    assert twice.errors["more"].code == "twice"
+    assert twice.errors["more"].values == {"name": "a"}
+
+
+def test_plain_json() -> None:
+    """Without fields all arguments are one object."""
+    assert read_submission(None, {"args": ""}).arguments == {}
+    assert read_submission(None, {"args": '{"force": true}'}).arguments == {
+        "force": True
+    }
+    assert read_submission(None, {"args": "[1]"}).errors["args"].code == "object"
+    assert read_submission(None, {"args": "{force}"}).errors["args"].code == "json"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        None,
+        7,
+        "x",
+        [],
+        {"type": "array"},
+        {"properties": []},
+        {"properties": {"": {}}},
+        {"properties": {"a\nb": {}}},
+        {"properties": {"a\u202eb": {}}},
+        {"properties": {f"p{n}": {} for n in range(10_000)}},
+        {"properties": {"x" * 1_000: {}}},
+        {"properties": {7: {}}},
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_is_no_form(schema: Any) -> None:
+    """What is no object of few printable names gets one field for JSON."""
+    assert read_form(schema) is None
+
+
+def test_hostile_texts_are_kept() -> None:
+    """Hostile texts stay what they are; the page shows them, nobody obeys them."""
+    for text in HOSTILE_TEXTS.values():
+        schema = {
+            "title": text,
+            "description": text,
+            "default": text,
+            "enum": [text, 1],
+        }
+        field = one(schema)
+        assert field.choices == (text, 1)
+        assert (field.title, field.description) == (text[:500], text[:500])
+        assert field.default == text
+        assert typed({"type": "string"}, text) == text.replace("\r\n", "\n")
+
+
+def test_deep_schemas() -> None:
+    """A schema of any depth is read at its surface."""
+    deep: Any = {"type": "integer"}
+    for _ in range(900):
+        deep = {"anyOf": [deep, {"type": "null"}]}
+    assert one(deep).kind is FieldKind.JSON
+    assert one(deep).nullable
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "type",
+                    "properties",
+                    "required",
+                    "enum",
+                    "anyOf",
+                    "minimum",
+                    "default",
+                ]
+            )
+            | st.text(max_size=4),
+            inner,
+            max_size=5,
+        )
+    ),
+    max_leaves=25,
+)
+
+
+@given(schema=anything, texts=st.dictionaries(st.text(max_size=6), st.text(max_size=9)))
+def test_any_schema_gives_a_form_or_none(schema: Any, texts: dict[str, str]) -> None:
+    """Whatever comes as a schema or as a text: nothing raises."""
+    form = read_form(schema)
+    names = [field.name for field in form.fields] if form else []
+    filled = texts | dict(zip((f"arg.{name}" for name in names), texts.values()))  # noqa: B905 - as far as there are texts
+    told = read_submission(form, filled)
+    encode(told.arguments)
+
+
+plain = (
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=9)
+)
+values: dict[str, st.SearchStrategy[Any]] = {
+    "integer": st.integers(-(2**70), 2**70),
+    "number": st.floats(allow_nan=False, allow_infinity=False),
+    "boolean": st.booleans(),
+    "string": st.text(min_size=1).filter(lambda text: "\r" not in text),
+    "array": st.lists(plain, max_size=5),
+    "object": st.dictionaries(st.text(max_size=5), plain, max_size=5),
+}
+
+
+@given(data=st.data(), kind=st.sampled_from(sorted(values)))
+def test_round_trip(data: st.DataObject, kind: str) -> None:
+    """What a field shows of a value is read as that value again."""
+    value = data.draw(values[kind])
+    field = one({"type": kind})
+    text = show_value(field, value)
+    if kind == "integer" and abs(value) > 2**63:
+        text = str(value)  # the codec writes those as text, a person does not
+    assert typed({"type": kind}, text) == value
+
+
+@given(choices=st.lists(plain, min_size=1, max_size=9), place=st.integers(0, 8))
+def test_round_trip_of_choices(choices: list[JSONValue], place: int) -> None:
+    """A choice is named by its place, so that true, 1 and "1" are three of them."""
+    value = choices[place % len(choices)]
+    text = show_value(one({"enum": choices}), value)
+    read = typed({"enum": choices}, text)
+    assert type(read) is type(value)
+    assert read == value
+
+
+def test_the_agents_own_help_gives_forms() -> None:
+    """What an agent of this package tells of itself becomes fields."""
+    router = Router()
+    add_builtins(router, None, dict)  # type: ignore[arg-type]
+
+    async def ship(
+        number: int, mode: Literal["fast", "safe"] = "fast", note: str | None = None
+    ) -> None:
+        """Ship an order."""
+
+    router.add("ship", ship, ship)
+    told: Any = decode(
+        encode([handler.describe() for handler in router.list_handlers()])
+    )
+    forms = {entry["name"]: read_form(entry["parameters"]) for entry in told}
+    form = forms["ship"]
+    assert form is not None
+    kinds = [(field.name, field.kind.value, field.required) for field in form.fields]
+    assert kinds == [
+        ("number", "integer", True),
+        ("mode", "choice", False),
+        ("note", "text", False),
+    ]
+    assert [field.default for field in form.fields] == [ABSENT, "fast", None]
+    assert forms["ping"] == Form(fields=())

@@ -1,0 +1,176 @@
+"""Requests that want to write, to linger or to leave traces where they must not."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent.ops.web.app import create_app
+from bls_agent.ops.web.config import Limits, WebConfig
+from bls_agent.ops.web.requests import project_in_path
+from tests.ops.web.serving import OWN, PASSWORD, USERS, asking, console_of, served
+
+OURS = '{"message": "x", "metadata": {"agent": "host-1#7"}}'
+
+
+@pytest.fixture
+async def client(redis_url: str) -> AsyncIterator[httpx.AsyncClient]:
+    """Somebody at this machine, of a console without users."""
+    async with console_of(redis_url) as asked:
+        yield asked
+
+
+async def test_nobody_writes_lines_into_the_consoles_own_log(
+    client: httpx.AsyncClient,
+    redis: Redis,
+    project: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The id of a command is free text, and stands in the log of who sent what."""
+    await redis.set(f"{project}_项目状态", "在线")
+    caplog.set_level(logging.INFO, "bls_agent")
+    told = {"targetProjectName": project, "command": "x", "id": "1\nINFO root sent 'y'"}
+    answer = await client.post("/api/commands", json=told)
+    assert answer.status_code == 202
+    lines = [one for one in caplog.messages if "sent 'x'" in one]
+    assert len(lines) == 1
+    assert "\n" not in lines[0]
+
+
+@pytest.mark.parametrize("path", ["help", "send"])
+async def test_pages_begin_no_project(
+    client: httpx.AsyncClient, redis: Redis, project: str, path: str
+) -> None:
+    """Neither does the interface: a name with a slip in it is no new control list."""
+    answer = await client.post(
+        f"/fragments/{path}",
+        params={"projectName": project},
+        data={"payload": '{"command": "x"}'},
+        headers={"origin": OWN},
+    )
+    assert answer.status_code == 404
+    assert not await redis.keys(f"{project}*")
+
+
+async def test_nobody_is_asked_unasked(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """A link of somebody else's may open a page; that commands nobody."""
+    await redis.set(f"{project}_项目状态", "在线", ex=60)
+    await redis.rpush(f"{project}_项目控制台", OURS)
+    page = await client.get("/fragments/commands", params={"projectName": project})
+    assert page.status_code == 200
+    assert 'hx-trigger="load"' not in page.text
+    assert "/fragments/help" in page.text
+    assert not await redis.exists(f"{project}_控制")
+
+
+async def test_who_hangs_up_is_no_fault_of_ours(redis_url: str) -> None:
+    """Otherwise everybody could fill the disk with tracebacks, before any login."""
+    app = create_app(WebConfig(redis=redis_url, users=USERS))
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    form = (b"content-type", b"application/x-www-form-urlencoded")
+    own = [(b"host", b"127.0.0.1:8765"), (b"origin", OWN.encode()), form]
+    scope: dict[str, Any] = {
+        "type": "http", "http_version": "1.1", "method": "POST", "scheme": "http",
+        "path": "/login", "raw_path": b"/login", "query_string": b"", "headers": own,
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8765),
+    }  # fmt: skip
+    async with asking(app):
+        await app(scope, receive, send)  # raises nothing
+    assert sent
+
+
+async def test_questions_have_no_body(client: httpx.AsyncClient) -> None:
+    """Nobody reads it, and a stream would wait for its end."""
+    answer = await client.request("GET", "/api/health", content=b"x")
+    assert answer.status_code == 400
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"x"
+
+    answer = await client.request("GET", "/api/health", content=parts())
+    assert answer.status_code == 400
+
+
+async def test_a_page_that_is_missing_among_the_files_leads_back(
+    client: httpx.AsyncClient,
+) -> None:
+    """Its links and files are those of every page."""
+    answer = await client.get("/static/nothing.js")
+    assert 'data-root=""' in answer.text
+
+
+def test_a_console_may_stand_below_a_path_called_projects() -> None:
+    """What a proxy cuts off is no part of a name."""
+    scope = {"raw_path": b"/projects/projects/a", "root_path": "/projects"}
+    assert project_in_path(scope) == "a"
+
+
+def test_a_body_that_trickles_is_dropped(redis_url: str) -> None:
+    """The patience is for all of it: each byte renewed it."""
+    config = WebConfig(redis=redis_url, port=0, users=USERS, limits=Limits(stall=0.4))
+    with served(config) as console:
+        began = time.monotonic()
+        with socket.create_connection(("127.0.0.1", console.port)) as channel:
+            head = (
+                f"POST /login HTTP/1.1\r\nHost: 127.0.0.1:{console.port}\r\n"
+                f"Origin: {console.url.rstrip('/')}\r\nContent-Length: 9999\r\n"
+                "Content-Type: application/x-www-form-urlencoded\r\n\r\n"
+            )
+            channel.sendall(head.encode())
+            channel.settimeout(0.1)
+            answer = b""
+            while not answer:
+                assert time.monotonic() - began < 10
+                try:
+                    channel.sendall(b"x")
+                    answer = channel.recv(100)
+                except TimeoutError:
+                    pass
+            assert answer.startswith(b"HTTP/1.1 408")
+            channel.settimeout(10)
+            with suppress(ConnectionResetError):  # what it had not read yet
+                while part := channel.recv(1_000):
+                    answer += part
+            assert b"connection: close" in answer
+
+
+def test_a_proxy_may_come_through_a_unix_socket(redis_url: str, tmp_path: Path) -> None:
+    """It is believed, as one at the loopback is: else no login came through TLS."""
+    config = WebConfig(
+        redis=redis_url,
+        users=USERS,
+        unix_socket=tmp_path / "console.sock",
+        behind_proxy=True,
+        allowed_hosts=("console.example",),
+    )
+    with served(config):
+        transport = httpx.HTTPTransport(uds=str(config.unix_socket))
+        headers = {
+            "origin": "https://console.example",
+            "x-forwarded-proto": "https",
+            "x-forwarded-for": "192.0.2.7",
+        }
+        base = "http://console.example"
+        with httpx.Client(transport=transport, base_url=base) as client:
+            form = {"user": "operator", "password": PASSWORD}
+            answer = client.post("/login", data=form, headers=headers)
+    assert answer.status_code == 303
+    assert answer.headers["set-cookie"].startswith("__Host-bls_session=")

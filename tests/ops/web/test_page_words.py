@@ -1,0 +1,354 @@
+"""What stands on the pages: names in addresses, cards, words, languages, manuals."""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+import string
+import tomllib
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+import bls_agent.ops.web
+from bls_agent.ops.fleet import Presence, ProjectView
+from bls_agent.ops.terminal import visible_lines
+from bls_agent.ops.texts import load_texts
+from bls_agent.ops.web.feeds.assets import COLUMNS, STATES as ASSETS, SYNC_STATES
+from bls_agent.ops.web.feeds.crawl import FIGURES, STATES as QUEUES, TOTALS
+from bls_agent.ops.web.feeds.fleet import (
+    KINDS,
+    make_card,
+    sort_cards,
+)
+from bls_agent.ops.web.feeds.workers import STATES
+from bls_agent.ops.web.help import KEPT, HelpCache, find_manual, read_manual
+from bls_agent.ops.web.pages.rendering import (
+    Words,
+    choose_page_language,
+    draw_spark,
+    in_other_language,
+)
+from bls_agent.ops.web.requests import (
+    project_in_path,
+    project_in_query,
+    project_path,
+    quote_name,
+)
+from bls_agent.project.messages import Level, LogEntry, Outcome, OutcomeKind, Status
+from bls_agent.runs import EventCategory, GapReason, RunState
+from bls_agent.workers.worker import HEARTBEATS
+from tests.corpus.hostile_texts import HOSTILE_TEXTS
+
+WEB = Path(bls_agent.ops.web.__file__).parent
+NAMES = [
+    "订单系统", "a/b", "a/../b", "../x", "a//b", "..", ".", "a?b#c", "a%2Fb", "a b", "{x}", "*",
+    "\udcb6\udca9\udcb5\udca5", "/", "//evil.example", *HOSTILE_TEXTS.values(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_every_name_has_an_address(name: str) -> None:
+    """The address of a page gives back the name, whatever bytes it is made of."""
+    parts = urlsplit(project_path(name))
+    assert parts.netloc == ""
+    assert parts.path.isascii()
+    assert parts.path.startswith("/projects/")
+    assert not {".", ".."} & set(parts.path.split("/"))
+    scope = {
+        "raw_path": parts.path.encode(),
+        "path": "/projects/x",
+        "query_string": parts.query.encode(),
+    }
+    assert project_in_path(scope) == name
+    scope["query_string"] = f"limit=1&projectName={quote_name(name)}".encode()
+    assert project_in_query(scope) == name
+
+
+def test_a_query_without_a_name() -> None:
+    """A missing name is an empty one, as is one among a thousand fields."""
+    assert project_in_query({"query_string": b""}) == ""
+    flood = b"&".join([b"a=1"] * 1_000) + b"&projectName=x"
+    assert project_in_query({"query_string": flood}) == ""
+
+
+def view(name: str = "订单系统", **fields: Any) -> ProjectView:
+    """Give a project as the fleet sees it."""
+    return ProjectView(project=name, **fields)
+
+
+def record(message: str, level: Level = Level.ERROR, **metadata: Any) -> LogEntry:
+    """Give a record."""
+    stamp = "2026-01-12T12:34:56.789Z"
+    return LogEntry(timestamp=stamp, level=level, message=message, metadata=metadata)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"status": Status.FAULT, "presence": Presence.FRESH}, "fault"),
+        ({"status": Status.ERROR, "presence": Presence.FRESH}, "error"),
+        ({"status": Status.OFFLINE, "presence": Presence.UNTIMED}, "offline"),
+        ({"status": Status.ONLINE, "presence": Presence.FRESH}, "online"),
+        ({"status_text": "running", "presence": Presence.UNTIMED}, "odd"),
+        ({"presence": Presence.STALE}, "stale"),
+        ({"presence": Presence.NEVER}, "never"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_kind_of_card(fields: dict[str, Any], kind: str) -> None:
+    """Each status, and each way of having none, is a kind of its own."""
+    assert make_card(view(**fields))["kind"] == kind
+
+
+def test_worst_first() -> None:
+    """The worst stand first, and names decide among equals."""
+    views = [
+        view("b", status=Status.ONLINE),
+        view("z", status=Status.FAULT),
+        view("a", status=Status.ONLINE),
+        view("c", presence=Presence.STALE),
+    ]
+    assert [card["name"] for card in sort_cards(views, {})] == ["z", "c", "a", "b"]
+
+
+def test_ages_go_on() -> None:
+    """Who comes later is told ages of now."""
+    seen = view(age=3.0, ttl=57.0, last_record_age=1.0, last_error_age=295.0)
+    card = make_card(seen, late=10.0)
+    assert (card["age"], card["ttl"], card["last"]) == (13.0, 47.0, 11.0)
+    assert (WORDS.error_age(card), WORDS.is_old(card)) == ("5 分钟前", True)
+    assert not WORDS.is_old(make_card(seen))
+    assert WORDS.error_age(make_card(view())) == ""
+    assert sort_cards([seen], {"订单系统": 10.0})[0]["age"] == 13.0
+
+
+def test_a_card_holds_nothing_to_obey() -> None:
+    """Whatever stands in Redis, a card holds only characters that are shown."""
+    for text in HOSTILE_TEXTS.values():
+        card = make_card(view(text, status_text=text[:40], last_error=record(text)))
+        assert all(card[name].isprintable() for name in ("name", "odd", "error"))
+
+
+def test_long_errors_are_cut() -> None:
+    """A card holds the beginning of an error."""
+    card = make_card(view(last_error=record("x" * 70_000)))
+    assert len(card["error"]) == 201
+
+
+WORDS = Words(texts=load_texts("web", "zh"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.4, "刚刚"),
+        (1, "1 秒前"),
+        (59.9, "59 秒前"),
+        (60, "1 分钟前"),
+        (3_599, "59 分钟前"),
+        (7_200, "2 小时前"),
+        (86_400 * 3, "3 天前"),
+    ],
+)
+def test_ages(seconds: float, said: str) -> None:
+    """Ages are said in the largest unit that fits."""
+    assert WORDS.age(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (None, ""),
+        (0.25, "250 毫秒"),
+        (59.94, "59.9 秒"),
+        (192, "3 分钟 12 秒"),
+        (3_600, "1 小时 0 分钟"),
+        (90_000, "1 天 1 小时"),
+    ],
+)
+def test_how_long_a_run_took(seconds: float | None, said: str) -> None:
+    """Two places: more says nothing to anybody."""
+    assert WORDS.took(seconds) == said
+
+
+def test_freshness() -> None:
+    """A status says how far it can be believed."""
+    fresh = make_card(view(presence=Presence.FRESH, status=Status.ONLINE, age=3.0))
+    untimed = make_card(view(presence=Presence.UNTIMED, last_record_age=120.0))
+    stale = make_card(view(presence=Presence.STALE))
+    never = make_card(view(presence=Presence.NEVER, queue=None))
+    assert WORDS.freshness(fresh) == "≈3 秒前刷新"
+    assert WORDS.freshness({**fresh, "age_known": True}) == "3 秒前刷新"
+    assert WORDS.freshness({**fresh, "age": None}) == "有过期时间"
+    assert WORDS.freshness(untimed) == "无过期时间 · 最近一条日志 2 分钟前"
+    assert WORDS.freshness(stale) == "状态已过期 · 没有日志"
+    assert WORDS.freshness(never) == "从未写过状态 · 没有日志"
+    assert (WORDS.queue(never), WORDS.queue(fresh)) == ("类型不符", "0")
+    said = [WORDS.rate(make_card(view(rate=rate))) for rate in (0.0, 0.2, 12.4)]
+    assert said == ["0", "0.2", "12"]
+    guessed = make_card(view(rate=340.0, errors=7, estimated=True))
+    assert (WORDS.rate(guessed), WORDS.errors(guessed)) == ("≈340", "≈7")
+
+
+def test_sparkline() -> None:
+    """Each record shows, the highest bar is full, silence is empty."""
+    assert draw_spark((0,) * 30) == draw_spark(()) == ""
+    path = draw_spark((0, 1, 1_000))
+    assert path.count("M") == 2
+    assert "v-1.5h" in path
+    assert "v-24h" in path
+    assert re.fullmatch(r"[MvhVz0-9. -]+", path)
+
+
+@pytest.mark.parametrize(
+    ("query", "cookies", "accepted", "language"),
+    [
+        ({}, {}, "", "zh"),
+        ({}, {}, "en-GB,en;q=0.9", "en"),
+        ({}, {}, "de, en;q=0.5, zh-TW;q=0.8", "zh"),
+        ({}, {}, "en;q=x, zh;q=0.1", "zh"),
+        ({}, {"lang": "en"}, "zh-CN", "en"),
+        ({"lang": "zh"}, {"lang": "en"}, "en", "zh"),
+        ({"lang": "<x>"}, {"lang": "../"}, "fr", "zh"),
+    ],
+    ids=str,
+)
+def test_language(
+    query: dict[str, str], cookies: dict[str, str], accepted: str, language: str
+) -> None:
+    """What was chosen counts, then the browser's wish, then the console's."""
+    assert choose_page_language(query, cookies, accepted, "zh") == language
+
+
+def test_the_other_language_keeps_the_page() -> None:
+    """The switch changes the language and nothing else."""
+    assert in_other_language("", "en") == "?lang=en"
+    query = "projectName=%B6%A9&lang=zh&next=%2Fa%3Fb"
+    assert in_other_language(query, "en") == "?lang=en&projectName=%B6%A9&next=%2Fa%3Fb"
+
+
+def test_catalogue_has_both_languages() -> None:
+    """Both languages say the same things, with the same fields."""
+    file = importlib.resources.files("bls_agent.ops") / "locale" / "web.toml"
+    tables = tomllib.loads(file.read_text("utf-8"))
+    parse = string.Formatter().parse
+    fields = {
+        language: {
+            name: {field for _, field, _, _ in parse(text) if field}
+            for name, text in texts.items()
+        }
+        for language, texts in tables.items()
+    }
+    assert set(tables) == {"en", "zh"}
+    assert fields["en"] == fields["zh"]
+    assert all(tables["zh"].values())
+    assert {f"kind_{kind}" for kind in KINDS} <= fields["zh"].keys()
+    outcomes = {f"js_outcome_{kind.value}" for kind in OutcomeKind}
+    assert outcomes <= fields["zh"].keys()
+    states = {f"worker_{state}" for state in STATES}
+    meanings = {f"worker_means_{state}" for state in STATES}
+    groups = {f"group_{kind}" for kind in HEARTBEATS}
+    assert states | meanings | groups <= fields["zh"].keys()
+    assets = {f"asset_{state}" for state in ASSETS}
+    assets |= {f"asset_means_{state}" for state in ASSETS}
+    assets |= {f"sync_{state}" for state in SYNC_STATES}
+    assets |= {f"config_{column}" for column in COLUMNS}
+    assert assets <= fields["zh"].keys()
+    queues = {f"queue_{state}" for state in QUEUES}
+    queues |= {f"queue_means_{state}" for state in QUEUES}
+    queues |= {f"figure_{name}" for name in (*FIGURES, *TOTALS)}
+    assert queues <= fields["zh"].keys()
+    runs = {f"run_{state}" for state in RunState}
+    runs |= {f"run_means_{state}" for state in RunState}
+    runs |= {f"category_{one}" for one in (*EventCategory, "other")}
+    runs |= {f"js_run_gap_{reason}" for reason in GapReason}
+    assert runs <= fields["zh"].keys()
+
+
+def test_every_text_is_used() -> None:
+    """No text is left of what is gone."""
+    sources = [
+        *WEB.rglob("*.py"),
+        *WEB.glob("pages/templates/*"),
+        *WEB.glob("static/*.js"),
+    ]
+    code = "\n".join(path.read_text("utf-8") for path in sources)
+    made_up = (
+        "kind_", "meaning_", "level_", "field_", "error_", "js_outcome_",
+        "worker_", "group_", "js_problem_", "js_figure_", "run_", "category_",
+        "js_run_gap_", "js_run_end_", "js_span_", "asset_", "sync_", "config_",
+        "queue_", "figure_",
+    )  # fmt: skip
+    unused = [
+        name
+        for name in load_texts("web", "en")
+        if not name.startswith(made_up)
+        and not re.search(rf"\b{name.removeprefix('js_')}\b", code)
+    ]
+    assert unused == []
+
+
+def test_nothing_inline_and_nothing_foreign() -> None:
+    """Templates hold no script, style or handler of their own, and no other host."""
+    for path in WEB.glob("pages/templates/*"):
+        text = path.read_text("utf-8")
+        assert not re.search(r"<style|\bstyle=|\son\w+=|hx-on|javascript:", text), path
+        assert not re.search(r"<script(?![^>]*\bsrc=)", text), path
+        assert "|safe" not in text.replace(" ", "")
+        assert not re.search(r"https?://(?!www\.w3\.org)", text), path
+    for path in [*WEB.glob("static/*.js"), *WEB.glob("static/*.css")]:
+        if path.name != "htmx.min.js":
+            text = path.read_text("utf-8")
+            assert not re.search(r"innerHTML|insertAdjacentHTML|\beval\b", text), path
+            assert "://" not in text, path
+
+
+def test_lines_stay_lines() -> None:
+    """A text of several lines keeps them, and nothing else that is obeyed."""
+    assert visible_lines("a\r\nb\tc\u202e\nd") == "a\nb\\tc\\u202e\nd"
+
+
+def test_manual() -> None:
+    """What an agent tells of itself is read as far as it makes sense."""
+    told: Any = [
+        {"name": "reload", "description": "Again.", "parameters": {"type": "object"}},
+        {"name": "odd", "description": 7, "parameters": "?"},
+        {"name": "reload"},
+        {"name": ""},
+        {"name": "x" * 1_000},
+        None,
+        "ping",
+    ]
+    entries = read_manual(told)
+    assert [entry.name for entry in entries] == ["odd", "reload"]
+    assert entries[0].form is None
+    assert entries[1].description == "Again."
+    odd: list[Any] = [None, {}, "help", 7]
+    for nonsense in odd:
+        assert read_manual(nonsense) == ()
+
+
+def test_manual_in_the_log() -> None:
+    """An answer to help that stands in the log already is as good as a new one."""
+    outcome = Outcome(
+        kind=OutcomeKind.SUCCEEDED,
+        command="help",
+        command_id="c",
+        result=[{"name": "ping"}],
+    )
+    entry = record("said", Level.INFO, **outcome.metadata)
+    assert [one.name for one in find_manual([entry, record("x")])] == ["ping"]
+    assert find_manual([record("x")]) == ()
+
+
+def test_manuals_are_few_and_short_lived() -> None:
+    """HelpCache are forgotten after a while, and the oldest beyond a number."""
+    manuals = HelpCache()
+    for number in range(600):
+        manuals.put(f"p{number}", (), float(number) / 1_000)
+    assert manuals.get("p0", 1.0) is None
+    assert manuals.get("p599", 1.0) is not None
+    assert manuals.get("p599", 2.0 + KEPT) is None

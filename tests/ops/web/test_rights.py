@@ -1,0 +1,110 @@
+"""The console with a Redis user of its own, and no more rights than ``acl`` prints."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from redis.asyncio import Redis
+
+from bls_agent import EventStore
+from bls_agent.assets import AssetLibrary
+from bls_agent.core.acl import console_acl_rules
+from bls_agent.devserver import DevServer
+from tests.assets.test_library import prompt
+from tests.harness import PASSWORD, execute, needs_selectors
+from tests.ops.cli.test_acl import leave_a_failure
+from tests.ops.web.serving import OWN, console_of
+
+
+async def give(admin: Redis, rules: list[str]) -> None:
+    await execute(
+        admin, "ACL", "SETUSER", "console", "reset", "on", f">{PASSWORD}", *rules
+    )
+    await execute(admin, "ACL", "LOG", "RESET")
+
+
+def url_of(server: DevServer) -> str:
+    return server.url.replace("://", f"://console:{quote(PASSWORD)}@")
+
+
+@needs_selectors
+async def test_the_printed_rights_are_enough(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """Every page, stream and question, and a command with its record; no refusal."""
+    await admin.set(f"{project}_项目状态", "在线")
+    await admin.rpush(f"{project}_项目控制台", b'{"message": "here"}')
+    await admin.set("heartbeat:node:n1", "{}", ex=30)
+    async with EventStore(own_server.url) as store:
+        await store.add(7, "llm", "stream", {"text": "你好"})
+    async with AssetLibrary(own_server.url) as library:
+        await library.save(prompt("a"), path="a.yaml", sha="1")
+    await leave_a_failure(own_server.url)
+    await give(admin, console_acl_rules())
+    name = quote(project)
+    async with console_of(url_of(own_server)) as client:
+        for path in (
+            "/",
+            f"/projects/{name}",
+            "/api/projects",
+            f"/api/projects/{name}",
+            f"/api/logs?projectName={name}",
+            "/api/health",
+            "/workers",
+            "/api/workers",
+            "/runs",
+            "/runs/7",
+            "/api/runs",
+            "/api/runs/7",
+            "/api/runs/7/events",
+            "/assets",
+            "/assets/a",
+            "/api/assets",
+            "/api/assets/a",
+            "/crawl",
+            "/crawl/news",
+            "/api/crawl",
+        ):
+            assert (await client.get(path)).status_code == 200, path
+        body = {"targetProjectName": project, "command": "x", "wait": 0.3}
+        assert (await client.post("/api/commands", json=body)).status_code == 202
+        again = "/fragments/requeue/news?lang=en"
+        sent = await client.post(again, headers={"origin": OWN})
+        assert "Queued again: 1<" in sent.text
+    assert await execute(admin, "ACL", "LOG") == []
+
+
+@needs_selectors
+async def test_who_may_only_look_sends_nothing(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """The refusal is said as one, and neither record nor command is there."""
+    await admin.set(f"{project}_项目状态", "在线")
+    await give(admin, console_acl_rules(send=False))
+    async with console_of(url_of(own_server)) as client:
+        assert (await client.get("/api/projects")).status_code == 200
+        body = {"targetProjectName": project, "command": "x"}
+        answer = await client.post("/api/commands", json=body)
+        assert answer.status_code == 503
+        assert "no_permission" in answer.json()["error"]
+        assert PASSWORD not in answer.text
+    assert await admin.keys("*") == [f"{project}_项目状态".encode()]
+
+
+@needs_selectors
+async def test_of_one_project_the_others_are_not_seen(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """Its log and its commands work; Redis is not called away."""
+    await admin.set(f"{project}_项目状态", "在线")
+    await admin.set("another_项目状态", "在线")
+    await give(admin, console_acl_rules(project))
+    name = quote(project)
+    async with console_of(url_of(own_server)) as client:
+        assert (await client.get("/api/health")).status_code == 200
+        answer = await client.get(f"/api/logs?projectName={name}")
+        assert answer.status_code == 200
+        body = {"targetProjectName": project, "command": "x"}
+        assert (await client.post("/api/commands", json=body)).status_code == 202
+        answer = await client.get("/api/logs?projectName=another")
+        assert answer.status_code == 503

@@ -1,0 +1,227 @@
+"""Where requests come from, how much one client may ask for, and where a login leads."""
+
+from __future__ import annotations
+
+import pytest
+
+from bls_agent.ops.web.security import (
+    Bucket,
+    Buckets,
+    HostRule,
+    Provenance,
+    StreamQuota,
+    group_address,
+    local_target,
+    refuse,
+    split_host,
+)
+
+OWN = "http://127.0.0.1:8765"
+
+
+@pytest.mark.parametrize(
+    ("header", "parts"),
+    [
+        ("localhost:8765", ("localhost", "8765")),
+        ("LOCALHOST", ("localhost", "")),
+        ("[::1]:8765", ("[::1]", "8765")),
+        ("console.example", ("console.example", "")),
+        ("", None),
+        ("a b", None),
+        ("evil.example/127.0.0.1", None),
+        ("127.0.0.1:8765@evil.example", None),
+        ("127.0.0.1,evil.example", None),
+        ("127.0.0.1:port", None),
+        ("localhost.", None),
+        ("订单", None),
+    ],
+)
+def test_a_host_header_is_taken_apart(
+    header: str, parts: tuple[str, str] | None
+) -> None:
+    """A name and a port, or nothing that could be mistaken for them."""
+    assert split_host(header) == parts
+
+
+@pytest.mark.parametrize(
+    ("bound", "names", "header", "allowed"),
+    [
+        ("127.0.0.1", (), "127.0.0.1:8765", True),
+        ("127.0.0.1", (), "localhost:9000", True),  # through a tunnel
+        ("::1", (), "[::1]:8765", True),
+        ("127.0.0.1", (), "rebound.example:8765", False),
+        ("127.0.0.1", (), "localhost.rebound.example", False),
+        ("127.0.0.1", (), "127.0.0.1.rebound.example", False),
+        ("127.0.0.1", (), "192.168.1.5:8765", False),
+        ("192.168.1.5", (), "192.168.1.5:8765", True),
+        ("192.168.1.5", (), "192.168.1.6:8765", False),
+        ("0.0.0.0", (), "192.168.1.6:8765", True),  # nobody rebinds an address
+        ("0.0.0.0", (), "rebound.example", False),
+        ("::", (), "[fe80::1]:8765", True),
+        ("wall.local", (), "wall.local:8765", True),
+        ("127.0.0.1", ("console.example",), "CONSOLE.example", True),
+        ("127.0.0.1", ("console.example",), "other.console.example", False),
+        ("", (), "localhost", True),
+    ],
+)
+def test_only_our_names_are_allowed(
+    bound: str, names: tuple[str, ...], header: str, allowed: bool
+) -> None:
+    """A name of somebody else's that points here is not ours (DNS rebinding)."""
+    assert HostRule(bound, names).allows(header) is allowed
+
+
+@pytest.mark.parametrize(
+    ("headers", "good"),
+    [
+        ({"origin": OWN}, True),
+        ({"origin": OWN.upper()}, True),
+        ({"site": "same-origin"}, True),
+        ({"origin": OWN, "site": "same-origin"}, True),
+        ({"origin": "http://127.0.0.1:3000"}, False),  # the same site, another origin
+        ({"origin": "https://127.0.0.1:8765"}, False),
+        ({"origin": "http://evil.example"}, False),
+        ({"origin": "null"}, False),
+        ({"origin": ""}, False),
+        ({"origin": f"{OWN}/"}, False),
+        ({"origin": f"{OWN}.evil.example"}, False),
+        ({"origin": OWN, "site": "cross-site"}, False),
+        ({"origin": OWN, "site": "same-site"}, False),
+        ({"site": "none"}, False),
+        ({"site": "cross-site"}, False),
+        ({}, False),
+        ({"json": True}, True),  # curl; no form can send that
+        ({"json": True, "origin": "http://evil.example"}, False),
+        ({"json": True, "site": "cross-site"}, False),
+    ],
+)
+def test_what_changes_something_comes_from_our_pages(
+    headers: dict[str, str | bool], good: bool
+) -> None:
+    """Every method but the reading ones needs our own origin, or is no browser's."""
+    for method in ("POST", "PUT", "DELETE", "PATCH", "FROB"):
+        told = Provenance(method=method, own=OWN, **headers)  # type: ignore[arg-type]
+        assert (refuse(told) == "") is good, method
+
+
+@pytest.mark.parametrize(
+    ("headers", "good"),
+    [
+        ({}, True),
+        ({"site": "none"}, True),
+        ({"site": "same-origin"}, True),
+        ({"site": "cross-site", "mode": "navigate"}, True),  # a link to a page
+        ({"site": "cross-site", "mode": "navigate", "data": True}, False),
+        ({"site": "cross-site", "mode": "no-cors"}, False),
+        ({"site": "same-site", "mode": "cors", "data": True}, False),
+        ({"site": "cross-site"}, False),
+    ],
+)
+def test_foreign_pages_may_link_and_no_more(
+    headers: dict[str, str | bool], good: bool
+) -> None:
+    """No image, script or stream of ours is given to another site."""
+    told = Provenance(method="GET", own=OWN, **headers)  # type: ignore[arg-type]
+    assert (refuse(told) == "") is good
+
+
+def test_the_default_port_may_be_left_out() -> None:
+    """Browsers leave out 80 and 443, and proxies pass on what they get."""
+    for own, origin in (
+        ("https://console.example", "https://console.example:443"),
+        ("http://console.example:80", "http://console.example"),
+    ):
+        assert refuse(Provenance(method="POST", own=own, origin=origin)) == ""
+    told = Provenance(
+        method="POST", own="https://console.example", origin="https://x.example"
+    )
+    assert refuse(told)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "https://evil.example",
+        "//evil.example",
+        "/\\evil.example",
+        "\\\\evil.example",
+        "/a\\b",
+        "javascript:alert(1)",
+        "/\t/evil.example",
+        "/\n/evil.example",
+        "/ok\r\nset-cookie: a=b",
+        " //evil.example",
+        "",
+        "login",
+    ],
+)
+def test_a_login_never_leads_away(path: str) -> None:
+    """What is no plain path of ours becomes the beginning."""
+    assert local_target(path) == "/"
+
+
+def test_a_login_leads_to_where_one_wanted_to_go() -> None:
+    """Paths with their query are kept."""
+    assert local_target("/projects/%E8%AE%A2?x=1") == "/projects/%E8%AE%A2?x=1"
+
+
+def test_a_bucket_empties_and_fills() -> None:
+    """So many at once, then one after the other."""
+    bucket = Bucket(2, 0.5, 2, 0.0)
+    assert [bucket.take(0.0), bucket.take(0.0)] == [0.0, 0.0]
+    assert bucket.take(0.0) == 2.0
+    assert bucket.take(1.0) == 1.0
+    assert bucket.take(2.0) == 0.0
+    assert bucket.take(100.0) == 0.0
+    bucket.give_back()
+    bucket.give_back()
+    bucket.give_back()
+    assert bucket.level == 2
+    assert bucket.is_full(100.0)
+    bucket.take(100.0)
+    assert bucket.take(50.0) == 0.0  # a clock that went back gives and takes nothing
+
+
+def test_clients_do_not_share_and_are_bounded() -> None:
+    """Each has its own; of too many, the one seen longest ago is forgotten."""
+    buckets = Buckets(1, 1.0, most=2)
+    assert buckets.take("a", 0.0) == 0.0
+    assert buckets.take("a", 0.0) > 0
+    assert buckets.take("b", 0.0) == 0.0
+    buckets.give_back("a")
+    buckets.give_back("nobody")
+    assert buckets.take("a", 0.0) == 0.0
+    buckets.take("c", 0.0)
+    assert len(buckets) == 2
+    assert buckets.take("a", 0.0) > 0
+    assert buckets.take("b", 0.0) == 0.0  # it was forgotten
+
+
+def test_streams_are_counted_for_each_and_for_all() -> None:
+    """429 for too many of one, 503 for too many of all, and an end is an end."""
+    quota = StreamQuota(each=2, total=3)
+    with quota.hold("a"), quota.hold("a"):
+        assert quota.refuse("a") == 429
+        assert quota.refuse("b") == 0
+        with quota.hold("b"):
+            assert quota.open == 3
+            assert quota.refuse("b") == 503
+    assert quota.open == 0
+    assert quota.refuse("a") == 0
+    assert not quota._open
+
+
+@pytest.mark.parametrize(
+    ("address", "group"),
+    [
+        ("10.0.0.5", "10.0.0.5"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("::ffff:10.0.0.5", "10.0.0.5"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("unix", "unix"),
+    ],
+)
+def test_one_customer_is_one_client(address: str, group: str) -> None:
+    """Who has a network of addresses has one budget."""
+    assert group_address(address) == group

@@ -1,0 +1,366 @@
+"""The console as a process: where it listens, what it says, how it ends."""
+
+from __future__ import annotations
+
+import getpass
+import importlib.util
+import io
+import os
+import signal
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import httpx2 as httpx
+import orjson
+import pytest
+import trustme
+
+from bls_agent import ConfigurationError
+from bls_agent.devserver import DevServer
+from bls_agent.ops.cli import main
+from bls_agent.ops.texts import load_texts
+from bls_agent.ops.web.auth import parse_users
+from bls_agent.ops.web.config import WebConfig
+from bls_agent.ops.web.server import open_sockets, urls_of
+from tests.ops.web.serving import HASH, PASSWORD, USERS, served
+
+COMMAND = [sys.executable, "-m", "bls_agent", "console"]
+
+
+@contextmanager
+def running(*options: str, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run the command; gives the process and the first URL that it says."""
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1", **more}
+    process = subprocess.Popen(
+        [*COMMAND, "--json", "--port", "0", *options],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        yield process, orjson.loads(line)["urls"][0]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)]
+)
+def test_a_signal_ends_it(redis_url: str, number: signal.Signals, code: int) -> None:
+    """As shells and service managers expect, without a word, streams included."""
+    with running("--redis", redis_url) as (process, url):
+        with httpx.stream("GET", f"{url}events/fleet") as stream:
+            assert stream.status_code == 200
+            process.send_signal(number)
+            for _ in stream.iter_raw():
+                pass
+        assert process.wait(10) == code
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+def test_it_starts_without_redis() -> None:
+    """And says so to everybody who asks."""
+    with running("--redis", "redis://127.0.0.1:1") as (_, url):
+        assert httpx.get(f"{url}api/health").status_code == 503
+        assert httpx.get(f"{url}static/favicon.svg").status_code == 200
+
+
+def test_it_says_where_it_is_and_who_may_come_in(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """In the reader's language; what was sent and who failed to log in goes to stderr."""
+    users = tmp_path / "users"
+    users.write_text(f"operator:{HASH}\n")
+    users.chmod(0o600)
+    process = subprocess.Popen(
+        [*COMMAND, "--redis", redis_url, "--port", "0", "--users", str(users),
+         "--host", "0.0.0.0", "--lang", "zh"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUTF8": "1"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        said = process.stdout.readline().decode().strip()
+        texts = load_texts("cli", "zh")
+        before, _, after = texts["console_ready"].partition("{url}")
+        url = said.removeprefix(before).removesuffix(after)
+        assert url.startswith("http://127.0.0.1:")
+        form = {"user": "ali\x1b[31mce", "password": "wrong-wrong"}
+        headers = {"origin": url.rstrip("/")}
+        assert httpx.post(f"{url}login", data=form, headers=headers).status_code == 401
+    finally:
+        process.terminate()
+        told = process.communicate()[1].decode()
+    assert texts["console_users"].format(names="operator") in told
+    assert texts["console_in_clear"] in told
+    assert "ali\\x1b[31mce from 127.0.0.1 failed" in told
+    assert "wrong-wrong" not in told
+    assert "argon2" not in told
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--host", "0.0.0.0"),
+        ("--host", "::"),
+        ("--host", "0"),
+        ("--host", "192.0.2.1"),
+        ("--behind-proxy",),
+        ("--allowed-host", "console.example"),
+        ("--users", "/nonexistent"),
+        ("--root-path", "console"),
+        ("--certificate", "/nonexistent"),
+        ("--certificate", __file__, "--private-key", __file__),
+    ],
+)
+def test_what_is_not_safe_is_refused(
+    options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2 and a sentence."""
+    assert main(["console", "--port", "0", *options]) == 2
+    told = capsys.readouterr().err
+    assert "error: " in told
+    assert "Traceback" not in told
+
+
+def test_a_name_counts_by_what_it_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that resolves to an address that others reach needs users, too."""
+
+    def resolve(*_: object, **__: object) -> list[tuple[object, ...]]:
+        stream = socket.SOCK_STREAM
+        return [
+            (socket.AF_INET, stream, 6, "", ("127.0.0.1", 0)),
+            (socket.AF_INET, stream, 6, "", ("192.0.2.1", 0)),
+        ]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    with (
+        pytest.raises(ConfigurationError, match=r"192\.0\.2\.1"),
+        open_sockets(WebConfig(host="wall.local", port=0)),
+    ):
+        pass
+
+
+def test_what_asyncio_repeats_is_said_once(redis_url: str, tmp_path: Path) -> None:
+    """Where files run out it logs a traceback for each connection that waits."""
+    short = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60));"
+    script = f"{short} from bls_agent.ops.cli import main; main()"
+    options = ["--redis", redis_url, "--json", "console", "--port", "0"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *options],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        url = httpx.URL(orjson.loads(line)["urls"][0])
+        # They say nothing, and the last one shows that the others were looked at.
+        with ExitStack() as stack:
+            for _ in range(120):
+                where = (url.host, url.port or 0)
+                stack.enter_context(socket.create_connection(where))
+            with suppress(httpx.TransportError):
+                httpx.get(url, timeout=2)
+    finally:
+        process.kill()
+        said = process.communicate()[1]
+    assert said.count("out of system resource") <= 1
+
+
+FILES = """
+import resource, sys
+from bls_agent.ops.web.server import make_room
+for limits in ((2000, 4096), (1024, 4096), (256, 1024)):  # a hard one only sinks
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    print(make_room(1000), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+def test_connections_leave_room_for_files() -> None:
+    """The default of 1,024 is raised, as far as that is allowed; else there are fewer."""
+    told = subprocess.run(
+        [sys.executable, "-c", FILES], capture_output=True, text=True, check=True
+    )
+    assert told.stdout.splitlines() == ["1000 2000", "1000 1320", "704 1024"]
+
+
+def test_answers_wait_for_nobody(redis_url: str) -> None:
+    """Else the body of each comes 40 ms behind its head, on a connection that is kept."""
+    with (
+        served(WebConfig(redis=redis_url, port=0)) as console,
+        httpx.Client(base_url=console.url) as client,
+    ):
+        assert client.get("/api/health").status_code == 200
+        (connection,) = console.connections
+        channel = connection.transport.get_extra_info("socket")
+        assert channel.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    """With what to do."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(ConfigurationError, match=f"127.0.0.1:{port}.*--port"),
+            open_sockets(WebConfig(port=port)),
+        ):
+            pass
+
+
+def test_the_urls_are_those_to_open() -> None:
+    """Of both families, of a wildcard, of a proxy, of TLS."""
+    with open_sockets(WebConfig(host="localhost", port=0)) as sockets:
+        ports = {channel.getsockname()[1] for channel in sockets}
+        assert len(ports) == 1
+        assert all("localhost" in u or "127.0.0.1" in u or "[::1]" in u
+                   for u in urls_of(WebConfig(), sockets))  # fmt: skip
+    config = WebConfig(
+        users=USERS,
+        behind_proxy=True,
+        allowed_hosts=("console.example",),
+        root_path="/bls",
+    )
+    assert urls_of(config, []) == ["https://console.example/bls/"]
+
+
+def test_a_unix_socket_is_ours_alone(redis_url: str, tmp_path: Path) -> None:
+    """Mode 600; a dead one is replaced, a living one and a file are not."""
+    path = tmp_path / "console.sock"
+    config = WebConfig(redis=redis_url, unix_socket=path)
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(path))
+    dead.close()
+    with served(config):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=transport, base_url="http://localhost") as client:
+            assert client.get("/api/health").status_code == 200
+        with pytest.raises(ConfigurationError, match="unix_socket"), served(config):
+            pass
+    assert not path.exists()
+    path.write_text("mine")
+    with pytest.raises(ConfigurationError, match="unix_socket"), served(config):
+        pass
+    assert path.read_text() == "mine"
+
+
+def test_a_signal_leaves_no_unix_socket(redis_url: str, tmp_path: Path) -> None:
+    """The process ends by the signal, before anything else could tidy up."""
+    path = tmp_path / "console.sock"
+    with running("--redis", redis_url, "--unix-socket", str(path)) as (process, _):
+        assert path.is_socket()
+        process.terminate()
+        assert process.wait(10) == -signal.SIGTERM
+    assert not path.exists()
+
+
+def test_it_speaks_tls(redis_url: str, tmp_path: Path) -> None:
+    """With secure cookies under their own name."""
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
+    issued.cert_chain_pems[0].write_to_path(chain)
+    issued.private_key_pem.write_to_path(key)
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    config = WebConfig(
+        redis=redis_url, port=0, users=USERS, certificate=chain, private_key=key
+    )
+    context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    with served(config) as console:
+        assert console.url.startswith("https://")
+        form = {"user": "operator", "password": PASSWORD}
+        headers = {"origin": console.url.rstrip("/")}
+        with httpx.Client(verify=context, base_url=console.url) as client:
+            answer = client.post("login", data=form, headers=headers)
+            assert answer.status_code == 303
+            assert answer.headers["set-cookie"].startswith("__Host-bls_session=")
+            assert client.get("api/projects").status_code == 200
+
+
+@pytest.mark.parametrize("announced", [False, True])
+def test_a_proxy_is_believed_only_when_it_was_announced(
+    redis_url: str, announced: bool
+) -> None:
+    """Who pretends to come from elsewhere gets no budget, no name, no TLS by that."""
+    config = WebConfig(
+        redis=redis_url,
+        port=0,
+        host="127.0.0.1",
+        users=USERS,
+        behind_proxy=announced,
+        root_path="/bls",
+    )
+    with served(config) as console:
+        base = console.url.removesuffix("/bls/")
+        form = {"user": "operator", "password": PASSWORD}
+        headers = {
+            "x-forwarded-for": "203.0.113.9",
+            "x-forwarded-proto": "https",
+            "origin": base.replace("http:", "https:") if announced else base,
+        }
+        with httpx.Client(base_url=base, headers=headers) as client:
+            answer = client.post("/login", data=form)
+            assert answer.status_code == 303
+            assert answer.headers["location"] == "/bls/"
+            secure = answer.headers["set-cookie"].startswith("__Host-")
+            assert secure is announced
+            client.post("/login", data={**form, "password": "wrong"})
+        known = list(console.app.web.logins._buckets)
+        assert known == (["203.0.113.9"] if announced else ["127.0.0.1"])
+
+
+def test_a_password_line_is_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From a pipe, or asked for twice; never from the command line."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{PASSWORD}\n"))
+    assert main(["console", "password", "值班"]) == 0
+    line = capsys.readouterr().out
+    assert set(parse_users(line)) == {"值班"}
+    assert PASSWORD not in line
+    for text in ("", "short\n"):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        assert main(["console", "password", "operator"]) == 2
+    assert "short" not in capsys.readouterr().err
+    assert main(["console", "password", "operator", "geheim-geheim"]) == 2
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    answers = [PASSWORD, PASSWORD, PASSWORD, "another one"]
+    monkeypatch.setattr(getpass, "getpass", lambda _: answers.pop(0))
+    assert main(["console", "password", "operator"]) == 0
+    assert main(["console", "password", "operator"]) == 2
+
+
+def test_a_missing_extra_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the command that installs it."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name: None if name == "argon2" else find(name),
+    )
+    assert main(["console"]) == 2
+    assert ".[web]" in capsys.readouterr().err
+
+
+def test_a_server_of_its_own(own_server: DevServer) -> None:
+    """What the command is given is what it uses."""
+    with running("--redis", own_server.url) as (_, url):
+        assert httpx.get(f"{url}api/projects").json() == {"projects": []}

@@ -1,0 +1,216 @@
+"""The page of workers: its cards, its stream, its interface."""
+
+from __future__ import annotations
+
+import html
+import re
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent.devserver import DevServer
+from bls_agent.ops.web.config import WebConfig
+from bls_agent.ops.web.feeds import workers as worker_feed
+from bls_agent.ops.web.feeds.workers import (
+    STATES,
+    make_worker_card,
+)
+from bls_agent.ops.web.requests import quote_name
+from bls_agent.workers import Worker, WorkerStatus
+from tests.corpus.heartbeats import HEARTBEATS
+from tests.corpus.hostile_texts import HOSTILE_TEXTS
+from tests.harness import eventually, execute
+from tests.ops.web.serving import console_of, served
+from tests.ops.web.test_streams import following, next_of
+
+KEY = "backtest:worker:"
+
+
+def beat(status: str = "running", **fields: Any) -> bytes:
+    return orjson.dumps({"status": status, **fields})
+
+
+def read(
+    payload: bytes | None, ttl: float | None = 25.0, worker: str = "回测-1"
+) -> Any:
+    key = (KEY + worker).encode("utf-8", "surrogatepass")
+    return Worker.read("backtest_worker_heartbeat", key, payload, ttl)
+
+
+@pytest.mark.parametrize("status", WorkerStatus)
+def test_each_status_is_a_state(status: WorkerStatus) -> None:
+    """With its colour; who has fallen silent is silent, whatever it said last."""
+    card = make_worker_card(read(beat(status)))
+    assert (card["state"], card["kind"]) == (status, STATES[status])
+    assert make_worker_card(read(beat(status), 10.0))["state"] == "stale"
+    assert make_worker_card(read(beat(status), None))["problem"] == "no_ttl"
+
+
+def test_figures() -> None:
+    """The few things that a heartbeat counts; ages go on."""
+    payload = beat(running_tasks=2, max_tasks=5, task_uuids=["均线", "b"])
+    card = make_worker_card(read(payload), late=3.0)
+    assert card["figures"] == [["running_tasks", "2 / 5"], ["task_uuids", "均线, b"]]
+    assert (card["age"], card["ttl"], card["said"]) == (8.0, 22.0, "")
+    assert make_worker_card(read(beat()))["figures"] == []  # what nobody said is no 0
+
+
+def test_a_kind_that_the_contract_leaves_open() -> None:
+    """It is there, and what it says is shown as it is."""
+    worker = Worker.read("process_heartbeat", b"ginkgo:heartbeat:7", b"alive", 25.0)
+    card = make_worker_card(worker)
+    assert (card["state"], card["said"], card["id"]) == ("present", "alive", "7")
+
+
+def test_whatever_stands_there_is_a_card() -> None:
+    """Of a bounded size, with nothing in it to obey."""
+    for name, item in HEARTBEATS.items():
+        worker = Worker.read(
+            item.kind, f"heartbeat:node:{name}".encode(), item.payload, 25.0
+        )
+        card = make_worker_card(worker)
+        assert (card["state"] == "broken") == bool(item.problem), name
+        assert len(orjson.dumps(card)) < 8_000, name
+        figures = [text for pair in card["figures"] for text in pair]
+        assert all(text.isprintable() for text in (card["id"], card["said"], *figures))
+
+
+def test_a_hostile_id() -> None:
+    """It is shown, and its card is found again by a key of plain letters."""
+    for text in HOSTILE_TEXTS.values():
+        key = (KEY + text).encode("utf-8", "surrogateescape")
+        card = make_worker_card(
+            Worker.read("backtest_worker_heartbeat", key, b"x", 25.0)
+        )
+        assert card["id"].isprintable()
+        assert card["key"] == quote_name(KEY + text)
+        assert card["key"].isascii()
+
+
+@pytest.fixture
+async def fresh(redis: Redis) -> AsyncIterator[str]:
+    """A fresh id; its keys are removed."""
+    name = f"回测_{secrets.token_hex(4)}"
+    yield name
+    async for key in redis.scan_iter(f"{KEY}{name}*"):
+        await redis.delete(key)
+
+
+async def test_the_page_and_the_interface(
+    redis_url: str, redis: Redis, fresh: str
+) -> None:
+    """Both show good, silent and broken ones side by side, in both languages."""
+    await redis.set(f"{KEY}{fresh}", beat(running_tasks=1), ex=30)
+    await redis.set(f"{KEY}{fresh}-silent", beat(), ex=5)
+    await redis.set(f"{KEY}{fresh}-<b>", b"\xff", ex=30)
+    await redis.rpush(f"{KEY}{fresh}-list", b"x")
+    async with console_of(redis_url) as client:
+        page = (await client.get("/workers?lang=en")).text
+        assert html.escape(f"{fresh}-<b>") in page
+        assert f"{fresh}-<b>" not in page
+        states = dict(
+            re.findall(
+                rf'data-state="(\w+)" data-key="{quote_name(KEY + fresh)}([^"]*)"', page
+            )
+        )
+        assert states == {"running": "", "stale": "-silent", "broken": states["broken"]}
+        assert "Backtest workers" in page
+        assert "回测工作进程" in (await client.get("/workers?lang=zh")).text
+        answer = (await client.get("/api/workers")).json()["workers"]
+    found = {one["id"]: one for one in answer if one["id"].startswith(fresh)}
+    good = found[fresh]
+    assert (good["status"], good["problem"], good["stale"]) == ("running", "", False)
+    assert good["heartbeat"] == {"status": "running", "running_tasks": 1}
+    assert (good["kind"], good["key"]) == ("backtest_worker_heartbeat", KEY + fresh)
+    assert 0 <= good["age"] < 10 < good["ttl"]
+    assert found[f"{fresh}-silent"]["stale"]
+    assert found[f"{fresh}-list"]["problem"] == "wrong_type"
+    assert found[f"{fresh}-<b>"]["heartbeat"] == {"raw": "\ufffd"}
+
+
+async def test_workers_are_followed(
+    own_server: DevServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole picture, who comes, changes, refreshes and leaves; and an outage."""
+    monkeypatch.setattr(worker_feed, "INTERVAL", 0.1)
+    monkeypatch.setattr(worker_feed, "PAUSE", 0.02)
+    redis = Redis.from_url(own_server.url, protocol=2)
+    await redis.set(f"{KEY}a", beat(), ex=30)
+    with served(WebConfig(redis=own_server.url, port=0)) as console:
+        url = f"{console.url}events/workers"
+        async with following(url) as events, following(url) as others:
+            for follower in (events, others):
+                _, picture = await next_of(follower, "workers")
+                assert picture["whole"]
+                assert [card["id"] for card in picture["workers"]] == ["a"]
+            await redis.set(f"{KEY}b", beat("starting"), ex=30)
+            assert (await told(events, "b"))["state"] == "starting"
+            await redis.set(f"{KEY}b", beat("error"), ex=30)
+            assert (await told(events, "b"))["state"] == "error"
+            await redis.expire(f"{KEY}a", 10)
+            assert (await told(events, "a"))["state"] == "stale"
+            await redis.set(f"{KEY}a", beat(), ex=30)
+            assert (await told(events, "a"))["state"] == "running"
+            ages: dict[str, float] = {}
+            while quote_name(f"{KEY}a") not in ages:
+                said = secrets.token_hex(4)
+                await redis.set(f"{KEY}a", beat(timestamp=said), ex=30)
+                ages = (await change(events))["ages"]
+            assert ages[quote_name(f"{KEY}a")] < 10
+            await redis.delete(f"{KEY}a")
+            while quote_name(f"{KEY}a") not in (await change(events))["gone"]:
+                pass
+            clients = await redis.client_list()
+            assert len([one for one in clients if one["name"] == "bls-workers"]) == 1
+            own_server.kill()
+            while not (await change(events))["away"]:
+                pass
+            own_server.restart()
+            while (await change(events))["away"]:
+                pass
+        await eventually(lambda: console.app.web.streams.open == 0, 10)
+    await redis.aclose()
+
+
+async def change(events: AsyncIterator[Any]) -> Any:
+    return (await next_of(events, "workers"))[1]
+
+
+async def told(events: AsyncIterator[Any], worker: str) -> Any:
+    """Wait until a worker's card is told."""
+    while True:
+        for card in (await change(events))["workers"]:
+            if card["id"] == worker:
+                return card
+
+
+async def test_redis_away() -> None:
+    """The page says so, and the interface is no empty list."""
+    async with console_of("redis://127.0.0.1:1") as client:
+        page = await client.get("/workers?lang=en")
+        assert page.status_code == 200
+        assert re.search(r'<div id="away" class="banner" role="alert">', page.text)
+        assert re.search(r'<p id="nothing" class="nothing" hidden>', page.text)
+        assert re.search(
+            r'<div id="forbidden" class="banner" role="alert" hidden>', page.text
+        )
+        assert (await client.get("/api/workers")).status_code == 503
+
+
+async def test_a_user_who_may_not_read_them(own_server: DevServer) -> None:
+    """Neither an empty fleet nor an outage: the page says which rights are missing."""
+    async with Redis.from_url(own_server.url, protocol=2) as redis:
+        await redis.set(f"{KEY}a", beat(), ex=30)
+        rules = ("on", ">geheim", "+@all", "~bls*")
+        await execute(redis, "ACL", "SETUSER", "op", *rules)
+    url = own_server.url.replace("redis://", "redis://op:geheim@")
+    async with console_of(url) as client:
+        page = (await client.get("/workers?lang=en")).text
+        assert '<div id="forbidden" class="banner" role="alert">' in page
+        assert '<div id="away" class="banner" role="alert" hidden>' in page
+        assert '<p id="nothing" class="nothing" hidden>' in page
+        assert (await client.get("/api/workers")).status_code == 503

@@ -1,0 +1,639 @@
+"""An event loop that stands still: 故障 while it does, never missing, never 离线."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import anyio
+import pytest
+from redis import Redis as BlockingRedis
+from redis.asyncio import Redis
+
+from bls_agent import ConfigurationError, ProjectAgent, Status
+from bls_agent.connection.connection import Connections
+from bls_agent.devserver import DevServer
+from bls_agent.project.status.writer import StallStatusPublisher
+from bls_agent.runtime.watchdog import StallTimer
+from tests.harness import eventually, execute, records, status_of, url_with_rights
+
+
+class Sampler:
+    """Looks at a status every 20 ms from a thread of its own."""
+
+    def __init__(self, url: str, project: str) -> None:
+        self._client = BlockingRedis.from_url(url, protocol=2)
+        self._key = f"{project}_项目状态"
+        self._ended = threading.Event()
+        self.seen: list[str] = []
+
+    def look_on(self) -> None:
+        """Sample until told to end; only changes are kept."""
+        while not self._ended.wait(0.02):
+            value = self._client.get(self._key)
+            word = value.decode() if isinstance(value, bytes) else "nothing"
+            if self.seen[-1:] != [word]:
+                self.seen.append(word)
+
+
+@contextmanager
+def sampled(url: str, project: str) -> Iterator[list[str]]:
+    """Give the statuses that are seen from outside while the block runs, in order."""
+    sampler = Sampler(url, project)
+    thread = threading.Thread(target=sampler.look_on)
+    thread.start()
+    try:
+        yield sampler.seen
+    finally:
+        sampler._ended.set()
+        thread.join()
+        sampler._client.close()
+
+
+def spin(seconds: float) -> None:
+    """Keep a CPU busy, and the GIL with it."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
+def make_agent(project: str, url: str, **options: Any) -> ProjectAgent:
+    """An agent whose stalls are noticed soon and whose status expires soon."""
+    short = {"stall_after": 0.3, "status_ttl": 1, "status_interval": 0.2}
+    return ProjectAgent(project, redis=url, **{**short, **options})
+
+
+async def stall_an_agent(
+    agent: ProjectAgent,
+    url: str,
+    redis: Redis,
+    *,
+    seconds: float,
+    stand_still: Callable[[float], None] = time.sleep,
+) -> None:
+    """Let a handler hold the loop and see 在线, 故障, 在线 and nothing else from outside."""
+
+    @agent.command
+    async def hang() -> None:
+        stand_still(seconds)
+
+    async with agent:
+        await agent.ready(5)
+        with sampled(url, agent.project) as seen:
+            await eventually(lambda: seen == ["在线"])
+            await redis.rpush(f"{agent.project}_控制", '{"command": "hang"}')
+            await eventually(lambda: agent.stats().outcomes != {}, seconds + 10)
+            await eventually(lambda: seen[-1] == "在线", 2)
+            assert seen == ["在线", "故障", "在线"]
+        stats = agent.stats()
+        assert stats.loop_stalls == 1
+        assert seconds - 0.6 < stats.loop_stalled_seconds < seconds + 2
+        assert "event loop" not in stats.status_sources
+        assert await agent.flush(5)
+    assert await status_of(redis, agent.project) == "离线"
+
+
+@pytest.mark.parametrize("stand_still", [time.sleep, spin], ids=["sleep", "spin"])
+async def test_a_stalled_loop_is_a_fault_while_it_lasts(
+    redis_url: str,
+    redis: Redis,
+    project: str,
+    stand_still: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Beyond the TTL of what it writes itself; said once, with the place and the length."""
+    agent = make_agent(project, redis_url)
+    await stall_an_agent(agent, redis_url, redis, seconds=1.7, stand_still=stand_still)
+    told = [r for r in await records(redis, project) if "stood still" in r["message"]]
+    assert [r["level"] for r in told] == ["error"]
+    assert told[0]["metadata"]["durationMs"] > 1_100
+    said = [r.getMessage() for r in caplog.records if "has not moved" in r.getMessage()]
+    assert len(said) == 1
+    assert "test_watchdog.py" in said[0]
+
+
+async def test_a_short_stall_is_none(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """Below stall_after nothing is said, also where the status has to be kept alive."""
+    agent = make_agent(project, redis_url, stall_after=10)
+    async with agent:
+        await agent.ready(5)
+        with sampled(redis_url, project) as seen:
+            await eventually(lambda: seen == ["在线"])
+            time.sleep(1.6)
+            await anyio.sleep(0.3)
+            assert seen == ["在线"]
+        assert agent.stats().loop_stalls == 0
+    assert await status_of(redis, project) == "离线"
+    assert not [r for r in await records(redis, project) if r["level"] == "error"]
+
+
+async def test_switched_off(redis_url: str, redis: Redis, project: str) -> None:
+    """With stall_after=None there is no thread, and the status vanishes in a stall."""
+
+    def has_thread() -> bool:
+        return "bls-agent watchdog" in {t.name for t in threading.enumerate()}
+
+    await eventually(lambda: not has_thread())  # another test's may be about to end
+    async with make_agent(project, redis_url, stall_after=None) as agent:
+        await agent.ready(5)
+        assert not has_thread()
+        with sampled(redis_url, project) as seen:
+            time.sleep(1.5)
+        assert "nothing" in seen
+        await eventually(lambda: _shows(redis, project, "在线"))
+
+
+async def _shows(redis: Redis, project: str, status: str) -> bool:
+    return await status_of(redis, project) == status
+
+
+async def test_the_worst_still_wins_and_the_host_is_heard_afterwards(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """What the host says during a stall, from a thread, shows when the loop moves."""
+    async with make_agent(project, redis_url) as agent:
+        await agent.ready(5)
+        saying = threading.Timer(1.0, agent.set_status, [Status.ERROR])
+        saying.start()
+        with sampled(redis_url, project) as seen:
+            await eventually(lambda: seen == ["在线"])
+            time.sleep(1.5)
+            await eventually(lambda: seen[-1] == "报错", 2)
+            assert seen == ["在线", "故障", "报错"]
+
+
+async def test_many_agents_share_one_thread_one_beat_and_one_connection(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """Twenty agents in one loop: one thread, one connection more, and it goes again."""
+    names = [f"{project}_{number}" for number in range(20)]
+    agents = [make_agent(name, redis_url, status_ttl=2) for name in names]
+    counted: list[int] = []
+
+    def count() -> None:
+        with BlockingRedis.from_url(redis_url, protocol=2) as client:
+            for _ in range(8):
+                time.sleep(0.1)
+                found = [c for c in client.client_list() if ":watchdog:" in c["name"]]
+                counted.append(len(found))
+
+    async with anyio.create_task_group() as tasks:
+        for agent in agents:
+            await agent.__aenter__()
+            await agent.ready(5)
+        threads = [t for t in threading.enumerate() if t.name == "bls-agent watchdog"]
+        assert len(threads) == 1
+        counter = threading.Thread(target=count)
+        counter.start()
+        time.sleep(1.0)
+        for name in names:
+            tasks.start_soon(eventually, lambda name=name: _shows(redis, name, "在线"))
+    counter.join()
+    assert max(counted) == 1
+    await eventually(lambda: _count_watchdogs(redis, 0))
+    for agent in agents:
+        assert agent.stats().loop_stalls == 1
+        await agent.aclose()
+    await eventually(lambda: not threads[0].is_alive(), 2)
+    await redis.delete(*(f"{n}_{k}" for n in names for k in ("项目状态", "项目控制台")))
+
+
+async def _count_watchdogs(redis: Redis, expected: int) -> bool:
+    found = [c for c in await redis.client_list() if ":watchdog:" in c["name"]]
+    return len(found) == expected
+
+
+async def test_an_agent_in_a_thread(redis_url: str, redis: Redis, project: str) -> None:
+    """A loop in another thread is looked after as well; its place is that thread's."""
+    agent = make_agent(project, redis_url)
+
+    @agent.command
+    async def hang() -> None:
+        time.sleep(1.5)
+
+    with agent.in_thread():
+        await agent.ready(5)
+        with sampled(redis_url, project) as seen:
+            await eventually(lambda: seen == ["在线"])
+            await redis.rpush(f"{project}_控制", '{"command": "hang"}')
+            await eventually(lambda: "故障" in seen, 3)
+            await eventually(lambda: seen[-1] == "在线", 3)
+            assert seen == ["在线", "故障", "在线"]
+    assert await status_of(redis, project) == "离线"
+
+
+async def test_a_word_in_flight_does_not_land_after_the_stall(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """Redis freezes while the thread writes, the loop moves first: 在线 comes last."""
+    agent = make_agent(project, own_server.url, redis_timeout=0.5, status_ttl=3)
+    async with agent:
+        await agent.ready(5)
+        freezing = threading.Timer(0.6, own_server.freeze)
+        freezing.start()
+        time.sleep(1.6)
+        freezing.join()
+        assert agent.stats().status_source == "event loop"
+        own_server.thaw()
+        await eventually(lambda: agent.stats().status_source == "host")
+        await eventually(lambda: _shows(admin, project, "在线"))
+        until = anyio.current_time() + 0.5
+        while anyio.current_time() < until:
+            assert await status_of(admin, project) == "在线"
+            await anyio.sleep(0.02)
+
+
+class Holding:
+    """Stands before Redis and holds back what the first watchdog's connection writes."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._listening.getsockname()[1]}/0"
+        self.holds = threading.Event()
+        self.released = threading.Event()
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    def _start(self, target: Any, *arguments: socket.socket) -> None:
+        thread = threading.Thread(target=target, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                self._sockets.append(client)
+                server = socket.create_connection(("127.0.0.1", self._port))
+                self._sockets.append(server)
+                self._start(self._copy, client, server)
+                self._start(self._copy, server, client)
+
+    def _copy(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65_536):
+                if "故障".encode() in data and not self.holds.is_set():
+                    self.holds.set()
+                    self.released.wait(20)
+                sink.sendall(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Take nobody any more, and let go of what is held."""
+        self.released.set()
+        _close(self._listening)
+        self._threads[0].join()  # no socket comes behind those that are closed here
+        for opened in self._sockets:
+            _close(opened)
+        for thread in self._threads:
+            thread.join()
+
+
+def _close(opened: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        opened.shutdown(socket.SHUT_RDWR)
+    opened.close()
+
+
+async def test_a_late_word_is_killed_before_it_can_lie(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """A 故障 that the network holds back until the loop has written 在线 never lands."""
+    network = Holding(own_server.port)
+    agent = make_agent(project, network.url, status_ttl=60, status_interval=20)
+    try:
+        async with agent:
+            await agent.ready(5)
+            time.sleep(0.8)
+            assert network.holds.is_set()
+            assert agent.stats().status_source == "event loop"
+            await eventually(lambda: agent.stats().status_source == "host")
+            await eventually(lambda: _shows(admin, project, "在线"))
+            network.released.set()
+            until = anyio.current_time() + 0.5
+            while anyio.current_time() < until:
+                assert await status_of(admin, project) == "在线"
+                await anyio.sleep(0.01)
+    finally:
+        network.close()
+
+
+async def test_no_word_of_the_loop_counts_while_one_is_in_flight(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """Until the connection is killed the board says 故障: nothing flickers."""
+    network = Holding(own_server.port)
+    agent = make_agent(project, network.url, status_ttl=60, status_interval=20)
+    try:
+        async with agent:
+            await agent.ready(5)
+            time.sleep(0.8)
+            own_server.freeze()  # the kill waits for its answer
+            agent.set_status(Status.ERROR)
+            await anyio.sleep(0.3)
+            assert agent.stats().status_source == "event loop"
+            own_server.thaw()
+            await eventually(lambda: agent.stats().status_source == "host")
+            await eventually(lambda: _shows(admin, project, "报错"))
+    finally:
+        network.close()
+
+
+async def test_redis_frozen_through_stall_and_stop(
+    own_server: DevServer, project: str
+) -> None:
+    """The stop stays within shutdown_timeout + 2 s, and the thread ends by itself."""
+    agent = make_agent(project, own_server.url, redis_timeout=0.5, shutdown_timeout=0.5)
+    async with agent:
+        await agent.ready(5)
+        own_server.freeze()
+        time.sleep(0.8)
+        began = time.monotonic()
+    assert time.monotonic() - began < 4.5
+    own_server.thaw()
+    await eventually(_has_no_watchdog)
+
+
+def _has_no_watchdog() -> bool:
+    return "bls-agent watchdog" not in {t.name for t in threading.enumerate()}
+
+
+async def test_the_log_may_be_what_the_loop_waits_for(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """A handler of the host's log that holds its lock does not hold the thread."""
+
+    class Stuck(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage() == "stand still":
+                time.sleep(2.0)
+
+    handler = Stuck()
+    logging.getLogger().addHandler(handler)
+    try:
+        async with make_agent(project, redis_url) as agent:
+            await agent.ready(5)
+            with sampled(redis_url, project) as seen:
+                await eventually(lambda: seen == ["在线"])
+                logging.getLogger().error("stand still")
+                await eventually(lambda: seen[-1] == "在线" and len(seen) > 1, 2)
+                assert seen == ["在线", "故障", "在线"]
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+async def test_out_of_memory_in_a_stall(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """What cannot be written as 故障 is not kept alive as 在线."""
+    async with make_agent(project, own_server.url) as agent:
+        await agent.ready(5)
+        await admin.config_set("maxmemory", "1")
+        time.sleep(1.5)
+        assert await status_of(admin, project) is None
+        await admin.config_set("maxmemory", "0")
+        await eventually(lambda: _shows(admin, project, "在线"), 5)
+
+
+async def test_another_type_is_left_alone_in_a_stall(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """Nor does the thread overwrite a key of another type."""
+    key = f"{project}_项目状态"
+    async with make_agent(project, redis_url) as agent:
+        await agent.ready(5)
+        await redis.rpush(f"{project}_控制台", "somebody's data")
+        await redis.rename(f"{project}_控制台", key)
+        time.sleep(1.0)
+        assert await redis.lrange(key, 0, -1) == [b"somebody's data"]
+
+
+def test_time_that_nobody_lived_through_is_no_stall() -> None:
+    """After a suspend the looker has slept, too: the loop gets its time."""
+    found = StallTimer()
+    found.check(7, 0.5, 0.5, 1.0)
+    found.check(7, 3_600.0, 0.5, 1.0)
+    assert found.seconds == 1.5
+    found.check(8, 0.5, 0.5, 1.0)
+    assert found.seconds == 0.0
+    for _ in range(4):
+        found.check(8, 0.5, 0.5, 1.0)
+    assert found.seconds == 2.0
+
+
+SUSPENDED = """
+import asyncio, os, sys
+from bls_agent import ProjectAgent
+async def main():
+    agent = ProjectAgent(sys.argv[1], redis=sys.argv[2], stall_after=0.5,
+                         status_ttl=2, status_interval=0.2)
+    async with agent:
+        await agent.ready(10)
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        print(agent.stats().loop_stalls, flush=True)
+asyncio.run(main())
+"""
+
+
+async def test_a_suspended_process_has_no_stall(redis_url: str, project: str) -> None:
+    """SIGSTOP and SIGCONT: loop and thread have stood still together."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SUSPENDED, project, redis_url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        for _ in range(2):
+            process.send_signal(signal.SIGSTOP)
+            await anyio.sleep(0.8)  # longer than stall_after
+            process.send_signal(signal.SIGCONT)
+            await anyio.sleep(0.1)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "0\n"
+
+
+EXITS = """
+import asyncio, sys, threading, time
+from bls_agent import ProjectAgent
+agent = ProjectAgent(sys.argv[1], redis=sys.argv[2], stall_after=0.2,
+                     status_ttl=2, status_interval=0.2)
+@agent.command
+async def hang():
+    time.sleep(60)
+async def push():
+    from bls_agent import Console
+    async with Console(sys.argv[2]) as console:
+        await console.send(sys.argv[1], "hang", create=True)
+agent.in_thread().__enter__().ready(10)
+asyncio.run(push())
+until = time.monotonic() + 10
+while not agent.stats().loop_stalls and time.monotonic() < until:
+    time.sleep(0.01)
+print(agent.stats().loop_stalls, flush=True)
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_exit_in_the_middle_of_a_stall(redis_url: str, project: str) -> None:
+    """The interpreter ends soon, and says nothing but what the agent itself says."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", EXITS, project, redis_url],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.stdout == "1\n"
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr, done.stderr
+    assert "Fatal" not in done.stderr, done.stderr
+    assert time.monotonic() - began < 15
+
+
+FORKS = """
+import asyncio, json, os, sys, threading, time
+from bls_agent.runtime import watchdog
+from bls_agent import ProjectAgent, SyncConsole
+def make(name):
+    return ProjectAgent(name, redis=sys.argv[2], stall_after=0.2, status_ttl=2,
+                        status_interval=0.2)
+agent = make(sys.argv[1])
+own = make(sys.argv[1] + "_child")
+def sockets():
+    port = int(sys.argv[2].rpartition(":")[2].partition("/")[0])
+    held = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            held.add(os.readlink("/proc/self/fd/" + name))
+        except OSError:
+            pass
+    rows = [line.split() for line in open("/proc/net/tcp")][1:]
+    there = {f"socket:[{r[9]}]" for r in rows if r[2].endswith(f":{port:04X}")}
+    return sorted(held & there)
+def child():
+    facts = {"threads": [t.name for t in threading.enumerate()],
+             "sockets": sockets(), "beats": len(watchdog._WATCHDOG._monitors),
+             "stalls": agent.stats().loop_stalls}
+    @own.command
+    async def hang():
+        time.sleep(0.8)
+    with own.in_thread() as thread, SyncConsole(sys.argv[2]) as console:
+        thread.ready(10)
+        console.call(own.project, "hang")
+        facts["own"] = own.stats().loop_stalls
+    print(json.dumps(facts), flush=True)
+async def main():
+    async with agent:
+        await agent.ready(10)
+        agent.log.info("settled")  # a child could not know a socket that just connects
+        while not all(agent.stats().connections.values()):
+            await asyncio.sleep(0.002)
+        assert await agent.flush(10)
+        until = time.monotonic() + 0.7
+        while time.monotonic() < until:  # the stall
+            time.sleep(0.01)
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                child()
+                code = 0
+            finally:
+                os._exit(code)
+        ended = os.waitpid(pid, 0)[1]
+        await asyncio.sleep(0.3)
+        print(json.dumps({"child": ended, "stalls": agent.stats().loop_stalls,
+                          "status": agent.status}), flush=True)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+async def test_a_fork_in_the_middle_of_a_stall(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """The child has no thread, no beat and no connection of its parent's."""
+    done = await anyio.run_process(
+        [sys.executable, "-W", "ignore", "-c", FORKS, project, redis_url], check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    child, parent = map(json.loads, done.stdout.splitlines())
+    assert child["threads"] == ["MainThread"]
+    assert child["sockets"] == []
+    assert child["beats"] == 0
+    assert child["stalls"] == 0
+    assert child["own"] == 1
+    assert parent == {"child": 0, "stalls": 1, "status": "在线"}
+    assert await status_of(redis, project) == "离线"
+    await redis.delete(f"{project}_child_项目状态", f"{project}_child_项目控制台")
+
+
+async def test_a_fault_of_ours_harms_nobody_else(
+    redis_url: str, redis: Redis, project: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who cannot speak is said once and not looked after any more; the others are."""
+
+    class Broken(StallStatusPublisher):
+        async def publish(self, connections: Connections) -> None:
+            raise RuntimeError(connections)
+
+    async with (
+        make_agent(project, redis_url) as agent,
+        make_agent(f"{project}_坏", redis_url) as other,
+    ):
+        await agent.ready(5)
+        await other.ready(5)
+        assert other._session is not None
+        assert other._session.watch is not None
+        broken = other._session.watch.listener
+        broken.__class__ = Broken
+        for _ in range(2):
+            time.sleep(0.8)
+            await eventually(lambda: _shows(redis, project, "在线"))
+        assert agent.stats().loop_stalls == 2
+        said = [r for r in caplog.records if "cannot be spoken for" in r.getMessage()]
+        assert len(said) == 1
+    assert await status_of(redis, f"{project}_坏") == "离线"
+    await redis.delete(f"{project}_坏_项目状态", f"{project}_坏_项目控制台")
+
+
+def test_wrong_values_are_refused() -> None:
+    """Too short a time would be a false alarm at every turn."""
+    with pytest.raises(ConfigurationError, match="stall_after"):
+        ProjectAgent("订单系统", stall_after=0.01)
+
+
+async def test_without_the_right_to_kill(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """Rights that are missing do not hold the thread."""
+    url = await url_with_rights(admin, own_server, "~*", "+@all", "-client")
+    async with make_agent(project, url, mode="compat") as agent:
+        await agent.ready(5)
+        time.sleep(1.2)
+        assert await status_of(admin, project) == "故障"
+        await eventually(lambda: _shows(admin, project, "在线"))
+    assert await status_of(admin, project) == "离线"
+    assert await execute(admin, "PING")

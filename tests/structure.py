@@ -1,0 +1,273 @@
+"""What the package is made of, for the tests that hold its structure.
+
+What they still let through stands in ``exceptions.toml`` beside this file. The lists there only
+shrink: ``python -m tests.structure`` strikes out what is not needed any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import bls_agent
+
+PACKAGE = Path(bls_agent.__file__).parent
+EXCEPTIONS = Path(__file__).with_name("exceptions.toml")
+
+# Words of our own that a reader from the field does not know; see CONTRIBUTING.md.
+PRIVATE_WORDS = {
+    *("bell", "bells", "bury", "buries", "buried", "course", "courses", "epochs"),
+    *("floors", "forsake", "forsakes", "forsaken", "hasten", "hastens", "hearing"),
+    *("holdings", "home", "homes", "lane", "lanes", "life", "lives", "looks", "owed"),
+    *("parts", "places", "rival", "rivals", "said", "twin", "twins", "voice", "voices"),
+}
+
+Trees = Mapping[str, ast.Module]  # dotted name → what stands in the module
+Graph = Mapping[str, Iterable[str]]
+
+
+def module_name(path: Path) -> str:
+    """Give the dotted name of a file of the package."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SOURCES = {
+    module_name(path): path.read_text(encoding="utf-8")
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+
+
+def parse() -> Trees:
+    """Parse every module."""
+    return {module: ast.parse(source) for module, source in SOURCES.items()}
+
+
+def names_of(statement: ast.AST) -> Iterator[str]:
+    """Give the modules that an import statement names; none for any other statement."""
+    if isinstance(statement, ast.Import):
+        yield from (alias.name for alias in statement.names)
+    elif isinstance(statement, ast.ImportFrom):
+        assert not statement.level, "imports are absolute"
+        assert statement.module is not None
+        for alias in statement.names:
+            submodule = f"{statement.module}.{alias.name}"
+            yield submodule if submodule in SOURCES else statement.module
+
+
+def imported_modules(tree: ast.AST) -> Iterator[str]:
+    """Give every module that is imported anywhere below a node."""
+    for node in ast.walk(tree):
+        yield from names_of(node)
+
+
+def loaded_modules(node: ast.AST) -> Iterator[str]:
+    """Give the modules that are loaded together with a module.
+
+    Imports for type checkers and those inside of functions are left out.
+    """
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        yield from names_of(child)
+        yield from loaded_modules(child)
+
+
+def load_graph(trees: Trees) -> dict[str, list[str]]:
+    """Give for each module which others of the package are loaded with it."""
+    return {
+        module: sorted(
+            {name for name in loaded_modules(tree) if name in SOURCES} - {module}
+        )
+        for module, tree in trees.items()
+    }
+
+
+def longest_chain(graph: Graph) -> list[str]:
+    """Give the longest chain of modules in which each one loads the next."""
+
+    @cache
+    def chain(module: str) -> tuple[str, ...]:
+        return (module, *max(map(chain, graph[module]), key=len, default=()))
+
+    return [*max(map(chain, graph), key=len)]
+
+
+def circles(graph: Graph) -> list[list[str]]:
+    """Give the groups of nodes in which each one leads to every other one."""
+    reached = {node: _reach(node, graph) for node in graph}
+    groups = {
+        tuple(sorted({node} | {one for one in found if node in reached[one]}))
+        for node, found in reached.items()
+        if node in found
+    }
+    return [[*group] for group in sorted(groups)]
+
+
+def _reach(start: str, graph: Graph) -> set[str]:
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        new = set(graph[waiting.pop()]) - found
+        found |= new
+        waiting += new
+    return found
+
+
+def area_of(module: str) -> str:
+    """Give the room in which a module stands, or the program: ``runs``, ``ops.web``."""
+    parts = module.split(".")[1:]
+    return ".".join(parts[: 2 if parts[:1] == ["ops"] else 1])
+
+
+def folder_circles(trees: Trees) -> list[str]:
+    """Find folders of one room that import each other, over however many steps.
+
+    A module that stands in the room itself is a folder of its own.
+    """
+    graphs: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for module, tree in trees.items():
+        area, importer = area_of(module), _place_in_room(module)
+        graphs[area][importer] |= {
+            _place_in_room(name)
+            for name in imported_modules(tree)
+            if name in SOURCES and area_of(name) == area
+        } - {importer}
+    return [
+        " ".join(group)
+        for area, graph in sorted(graphs.items())
+        for group in circles({place: [*graph[place]] for place in [*graph]})
+        if area
+    ]
+
+
+def _place_in_room(module: str) -> str:
+    area = area_of(module)
+    rest = module.removeprefix(f"bls_agent.{area}").split(".")[1:2]
+    return ".".join([area, *rest])
+
+
+def only_children(trees: Trees) -> list[str]:
+    """Find classes that exactly one other class of the package is made of.
+
+    Errors are left out: their tree is for those who catch them.
+    """
+    children: dict[str, set[str]] = defaultdict(set)
+    for tree in trees.values():
+        nodes = [*ast.walk(tree)]
+        ours = {node.name for node in nodes if isinstance(node, ast.ClassDef)} | {
+            alias.name
+            for node in nodes
+            if isinstance(node, ast.ImportFrom)
+            and str(node.module).startswith("bls_agent")
+            for alias in node.names
+        }
+        for node in nodes:
+            if isinstance(node, ast.ClassDef) and not node.name.endswith("Error"):
+                for base in filter(ours.__contains__, map(_base_name, node.bases)):
+                    children[base].add(node.name)
+    return sorted(
+        f"{base} of {found.pop()}"
+        for base, found in children.items()
+        if len(found) == 1
+    )
+
+
+def _base_name(base: ast.expr) -> str:
+    return ast.unparse(base.value if isinstance(base, ast.Subscript) else base)
+
+
+def private_words(trees: Trees) -> dict[str, list[str]]:
+    """Find names of modules, classes and functions with a private word: word → names."""
+    found: dict[str, set[str]] = defaultdict(set)
+    names = {module.rpartition(".")[2] for module in trees} | {
+        node.name
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    for name in names:
+        for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name):
+            if word.lower() in PRIVATE_WORDS:
+                found[word.lower()].add(name)
+    return {word: sorted(names) for word, names in sorted(found.items())}
+
+
+def find_exceptions() -> dict[str, Any]:
+    """Look for everything that would need an exception."""
+    trees = parse()
+    return {
+        "longest_chain": len(longest_chain(load_graph(trees))),
+        "folder_circles": folder_circles(trees),
+        "only_children": only_children(trees),
+        "private_words": private_words(trees),
+    }
+
+
+def read_exceptions() -> dict[str, Any]:
+    """Read what is let through."""
+    return tomllib.loads(EXCEPTIONS.read_text("utf-8"))
+
+
+def _still_needed(listed: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    def both(old: list[str], new: list[str]) -> list[str]:
+        return [name for name in new if name in old]
+
+    words = found["private_words"]
+    needed = {
+        word: both(old, words.get(word, []))
+        for word, old in listed["private_words"].items()
+    }
+    return {
+        "longest_chain": min(listed["longest_chain"], found["longest_chain"]),
+        **{
+            name: both(listed[name], found[name])
+            for name in ("folder_circles", "only_children")
+        },
+        "private_words": {word: names for word, names in needed.items() if names},
+    }
+
+
+def write_exceptions(exceptions: dict[str, Any]) -> None:
+    """Write the file: one name a line, so that two changes do not meet in one."""
+
+    def lines(name: str, values: list[str]) -> Iterator[str]:
+        yield f"{name} = [" if values else f"{name} = []"
+        yield from (f'    "{value}",' for value in values)
+        yield from ["]"] if values else []
+
+    written = [
+        "# What the tests of the structure still let through. These lists only shrink:",
+        "# `python -m tests.structure` strikes out what is not needed any more.",
+        "",
+        f"longest_chain = {exceptions['longest_chain']}",
+    ]
+    for name in ("folder_circles", "only_children"):
+        written += lines(name, exceptions[name])
+    written += ["", "[private_words]"]
+    for word, names in exceptions["private_words"].items():
+        written += lines(word, names)
+    EXCEPTIONS.write_text("\n".join(written) + "\n", "utf-8")
+
+
+def main() -> None:
+    """Strike out what is not needed, or write the file anew."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--anew", action="store_true", help="list whatever is found")
+    found = find_exceptions()
+    if not parser.parse_args().anew:
+        found = _still_needed(read_exceptions(), found)
+    write_exceptions(found)
+
+
+if __name__ == "__main__":
+    main()
