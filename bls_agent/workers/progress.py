@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Final, TypeAlias, cast
 from bls_agent.connection.access import Store
 from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.scripts import ADD_MEMBERS
-from bls_agent.connection.wire import Wire
 from bls_agent.core.errors import (
     ConfigurationError,
     RedisUnavailableError,
@@ -33,8 +32,6 @@ __all__ = [
 Day: TypeAlias = "date | str"  # "2026-01-12"
 
 MANY: Final = 500  # members in one command: about a millisecond of the server's
-FEW: Final = 4_000  # members that are read at once, in about a millisecond
-TRIES: Final = 5  # of reading a large set over connections that break
 _DAY: Final = timedelta(days=1)
 _RULE: Final = "days: date objects, or text such as 2026-01-12"
 
@@ -289,46 +286,11 @@ class SyncProgress(Store):
         return summarize(days, wanted, foreign=foreign)
 
     async def _read(self, key: str) -> tuple[set[date], int]:
-        async with self._access.wires.to(key) as wire:
-            try:
-                return await _read_all(wire, _encode(key))
-            except RedisUnavailableError as error:
-                raise _as_wrong_type(error, key) from error
-
-
-async def _read_all(wire: Wire, key: bytes) -> tuple[set[date], int]:
-    """Read a set: a usual one in one step, a huge one in many short ones."""
-    if await wire.read("SCARD", key) <= FEW:
-        return read_days(await wire.read("SMEMBERS", key))
-    for _ in range(TRIES):
-        found = await _scan_all(wire, key)
-        if found is not None:
-            return found
-    reason = f"the connection broke in each of {TRIES} readings of a large set"
-    raise RedisUnavailableError("connection", reason, address=wire.address)
-
-
-async def _scan_all(wire: Wire, key: bytes) -> tuple[set[date], int] | None:
-    """Read a set by SSCAN; give nothing if that was not over one connection.
-
-    A cursor means nothing to another server, nor to the same one after a restart:
-    members would be missing without a word.
-    """
-    days: set[date] = set()
-    odd: set[bytes] = set()  # SSCAN may give a member twice
-    cursor, generation = b"0", None
-    while True:
-        cursor, members = await wire.read("SSCAN", key, cursor, "COUNT", MANY)
-        if generation not in (None, wire.generation):
-            return None
-        generation = wire.generation
-        for member in members:
-            found, foreign = read_days([member])
-            days |= found
-            if foreign:
-                odd.add(member)
-        if cursor == b"0":
-            return days, len(odd)
+        try:
+            # One step, whatever its size: a century of days takes the server 2.5 ms.
+            return read_days(await self._access.wires.read(key, "SMEMBERS"))
+        except RedisUnavailableError as error:
+            raise _as_wrong_type(error, key) from error
 
 
 def _key(type: str, code: str) -> str:  # noqa: A002 - the contract's name

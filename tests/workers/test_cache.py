@@ -6,9 +6,8 @@ import asyncio
 import contextvars
 import functools
 import inspect
-import secrets
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import date
 from typing import Any
 
@@ -20,19 +19,6 @@ from redis.asyncio import Redis
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.workers import CacheStats, FunctionCache, RedisKeyPattern
 from tests.harness import eventually
-
-
-@pytest.fixture
-async def cache(redis_url: str) -> AsyncIterator[FunctionCache]:
-    """A cache on the server that the tests share."""
-    async with FunctionCache(redis_url, timeout=5) as opened:
-        yield opened
-
-
-@pytest.fixture
-def name() -> str:
-    """A function's name that nobody else uses."""
-    return f"行情.{secrets.token_hex(4)}"
 
 
 async def keys_of(redis: Redis, name: str) -> list[bytes]:

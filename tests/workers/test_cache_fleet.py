@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import signal
 import subprocess
 import sys
@@ -53,23 +52,10 @@ print("ended", asyncio.run(main())[0], flush=True)
 
 
 @pytest.fixture
-async def cache(redis_url: str) -> AsyncIterator[FunctionCache]:
-    """A cache on the server that the tests share."""
-    async with FunctionCache(redis_url, timeout=5) as opened:
-        yield opened
-
-
-@pytest.fixture
 async def other(redis_url: str) -> AsyncIterator[FunctionCache]:
     """Another process's, as far as Redis can tell."""
     async with FunctionCache(redis_url, timeout=5) as opened:
         yield opened
-
-
-@pytest.fixture
-def name() -> str:
-    """A function's name that nobody else uses."""
-    return f"fleet.{secrets.token_hex(4)}"
 
 
 @contextmanager

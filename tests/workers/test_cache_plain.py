@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import subprocess
 import sys
 import threading
@@ -32,12 +31,6 @@ def cache(redis_url: str) -> Iterator[FunctionCache]:
     opened = FunctionCache(redis_url, timeout=5)
     yield opened
     opened.close_sync()
-
-
-@pytest.fixture
-def name() -> str:
-    """A function's name that nobody else uses."""
-    return f"plain.{secrets.token_hex(4)}"
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

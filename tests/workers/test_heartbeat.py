@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import AsyncIterator
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -46,17 +45,6 @@ from bls_agent.workers import (
 from tests.harness import eventually
 
 SHORT: dict[str, Any] = {"interval": 0.2, "ttl": 1.0}
-
-
-@pytest.fixture
-def said() -> BacktestWorkerHeartbeat:
-    return BacktestWorkerHeartbeat.create(worker_id=f"回测-{secrets.token_hex(4)}")
-
-
-@pytest.fixture
-async def bare(redis_url: str) -> AsyncIterator[Redis]:
-    async with Redis.from_url(redis_url, protocol=2) as client:
-        yield client
 
 
 def owner_of(key: str) -> str:

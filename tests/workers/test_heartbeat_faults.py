@@ -6,10 +6,9 @@ import asyncio
 import json
 import logging
 import os
-import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,17 +33,6 @@ from tests.harness import (
 
 SHORT: dict[str, Any] = {"interval": 0.2, "ttl": 1.0, "timeout": 0.5}
 STEADY: dict[str, Any] = {**SHORT, "ttl": 2.0}  # a busy machine may be a second late
-
-
-@pytest.fixture
-def said() -> BacktestWorkerHeartbeat:
-    return BacktestWorkerHeartbeat.create(worker_id=f"回测-{secrets.token_hex(4)}")
-
-
-@pytest.fixture
-async def bare(redis_url: str) -> AsyncIterator[Redis]:
-    async with Redis.from_url(redis_url, protocol=2) as client:
-        yield client
 
 
 def owner_of(key: str) -> str:

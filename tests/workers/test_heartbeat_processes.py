@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 from redis.asyncio import Redis
@@ -69,12 +69,6 @@ def fleet(redis_url: str) -> Iterator[Fleet]:
     for process in found.processes:
         process.kill()
         process.communicate()
-
-
-@pytest.fixture
-async def bare(redis_url: str) -> AsyncIterator[Redis]:
-    async with Redis.from_url(redis_url, protocol=2) as client:
-        yield client
 
 
 async def test_killed(fleet: Fleet, bare: Redis) -> None:

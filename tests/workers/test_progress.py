@@ -11,8 +11,6 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import ConfigurationError, RedisUnavailableError, WrongTypeError
-from bls_agent.connection.endpoint import Argument, Endpoint, Reply
-from bls_agent.connection.wire import Wire
 from bls_agent.devserver import DevServer
 from bls_agent.workers import (
     BacktestProgress,
@@ -21,7 +19,6 @@ from bls_agent.workers import (
     SyncSummary,
 )
 from bls_agent.workers.progress import (
-    _read_all,
     days_of,
     list_days,
     read_days,
@@ -127,7 +124,7 @@ async def test_add(progress: SyncProgress, code: str, redis: Redis) -> None:
 async def test_many_dates_at_once(
     progress: SyncProgress, code: str, redis: Redis
 ) -> None:
-    """More than fit into one command, and more than are read at once."""
+    """More than fit into one command."""
     days = week(9_001, date(2000, 1, 1))
     assert await progress.add("tick", code, days) == 9_001
     await redis.sadd(f"tick_update_{code}", b"junk", b"\xff")
@@ -140,39 +137,6 @@ async def test_many_dates_at_once(
     assert await progress.clear("tick", code)
     assert not await progress.clear("tick", code)
     assert await progress.dates("tick", code) == set()
-
-
-class RestlessWire(Wire):
-    """Loses its connection before some of its readings."""
-
-    def __init__(self, url: str, lost_at: set[int]) -> None:
-        super().__init__(Endpoint.of(url), "bls-restless")
-        self.readings, self.lost_at = 0, lost_at
-
-    async def read(self, *request: Argument) -> Reply:
-        self.readings += 1
-        if self.readings in self.lost_at:
-            await self.drop()
-        return await super().read(*request)
-
-
-async def test_a_large_set_is_read_over_one_connection(
-    progress: SyncProgress, code: str, redis_url: str
-) -> None:
-    """A cursor means nothing to another server: then the reading begins anew."""
-    days = week(5_000)
-    await progress.add("tick", code, days)
-    key = f"tick_update_{code}".encode()
-    calm = RestlessWire(redis_url, set())
-    assert await _read_all(calm, key) == (set(days), 0)
-    once = RestlessWire(redis_url, {4})
-    assert await _read_all(once, key) == (set(days), 0)
-    assert once.readings == 3 + calm.readings  # a walk that broke, then a whole one
-    always = RestlessWire(redis_url, set(range(100)))
-    with pytest.raises(RedisUnavailableError):
-        await _read_all(always, key)
-    for wire in (calm, once, always):
-        await wire.aclose()
 
 
 async def test_removing_keeps_the_ttl(
