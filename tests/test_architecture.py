@@ -311,6 +311,23 @@ def test_the_page_about_it_names_what_exists() -> None:
     assert missing == set(), f"write their new names in {PAGE}"
 
 
+def expand(word: str) -> Iterator[str]:
+    """Give what bash makes of a word with braces."""
+    head, brace, tail = word.partition("{")
+    inner, _, rest = tail.partition("}")
+    for one in inner.split(","):
+        yield from ([head] if not brace else expand(head + one + rest))
+
+
+def test_the_continuous_integration_names_tests_that_exist() -> None:
+    """What .ci/run lists for other servers and interpreters is there."""
+    script = (ROOT / ".ci" / "run").read_text("utf-8")
+    lists = re.findall(r"_TESTS=\((.*?)\n\)", script, re.DOTALL)
+    named = [path for one in lists for word in one.split() for path in expand(word)]
+    assert len(lists) == 2
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
 def statement_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Count the lines of a function's body that hold a part of a statement."""
     body = function.body[1:] if ast.get_docstring(function) else function.body

@@ -1,7 +1,8 @@
 """What a doctor's rule looks at, and what it says: values only.
 
-In ``rules/`` is one module for each contract: the rules about its keys. A rule is a pure function of one :class:`Sample`. What it has to know of other
-keys it asks for (:attr:`Rule.asks`); the doctor finds out and does the I/O.
+In ``rules/`` is one module for each contract: the rules about its keys. A rule is a
+pure function of one :class:`Sample`. What it has to know of other keys it asks for
+(:attr:`Rule.asks`); the doctor finds out and does the I/O.
 """
 
 from __future__ import annotations
