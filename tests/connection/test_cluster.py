@@ -335,12 +335,12 @@ async def test_a_fleet_while_slots_move(
             await to_thread.run_sync(step)
             await client.set(f"{project}_项目状态", "报错")
             async with fleet._turn:
-                await fleet._survey.read_statuses(fleet._now())
-            track = fleet._survey.tracks[project]
+                await fleet._reader.read_statuses(fleet._now())
+            track = fleet._reader.projects[project]
             assert track.view(fleet._now()).status is Status.ERROR
             await client.set(f"{project}_项目状态", "在线")
             async with fleet._turn:
-                await fleet._survey.read_statuses(fleet._now())
+                await fleet._reader.read_statuses(fleet._now())
             assert track.view(fleet._now()).status is Status.ONLINE
         fleet._wires._routes.cluster.distrust()
         assert (await fleet.look())[project].status is Status.ONLINE

@@ -82,7 +82,7 @@ async def watching(
 ) -> AsyncIterator[Watching]:
     """A quick watch over a server of this test alone."""
     for pause in ("LISTS", "SEARCH"):
-        monkeypatch.setattr(f"bls_agent.ops.fleet.watching.{pause}", QUICK)
+        monkeypatch.setattr(f"bls_agent.ops.fleet.fleet.{pause}", QUICK)
     async with Fleet(own_server.url, interval=QUICK) as fleet:
         watching = Watching(fleet)
         async with anyio.create_task_group() as tasks:
@@ -329,15 +329,15 @@ async def test_projects_come_and_go(
     watching: Watching, admin: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What nothing is left of is told as gone, and nothing of it is kept."""
-    monkeypatch.setattr("bls_agent.ops.fleet.track.KEPT", 0.1)
+    monkeypatch.setattr("bls_agent.ops.fleet.project_state.KEPT", 0.1)
     names = [f"短命{number}" for number in range(500)]
     await admin.mset({f"{name}_项目状态": "在线" for name in names})
     await admin.set("长命_项目状态", "在线")
     await watching.until(lambda: len(watching.views) == 501)
     await admin.delete(*[f"{name}_项目状态" for name in names])
     await watching.until(lambda: set(watching.views) == {"长命"})
-    assert list(watching.fleet._survey.tracks) == ["长命"]
-    assert list(watching.fleet._survey._keys) == ["长命"]
+    assert list(watching.fleet._reader.projects) == ["长命"]
+    assert list(watching.fleet._reader._keys) == ["长命"]
     gone = [name for change in watching.changes for name in change.gone]
     assert sorted(gone) == sorted(names)
 
@@ -346,7 +346,7 @@ async def test_many_that_vanish_are_not_all_remembered(
     watching: Watching, admin: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of those of which nothing is left the last few are kept, however many there were."""
-    monkeypatch.setattr("bls_agent.ops.fleet.watching.EMPTY", 10)
+    monkeypatch.setattr("bls_agent.ops.fleet.fleet.EMPTY", 10)
     for turn in range(4):
         names = [f"短命{turn}_{number}" for number in range(200)]
         await admin.mset({f"{name}_项目状态": "在线" for name in names})
@@ -396,7 +396,7 @@ async def test_every_look_is_complete(
     own_server: DevServer, admin: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not only the first: it searches through all keys, however many steps that takes."""
-    monkeypatch.setattr("bls_agent.ops.fleet.watching.STEPS", 1)
+    monkeypatch.setattr("bls_agent.ops.fleet.fleet.STEPS", 1)
     await plant(admin)
     async with Fleet(own_server.url) as fleet:
         found = len(await fleet.look())
@@ -437,18 +437,18 @@ async def test_redis_goes_away_during_the_first_search(
     """What was not searched through is not taken for all there is."""
     await plant(admin)
     async with Fleet(own_server.url, interval=QUICK) as fleet:
-        survey = fleet._survey
-        scan = survey.scan
+        reader = fleet._reader
+        scan = reader.scan
 
         async def break_off() -> AsyncIterator[set[str]]:
             async for names in scan():
                 yield names
                 raise RedisUnavailableError("connection", "cut")
 
-        monkeypatch.setattr(survey, "scan", break_off)
+        monkeypatch.setattr(reader, "scan", break_off)
         with pytest.raises(RedisUnavailableError):
             await fleet.look()
-        monkeypatch.setattr(survey, "scan", scan)
+        monkeypatch.setattr(reader, "scan", scan)
         async for change in fleet.watch():
             assert len(change.views) == 10
             break

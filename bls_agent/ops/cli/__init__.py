@@ -35,7 +35,7 @@ def _run(given: list[str]) -> int:
         print(f"bls-agent {bls_agent.__version__}")
         return 0
     try:
-        from bls_agent.ops.cli.program import run_program
+        from bls_agent.ops.cli.app import run_program
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in EXTRA:
             raise

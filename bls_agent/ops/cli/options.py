@@ -1,53 +1,54 @@
-"""What every command takes, and what must be known before the command line is parsed.
-
-Pure: the arguments are given.
-"""
+"""Options and arguments of several commands, and what a shell is offered for them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
-from typing import Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, cast
 
-import typer
+from typer import Argument, Context, Option
+
+if TYPE_CHECKING:
+    from bls_agent.console import Console
+    from bls_agent.crawl.overview import QueueOverview
 
 __all__ = [
+    "CommandArgument",
+    "ForceOption",
     "JsonOption",
     "LangOption",
     "Language",
+    "ProjectArgument",
     "RedisOption",
+    "TimeoutOption",
     "arrange",
+    "complete_command",
+    "complete_crawl_project",
+    "complete_project",
+    "complete_spider",
+    "told_commands",
 ]
 
-
-class Language(StrEnum):
-    """The languages of the catalogues."""
-
-    ZH = "zh"
-    EN = "en"
-
-
-RedisOption: TypeAlias = Annotated[
-    str, typer.Option("--redis", metavar="URL", help="opt_redis", show_default=False)
-]
-JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="opt_json")]
-LangOption: TypeAlias = Annotated[
-    Language | None, typer.Option("--lang", metavar="zh|en", help="opt_lang")
-]
+RECORDS: Final = 1_000  # of a log, in which commands are looked for
+BUILTINS: Final = ("ping", "help", "stats", "set_log_level")
+# Seconds: a shell that waits is worse than one that knows nothing.
+DEADLINE: Final = 0.5
 
 _VALUES: Final = frozenset({"--redis", "--lang"})  # common options with a value
 _WITH_ARGUMENTS: Final = frozenset({"send", "call"})  # of a command, as JSON
 _BEGINS_JSON: Final = ("{", "[", '"')
 
+T = TypeVar("T")
+
 
 def arrange(arguments: Sequence[str]) -> list[str]:
     """Tell apart the two meanings that ``--json`` has for ``send`` and ``call``.
 
-    With a value that begins like JSON it gives the command's arguments, without one it
-    asks for output as JSON. No parser knows an option like that.
-
-    Returns:
-        The arguments, with ``--json-args`` for the first meaning.
+    With a value that begins like JSON it gives the command's arguments, and becomes
+    ``--json-args``; without one it asks for output as JSON. No parser knows an option
+    like that.
     """
     if _command_of(arguments) not in _WITH_ARGUMENTS:
         return list(arguments)
@@ -79,3 +80,135 @@ def _command_of(arguments: Sequence[str]) -> str:
         elif not word.startswith("-"):
             return word
     return ""
+
+
+def complete_project(context: Context, incomplete: str) -> list[str]:
+    """Offer the projects at the Redis that is named; none if it does not answer."""
+
+    async def find(console: Console) -> list[str]:
+        return [*await console.projects()]
+
+    return _offer(context, incomplete, find, _make_console)
+
+
+def complete_command(context: Context, incomplete: str) -> list[str]:
+    """Offer the commands that the project's log tells of; nothing is sent for it.
+
+    Those of the last answer to ``help``, and those that have been run since.
+    """
+
+    async def find(console: Console) -> list[str]:
+        found: dict[str, None] = dict.fromkeys(BUILTINS)
+        for entry in await console.logs(context.params.get("project") or "", RECORDS):
+            outcome = entry.outcome
+            if outcome is None or outcome.kind.value in {"unknown", "discarded"}:
+                continue
+            found[outcome.command] = None
+            if outcome.command == "help":
+                found |= dict.fromkeys(told_commands(outcome.result))
+        return [*found]
+
+    return _offer(context, incomplete, find, _make_console)
+
+
+def complete_crawl_project(context: Context, incomplete: str) -> list[str]:
+    """Offer the projects that have crawl queues."""
+
+    async def find(overview: QueueOverview) -> list[str]:
+        return [*dict.fromkeys(one.project for one in await overview.find())]
+
+    return _offer(context, incomplete, find, _make_overview)
+
+
+def complete_spider(context: Context, incomplete: str) -> list[str]:
+    """Offer the spiders of all projects: the parser forgets what stands before --spider."""
+
+    async def find(overview: QueueOverview) -> list[str]:
+        found = await overview.find()
+        return [*dict.fromkeys(one.spider for one in found if one.spider)]
+
+    return _offer(context, incomplete, find, _make_overview)
+
+
+def told_commands(result: object) -> dict[str, dict[str, Any]]:
+    """Read what an agent answers to ``help``: each command by its name."""
+    items = cast("list[object]", result) if isinstance(result, list) else []
+    told = [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
+    return {str(one["name"]): one for one in told if "name" in one}
+
+
+def _make_console(redis: str) -> Console:
+    from bls_agent.console import Console
+
+    return Console(redis, timeout=DEADLINE)
+
+
+def _make_overview(redis: str) -> QueueOverview:
+    from bls_agent.crawl.overview import QueueOverview
+
+    return QueueOverview(redis, timeout=DEADLINE)
+
+
+def _offer(
+    context: Context,
+    incomplete: str,
+    find: Callable[[T], Awaitable[list[str]]],
+    make: Callable[[str], AbstractAsyncContextManager[T]],
+) -> list[str]:
+    given = context.params.get("redis") or context.find_root().params.get("redis")
+    try:
+        names = _find_names(given, find, make)
+    except Exception:  # noqa: BLE001 - whatever it is, a shell shows nothing of it
+        return []
+    return [
+        name for name in names if name.startswith(incomplete) and name.isprintable()
+    ]
+
+
+def _find_names(
+    redis: str | None,
+    find: Callable[[T], Awaitable[list[str]]],
+    make: Callable[[str], AbstractAsyncContextManager[T]],
+) -> list[str]:
+    import anyio
+
+    from bls_agent.core.settings import Settings
+
+    # Made beforehand: loading the client is no time in which the server was silent.
+    made = make(redis or Settings.from_env(os.environ).redis_url)
+
+    async def ask() -> list[str]:
+        with anyio.move_on_after(DEADLINE):
+            async with made as opened:
+                return await find(opened)
+        return []
+
+    return anyio.run(ask)
+
+
+class Language(StrEnum):
+    """The languages of the catalogues."""
+
+    ZH = "zh"
+    EN = "en"
+
+
+RedisOption: TypeAlias = Annotated[
+    str, Option("--redis", metavar="URL", help="opt_redis", show_default=False)
+]
+JsonOption: TypeAlias = Annotated[bool, Option("--json", help="opt_json")]
+LangOption: TypeAlias = Annotated[
+    Language | None, Option("--lang", metavar="zh|en", help="opt_lang")
+]
+ProjectArgument: TypeAlias = Annotated[
+    str,
+    Argument(metavar="PROJECT", help="arg_project", autocompletion=complete_project),
+]
+CommandArgument: TypeAlias = Annotated[
+    str,
+    Argument(metavar="COMMAND", help="arg_command", autocompletion=complete_command),
+]
+ForceOption: TypeAlias = Annotated[bool, Option("--force", help="opt_force")]
+TimeoutOption: TypeAlias = Annotated[
+    float, Option("--timeout", "-t", metavar="SECONDS", help="opt_timeout")
+]

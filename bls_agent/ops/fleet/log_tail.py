@@ -16,7 +16,7 @@ from bls_agent.core.codec import parse_timestamp
 from bls_agent.project.log.reading import find_end
 from bls_agent.project.messages import LogEntry
 
-__all__ = ["LogTail", "News"]
+__all__ = ["LogTail", "News", "written_at"]
 
 SEEN: Final = 16  # records that are remembered to find the place again
 OVERLAP: Final = 4  # of them that a window is to show again
@@ -27,17 +27,11 @@ PROCESSES: Final = 64  # of one project whose numbers are remembered
 
 @dataclass(frozen=True)
 class News:
-    """What a window has brought.
+    """What a window has brought."""
 
-    Attributes:
-        entries: The new records in it, oldest first.
-        count: How many there are, those that the window does not show included.
-        counted: Whether ``count`` is exact.
-    """
-
-    entries: Sequence[LogEntry]
-    count: int
-    counted: bool
+    entries: Sequence[LogEntry]  # the new records in it, oldest first
+    count: int  # how many there are, those that the window does not show included
+    counted: bool  # whether `count` is exact
 
     @property
     def complete(self) -> bool:
@@ -46,34 +40,21 @@ class News:
 
 
 class LogTail:
-    """Remembers the tail of one list, in hashes: a few hundred bytes, whatever is in it.
-
-    Attributes:
-        started: Whether a first window was seen.
-        most: How many records may be read in this look.
-    """
+    """Remembers the tail of one list, in hashes: a few hundred bytes, whatever is in it."""
 
     def __init__(self) -> None:
-        """Know nothing."""
-        self.started = False
-        self.most = 0
+        self.started = False  # a first window was seen
+        self.most = 0  # records that may be read in this look
         self._length = 0
         self._seen: list[int] = []
-        self._numbers: dict[
-            str, int
-        ] = {}  # by process, the one that wrote last at the end
+        # By process, the one that wrote last at the end.
+        self._numbers: dict[str, int] = {}
         self._mean = 0.0  # bytes of a record
         self._usual = FIRST
         self._looked_at = 0.0
 
     def wants(self, length: int, last: bytes | None, room: int) -> int:
-        """Say how many records of the tail to read; 0: nothing is new.
-
-        Args:
-            length: Length of the list.
-            last: Its newest record.
-            room: Bytes that may be read, about.
-        """
+        """Decide how many records of the tail to read, in ``room`` bytes; 0: no news."""
         if last is None or not length:
             self._seen, self._length, self.started = [], 0, True
             return 0
@@ -98,15 +79,10 @@ class LogTail:
         return max(grown, self._usual) + OVERLAP
 
     def take(self, window: Sequence[bytes], length: int, now: float) -> News | None:
-        """Pick what is new and say how much there is.
+        """Pick what is new in a window of the tail, and count all that is new.
 
         ``None``: the window does not reach what was seen, and a longer one, of
         :attr:`most` records, may.
-
-        Args:
-            window: The tail of the list, oldest first.
-            length: Length of the whole list at the same moment.
-            now: Seconds of any clock that does not jump.
         """
         marks = [hash(payload) for payload in window]
         grown = length - self._length
@@ -115,7 +91,7 @@ class LogTail:
         if self._seen and place is None and not whole and len(window) < self.most:
             return None
         entries = [LogEntry.decode(payload) for payload in window[place or 0 :]]
-        numbered = self._note_numbers(entries)
+        numbered = self._record_numbers(entries)
         if not self.started:
             news = News(entries, len(entries), whole)
         elif place is not None or (whole and not self._seen):
@@ -138,13 +114,13 @@ class LogTail:
             return News(entries, max(numbered, len(entries)), counted=True)
         if grown > 0:
             return News(entries, max(grown, len(entries)), counted=False)
-        moments = [_seconds(entry) for entry in entries]
+        moments = [written_at(entry) for entry in entries]
         known = [moment for moment in moments if moment is not None]
         span = max(known) - min(known) if len(known) > 1 else 0.0
         count = round(len(known) * gap / span) if 0.0 < span < gap else 0
         return News(entries, max(count, len(entries)), counted=False)
 
-    def _note_numbers(self, entries: Sequence[LogEntry]) -> int | None:
+    def _record_numbers(self, entries: Sequence[LogEntry]) -> int | None:
         """Count by the records' numbers; ``None`` if they do not tell all of it."""
         total = 0
         whole = True
@@ -185,6 +161,7 @@ class LogTail:
             self._mean = sum(map(len, window)) / len(window)
 
 
-def _seconds(entry: LogEntry) -> float | None:
+def written_at(entry: LogEntry) -> float | None:
+    """Give the Unix seconds of a record's timestamp."""
     moment = parse_timestamp(entry.timestamp)
     return None if moment is None else moment.timestamp()

@@ -13,7 +13,7 @@ import pytest
 import bls_agent
 from bls_agent.core.keys import KEYS, Contract
 from bls_agent.ops.cli import main
-from bls_agent.ops.cli.program import COMMANDS
+from bls_agent.ops.cli.app import COMMANDS
 from bls_agent.ops.terminal import count_columns
 from bls_agent.project.messages import OutcomeKind, Status
 
@@ -42,7 +42,7 @@ def test_both_languages_say_the_same() -> None:
 def test_every_sentence_that_is_used_is_there() -> None:
     """No key in the code is misspelt."""
     pattern = re.compile(
-        r'(?:\.(?:say|hint|warn|waiting)\(|texts\[|Failure\(|hint=|help=)\s*"(\w+)"'
+        r'(?:\.(?:say|hint|warn|waiting)\(|texts\[|(?:Failure|misspelt)\(|hint=|help=)\s*"(\w+)"'
     )
     used = {
         (path.name, key)

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from bls_agent import ProjectAgent
 from bls_agent.crawl import CrawlRequest, RequestQueue
 from bls_agent.devserver import DevServer
-from bls_agent.ops.cli.exits import Exit
+from bls_agent.ops.cli.errors import Exit
 from bls_agent.runs import EventStore
 from bls_agent.workers import BacktestWorkerHeartbeat
 from tests.ops.cli.conftest import Bls

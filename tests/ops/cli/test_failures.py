@@ -19,8 +19,7 @@ from bls_agent import BlsError, RedisUnavailableError
 from bls_agent.core.errors import MissingExtraError
 from bls_agent.core.keys import CONTROL, PROJECT_STATUS
 from bls_agent.devserver import DevServer
-from bls_agent.ops.cli.exits import Exit, Failure
-from bls_agent.ops.cli.failures import judge, unwrap
+from bls_agent.ops.cli.errors import Exit, Failure, judge, unwrap
 from bls_agent.ops.texts import load_texts
 from tests.harness import (
     PASSWORD,

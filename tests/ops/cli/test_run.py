@@ -14,9 +14,8 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import ProjectAgent
-from bls_agent.ops.cli.exits import Failure
-from bls_agent.ops.cli.failures import unwrap
-from bls_agent.ops.cli.loading import Target, parse_target
+from bls_agent.ops.cli.commands.run import Target, parse_target
+from bls_agent.ops.cli.errors import Failure, unwrap
 from bls_agent.project.session import Session
 from tests.harness import eventually, status_of
 from tests.ops.cli.conftest import Bls

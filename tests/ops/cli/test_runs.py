@@ -15,15 +15,17 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent.devserver import DevServer
-from bls_agent.ops.cli.run_lines import for_people, for_pipe, text_lines, text_of
-from bls_agent.ops.cli.run_rows import (
-    FIELDS,
-    STYLES,
+from bls_agent.ops.cli.commands.runs import (
+    RUNS,
+    STATE_STYLES,
     count_runs,
+    for_people,
+    for_pipe,
     is_well,
     run_cells,
-    run_fields,
+    text_of,
 )
+from bls_agent.ops.terminal import visible_lines
 from bls_agent.ops.texts import load_texts
 from bls_agent.runs import (
     EventStore,
@@ -74,24 +76,25 @@ RUN = RunSummary(
 
 def test_the_cells() -> None:
     """In words and ages for people; whole times and plain words for programs."""
-    fields = [*FIELDS]
-    cells = run_cells(RUN, TEXTS, fields, 125.0)
+    assert [*run_cells(RUN, TEXTS, 125.0)] == [*RUNS.fields]
+    cells = [*run_cells(RUN, TEXTS, 125.0).values()]
     assert cells[:4] == ["7", ("failed", "bold red"), "12", "1m04s"]
     assert cells[5:] == ["1h00m", "a.b", "分析: 坏"]
-    cells = run_cells(RUN, TEXTS, fields, 125.0, people=False)
+    cells = [*run_cells(RUN, TEXTS, 125.0, people=False).values()]
     assert cells == [
         "7", ("failed", "bold red"), "12", "1970-01-01T00:01:01.000Z",
         "1970-01-01T00:00:01.000Z", "3600", "a.b", "分析: 坏",
     ]  # fmt: skip
     odd = RunSummary(8, RunState.OPEN, 1, 0, "9" * 20 + "-0", "9" * 20 + "-0")
-    assert run_cells(odd, TEXTS, ["age", "started", "ttl"], 0.0) == ["-", "-", "-"]
-    assert run_fields(20) == ["id", "state", "age"]
-    assert run_fields(200) == fields
+    shown = run_cells(odd, TEXTS, 0.0)
+    assert [shown[name] for name in ("age", "started", "ttl")] == ["-", "-", "-"]
+    assert RUNS.fitting(20) == ["id", "state", "age"]
+    assert RUNS.fitting(200) == [*RUNS.fields]
 
 
 def test_every_state_has_a_word_and_a_look() -> None:
     """And only who has lost its writer is not well."""
-    assert STYLES.keys() == set(RunState)
+    assert STATE_STYLES.keys() == set(RunState)
     assert {f"run_state_{state}" for state in RunState} <= TEXTS.keys()
     assert {f"run_gap_{reason}" for reason in GapReason} <= TEXTS.keys()
     unwell = [s for s in RunState if not is_well(RunSummary(1, s, 1))]
@@ -128,7 +131,7 @@ def test_streamed_text() -> None:
     assert text_of(event(content=1, text="x")) == "x"
     assert text_of(event(content=["x"])) is None
     assert text_of(event("llm.completed", content="x")) is None
-    assert text_lines("a\r\nb\x1b[2J\u202e") == "a\nb\\x1b[2J\\u202e"
+    assert visible_lines("a\r\nb\x1b[2J\u202e") == "a\nb\\x1b[2J\\u202e"
 
 
 # --- the list
@@ -351,7 +354,7 @@ async def test_one_event_is_one_line(
     ran = await bls("runs", "list", url=own_server.url)
     lines = ran.text.splitlines()
     assert len(lines) == len(HOSTILE_TEXTS) + 1
-    assert {line.count("\t") for line in lines} == {len(FIELDS) - 1}
+    assert {line.count("\t") for line in lines} == {len(RUNS.fields) - 1}
     ran = await bls("runs", "follow", "900", url=own_server.url)
     lines = ran.text.splitlines()
     assert len(lines) == 3 * len(HOSTILE_TEXTS) + 1

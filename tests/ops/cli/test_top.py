@@ -14,8 +14,16 @@ from redis.asyncio import Redis
 
 from bls_agent import LogEntry, Status
 from bls_agent.devserver import DevServer
-from bls_agent.ops.cli.board import FIELDS, arrange, cells_of, fields_for, summary
-from bls_agent.ops.cli.views import describe_view, freshness, is_healthy, span
+from bls_agent.ops.cli.commands.projects import (
+    TOP,
+    arrange,
+    describe_view,
+    freshness,
+    is_healthy,
+    project_cells,
+    summary,
+)
+from bls_agent.ops.cli.text import span
 from bls_agent.ops.fleet import Presence, ProjectView
 from bls_agent.ops.texts import load_texts
 from bls_agent.project.messages import Level
@@ -45,27 +53,26 @@ def test_the_worst_comes_first() -> None:
 
 def test_narrow_terminals_drop_what_matters_least() -> None:
     """The name and the status stay at any width."""
-    assert fields_for(20) == ["project", "status"]
-    assert fields_for(59) == ["project", "status", "age", "queue"]
-    assert fields_for(200) == list(FIELDS)
+    assert TOP.fitting(20) == ["project", "status"]
+    assert TOP.fitting(59) == ["project", "status", "age", "queue"]
+    assert TOP.fitting(200) == list(TOP.fields)
 
 
 def test_the_cells() -> None:
     """Estimates are marked, what nobody knows is said."""
     error = LogEntry(timestamp="", level=Level.ERROR, message="坏了")
-    shown = cells_of(
+    shown = project_cells(
         view("甲", Status.FAULT, age=65.0, queue=3, rate=0.25, records=9, errors=2, last_error=error, estimated=True),
-        TEXTS, list(FIELDS),
+        TEXTS,
     )  # fmt: skip
-    assert shown == [
+    assert [*shown] == list(TOP.fields)
+    assert [*shown.values()] == [
         "甲", ("故障 fault", "bold red"), "~1m05s", ("3", "yellow"), "~0.2/s", ("2", "red"), "坏了",
     ]  # fmt: skip
-    other = cells_of(
-        view("乙", queue=None, records=None, status_text="WRONGTYPE"),
-        TEXTS,
-        list(FIELDS),
+    other = project_cells(
+        view("乙", queue=None, records=None, status_text="WRONGTYPE"), TEXTS
     )
-    assert other == [
+    assert [*other.values()] == [
         "乙",
         ("invalid: WRONGTYPE", "bold red"),
         ("-", "dim"),

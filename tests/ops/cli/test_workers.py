@@ -15,15 +15,14 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent.devserver import DevServer
-from bls_agent.ops.cli.roster import (
-    FIELDS,
+from bls_agent.ops.cli.commands.workers import (
+    WORKERS,
     arrange_workers,
     count_workers,
     describe_worker,
     find_kinds,
     is_well,
     worker_cells,
-    worker_fields,
 )
 from bls_agent.ops.texts import load_texts
 from bls_agent.workers import (
@@ -54,6 +53,13 @@ GBK = "订单".encode("gbk")
 def worker(beat: Any, ttl: float | None = 29.0) -> Worker:
     """What a look finds of a heartbeat."""
     return Worker.read(beat.kind, beat.key.encode(), beat.to_json().encode(), ttl)
+
+
+def cells_of(worker: Worker, **options: Any) -> list[Any]:
+    """Its cells, in the order of the table."""
+    cells = worker_cells(worker, TEXTS, **options)
+    assert [*cells] == [*WORKERS.fields]
+    return [*cells.values()]
 
 
 def broken(name: str, payload: bytes | None, ttl: float | None = 29.0) -> Worker:
@@ -103,28 +109,27 @@ def test_who_is_well() -> None:
 
 def test_the_cells_for_people() -> None:
     """Kinds, statuses and problems in words; what else it says, cut."""
-    fields = [*FIELDS]
-    assert worker_cells(WELL, TEXTS, fields, later=64.0) == [
+    assert cells_of(WELL, later=64.0) == [
         "回测-1", ("running", "green"), "", "1m05s", "backtest worker", "2/5", "task_uuids=[]",
     ]  # fmt: skip
-    assert worker_cells(ERROR, TEXTS, fields)[1:3] == [("error", "bold red"), ""]
-    assert worker_cells(STALE, TEXTS, fields)[2:4] == [("stale", "bold yellow"), "21s"]
-    assert worker_cells(BUSY, TEXTS, fields)[4:] == [
+    assert cells_of(ERROR)[1:3] == [("error", "bold red"), ""]
+    assert cells_of(STALE)[2:4] == [("stale", "bold yellow"), "21s"]
+    assert cells_of(BUSY)[4:] == [
         "scheduler",
         "3",
         "pending_tasks=4",
     ]
     large = broken("大", b'{"status": "?", "note": "' + b"x" * 9_000 + b'"}', None)
-    cells = worker_cells(large, TEXTS, fields)
+    cells = cells_of(large)
     assert cells[1:4] == [("invalid: ?", "bold red"), ("wrong field", "bold red"), "-"]
     assert len(cells[6]) <= 200
-    zh = worker_cells(WELL, load_texts("cli", "zh"), ["status", "kind"])
-    assert zh == [("running 运行中", "green"), "回测工作进程"]
+    zh = worker_cells(WELL, load_texts("cli", "zh"))
+    assert (zh["status"], zh["kind"]) == (("running 运行中", "green"), "回测工作进程")
 
 
 def test_the_cells_for_programs() -> None:
     """The contract's words, problems in one word, nothing cut."""
-    cells = worker_cells(broken("坏", b"alive " * 100), TEXTS, [*FIELDS], people=False)
+    cells = cells_of(broken("坏", b"alive " * 100), people=False)
     assert cells[:6] == [
         "坏",
         "-",
@@ -134,13 +139,13 @@ def test_the_cells_for_programs() -> None:
         "-",
     ]
     assert orjson.loads(str(cells[6])) == {"raw": "alive " * 100}
-    assert worker_cells(WELL, TEXTS, ["status"], people=False) == [("running", "green")]
+    assert cells_of(WELL, people=False)[1] == ("running", "green")
 
 
 def test_narrow_terminals_drop_what_matters_least() -> None:
     """Who, how, and what is wrong stay at any width."""
-    assert worker_fields(20) == ["id", "status", "problem"]
-    assert worker_fields(200) == [*FIELDS]
+    assert WORKERS.fitting(20) == ["id", "status", "problem"]
+    assert WORKERS.fitting(200) == [*WORKERS.fields]
 
 
 @pytest.mark.parametrize(
@@ -299,7 +304,7 @@ async def test_one_worker_is_one_line(
     ran = await bls("workers", url=own_server.url)
     lines = ran.text.splitlines()
     assert len(lines) == 3 * len(HOSTILE_TEXTS) + 1
-    assert {line.count("\t") for line in lines} == {len(FIELDS) - 1}
+    assert {line.count("\t") for line in lines} == {len(WORKERS.fields) - 1}
     assert obeyed(ran.text.replace("\t", "")) == set()
     ran = await bls("workers", "execution", "--json", url=own_server.url)
     told = [orjson.loads(line) for line in ran.out.splitlines()]

@@ -48,7 +48,7 @@ class Watched:
         self.items = [*self.items, *records][-self.cap :]
 
     def look(self, room: int = ROOM, after: float = 1.0) -> News | None:
-        """Take one look, as the survey does."""
+        """Take one look, as the reader does."""
         self.now += after
         last = self.items[-1] if self.items else None
         wanted = self.tail.wants(len(self.items), last, room)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Final
 
-import typer
+from typer import Argument, Option
 
 from bls_agent.core.acl import (
     acl_rules,
@@ -17,10 +17,9 @@ from bls_agent.core.acl import (
     run_acl_rules,
     worker_acl_rules,
 )
-from bls_agent.ops.cli.command import command, new_app
-from bls_agent.ops.cli.exits import Exit, Failure
-from bls_agent.ops.cli.invocation import Invocation
-from bls_agent.ops.cli.naming import normalise
+from bls_agent.ops.cli.app import command
+from bls_agent.ops.cli.errors import Exit, Failure, normalise
+from bls_agent.ops.cli.output import Invocation
 
 __all__ = ["ModeName", "acl"]
 
@@ -38,8 +37,6 @@ RULES: Final = {
     "assets": asset_acl_rules,
 }
 
-app = new_app()
-
 
 class ModeName(StrEnum):
     """The ways to receive commands, as an option's values."""
@@ -50,30 +47,24 @@ class ModeName(StrEnum):
     RELIABLE = "reliable"
 
 
-@command(app, "acl")
+@command("acl")
 def acl(
     invocation: Invocation,
-    project: Annotated[
-        str, typer.Argument(metavar="PROJECT", help="arg_project_acl")
-    ] = "",
-    mode: Annotated[
-        ModeName, typer.Option(metavar="MODE", help="opt_mode")
-    ] = ModeName.AUTO,
-    replicas: Annotated[bool, typer.Option("--replicas", help="opt_replicas")] = False,
-    console: Annotated[bool, typer.Option("--console", help="opt_acl_console")] = False,
-    workers: Annotated[bool, typer.Option("--workers", help="opt_acl_workers")] = False,
-    runs: Annotated[bool, typer.Option("--runs", help="opt_acl_runs")] = False,
-    assets: Annotated[bool, typer.Option("--assets", help="opt_acl_assets")] = False,
-    crawl: Annotated[bool, typer.Option("--crawl", help="opt_acl_crawl")] = False,
-    read_only: Annotated[
-        bool, typer.Option("--read-only", help="opt_read_only")
-    ] = False,
+    project: Annotated[str, Argument(metavar="PROJECT", help="arg_project_acl")] = "",
+    mode: Annotated[ModeName, Option(metavar="MODE", help="opt_mode")] = ModeName.AUTO,
+    replicas: Annotated[bool, Option("--replicas", help="opt_replicas")] = False,
+    console: Annotated[bool, Option("--console", help="opt_acl_console")] = False,
+    workers: Annotated[bool, Option("--workers", help="opt_acl_workers")] = False,
+    runs: Annotated[bool, Option("--runs", help="opt_acl_runs")] = False,
+    assets: Annotated[bool, Option("--assets", help="opt_acl_assets")] = False,
+    crawl: Annotated[bool, Option("--crawl", help="opt_acl_crawl")] = False,
+    read_only: Annotated[bool, Option("--read-only", help="opt_read_only")] = False,
     no_selectors: Annotated[
-        bool, typer.Option("--no-selectors", help="opt_no_selectors")
+        bool, Option("--no-selectors", help="opt_no_selectors")
     ] = False,
-    forget: Annotated[bool, typer.Option("--forget", help="opt_acl_forget")] = False,
-    user: Annotated[str, typer.Option("--user", metavar="NAME", help="opt_user")] = "",
-    shell: Annotated[bool, typer.Option("--shell", help="opt_shell")] = False,
+    forget: Annotated[bool, Option("--forget", help="opt_acl_forget")] = False,
+    user: Annotated[str, Option("--user", metavar="NAME", help="opt_user")] = "",
+    shell: Annotated[bool, Option("--shell", help="opt_shell")] = False,
 ) -> Exit:
     """Print the rights; changes nothing, needs no Redis."""
     project = normalise(invocation, project) if project else ""
@@ -98,7 +89,8 @@ def acl(
         raise Failure("acl_for_whom", Exit.USAGE, hint="hint_acl")
     else:
         rules = acl_rules(project, mode.value, replicas=replicas, selectors=selectors)
-    _check_user(user)
+    if any(letter.isspace() or not letter.isprintable() for letter in user):
+        raise Failure("bad_user", Exit.USAGE, user=user)
     name = user or USERS[[*asked, *["console"] * console, "agent"][0]]
     line = _line(rules, user, name if shell else "", selectors=selectors)
     invocation.result({"rules": rules, "line": line}, line)
@@ -115,25 +107,15 @@ def _check_place(given: bool, fits: bool, text: str, hint: str) -> None:  # noqa
         raise Failure(text, Exit.USAGE, hint=hint)
 
 
-def _check_user(user: str) -> None:
-    if any(letter.isspace() or not letter.isprintable() for letter in user):
-        raise Failure("bad_user", Exit.USAGE, user=user)
-
-
 def _line(rules: Sequence[str], user: str, shell: str, *, selectors: bool) -> str:
     """Write the rules alone, as a line of users.acl, or for a shell.
 
-    A user without a password cannot log in, so none is made up here.
+    No password is made up: a user without one cannot log in.
     """
     if shell:
         before = ["resetkeys", "resetchannels", *["clearselectors"] * selectors]
         words = ["redis-cli", "ACL", "SETUSER", shell, "on", *before, *rules]
         return shlex.join(words)
-    _refuse_quotes(rules)
+    if any("'" in rule or '"' in rule for rule in rules):
+        raise Failure("acl_quotes", Exit.USAGE, hint="hint_shell")
     return " ".join([*(["user", user, "on"] if user else ()), *rules])
-
-
-def _refuse_quotes(rules: Sequence[str]) -> None:
-    for rule in rules:
-        if "'" in rule or '"' in rule:
-            raise Failure("acl_quotes", Exit.USAGE, hint="hint_shell")

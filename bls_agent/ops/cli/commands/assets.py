@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import anyio
-import typer
+from typer import Argument, Option
 
 from bls_agent.core.errors import ManifestError, ManifestFault
-from bls_agent.ops.cli.command import command, new_app, subcommands
-from bls_agent.ops.cli.exits import Exit, Failure
-from bls_agent.ops.cli.invocation import Invocation
-from bls_agent.ops.cli.naming import find_likely
-from bls_agent.ops.cli.printable import json_text
-from bls_agent.ops.cli.screen import Column
+from bls_agent.ops.cli.app import command
+from bls_agent.ops.cli.errors import Exit, Failure, find_likely, misspelt
+from bls_agent.ops.cli.output import Column, Invocation, json_text
+from bls_agent.ops.cli.tables import Layout
 from bls_agent.ops.texts import Texts
 
 if TYPE_CHECKING:
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
         AssetManifest,
         Source,
         SyncReport,
-        SyncState,
     )
     from bls_agent.assets.sync import SyncStep
 
@@ -48,6 +45,11 @@ __all__ = [
 TOKENS: Final = ("BLS_GITHUB_TOKEN", "GITHUB_TOKEN")
 GITHUB: Final = "github:"
 BAR: Final = 20  # columns
+LIST: Final = Layout(
+    "asset",
+    dict.fromkeys(("id", "category", "version", "name", "description"), 0),
+    least=8,
+)
 MARKS: Final = {
     "created": ("+", "green"),
     "updated": ("~", "cyan"),
@@ -58,22 +60,18 @@ MARKS: Final = {
 # A URL, or the short form user@host:path; everything else is a folder.
 _GIT: Final = re.compile(r"[a-z][a-z0-9+.-]*://|[\w.-]+@[\w.-]+:")
 
-app = new_app()
-
-SourceArgument = Annotated[
-    str, typer.Argument(metavar="SOURCE", help="arg_asset_source")
-]
+SourceArgument = Annotated[str, Argument(metavar="SOURCE", help="arg_asset_source")]
 BranchOption = Annotated[
-    str, typer.Option("--branch", metavar="NAME", help="opt_asset_branch")
+    str, Option("--branch", metavar="NAME", help="opt_asset_branch")
 ]
 BaseOption = Annotated[
-    str, typer.Option("--base-path", metavar="PATH", help="opt_asset_base_path")
+    str, Option("--base-path", metavar="PATH", help="opt_asset_base_path")
 ]
 UrlOption = Annotated[
-    str, typer.Option("--base-url", metavar="URL", help="opt_asset_base_url")
+    str, Option("--base-url", metavar="URL", help="opt_asset_base_url")
 ]
 CategoryOption = Annotated[
-    str, typer.Option("--category", metavar="NAME", help="opt_asset_category")
+    str, Option("--category", metavar="NAME", help="opt_asset_category")
 ]
 
 
@@ -124,18 +122,18 @@ def _told(invocation: Invocation) -> Generator[None]:
         logger.removeHandler(handler)
 
 
-@subcommands(app)
+@command("assets", group=True)
 async def assets(invocation: Invocation) -> Exit:
     """List the assets, if nothing else is asked for."""
     return await list_assets(invocation)
 
 
-@command(app, "list")
+@command("assets list")
 async def list_assets(
     invocation: Invocation,
     category: CategoryOption = "",
     search: Annotated[
-        str, typer.Option("--search", metavar="TEXT", help="opt_asset_search")
+        str, Option("--search", metavar="TEXT", help="opt_asset_search")
     ] = "",
 ) -> Exit:
     """List the assets, or those that hold some words."""
@@ -148,33 +146,27 @@ async def list_assets(
                     one for one in await library.search(search) if one.id in wanted
                 ]
             state = await library.sync_state()
-    if invocation.json:
-        for one in found:
-            invocation.out.json(one._asdict())
-    else:
-        names = ("id", "category", "version", "name", "description")
-        rows = [[str(getattr(one, name)) for name in names] for one in found]
-        heads = [Column(invocation.texts[f"asset_{name}"], 8) for name in names]
-        invocation.out.table(heads, rows)
-        if not found:
-            invocation.hint("no_assets_found" if search or category else "no_assets")
-    _tell_state(invocation, state)
-    return Exit.DONE
-
-
-def _tell_state(invocation: Invocation, state: SyncState) -> None:
-    """Warn when the library may be behind its source; it can be read all the same."""
+    LIST.write(
+        invocation,
+        found,
+        describe=lambda one: one._asdict(),
+        cells=lambda one: {name: str(value) for name, value in one._asdict().items()},
+    )
+    if not found and not invocation.json:
+        invocation.hint("no_assets_found" if search or category else "no_assets")
+    # The library may be behind its source; it can be read all the same.
     if state.is_interrupted:
         invocation.warn("asset_interrupted")
     elif state.sync_status == "failed":
         reason = state.report.reason if state.report else "?"
         invocation.warn("asset_sync_failed", reason=reason)
+    return Exit.DONE
 
 
-@command(app, "get")
+@command("assets get")
 async def get(
     invocation: Invocation,
-    asset: Annotated[str, typer.Argument(metavar="ID", help="arg_asset")],
+    asset: Annotated[str, Argument(metavar="ID", help="arg_asset")],
 ) -> Exit:
     """Show all that the library holds of one asset."""
     async with _library(invocation) as library:
@@ -183,9 +175,7 @@ async def get(
             known = [] if found else [one.id for one in await library.list()]
     if found is None:
         likely = find_likely(asset, known)
-        hint = "did_you_mean" if likely else "hint_assets"
-        names = ", ".join(likely)
-        raise Failure("no_such_asset", hint=hint, asset=asset, names=names)
+        raise misspelt("no_such_asset", likely, "hint_assets", asset=asset)
     if invocation.json:
         invocation.out.json(asdict(found))
         return Exit.DONE
@@ -199,7 +189,7 @@ async def get(
     return Exit.DONE
 
 
-@command(app, "watch")
+@command("assets watch")
 async def watch(invocation: Invocation) -> Exit:
     """Print each asset that is created, updated or deleted, until Ctrl-C."""
     async with _library(invocation) as library:
@@ -212,24 +202,23 @@ async def watch(invocation: Invocation) -> Exit:
             else:
                 gone = invocation.texts["asset_gone"]
                 cells = [asset_id, "-", "-", gone if invocation.out.terminal else ""]
-            between = "  " if invocation.out.terminal else "\t"
             if invocation.json:
                 invocation.out.json(value)
             else:
-                invocation.out.line(*cells, between=between)
+                invocation.out.fields(*cells)
     return Exit.DONE
 
 
-@command(app, "sync")
+@command("assets sync")
 async def sync(
     invocation: Invocation,
     source: SourceArgument,
     branch: BranchOption = "",
     base_path: BaseOption = "",
     base_url: UrlOption = "",
-    force: Annotated[bool, typer.Option("--force", help="opt_asset_force")] = False,
+    force: Annotated[bool, Option("--force", help="opt_asset_force")] = False,
     wait: Annotated[
-        float, typer.Option("--wait", metavar="SECONDS", min=0, help="opt_asset_wait")
+        float, Option("--wait", metavar="SECONDS", min=0, help="opt_asset_wait")
     ] = 0.0,
 ) -> Exit:
     """Make the library equal to a source."""
@@ -238,14 +227,14 @@ async def sync(
     return Exit.FAILED if report.status == "failed" else Exit.DONE
 
 
-@command(app, "diff")
+@command("assets diff")
 async def diff(
     invocation: Invocation,
     source: SourceArgument,
     branch: BranchOption = "",
     base_path: BaseOption = "",
     base_url: UrlOption = "",
-    force: Annotated[bool, typer.Option("--force", help="opt_asset_force")] = False,
+    force: Annotated[bool, Option("--force", help="opt_asset_force")] = False,
 ) -> Exit:
     """Tell what a synchronisation would do; writes nothing."""
     where = _open_source(source, branch, base_path, base_url)
@@ -301,7 +290,7 @@ def _line(
         told = ": ".join(cell for cell in cells if cell)
         out.line((f"{words[0]} ", style), told)
     else:
-        out.line(words[1], *cells, between="\t")
+        out.fields(words[1], *cells)
 
 
 def shown_step(texts: Texts, step: SyncStep) -> str:
@@ -315,7 +304,7 @@ def shown_step(texts: Texts, step: SyncStep) -> str:
     )
 
 
-@command(app, "validate")
+@command("assets validate")
 async def validate(
     invocation: Invocation,
     source: SourceArgument,
@@ -339,7 +328,7 @@ async def validate(
             told = ": ".join(one for one in rest if one)
             invocation.out.line((f"{place}: ", "bold"), told)
         else:
-            invocation.out.line(*_place_and_rule(fault), between="\t")
+            invocation.out.fields(*_place_and_rule(fault))
     broken = len({fault.path for fault in faults})
     invocation.hint("asset_checked", count=read, faults=len(faults), broken=broken)
     return Exit.UNHEALTHY if faults else Exit.DONE
@@ -380,7 +369,7 @@ async def _check_all(source: Source) -> tuple[int, list[ManifestFault]]:
     return len(files), sorted(plan.broken, key=lambda one: (one.path, one.line))
 
 
-@command(app, "schema")
+@command("assets schema")
 def schema(invocation: Invocation) -> Exit:
     """Print the JSON Schema of a manifest, for editors."""
     from bls_agent.assets import manifest_schema

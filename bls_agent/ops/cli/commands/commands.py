@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
-import typer
+from typer import Argument
 
-from bls_agent.ops.cli.command import command, new_app
-from bls_agent.ops.cli.commands.call import no_outcome, show_outcome
-from bls_agent.ops.cli.completion import complete_command, told_commands
-from bls_agent.ops.cli.exits import Exit, Failure
-from bls_agent.ops.cli.invocation import Invocation
-from bls_agent.ops.cli.naming import ProjectArgument, find_likely, normalise
-from bls_agent.ops.cli.printable import json_text
-from bls_agent.ops.cli.screen import Cell, Column
-from bls_agent.ops.cli.sending import SOURCE, refusing_unseen
+from bls_agent.core.errors import NoOutcomeError
+from bls_agent.core.settings import check_seconds
+from bls_agent.ops.cli.app import command
+from bls_agent.ops.cli.commands.send import (
+    SOURCE,
+    no_outcome,
+    refusing_unseen,
+    show_outcome,
+)
+from bls_agent.ops.cli.errors import Exit, find_likely, misspelt, normalise
+from bls_agent.ops.cli.options import (
+    ProjectArgument,
+    TimeoutOption,
+    complete_command,
+    told_commands,
+)
+from bls_agent.ops.cli.output import Cell, Column, Invocation, json_text
 
 if TYPE_CHECKING:
     from bls_agent.project.messages import Outcome
@@ -25,22 +33,18 @@ __all__ = ["commands", "signature"]
 DEEPEST: Final = 4  # levels of a schema that are shown
 _Schema = Mapping[str, Any]
 
-app = new_app()
 
-
-@command(app, "commands")
+@command("commands")
 async def commands(
     invocation: Invocation,
     project: ProjectArgument,
     name: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="COMMAND", help="arg_one_command", autocompletion=complete_command
         ),
     ] = "",
-    timeout: Annotated[
-        float, typer.Option("--timeout", "-t", metavar="SECONDS", help="opt_timeout")
-    ] = 10.0,
+    timeout: TimeoutOption = 10.0,
 ) -> Exit:
     """Ask the agent for ``help`` and print the signatures, or one command in full."""
     project = normalise(invocation, project)
@@ -50,9 +54,8 @@ async def commands(
         return Exit.FAILED
     found = told_commands(outcome.result)
     if name and name not in found:
-        likely = ", ".join(find_likely(name, found))
-        hint = "did_you_mean" if likely else ""
-        raise Failure("no_such_command_there", hint=hint, word=name, names=likely)
+        likely = find_likely(name, found)
+        raise misspelt("no_such_command_there", likely, "", word=name)
     chosen = [found[name]] if name else [*found.values()]
     if invocation.json:
         for one in chosen:
@@ -71,9 +74,6 @@ async def commands(
 
 
 async def _ask(invocation: Invocation, project: str, timeout: float) -> Outcome:
-    from bls_agent.core.errors import NoOutcomeError
-    from bls_agent.core.settings import check_seconds
-
     seconds = check_seconds("timeout", timeout)
     async with invocation.console() as console:
         with invocation.waiting("waiting_outcome", seconds=f"{seconds:g}"):

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
+from typer import Argument, Option
 
-from bls_agent.ops.cli.command import command, new_app, subcommands
-from bls_agent.ops.cli.exits import Exit, Failure
-from bls_agent.ops.cli.invocation import Invocation
+from bls_agent.ops.cli.app import command
+from bls_agent.ops.cli.errors import Exit, Failure
+from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.texts import LANGUAGES, find_value
 from bls_agent.ops.web import need_web
@@ -27,49 +27,47 @@ AGAIN: Final = 10.0  # seconds for which asyncio does not say the same again
 KINDS: Final = 100  # of its records that are told apart
 LONGEST_LINE: Final = 2_000  # characters of a password that comes through a pipe
 
-app = new_app()
 
-
-@subcommands(app)
+@command("console", group=True)
 def console(
     invocation: Invocation,
     *,
     host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="opt_console_host")
+        str, Option("--host", metavar="ADDRESS", help="opt_console_host")
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", metavar="NUMBER", help="opt_console_port")
+        int, Option("--port", metavar="NUMBER", help="opt_console_port")
     ] = 8765,
     unix_socket: Annotated[
         Path | None,
-        typer.Option("--unix-socket", metavar="PATH", help="opt_console_unix_socket"),
+        Option("--unix-socket", metavar="PATH", help="opt_console_unix_socket"),
     ] = None,
     users: Annotated[
-        Path | None, typer.Option("--users", metavar="FILE", help="opt_console_users")
+        Path | None, Option("--users", metavar="FILE", help="opt_console_users")
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option("--allowed-host", metavar="NAME", help="opt_console_allowed_host"),
+        Option("--allowed-host", metavar="NAME", help="opt_console_allowed_host"),
     ] = None,
     behind_proxy: Annotated[
-        bool, typer.Option("--behind-proxy", help="opt_console_behind_proxy")
+        bool, Option("--behind-proxy", help="opt_console_behind_proxy")
     ] = False,
     root_path: Annotated[
-        str, typer.Option("--root-path", metavar="PATH", help="opt_console_root_path")
+        str, Option("--root-path", metavar="PATH", help="opt_console_root_path")
     ] = "",
     certificate: Annotated[
         Path | None,
-        typer.Option("--certificate", metavar="FILE", help="opt_console_certificate"),
+        Option("--certificate", metavar="FILE", help="opt_console_certificate"),
     ] = None,
     private_key: Annotated[
         Path | None,
-        typer.Option("--private-key", metavar="FILE", help="opt_console_private_key"),
+        Option("--private-key", metavar="FILE", help="opt_console_private_key"),
     ] = None,
     title: Annotated[
-        str, typer.Option("--title", metavar="TEXT", help="opt_console_title")
+        str, Option("--title", metavar="TEXT", help="opt_console_title")
     ] = "",
     webhook: Annotated[
-        str | None, typer.Option("--webhook", metavar="URL", help="opt_console_webhook")
+        str | None, Option("--webhook", metavar="URL", help="opt_console_webhook")
     ] = None,
 ) -> Exit:
     """Serve the console until SIGINT or SIGTERM."""
@@ -99,10 +97,10 @@ def console(
     return Exit.DONE
 
 
-@command(app, "password")
+@command("console password")
 def password(
     invocation: Invocation,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="arg_console_name")],
+    name: Annotated[str, Argument(metavar="NAME", help="arg_console_name")],
 ) -> Exit:
     """Make the line of a user for the file of ``--users``."""
     need_web()
@@ -123,7 +121,7 @@ class _Visible(logging.Formatter):
 class _NotAgain(logging.Filter):
     """Lets one record of a kind through every ten seconds.
 
-    asyncio repeats itself where files run out; whoever connects must not fill a disk.
+    asyncio repeats itself where files run out; a peer that connects must not fill a disk.
     """
 
     def __init__(self) -> None:
@@ -151,11 +149,10 @@ def _log_to_stderr() -> None:
     """Write what the console logs: logins that failed, commands that were sent."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Visible("%(asctime)s %(levelname)s %(message)s"))
-    # Of uvicorn only faults: whoever sends it what is no HTTP must not fill a disk.
     logging.getLogger("asyncio").addFilter(_NotAgain())
+    # Of uvicorn only faults: a peer that sends no HTTP must not fill a disk.
     levels = {"bls_agent": logging.INFO, "uvicorn": logging.ERROR}
-    levels["asyncio"] = logging.ERROR
-    for name, level in levels.items():
+    for name, level in (levels | {"asyncio": logging.ERROR}).items():
         logger = logging.getLogger(name)
         logger.addHandler(handler)
         logger.setLevel(level)
@@ -183,11 +180,7 @@ def _say_where(invocation: Invocation, config: WebConfig, urls: Sequence[str]) -
 
 
 def _ask_password(invocation: Invocation) -> str:
-    """Read a password: twice at a terminal, one line from a pipe; never an argument.
-
-    Raises:
-        Failure: The two differ, or there is none.
-    """
+    """Read a password: twice at a terminal, one line from a pipe; never an argument."""
     if not sys.stdin.isatty():
         line = sys.stdin.readline(LONGEST_LINE).rstrip("\r\n")
         if not line:

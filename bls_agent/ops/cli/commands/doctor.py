@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
+from typer import Option
 
-from bls_agent.ops.cli.command import command, new_app
-from bls_agent.ops.cli.exits import Exit
-from bls_agent.ops.cli.invocation import Invocation
-from bls_agent.ops.cli.screen import Cell, Column, Screen
+from bls_agent.ops.cli.app import command
+from bls_agent.ops.cli.errors import Exit
+from bls_agent.ops.cli.output import Cell, Column, Invocation, Screen
 from bls_agent.ops.doctor.rule import Severity
 from bls_agent.ops.terminal import visible, wrap
 from bls_agent.ops.texts import Texts, load_texts
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["doctor"]
 
-app = new_app()
-
 INDENT: Final = "    "
 STYLES: Final = {
     Severity.ERROR: "bold red",
@@ -30,12 +27,12 @@ STYLES: Final = {
 }
 
 
-@command(app, "doctor")
+@command("doctor")
 async def doctor(
     invocation: Invocation,
     project: Annotated[
         str,
-        typer.Option(
+        Option(
             "--project", metavar="NAME", help="opt_doctor_project", show_default=False
         ),
     ] = "",

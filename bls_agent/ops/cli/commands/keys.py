@@ -6,13 +6,12 @@ import re
 from difflib import get_close_matches
 from typing import Annotated, Any, Final
 
-import typer
+from typer import Argument
 
 from bls_agent.core.keys import KEYS, find_templates
-from bls_agent.ops.cli.command import command, new_app, subcommands
-from bls_agent.ops.cli.exits import Exit, Failure
-from bls_agent.ops.cli.invocation import Invocation
-from bls_agent.ops.cli.screen import Column
+from bls_agent.ops.cli.app import command
+from bls_agent.ops.cli.errors import Exit, Failure
+from bls_agent.ops.cli.output import Column, Invocation
 
 __all__ = ["explain", "find_nearest", "key_bytes", "keys"]
 
@@ -21,10 +20,8 @@ LIKENESS: Final = 0.3
 TWIN: Final = "gbk"  # an encoding in which clients on Chinese systems write by mistake
 _ESCAPE: Final = re.compile(rb"\\x([0-9a-fA-F]{2})")
 
-app = new_app()
 
-
-@subcommands(app)
+@command("keys", group=True)
 def keys(invocation: Invocation) -> Exit:
     """Print the table of every key; needs no Redis."""
     texts = invocation.texts
@@ -49,10 +46,10 @@ def keys(invocation: Invocation) -> Exit:
     return Exit.DONE
 
 
-@command(app, "explain")
+@command("keys explain")
 def explain(
     invocation: Invocation,
-    key: Annotated[str, typer.Argument(metavar="KEY", help="arg_key")],
+    key: Annotated[str, Argument(metavar="KEY", help="arg_key")],
 ) -> Exit:
     """Tell what a key is: contract, row, parts, type, TTL, and every way to read it."""
     raw = key_bytes(key)

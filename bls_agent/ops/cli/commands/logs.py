@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
+import anyio
+from typer import Option
 
-from bls_agent.core.codec import parse_timestamp
-from bls_agent.ops.cli.command import command, new_app
-from bls_agent.ops.cli.exits import Exit, Failure
-from bls_agent.ops.cli.invocation import Invocation
-from bls_agent.ops.cli.naming import (
-    ProjectArgument,
+from bls_agent.core.codec import cut_text, encode, parse_timestamp
+from bls_agent.core.errors import (
+    BlsError,
+    ContractError,
+    RedisRefusedError,
+    RedisUnavailableError,
+)
+from bls_agent.ops.cli.app import command
+from bls_agent.ops.cli.errors import (
+    Exit,
+    Failure,
     hint_likely,
     normalise,
     unknown_project,
 )
+from bls_agent.ops.cli.options import ProjectArgument
+from bls_agent.ops.cli.output import Cell, Invocation, json_text
+from bls_agent.ops.cli.text import LEVEL_STYLES, clock_of, describe_entry
+from bls_agent.project.messages import Level, LogEntry
 
 if TYPE_CHECKING:
     from bls_agent.console import Console
-    from bls_agent.ops.cli.records import Filter
-    from bls_agent.project.messages import LogEntry
 
-__all__ = ["LevelName", "logs"]
+__all__ = ["Filter", "LevelName", "for_people", "for_pipe", "logs", "told_metadata"]
 
 LINES: Final = 200  # records that are shown unless somebody says how many
 MOST: Final = 100_000  # with --since, which bounds them by time
@@ -34,8 +43,11 @@ SPAN: Final = re.compile(
 )
 PAGE: Final = 1_000  # records of one read
 LOOK: Final = 1.0  # seconds between two questions whether Redis still answers
-
-app = new_app()
+LONGEST_METADATA: Final = 400  # bytes of it at a terminal
+LONGEST_MESSAGE: Final = 4_000
+LEVEL_COLUMNS: Final = 5
+UNTOLD: Final = frozenset({"agent", "commandId"})  # of use to programs alone
+_BARE: Final = re.compile(r"[\w.:/+-]{1,200}")
 
 
 class LevelName(StrEnum):
@@ -47,31 +59,25 @@ class LevelName(StrEnum):
     ERROR = "error"
 
 
-@command(app, "logs")
+@command("logs")
 async def logs(
     invocation: Invocation,
     project: ProjectArgument,
     lines: Annotated[
-        int | None,
-        typer.Option("--lines", "-n", metavar="N", min=0, help="opt_lines"),
+        int | None, Option("--lines", "-n", metavar="N", min=0, help="opt_lines")
     ] = None,
     since: Annotated[
-        str,
-        typer.Option(metavar="TIME", help="opt_since", show_default=False),
+        str, Option(metavar="TIME", help="opt_since", show_default=False)
     ] = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="opt_follow")] = False,
+    follow: Annotated[bool, Option("--follow", "-f", help="opt_follow")] = False,
     level: Annotated[
-        LevelName,
-        typer.Option(metavar="LEVEL", help="opt_level", case_sensitive=False),
+        LevelName, Option(metavar="LEVEL", help="opt_level", case_sensitive=False)
     ] = LevelName.DEBUG,
     grep: Annotated[
-        str, typer.Option(metavar="TEXT", help="opt_grep", show_default=False)
+        str, Option(metavar="TEXT", help="opt_grep", show_default=False)
     ] = "",
 ) -> Exit:
     """Print the newest records, newest last, and follow the log if asked to."""
-    from bls_agent.ops.cli.records import Filter
-    from bls_agent.project.messages import Level
-
     wanted = Filter(Level(level.value), grep, _moment(since))
     if lines is None:
         lines = MOST if since else LINES
@@ -93,11 +99,7 @@ async def logs(
 
 
 def _moment(since: str) -> datetime | None:
-    """Read ``10m`` or ``1h30m``, back from now, or a time as records have it.
-
-    Raises:
-        Failure: It is neither.
-    """
+    """Read ``10m`` or ``1h30m``, back from now, or a time as records have it."""
     if not since:
         return None
     if found := SPAN.fullmatch(since):
@@ -130,7 +132,6 @@ async def _refuse_unknown(
     invocation: Invocation, console: Console, project: str
 ) -> None:
     """End the command if the project has left no other key, either."""
-    from bls_agent.core.errors import ContractError
     from bls_agent.ops.fleet import Fleet
 
     try:
@@ -153,9 +154,7 @@ async def _follow(
     wanted: Filter,
     printer: _Printer,
 ) -> None:
-    """Print what comes until somebody ends it; an outage is told and waited out."""
-    import anyio
-
+    """Print what comes until a signal; an outage is told and waited out."""
     if not await console.logs(project, 1):
         invocation.hint("waiting_records", project=project)
         await hint_likely(invocation, console, project)
@@ -168,32 +167,22 @@ async def _follow(
 
 async def _watch_outages(invocation: Invocation, project: str) -> None:
     """Say when Redis goes away and when it is back: following waits in silence."""
-    import anyio
-
-    from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
-
-    away = False
+    outage: RedisUnavailableError | None = None
     async with invocation.console() as console:
         while True:
+            found: RedisUnavailableError | None = None
             try:
                 await console.status(project)
             except RedisRefusedError:
                 return  # it answers; what is refused is no outage
             except RedisUnavailableError as error:
-                if not away:
-                    invocation.warn("away", kind=error.kind)
-                away = True
+                found = error
             except BlsError:
-                away = _note_return(invocation, away=away)
-            else:
-                away = _note_return(invocation, away=away)
+                pass  # what the key holds is no status: Redis answers
+            if (found is None) != (outage is None):
+                invocation.tell_outage(found)
+                outage = found
             await anyio.sleep(LOOK)
-
-
-def _note_return(invocation: Invocation, *, away: bool) -> bool:
-    if away:
-        invocation.hint("back")
-    return False
 
 
 class _Printer:
@@ -204,9 +193,6 @@ class _Printer:
         self._cut = False
 
     def write(self, entry: LogEntry) -> None:
-        from bls_agent.ops.cli.records import for_people, for_pipe
-        from bls_agent.ops.cli.views import describe_entry
-
         out = self._invocation.out
         if self._invocation.json:
             out.json(describe_entry(entry))
@@ -217,4 +203,70 @@ class _Printer:
                 self._invocation.hint("hint_cut")
             out.line(*line)
         else:
-            out.line(*for_pipe(entry), between="\t")
+            out.fields(*for_pipe(entry))
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which records are wanted; gaps always are."""
+
+    level: Level = Level.DEBUG  # that one and worse
+    text: str = ""  # what message or metadata hold, whatever the case; plain text
+    since: datetime | None = None  # a record without a time counts as new
+
+    def is_old(self, entry: LogEntry) -> bool:
+        """Tell whether a record is from before ``since``."""
+        moment = parse_timestamp(entry.timestamp) if self.since else None
+        return moment is not None and self.since is not None and moment < self.since
+
+    def wants(self, entry: LogEntry) -> bool:
+        """Tell whether a record is wanted."""
+        if entry.is_gap:
+            return True
+        if entry.level.rank < self.level.rank or self.is_old(entry):
+            return False
+        wanted = self.text.casefold()
+        if not wanted or wanted in entry.message.casefold():
+            return True
+        return wanted in encode(entry.metadata).decode().casefold()
+
+
+def for_people(entry: LogEntry) -> tuple[list[Cell], bool]:
+    """Write a record for a terminal; and tell whether something had to be cut."""
+    level = entry.level.value.ljust(LEVEL_COLUMNS)
+    pairs = " ".join(f"{key}={_plain(value)}" for key, value in told_metadata(entry))
+    message = cut_text(entry.message, LONGEST_MESSAGE)
+    shown = cut_text(pairs, LONGEST_METADATA)
+    style = "yellow" if entry.is_gap else ""
+    line: list[Cell] = [
+        (clock_of(entry.timestamp), "dim"),
+        " ",
+        (level, LEVEL_STYLES[entry.level]),
+        " ",
+        (message, style),
+    ]
+    if shown and not entry.is_gap:
+        line += ["  ", (shown, "dim")]
+    return line, message != entry.message or shown != pairs
+
+
+def for_pipe(entry: LogEntry) -> list[Cell]:
+    """Write a record for a pipe: time, level, message and metadata, nothing cut."""
+    metadata = json_text(entry.metadata) if entry.metadata else ""
+    return [entry.timestamp or "-", entry.level.value, entry.message, metadata]
+
+
+def told_metadata(entry: LogEntry) -> list[tuple[str, Any]]:
+    """Choose what people want to see: of an outcome its result alone."""
+    outcome = entry.outcome
+    if outcome is None:
+        return [item for item in entry.metadata.items() if item[0] not in UNTOLD]
+    told = [("truncated", outcome.truncated)] if outcome.truncated else []
+    if outcome.succeeded:
+        return told if outcome.result is None else [*told, ("result", outcome.result)]
+    return told + [item for item in outcome.error.items() if item[0] != "message"]
+
+
+def _plain(value: Any) -> str:
+    text = json_text(value)
+    return text[1:-1] if text[:1] == '"' and _BARE.fullmatch(text[1:-1]) else text

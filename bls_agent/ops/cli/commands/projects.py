@@ -1,22 +1,76 @@
-"""``bls-agent projects``: every project that has a status, a log or waiting commands."""
+"""``bls-agent projects``, ``status``, ``top`` and ``forget``: how projects are."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from bls_agent.ops.cli.command import command, new_app
-from bls_agent.ops.cli.exits import Exit
-from bls_agent.ops.cli.invocation import Invocation
-from bls_agent.ops.cli.screen import Column
-from bls_agent.ops.cli.views import status_name
-from bls_agent.ops.cli.words import status_cell
+import anyio
+from typer import Option
 
-__all__ = ["projects"]
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.errors import (
+    ConfigurationError,
+    ContractError,
+    LeaseHeldError,
+    RedisRefusedError,
+    RedisUnavailableError,
+)
+from bls_agent.ops.cli.app import command
+from bls_agent.ops.cli.errors import Exit, Failure, normalise, unknown_project
+from bls_agent.ops.cli.options import ProjectArgument
+from bls_agent.ops.cli.output import Cell, Column, Invocation
+from bls_agent.ops.cli.tables import Layout, LiveTable, wants_live
+from bls_agent.ops.cli.text import (
+    describe_entry,
+    now_clock,
+    span,
+    status_cell,
+    status_name,
+)
+from bls_agent.ops.fleet import Condition, Fleet, Presence, ProjectView
+from bls_agent.ops.texts import Texts
+from bls_agent.project.messages import Status
 
-app = new_app()
+if TYPE_CHECKING:
+    from bls_agent.console import Console
+
+__all__ = [
+    "TOP",
+    "arrange",
+    "describe_view",
+    "exists",
+    "forget",
+    "freshness",
+    "is_healthy",
+    "project_cells",
+    "projects",
+    "shown_status",
+    "status",
+    "summary",
+    "top",
+]
+
+INTERVAL: Final = 0.5  # seconds between two looks at one project
+WELL: Final = frozenset({Status.ONLINE, Status.OFFLINE})
+ALARMS: Final = (Condition.FAULT, Condition.ERROR)
+TOP: Final = Layout(
+    "top",
+    {
+        "project": 0,
+        "status": 0,
+        "age": 40,
+        "queue": 50,
+        "rate": 60,
+        "errors": 60,
+        "last_error": 90,
+    },
+    shares={"project": 3, "status": 2, "last_error": 4},
+)
 
 
-@command(app, "projects")
+@command("projects")
 async def projects(invocation: Invocation) -> Exit:
     """List the projects with their statuses."""
     with invocation.waiting("waiting_redis"):
@@ -42,4 +96,270 @@ async def projects(invocation: Invocation) -> Exit:
         given = invocation.redis
         where = Endpoint.of(given) if given else default_endpoint(os.environ)
         invocation.hint("no_projects", address=where.address)
+    return Exit.DONE
+
+
+@command("status")
+async def status(
+    invocation: Invocation,
+    project: ProjectArgument,
+    watch: Annotated[bool, Option("--watch", "-w", help="opt_watch")] = False,
+) -> Exit:
+    """Show a project's status, queue, log and replicas; 3 if it is not well."""
+    project = normalise(invocation, project)
+    async with Fleet(invocation.redis) as fleet, invocation.console() as console:
+        if watch:
+            await _print_changes(invocation, fleet, project)
+        with invocation.waiting("waiting_redis"):
+            view = await fleet.look_at(project)
+            instances = await _instances(console, project)
+            if not exists(view) and not instances:
+                raise await unknown_project(console, project)
+    if invocation.json:
+        invocation.out.json(describe_view(view, instances=instances))
+    else:
+        columns = [Column(""), Column("", 20)]
+        rows = _status_rows(invocation, view, instances)
+        invocation.out.table(columns, rows, header=False)
+    return Exit.DONE if is_healthy(view) else Exit.UNHEALTHY
+
+
+async def _instances(console: Console, project: str) -> dict[str, Status]:
+    """Read the replicas; none where that is refused, or where the key is another's."""
+    try:
+        return await console.instances(project)
+    except (ConfigurationError, ContractError, RedisRefusedError):
+        return {}
+
+
+def _status_rows(
+    invocation: Invocation, view: ProjectView, instances: dict[str, Status]
+) -> list[list[Cell]]:
+    texts, people = invocation.texts, invocation.out.terminal
+    other = texts["other_type"]
+    log = texts["log_summary"].format(
+        records=other if view.records is None else view.records,
+        rate=f"{view.rate:.1f}",
+        errors=view.errors,
+    )
+    rows: list[list[Cell]] = [
+        [texts["project"], view.project],
+        [texts["status"], shown_status(view, texts, meaning_too=people)],
+        [texts["freshness"], freshness(view, texts)],
+        [texts["queue"], other if view.queue is None else str(view.queue)],
+        [texts["log"], log],
+    ]
+    for name, entry in (("last", view.last_record), ("error", view.last_error)):
+        if entry is not None and (name == "last" or entry != view.last_record):
+            age = f" ({span(view.last_record_age)})" if name == "last" else ""
+            said = f"{entry.level.value} {entry.message}{age}"
+            rows.append([texts[f"record_{name}"], said])
+    for instance, state in instances.items():
+        rows.append([texts["instance"], f"{instance} {status_cell(state, texts)[0]}"])
+    return rows
+
+
+async def _print_changes(invocation: Invocation, fleet: Fleet, project: str) -> None:
+    """Print each change until a signal; outages are told and waited out."""
+    told: tuple[object, ...] | None = None
+    backoff = Backoff()
+    away = False
+    while True:
+        try:
+            view = await fleet.look_at(project)
+        except RedisRefusedError:
+            raise
+        except RedisUnavailableError as error:
+            if not away:
+                invocation.tell_outage(error)
+            away = True
+            await anyio.sleep(backoff.failed())
+            continue
+        if away:
+            invocation.tell_outage(None)
+        away = False
+        backoff.succeeded()
+        now = (view.status, view.status_text, view.presence)
+        if now != told:
+            told = now
+            _print_change(invocation, view)
+        await anyio.sleep(INTERVAL)
+
+
+def _print_change(invocation: Invocation, view: ProjectView) -> None:
+    if invocation.json:
+        invocation.out.json(describe_view(view, seenAt=now_clock(iso=True)))
+        return
+    texts, people = invocation.texts, invocation.out.terminal
+    invocation.out.fields(
+        (now_clock(iso=not people), "dim"),
+        shown_status(view, texts, meaning_too=people),
+        freshness(view, texts),
+    )
+
+
+@command("top")
+async def top(
+    invocation: Invocation,
+    once: Annotated[bool, Option("--once", help="opt_once")] = False,
+) -> Exit:
+    """Show the fleet until q or Ctrl-C; once where nobody looks on."""
+    texts, people = invocation.texts, invocation.out.terminal
+
+    def cells(view: ProjectView) -> Mapping[str, Cell]:
+        return project_cells(view, texts, people=people)
+
+    async with Fleet(invocation.redis) as fleet:
+        if wants_live(invocation) and not once:
+            await _show_live(invocation, fleet, cells)
+            return Exit.DONE
+        with invocation.waiting("waiting_redis"):
+            ordered = arrange((await fleet.look()).values())
+    TOP.write(invocation, ordered, describe_view, cells)
+    if people and not invocation.json:
+        invocation.hint("plain", text=summary(ordered, texts))
+    return Exit.DONE
+
+
+async def _show_live(
+    invocation: Invocation,
+    fleet: Fleet,
+    cells: Callable[[ProjectView], Mapping[str, Cell]],
+) -> None:
+    views: dict[str, ProjectView] = {}
+    table = LiveTable(
+        invocation,
+        TOP,
+        items=lambda: arrange(views.values()),
+        cells=cells,
+        summary=lambda ordered: summary(ordered, invocation.texts),
+    )
+
+    async def follow(redraw: Callable[[], None]) -> None:
+        async for change in fleet.watch():
+            table.record(change.unavailable)
+            views.update(change.views)
+            for project in change.gone:
+                views.pop(project, None)
+            redraw()
+
+    await table.show(follow)
+
+
+def arrange(views: Iterable[ProjectView]) -> list[ProjectView]:
+    """Put the worst first."""
+    return sorted(views, key=lambda v: (v.condition.place, -v.errors, v.project))
+
+
+def summary(views: Sequence[ProjectView], texts: Texts) -> str:
+    """Count the projects by how they are, in one line."""
+    bad = sum(view.condition in ALARMS for view in views)
+    silent = sum(view.status is None for view in views)
+    return texts["top_summary"].format(count=len(views), bad=bad, silent=silent)
+
+
+def project_cells(
+    view: ProjectView, texts: Texts, *, people: bool = True
+) -> Mapping[str, Cell]:
+    """Give the fields of one project, for people or for programs."""
+    if view.presence is Presence.FRESH:
+        known = view.age_exact or view.age is None
+        age: Cell = f"{'' if known else '~'}{span(view.age)}"
+    else:  # there is no status: how long the log has been silent
+        age = span(view.last_record_age), "dim"
+    queue = "?" if view.queue is None else str(view.queue)
+    about = "~" if view.estimated else ""
+    return {
+        "project": view.project,
+        "status": shown_status(view, texts, meaning_too=people),
+        "age": age,
+        "queue": (queue, "yellow") if view.queue else queue,
+        "rate": f"{about}{view.rate:.1f}/s" if view.records else "-",
+        "errors": (str(view.errors), "red") if view.errors else "0",
+        "last_error": view.last_error.message if view.last_error else "",
+    }
+
+
+def exists(view: ProjectView) -> bool:
+    """Tell whether there is any key of the project."""
+    return view.presence is not Presence.NEVER or view.queue != 0
+
+
+def is_healthy(view: ProjectView) -> bool:
+    """Tell whether its status is 在线, or 离线 as its last word."""
+    return view.status in WELL
+
+
+def shown_status(view: ProjectView, texts: Texts, *, meaning_too: bool = True) -> Cell:
+    """Give the status in words: also that there is none, or that it is none of the four."""
+    if view.status is None and view.status_text:
+        return texts["status_bad"].format(value=view.status_text), "bold red"
+    if view.status is None:
+        return texts[f"status_{view.presence.value}"], "yellow"
+    return status_cell(view.status, texts, meaning_too=meaning_too)
+
+
+def freshness(view: ProjectView, texts: Texts) -> str:
+    """Say whether the status can be believed."""
+    if not exists(view):
+        return texts["presence_absent"]
+    values = {"age": span(view.age), "ttl": span(view.ttl)}
+    if view.presence is Presence.FRESH and view.age is None:
+        return texts["presence_fresh_since"].format(**values)
+    exact = "_exact" if view.presence is Presence.FRESH and view.age_exact else ""
+    return texts[f"presence_{view.presence.value}{exact}"].format(**values)
+
+
+def describe_view(view: ProjectView, **more: object) -> dict[str, Any]:
+    """Describe a project for programs; seconds, ``null`` for what is not known."""
+    told: Mapping[str, Any] = {
+        "projectName": view.project,
+        "status": view.status,
+        "statusName": status_name(view.status),
+        "statusText": view.status_text,
+        "healthy": is_healthy(view),
+        "presence": view.presence,
+        "age": _rounded(view.age),
+        "ageExact": view.age_exact,
+        "ttl": _rounded(view.ttl),
+        "queue": view.queue,
+        "records": view.records,
+        "rate": round(view.rate, 3),
+        "errors": view.errors,
+        "estimated": view.estimated,
+        "lastRecordAge": _rounded(view.last_record_age),
+        "lastRecord": describe_entry(view.last_record),
+        "lastError": describe_entry(view.last_error),
+    }
+    return {**told, **more}
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
+
+
+@command("forget")
+async def forget(
+    invocation: Invocation,
+    project: ProjectArgument,
+    force: Annotated[bool, Option("--force", help="opt_forget_force")] = False,
+) -> Exit:
+    """Delete every key of a project: status, log, waiting commands, and our own keys."""
+    project = normalise(invocation, project)
+    async with invocation.console() as console:
+        with invocation.waiting("waiting_redis"):
+            try:
+                deleted = await console.forget(project, force=force)
+            except LeaseHeldError as error:
+                raise Failure(
+                    "still_online", hint="hint_still_online", project=project
+                ) from error
+            if not deleted:
+                raise await unknown_project(console, project)
+    if invocation.json:
+        invocation.out.json({"projectName": project, "deleted": deleted})
+        return Exit.DONE
+    for key in deleted:
+        invocation.out.line(key)
+    invocation.hint("forgotten", count=len(deleted), project=project)
     return Exit.DONE

@@ -1,41 +1,47 @@
-"""``bls-agent run``: an agent as the application, until a signal ends it."""
+"""``bls-agent run`` and ``demo``: programs that go on until a signal."""
 
 from __future__ import annotations
 
 import inspect
 import logging
+import re
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from types import ModuleType, TracebackType
+from typing import Annotated, Any, Final
 
-import typer
+from typer import Argument, Option
 
-from bls_agent.ops.cli.command import command, new_app
-from bls_agent.ops.cli.exits import Exit, Failure
-from bls_agent.ops.cli.invocation import Invocation
-from bls_agent.ops.cli.loading import load_agent, own_failure
+import bls_agent
+from bls_agent.agent import ProjectAgent
+from bls_agent.core.redaction import redact_traceback
+from bls_agent.ops.cli.app import command
+from bls_agent.ops.cli.errors import Exit, Failure, misspelt
+from bls_agent.ops.cli.output import Invocation
 
-if TYPE_CHECKING:
-    from bls_agent.agent import ProjectAgent
-
-__all__ = ["run"]
+__all__ = ["Target", "demo", "parse_target", "run"]
 
 FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 CODES: Final = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED}
+PACKAGE: Final = str(Path(bls_agent.__file__).parent)
+_TARGET: Final = re.compile(
+    r"(?P<module>[^:()/\\]+?)(?::(?P<path>[^:()]+?)(?P<call>\(\))?)?"
+)
 
-app = new_app()
 
-
-@command(app, "run")
+@command("run")
 async def run(
     invocation: Invocation,
-    target: Annotated[str, typer.Argument(metavar="MODULE:AGENT", help="arg_target")],
+    target: Annotated[str, Argument(metavar="MODULE:AGENT", help="arg_target")],
 ) -> Exit:
     """Serve until a signal; drain; end with the signal's exit code."""
     invocation.export_redis()  # before the import: an agent may read it there
-    found = load_agent(target, Path.cwd())
+    found = _load_agent(target, Path.cwd())
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format=FORMAT, stream=sys.stderr)
     agent = await _make(found, target)
@@ -53,8 +59,6 @@ async def run(
 
 async def _make(found: ProjectAgent | Callable[[], Any], target: str) -> ProjectAgent:
     """Call a factory, which may be a coroutine function."""
-    from bls_agent.agent import ProjectAgent
-
     if isinstance(found, ProjectAgent):
         return found
     try:
@@ -62,7 +66,7 @@ async def _make(found: ProjectAgent | Callable[[], Any], target: str) -> Project
         if inspect.isawaitable(made):
             made = await made
     except Exception as error:
-        raise own_failure(error, target) from error
+        raise _own_failure(error, target) from error
     if not isinstance(made, ProjectAgent):
         kind = type(made).__name__
         raise Failure(
@@ -82,3 +86,116 @@ class _Announcement:
         stats = self._agent.stats()
         if stats.status_writes:  # else it was ended before it could say anything
             self._invocation.hint("online", project=self._agent.project)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What ``run`` is asked to run."""
+
+    module: str
+    path: str  # the attribute in it, with dots for one of one
+    call: bool  # whether that is a function that makes the agent
+
+
+def parse_target(text: str) -> Target:
+    """Read ``module:agent``, ``module:make()`` or ``module``, which means its ``agent``."""
+    found = _TARGET.fullmatch(text.strip())
+    if found is None or found["module"].endswith(".py"):
+        raise Failure("bad_target", Exit.USAGE, hint="hint_target", target=text)
+    return Target(found["module"], found["path"] or "agent", bool(found["call"]))
+
+
+def _load_agent(text: str, directory: Path) -> ProjectAgent | Callable[[], Any]:
+    """Import what a target names; a factory is given back and not called yet.
+
+    Modules are looked for in the user's directory first.
+    """
+    target = parse_target(text)
+    if str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))
+    found: Any = _import(target, directory)
+    for number, name in enumerate(target.path.split(".")):
+        if not hasattr(found, name):
+            within = ".".join([target.module, *target.path.split(".")[:number]])
+            raise _no_attribute(found, name, within)
+        found = getattr(found, name)
+    return _checked(found, target)
+
+
+def _import(target: Target, directory: Path) -> ModuleType:
+    try:
+        return import_module(target.module)
+    except ModuleNotFoundError as error:
+        if not f"{target.module}.".startswith(f"{error.name}."):
+            raise _own_failure(error, target.module) from error
+        names = [one.stem for one in directory.glob("*.py")]
+        likely = get_close_matches(target.module, names)
+        raise misspelt(
+            "no_module",
+            likely,
+            "hint_directory",
+            Exit.USAGE,
+            module=target.module,
+            directory=directory,
+        ) from None
+    except Exception as error:
+        raise _own_failure(error, target.module) from error
+
+
+def _no_attribute(found: Any, name: str, within: str) -> Failure:
+    public = [one for one in dir(found) if not one.startswith("_")]
+    agents = [o for o in public if isinstance(getattr(found, o, None), ProjectAgent)]
+    likely = agents or get_close_matches(name, public)
+    likely = [f"{within}:{one}" for one in likely]
+    return misspelt(
+        "no_attribute", likely, "hint_target", Exit.USAGE, name=name, module=within
+    )
+
+
+def _checked(found: Any, target: Target) -> ProjectAgent | Callable[[], Any]:
+    shown = f"{target.module}:{target.path}"
+    if target.call and callable(found):
+        maker: Callable[[], Any] = found
+        return maker
+    if isinstance(found, ProjectAgent) and not target.call:
+        return found
+    kind = type(found).__name__
+    function = inspect.isfunction(found) and not target.call
+    hint = "hint_factory" if function else "hint_target"
+    raise Failure("no_agent", Exit.USAGE, hint=hint, target=shown, kind=kind)
+
+
+def _own_failure(error: BaseException, name: str) -> Failure:
+    """Make the failure of a command in which the user's own code has failed."""
+    trimmed = error.with_traceback(_from_user_code(error.__traceback__))
+    failure = Failure("own_code_failed", Exit.FAILED, name=name)
+    failure.details = redact_traceback(trimmed)
+    return failure
+
+
+def _from_user_code(trace: TracebackType | None) -> TracebackType | None:
+    """Leave out how the user's code came to be run."""
+    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return trace
+
+
+def _is_ours(filename: str) -> bool:
+    importing = filename.startswith("<frozen importlib") or "/importlib/" in filename
+    return importing or filename.startswith(PACKAGE)
+
+
+@command("demo")
+def demo(
+    invocation: Invocation,
+    serve: Annotated[bool, Option("--serve", help="opt_serve")] = False,
+    console: Annotated[bool, Option("--console", help="opt_demo_console")] = False,
+) -> Exit:
+    """Tell the story of ``python -m bls_agent.demo``."""
+    from bls_agent.demo import main
+
+    if invocation.json:
+        raise Failure("no_json", Exit.USAGE, command="demo")
+    invocation.export_redis()
+    wanted = [*["--serve"] * serve, *["--console"] * console]
+    return Exit(main(["--lang", invocation.language, *wanted]))

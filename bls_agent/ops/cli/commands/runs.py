@@ -3,67 +3,112 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Final
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
 
-import typer
+from typer import Argument, Option
 
-from bls_agent.ops.cli.command import command, new_app, subcommands
-from bls_agent.ops.cli.exits import Exit, Failure
-from bls_agent.ops.cli.invocation import Invocation
+from bls_agent.core.codec import cut_text, format_timestamp
+from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
+from bls_agent.ops.cli.app import command
+from bls_agent.ops.cli.errors import Exit, Failure
+from bls_agent.ops.cli.output import Cell, Invocation, json_text
+from bls_agent.ops.cli.tables import Layout, LiveTable, poll, wants_live
+from bls_agent.ops.cli.text import clock_of, span
+from bls_agent.ops.terminal import visible_lines
+from bls_agent.ops.texts import Texts
+from bls_agent.runs import (
+    EventStore,
+    Followed,
+    FollowEnd,
+    Follower,
+    Gap,
+    RunList,
+    RunState,
+    RunSummary,
+    StreamEvent,
+)
+from bls_agent.runs.event_ids import find_id
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from bls_agent.core.errors import RedisUnavailableError
-    from bls_agent.runs import (
-        EventStore,
-        Followed,
-        Follower,
-        RunList,
-        RunSummary,
-        StreamEvent,
-    )
-
-__all__ = ["follow", "list_runs", "runs"]
+__all__ = [
+    "RUNS",
+    "count_runs",
+    "describe_run",
+    "follow",
+    "for_people",
+    "for_pipe",
+    "is_well",
+    "list_runs",
+    "run_cells",
+    "runs",
+    "say_left_out",
+    "source_of",
+    "text_of",
+]
 
 LOOK: Final = 1.0  # seconds between two looks whether Redis still answers
-INTERVAL: Final = 2.0  # seconds between two looks at all runs, at least
-REST: Final = 4.0  # times as long as a look took
-RATIOS: Final = {"last": 2, "about": 5}
 PLACES: Final = {"start": "0-0", "now": "$"}
-
-app = new_app()
-
-LimitOption = Annotated[
-    int, typer.Option("--limit", "-n", metavar="N", min=1, max=10_000, help="opt_runs")
-]
-WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="opt_watch_runs")]
+RUNS: Final = Layout(
+    "runs",
+    {
+        "id": 0,
+        "state": 0,
+        "events": 40,
+        "age": 0,
+        "started": 90,
+        "ttl": 100,
+        "last": 70,
+        "about": 60,
+    },
+    shares={"last": 2, "about": 5},
+)
+STATE_STYLES: Final = {
+    RunState.RUNNING: "green",
+    RunState.OPEN: "cyan",
+    RunState.LOST: "bold yellow",
+    RunState.COMPLETED: "",
+    RunState.FAILED: "bold red",
+    RunState.CANCELLED: "dim",
+    RunState.CLOSED: "dim",
+}
+LONGEST: Final = 200  # bytes of what a run is about, at a terminal
+LATEST: Final = 253_402_300_800.0  # the year 10,000: what no calendar knows
+LONGEST_DATA: Final = 400  # bytes of an event's data at a terminal
+LONGEST_NAME: Final = 60
+TEXT_FIELDS: Final = ("content", "delta", "text", "token", "chunk")
+EVENT_STYLES: Final = {
+    "lifecycle": "cyan",
+    "llm": "magenta",
+    "dispatch": "blue",
+    "agent": "green",
+    "system": "dim",
+}
+BAD: Final = frozenset({"failed", "error"})
 
 
 def _now() -> float:
     return time.time()  # noqa: TID251 - the outermost place
 
 
-@subcommands(app)
+@command("runs", group=True)
 async def runs(invocation: Invocation) -> Exit:
     """List the runs, if nothing else is asked for."""
     return await list_runs(invocation)
 
 
-@command(app, "list")
+@command("runs list")
 async def list_runs(
-    invocation: Invocation, limit: LimitOption = 100, watch: WatchOption = False
+    invocation: Invocation,
+    limit: Annotated[
+        int, Option("--limit", "-n", metavar="N", min=1, max=10_000, help="opt_runs")
+    ] = 100,
+    watch: Annotated[bool, Option("--watch", "-w", help="opt_watch_runs")] = False,
 ) -> Exit:
     """List the runs, the newest first; 3 if one of them has lost its writer."""
-    from bls_agent.ops.cli.live import show_live, wants_live
-    from bls_agent.ops.cli.run_rows import is_well
-    from bls_agent.runs import EventStore
-
     async with EventStore(invocation.redis, timeout=10.0) as store:
-        if watch and wants_live(invocation.out) and not invocation.json:
-            board = _Board(invocation, store, limit)
-            await show_live(invocation.out, board.table, board.watch)
+        if watch and wants_live(invocation):
+            await _show_live(invocation, store, limit)
             return Exit.DONE
         if watch:
             await _print_changes(invocation, store, limit)
@@ -74,173 +119,134 @@ async def list_runs(
 
 
 def _show(invocation: Invocation, found: RunList) -> None:
-    from bls_agent.ops.cli.run_rows import (
-        FIELDS,
-        count_runs,
-        describe_run,
-        run_cells,
-        run_fields,
-        say_left_out,
-    )
-    from bls_agent.ops.cli.screen import Column
+    texts, people, now = invocation.texts, invocation.out.terminal, _now()
 
-    out, texts, now = invocation.out, invocation.texts, _now()
-    if invocation.json:
-        for run in found:
-            out.json(describe_run(run))
-    else:
-        fields = run_fields(out.columns) if out.terminal else list(FIELDS)
-        out.table(
-            [Column(texts[f"runs_{field}"], 6) for field in fields],
-            [run_cells(one, texts, fields, now, people=out.terminal) for one in found],
-        )
-        if not found.total:
-            invocation.hint("no_runs")
-        elif out.terminal:
-            invocation.hint("plain", text=count_runs(found, texts))
+    def cells(run: RunSummary) -> Mapping[str, Cell]:
+        return run_cells(run, texts, now, people=people)
+
+    RUNS.write(invocation, found.runs, describe_run, cells)
+    if not found.total and not invocation.json:
+        invocation.hint("no_runs")
+    elif people and not invocation.json:
+        invocation.hint("plain", text=count_runs(found, texts))
     if found.left_out:
         told = say_left_out(sorted(found.left_out.items()), texts)
         invocation.hint("runs_left_out", told=told)
 
 
 async def _print_changes(invocation: Invocation, store: EventStore, limit: int) -> None:
-    """Print each run that is new or has changed until somebody ends it."""
-    from bls_agent.ops.cli.run_rows import FIELDS, describe_run, run_cells
-
-    out, texts = invocation.out, invocation.texts
+    """Print each run that is new or has changed, until a signal."""
+    texts, people = invocation.texts, invocation.out.terminal
     known: dict[int, tuple[str, str]] = {}
 
     def show(found: RunList) -> None:
         for run in reversed(found.runs):
-            says = run.state.value, run.last_id
-            if known.get(run.run_id) == says:
-                continue
-            if invocation.json:
-                out.json(describe_run(run))
-            else:
-                cells = run_cells(run, texts, [*FIELDS], _now(), people=out.terminal)
-                out.line(*cells, between="  " if out.terminal else "\t")
+            if known.get(run.run_id) != (run.state.value, run.last_id):
+                cells = run_cells(run, texts, _now(), people=people)
+                RUNS.write_change(invocation, describe_run(run), cells)
         known.clear()
         known.update((one.run_id, (one.state.value, one.last_id)) for one in found)
 
-    def away(error: RedisUnavailableError | None) -> None:
-        _say_outage(invocation, error)
-
-    await _look_again(store, limit, show, away)
+    await poll(lambda: store.runs(limit), show, invocation.tell_outage)
 
 
-async def _look_again(
-    store: EventStore,
-    limit: int,
-    show: Callable[[RunList], None],
-    tell: Callable[[RedisUnavailableError | None], None],
-) -> None:
-    """Look at all runs again and again; an outage and its end are told once.
+async def _show_live(invocation: Invocation, store: EventStore, limit: int) -> None:
+    texts = invocation.texts
+    seen = RunList([], 0, {})
+    table = LiveTable(
+        invocation,
+        RUNS,
+        items=lambda: seen.runs,
+        cells=lambda run: run_cells(run, texts, _now()),
+        summary=lambda _: count_runs(seen, texts),
+    )
 
-    Raises:
-        RedisRefusedError: Redis refuses for good.
-    """
-    import anyio
+    def show(found: RunList) -> None:
+        nonlocal seen
+        seen, table.more = found, found.total - len(found)
 
-    from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
-
-    away = False
-    while True:
-        began = anyio.current_time()
-        try:
-            found = await store.runs(limit)
-        except RedisRefusedError:
-            raise
-        except RedisUnavailableError as error:
-            if not away:
-                tell(error)
-            away = True
-        else:
-            if away:
-                tell(None)
-            away = False
-            show(found)
-        took = anyio.current_time() - began
-        await anyio.sleep(max(INTERVAL, REST * took))
+    await table.show_polled(lambda: store.runs(limit), show)
 
 
-def _say_outage(invocation: Invocation, error: RedisUnavailableError | None) -> None:
-    if error is None:
-        invocation.hint("back")
-    else:
-        invocation.warn("away", kind=error.kind)
+def is_well(run: RunSummary) -> bool:
+    """Tell whether its writer lives, or has ended it."""
+    return run.state is not RunState.LOST
 
 
-class _Board:
-    """The live table: which runs are known, and how they are drawn."""
-
-    def __init__(self, invocation: Invocation, store: EventStore, limit: int) -> None:
-        self._invocation = invocation
-        self._store = store
-        self._limit = limit
-        self._found: RunList | None = None
-        self._outage: RedisUnavailableError | None = None
-
-    async def watch(self, redraw: Callable[[], None]) -> None:
-        """Look again and again; drawn is once a second, and when something was seen."""
-
-        def show(found: RunList) -> None:
-            self._found = found
-            redraw()
-
-        def tell(error: RedisUnavailableError | None) -> None:
-            self._outage = error
-            redraw()
-
-        await _look_again(self._store, self._limit, show, tell)
-
-    def table(self, columns: int, lines: int) -> Table:
-        """Make the table for so many columns and lines."""
-        from bls_agent.ops.cli.live import AROUND, Heading, live_table
-        from bls_agent.ops.cli.run_rows import run_cells, run_fields
-
-        texts, now = self._invocation.texts, _now()
-        fields = run_fields(columns)
-        runs: list[RunSummary] = [*(self._found or ())]
-        room = max(1, lines - AROUND)
-        more = (self._found.total if self._found else 0) - min(room, len(runs))
-        return live_table(
-            (self._head(), "yellow" if self._outage else "dim"),
-            [Heading(texts[f"runs_{field}"], RATIOS.get(field)) for field in fields],
-            [run_cells(one, texts, fields, now) for one in runs[:room]],
-            texts["top_more"].format(count=more) if more > 0 else "",
-        )
-
-    def _head(self) -> str:
-        from bls_agent.ops.cli.run_rows import count_runs
-        from bls_agent.ops.terminal import visible
-
-        if self._outage is not None:
-            return self._invocation.say("away", kind=visible(self._outage.kind))
-        if self._found is None:
-            return self._invocation.say("waiting_redis")
-        counted = count_runs(self._found, self._invocation.texts)
-        return f"{counted} · {self._invocation.say('top_quit')}"
+def run_cells(
+    run: RunSummary, texts: Texts, now: float, *, people: bool = True
+) -> Mapping[str, Cell]:
+    """Give the fields of a run; for people in words, and cut."""
+    state, style = run.state, STATE_STYLES[run.state]
+    shown = texts[f"run_state_{state.value}"] if people else state.value
+    about = (
+        f"{run.task}: {run.error}" if run.task and run.error else run.error or run.task
+    )
+    started, last = _known(run.started_at), _known(run.last_at)
+    age, begun = _stamp(last), _stamp(started)
+    if people:
+        age = "-" if last is None else span(now - last)
+    if people and started is not None:
+        local = datetime.fromtimestamp(started, UTC).astimezone()
+        begun = local.strftime("%m-%d %H:%M:%S")
+    return {
+        "id": str(run.run_id),
+        "state": (shown, style) if style else shown,
+        "events": str(run.length),
+        "age": age,
+        "started": begun,
+        "ttl": span(run.ttl) if people or run.ttl is None else f"{run.ttl:.0f}",
+        "last": cut_text(run.last, LONGEST) if people else run.last,
+        "about": cut_text(about, LONGEST) if people else about,
+    }
 
 
-@command(app, "follow")
+def _known(at: float | None) -> float | None:
+    return None if at is None or at >= LATEST else at
+
+
+def _stamp(at: float | None) -> str:
+    return "-" if at is None else format_timestamp(at)
+
+
+def describe_run(run: RunSummary, **more: object) -> dict[str, Any]:
+    """Describe a run for programs."""
+    return {**run.to_dict(), "healthy": is_well(run), **more}
+
+
+def count_runs(found: RunList, texts: Texts) -> str:
+    """Count the runs by how they stand, in one line."""
+    states = [run.state for run in found]
+    told = texts["runs_summary"].format(
+        count=found.total,
+        running=states.count(RunState.RUNNING),
+        lost=states.count(RunState.LOST),
+        failed=states.count(RunState.FAILED),
+    )
+    more = found.total - len(found)
+    return f"{told} · {texts['runs_more'].format(count=more)}" if more > 0 else told
+
+
+def say_left_out(left_out: Iterable[tuple[str, int]], texts: Texts) -> str:
+    """Say what has the key of a run and is none, in one line."""
+    return ", ".join(
+        texts[f"runs_left_out_{why}"].format(count=count) for why, count in left_out
+    )
+
+
+@command("runs follow")
 async def follow(
     invocation: Invocation,
-    run: Annotated[int, typer.Argument(metavar="ID", min=0, help="arg_run")],
-    begin: Annotated[
-        str, typer.Option("--from", metavar="PLACE", help="opt_from")
-    ] = "start",
-    raw: Annotated[bool, typer.Option("--raw", help="opt_raw_run")] = False,
+    run: Annotated[int, Argument(metavar="ID", min=0, help="arg_run")],
+    begin: Annotated[str, Option("--from", metavar="PLACE", help="opt_from")] = "start",
+    raw: Annotated[bool, Option("--raw", help="opt_raw_run")] = False,
 ) -> Exit:
     """Print the events of a run as they come, until it ends."""
-    from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
-    from bls_agent.runs import EventStore
-    from bls_agent.runs.event_ids import find_id
-
     if begin not in PLACES and find_id(begin) is None:
         raise Failure("bad_place", Exit.USAGE, place=begin)
     async with EventStore(invocation.redis) as store:
         follower = store.follow(run, PLACES.get(begin, begin))
+        outage: RedisUnavailableError | None = None
         try:
             if not await store.exists(run):
                 invocation.hint("waiting_run", run=run)
@@ -249,28 +255,27 @@ async def follow(
         except RedisUnavailableError as error:
             if begin == "now":  # nobody knows where that is
                 raise
-            _say_outage(invocation, error)
-            await _print_run(invocation, follower, _Printer(invocation, raw=raw), error)
-        else:
-            await _print_run(invocation, follower, _Printer(invocation, raw=raw))
+            outage = error
+            invocation.tell_outage(outage)
+        await _print_run(invocation, follower, outage, raw=raw)
     return Exit.DONE
 
 
 async def _print_run(
     invocation: Invocation,
     follower: Follower,
-    printer: _Printer,
-    outage: RedisUnavailableError | None = None,
+    outage: RedisUnavailableError | None,
+    *,
+    raw: bool,
 ) -> None:
     """Print what comes; an outage and its end are told once."""
-    from bls_agent.runs import FollowEnd
-
+    printer = _Printer(invocation, raw=raw)
     while True:
         found = await follower.batch(LOOK)
         if (follower.unavailable is None) != (outage is None):
             outage = follower.unavailable
             printer.end_line()
-            _say_outage(invocation, outage)
+            invocation.tell_outage(outage)
         for one in found:
             printer.write(one)
         if follower.ended and not found:
@@ -286,18 +291,15 @@ class _Printer:
     def __init__(self, invocation: Invocation, *, raw: bool) -> None:
         self._invocation = invocation
         self._joins = invocation.out.terminal and not (raw or invocation.json)
-        self._speaker: object = None  # whose text is being written
+        self._source: object = None  # of the text that is being written
         self._fresh = True  # at the beginning of a line
 
     def write(self, one: Followed) -> None:
-        from bls_agent.ops.cli.run_lines import for_people, for_pipe, text_of
-        from bls_agent.runs import Gap, StreamEvent
-
         out, texts = self._invocation.out, self._invocation.texts
         event = one if isinstance(one, StreamEvent) else None
         text = text_of(event) if event is not None and self._joins else None
         if event is not None and text is not None:
-            self._speak(event, text)
+            self._continue_text(event, text)
             return
         self.end_line()
         if self._invocation.json:
@@ -306,24 +308,77 @@ class _Printer:
         elif out.terminal:
             out.line(*for_people(one, texts))
         else:
-            out.line(*for_pipe(one), between="\t")
+            out.fields(*for_pipe(one))
 
-    def _speak(self, event: StreamEvent, text: str) -> None:
-        """Go on with somebody's text, or begin it below a line that says whose it is."""
-        from bls_agent.ops.cli.run_lines import for_people, text_lines
-
+    def _continue_text(self, event: StreamEvent, text: str) -> None:
+        """Go on with a source's text, or begin it below a line that names the source."""
         out = self._invocation.out
-        speaker = tuple(sorted((event.source or {}).items()))
-        if self._speaker != speaker:
+        source = tuple(sorted((event.source or {}).items()))
+        if self._source != source:
             self.end_line()
             out.line(*for_people(event, self._invocation.texts, data=False))
-            self._speaker = speaker
+            self._source = source
         if text:
-            out.draw(text_lines(text))
+            out.draw(visible_lines(text))
             self._fresh = text.endswith("\n")
 
     def end_line(self) -> None:
-        """Let nothing else stand behind somebody's text."""
+        """End the line of a streamed text."""
         if not self._fresh:
             self._invocation.out.draw("\n")
-        self._speaker, self._fresh = None, True
+        self._source, self._fresh = None, True
+
+
+def text_of(event: StreamEvent) -> str | None:
+    """Give the text that a language model has streamed; ``None`` for any other event."""
+    if event.name != "llm.stream":
+        return None
+    told = (event.data.get(name) for name in TEXT_FIELDS)
+    return next((text for text in told if isinstance(text, str)), None)
+
+
+def source_of(event: StreamEvent) -> str:
+    """Name the source of an event, in one word."""
+    source = event.source or {}
+    names = ("agent_name", "agent_id", "agent_type", "team_name")
+    return next((source[name] for name in names if source.get(name)), "")
+
+
+def for_people(one: Followed, texts: Texts, *, data: bool = True) -> list[Cell]:
+    """Write what a follower was given as one line for a terminal."""
+    if isinstance(one, StreamEvent):
+        return _event_line(one, data=data)
+    if isinstance(one, Gap):
+        name = "run_gap" if one.missing is None else "run_gap_counted"
+        why = texts[f"run_gap_{one.reason.value}"]
+        told = texts[name].format(count=one.missing, why=why)
+    else:
+        told = texts["run_writer_lost"]
+    return [(f"── {told} ──", "yellow")]
+
+
+def _event_line(event: StreamEvent, *, data: bool) -> list[Cell]:
+    bad = event.action in BAD
+    style = "bold red" if bad else EVENT_STYLES.get(event.category, "")
+    line: list[Cell] = [
+        (clock_of(event.timestamp, "%H:%M:%S.%f", 12), "dim"),
+        f" {event.sequence:>4} ",
+        (cut_text(event.name, LONGEST_NAME), style),
+    ]
+    if source := source_of(event):
+        line += [" ", (cut_text(source, LONGEST_NAME), "bold")]
+    if data and event.data:
+        line += ["  ", (cut_text(json_text(event.data), LONGEST_DATA), "dim")]
+    if event.faults:
+        line += ["  ", (f"({', '.join(event.faults)}?)", "yellow")]
+    return line
+
+
+def for_pipe(one: Followed) -> list[Cell]:
+    """Write it for a pipe: id, time, number, source, name, data; nothing cut."""
+    if isinstance(one, StreamEvent):
+        number = str(one.sequence)
+        told = json_text(one.data)
+        return [one.id, one.timestamp or "-", number, source_of(one), one.name, told]
+    name = "gap" if isinstance(one, Gap) else "writer_lost"
+    return [one.after, "-", "-", "", name, json_text(one.to_dict())]

@@ -1,38 +1,84 @@
-"""``bls-agent send``: put a command into a project's control list."""
+"""``bls-agent send``, ``call``, ``wait``, ``queue`` and ``withdraw``: commands on their way."""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+import re
+import shlex
+import sys
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, cast
 
-import typer
+import anyio
+from typer import Argument, Option
 
-from bls_agent.ops.cli.command import command, new_app
-from bls_agent.ops.cli.exits import Exit
-from bls_agent.ops.cli.invocation import Invocation
-from bls_agent.ops.cli.naming import ProjectArgument, normalise
-from bls_agent.ops.cli.sending import (
-    SOURCE,
-    ArgOption,
-    ArgsFileOption,
+from bls_agent.core.codec import decode, decode_object
+from bls_agent.core.errors import (
+    BlsError,
+    DecodeError,
+    NoOutcomeError,
+    UnknownProjectError,
+)
+from bls_agent.core.settings import check_seconds
+from bls_agent.ops.cli.app import command
+from bls_agent.ops.cli.errors import Exit, Failure, hint_likely, likely_names, normalise
+from bls_agent.ops.cli.options import (
     CommandArgument,
     ForceOption,
-    JsonArgsOption,
-    RecordOption,
-    TextOption,
-    gather_args,
-    refusing_unseen,
+    ProjectArgument,
+    TimeoutOption,
 )
+from bls_agent.ops.cli.output import Invocation, json_text
+from bls_agent.ops.cli.tables import Layout
+from bls_agent.project.messages import Command, Outcome, Status
 
 if TYPE_CHECKING:
     from bls_agent.console import Console
 
-__all__ = ["send"]
+__all__ = [
+    "SOURCE",
+    "ArgOption",
+    "ArgsFileOption",
+    "JsonArgsOption",
+    "RecordOption",
+    "TextOption",
+    "call",
+    "gather_args",
+    "no_outcome",
+    "queue",
+    "refusing_unseen",
+    "send",
+    "show_outcome",
+    "wait",
+    "withdraw",
+]
 
-app = new_app()
+SOURCE: Final = "bls-agent cli"  # what a command says of where it comes from
+LONGEST_FILE: Final = 64 * 1024 * 1024
+NEWEST: Final = 10_000  # records in which an outcome is looked for that is there
+WORD: Final = re.compile(r"[\w.-]+")  # what no shell takes for more
+FRAME: Final = re.compile(r'  File ".*?([/\\]bls_agent[/\\][^"]*)?", line ')
+# The fields of a command that waits, and of its JSON.
+QUEUE: Final = Layout(
+    "queue", dict.fromkeys(("time", "id", "command", "args", "source"), 0), least=8
+)
+
+ArgOption: TypeAlias = Annotated[
+    list[str] | None, Option("--arg", "-a", metavar="NAME=VALUE", help="opt_arg")
+]
+TextOption: TypeAlias = Annotated[
+    list[str] | None, Option("--string", "-s", metavar="NAME=TEXT", help="opt_string")
+]
+JsonArgsOption: TypeAlias = Annotated[
+    str | None, Option("--json-args", metavar="{…}", help="opt_json_args")
+]
+ArgsFileOption: TypeAlias = Annotated[
+    str, Option("--args-file", metavar="FILE", help="opt_args_file")
+]
+RecordOption: TypeAlias = Annotated[bool, Option("--record", help="opt_record")]
 
 
-@command(app, "send")
+@command("send")
 async def send(
     invocation: Invocation,
     project: ProjectArgument,
@@ -41,10 +87,8 @@ async def send(
     string: TextOption = None,
     json_args: JsonArgsOption = None,
     args_file: ArgsFileOption = "",
-    id: Annotated[str, typer.Option("--id", metavar="ID", help="opt_id")] = "",  # noqa: A002 - the contract's name
-    broadcast: Annotated[
-        bool, typer.Option("--broadcast", help="opt_broadcast")
-    ] = False,
+    id: Annotated[str, Option("--id", metavar="ID", help="opt_id")] = "",  # noqa: A002 - the contract's name
+    broadcast: Annotated[bool, Option("--broadcast", help="opt_broadcast")] = False,
     record: RecordOption = False,
     force: ForceOption = False,
 ) -> Exit:
@@ -64,21 +108,321 @@ async def send(
                     record=record,
                     source=SOURCE,
                 )
-            await _hint_offline(invocation, console, project)
+            with suppress(BlsError):  # it is sent, and nobody may know more
+                if await console.status(project) in (None, Status.OFFLINE):
+                    invocation.hint("sent_offline", project=project)
     told = {"projectName": project, "id": sent.id, "command": name, "args": sent.args}
-    if not invocation.out.terminal:
-        invocation.result(told, sent.id)
-        return Exit.DONE
     said = invocation.say("sent", command=name, project=project, id=sent.id)
-    invocation.result(told, said)
+    invocation.result(told, said if invocation.out.terminal else sent.id)
     return Exit.DONE
 
 
-async def _hint_offline(invocation: Invocation, console: Console, project: str) -> None:
-    """Say that nobody runs the command now."""
-    from bls_agent.core.errors import BlsError
-    from bls_agent.project.messages import Status
+def gather_args(
+    pairs: Sequence[str],
+    text: str | None,
+    file: str = "",
+    strings: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Put a command's arguments together: the file, then the object, then the pairs.
 
-    with suppress(BlsError):  # it is sent, and nobody may know more
-        if await console.status(project) in (None, Status.OFFLINE):
-            invocation.hint("sent_offline", project=project)
+    A value of ``name=value`` is JSON if it can be read as JSON, else it is text; text
+    that looks like JSON is given among ``strings``, which are never read as JSON.
+    """
+    found: dict[str, Any] = {}
+    if file:
+        found |= _read_object(_read_file(file), "--args-file")
+    if text is not None:
+        found |= _read_object(text.encode("utf-8", "surrogateescape"), "--json")
+    single: dict[str, Any] = {}
+    given = [(pair, _read_value) for pair in pairs]
+    texts: list[tuple[str, Callable[[str], Any]]] = [(pair, str) for pair in strings]
+    for pair, read in [*given, *texts]:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise Failure("bad_pair", Exit.USAGE, hint="hint_pair", pair=pair)
+        if name in single:
+            raise Failure("pair_twice", Exit.USAGE, hint="hint_list", name=name)
+        single[name] = read(value)
+    return found | single
+
+
+def _read_value(text: str) -> Any:
+    try:
+        return decode(text.encode("utf-8", "surrogateescape"))
+    except DecodeError:
+        return text
+
+
+def _read_object(payload: bytes, origin: str) -> dict[str, Any]:
+    try:
+        return decode_object(payload)
+    except DecodeError as error:
+        raise Failure(
+            "bad_object",
+            Exit.USAGE,
+            hint="hint_object",
+            origin=origin,
+            reason=error.detail or error.reason,
+        ) from None
+
+
+def _read_file(name: str) -> bytes:
+    try:
+        if name == "-":
+            return sys.stdin.buffer.read(LONGEST_FILE)
+        with open(name, "rb") as file:  # noqa: PTH123 - as it was typed
+            return file.read(LONGEST_FILE)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise Failure("no_file", Exit.USAGE, file=name, reason=reason) from None
+
+
+@asynccontextmanager
+async def refusing_unseen(console: Console) -> AsyncGenerator[None]:
+    """End the command where there is no project of that name, and name likely ones."""
+    try:
+        yield
+    except UnknownProjectError as error:
+        names = ", ".join(await likely_names(console, error.project))
+        hint = "hint_likely_or_force" if names else "hint_force"
+        raise Failure(
+            "unseen", hint=hint, project=error.project, names=names
+        ) from error
+
+
+@command("call")
+async def call(
+    invocation: Invocation,
+    project: ProjectArgument,
+    name: CommandArgument,
+    arg: ArgOption = None,
+    string: TextOption = None,
+    json_args: JsonArgsOption = None,
+    args_file: ArgsFileOption = "",
+    timeout: TimeoutOption = 10.0,
+    broadcast: Annotated[bool, Option("--broadcast", help="opt_call_all")] = False,
+    record: RecordOption = False,
+    force: ForceOption = False,
+) -> Exit:
+    """Wait for the outcome; 0 if the command succeeded, else 1."""
+    args = gather_args(arg or (), json_args, args_file, string or ())
+    project = normalise(invocation, project)
+    options: dict[str, Any] = {
+        "args": args,
+        "timeout": check_seconds("timeout", timeout),
+        "create": force,
+        "record": record,
+        "source": SOURCE,
+    }
+    async with invocation.console() as console:
+        with (
+            invocation.waiting("waiting_outcome", seconds=f"{timeout:g}"),
+            _interrupted(invocation),
+        ):
+            try:
+                async with refusing_unseen(console):
+                    if broadcast:
+                        return await _call_all(
+                            invocation, console, project, name, options
+                        )
+                    outcome = await console.call(project, name, **options)
+            except NoOutcomeError as error:
+                raise no_outcome(invocation, project, error, timeout) from None
+    show_outcome(invocation, outcome)
+    _hint_text(invocation, args, outcome)
+    return Exit.DONE if outcome.succeeded else Exit.FAILED
+
+
+def no_outcome(
+    invocation: Invocation, project: str, error: NoOutcomeError, waited: float
+) -> Failure:
+    """Make the failure of a command that has waited in vain; says how to wait longer."""
+    since = invocation.say("since", time=error.since) if error.since else ""
+    return Failure(
+        f"no_outcome_{error.state}" if error.state else "no_outcome",
+        hint="" if error.state == "offline" else "hint_wait_longer",
+        id=error.command_id,
+        since=since,
+        project=project if WORD.fullmatch(project) else shlex.quote(project),
+        seconds=f"{max(60.0, 6 * waited):g}",
+    )
+
+
+@contextmanager
+def _interrupted(invocation: Invocation) -> Generator[None]:
+    """Tell a user who interrupts the waiting that the command is not taken back."""
+    try:
+        yield
+    except anyio.get_cancelled_exc_class():
+        invocation.hint("perhaps_running")
+        raise
+
+
+async def _call_all(
+    invocation: Invocation,
+    console: Console,
+    project: str,
+    name: str,
+    options: dict[str, Any],
+) -> Exit:
+    expected = await console.instances(project)
+    outcomes = await console.call_all(project, name, **options)
+    for instance, outcome in outcomes.items():
+        show_outcome(invocation, outcome, instance)
+    missing = sorted(expected.keys() - outcomes.keys())
+    for instance in missing:
+        if invocation.json:
+            invocation.out.json({"instance": instance, "outcome": None})
+        invocation.warn("no_answer", instance=instance)
+    well = not missing and all(outcome.succeeded for outcome in outcomes.values())
+    return Exit.DONE if well else Exit.FAILED
+
+
+def _hint_text(invocation: Invocation, args: dict[str, Any], outcome: Outcome) -> None:
+    """Say how a text is sent that looks like a number, where one was expected."""
+    fields = outcome.error.get("fields")
+    wrongs = cast("dict[str, Any]", fields) if isinstance(fields, dict) else {}
+    for name, wrong in wrongs.items():
+        sent = args.get(name)
+        scalar = sent is None or isinstance(sent, bool | int | float)
+        if scalar and name in args and str(wrong).startswith("must be a string"):
+            invocation.hint("hint_string", name=name, value=json_text(sent))
+
+
+def show_outcome(invocation: Invocation, outcome: Outcome, instance: str = "") -> None:
+    """Write one outcome: kind, time and what came of it."""
+    told: dict[str, Any] = {"instance": instance} if instance else {}
+    told |= outcome.metadata
+    what = outcome.result if outcome.succeeded else outcome.error
+    shown = "" if what is None else json_text(what)
+    if invocation.json:
+        invocation.out.json(told)
+    elif not invocation.out.terminal:
+        cells = [outcome.kind.value, f"{outcome.duration_ms:g}", shown]
+        invocation.out.fields(*([instance] if instance else []), *cells)
+    else:
+        style = "green" if outcome.succeeded else "bold red"
+        head = f"{instance}: " if instance else ""
+        word = invocation.texts[f"outcome_{outcome.kind.value}"]
+        took = invocation.say("took", ms=f"{outcome.duration_ms:g}")
+        failed = not outcome.succeeded and "message" in outcome.error
+        first = "" if failed else f"  {shown}"
+        invocation.out.line(head, (word, style), f" {took}{first}")
+        if failed:
+            _show_failure(invocation, outcome.error)
+    if outcome.truncated:
+        invocation.warn("result_cut", bytes=f"{outcome.truncated:,}")
+
+
+def _show_failure(invocation: Invocation, error: Mapping[str, Any]) -> None:
+    """Write message and traceback in lines, then what else the agent tells."""
+    out = invocation.out
+    out.paragraph(f"{error.get('type', '')}: {error['message']}".removeprefix(": "))
+    for name, told in error.items():
+        if name == "traceback":
+            for line in _folded(str(told), invocation.texts["frames_folded"]):
+                out.line((line, "dim"))
+        elif name not in {"type", "message", "fields"}:  # the message names the fields
+            out.line((f"{name}: ", "dim"), json_text(told))
+
+
+def _folded(trace: str, text: str) -> Generator[str]:
+    """Give a traceback without the frames of this package; each gap is counted."""
+    left_out = 0
+    ours = False
+    for line in trace.splitlines():
+        if frame := FRAME.match(line):
+            ours = frame[1] is not None
+            left_out += ours
+        elif not line.startswith("    "):  # no longer of this frame
+            ours = False
+        if ours:
+            continue
+        if left_out:
+            yield text.format(count=left_out)
+            left_out = 0
+        yield line
+
+
+@command("wait")
+async def wait(
+    invocation: Invocation,
+    project: ProjectArgument,
+    id: Annotated[str, Argument(metavar="ID", help="arg_id")],  # noqa: A002 - the contract's name
+    timeout: TimeoutOption = 60.0,
+) -> Exit:
+    """Print the outcome; 0 if the command succeeded, else 1."""
+    seconds = check_seconds("timeout", timeout)
+    project = normalise(invocation, project)
+    with invocation.waiting("waiting_outcome", seconds=f"{seconds:g}"):
+        async with invocation.console() as console:
+            await console.status(project)  # an outage now is no reason to wait
+            with anyio.move_on_after(seconds):
+                async for entry in console.follow_logs(project, last=NEWEST):
+                    outcome = entry.outcome
+                    if outcome is not None and outcome.command_id == id:
+                        show_outcome(invocation, outcome)
+                        return Exit.DONE if outcome.succeeded else Exit.FAILED
+    raise no_outcome(invocation, project, NoOutcomeError("", id, seconds), seconds)
+
+
+@command("queue")
+async def queue(
+    invocation: Invocation,
+    project: ProjectArgument,
+    limit: Annotated[
+        int, Option("--limit", "-n", metavar="N", min=1, help="opt_queue_limit")
+    ] = 200,
+) -> Exit:
+    """List what waits, the next one first."""
+    project = normalise(invocation, project)
+    async with invocation.console() as console:
+        with invocation.waiting("waiting_redis"):
+            waiting = await console.queue(project, limit)
+            if not waiting:
+                await hint_likely(invocation, console, project)
+    told = [_describe(one, console) for one in waiting]
+    QUEUE.write(invocation, told, dict, _cells)
+    if not waiting and not invocation.json:
+        invocation.hint("nothing_waits", project=project)
+    return Exit.DONE
+
+
+def _describe(one: Command, console: Console) -> dict[str, Any]:
+    """Give the fields of a command that waits, without the secrets in its arguments."""
+    return {
+        "id": one.id,
+        "timestamp": one.timestamp,
+        "source": one.source,
+        "command": one.command,
+        "args": console.redactor.tree(one.args),
+    }
+
+
+def _cells(told: dict[str, Any]) -> dict[str, str]:
+    values = told | {"time": told["timestamp"]}
+    return {
+        name: value if isinstance(value, str) else json_text(value)
+        for name, value in values.items()
+    }
+
+
+@command("withdraw")
+async def withdraw(
+    invocation: Invocation,
+    project: ProjectArgument,
+    number: Annotated[str, Argument(metavar="ID", help="arg_command_id")],
+) -> Exit:
+    """Take it out of the queue; exit code 1 if it does not wait there any more."""
+    project = normalise(invocation, project)
+    async with invocation.console() as console:
+        with invocation.waiting("waiting_redis"):
+            found = await console.withdraw(project, number)
+    if found is None:
+        raise Failure("not_waiting", id=number, project=project)
+    said = invocation.say(
+        "withdrawn", command=found.command, id=number, project=project
+    )
+    told = {"projectName": project, **_describe(found, console)}
+    invocation.result(told, said)
+    return Exit.DONE

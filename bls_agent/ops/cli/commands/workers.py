@@ -2,73 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Any, Final
 
-import typer
+import anyio
+from typer import Argument, Option
 
-from bls_agent.ops.cli.command import command, new_app
-from bls_agent.ops.cli.exits import Exit, Failure
-from bls_agent.ops.cli.invocation import Invocation
+from bls_agent.core.codec import cut_text
+from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
+from bls_agent.ops.cli.app import command
+from bls_agent.ops.cli.errors import Exit, Failure
+from bls_agent.ops.cli.output import Cell, Invocation, json_text
+from bls_agent.ops.cli.tables import Layout, LiveTable, wants_live
+from bls_agent.ops.cli.text import now_clock, span
+from bls_agent.ops.texts import Texts
+from bls_agent.workers import Worker, WorkerRegistry, WorkerStatus
+from bls_agent.workers.worker import HEARTBEATS
 
-if TYPE_CHECKING:
-    from rich.table import Table
+__all__ = [
+    "WORKERS",
+    "arrange_workers",
+    "count_workers",
+    "describe_worker",
+    "find_kinds",
+    "is_well",
+    "kind_name",
+    "worker_cells",
+    "workers",
+]
 
-    from bls_agent.core.errors import RedisUnavailableError
-    from bls_agent.workers import Worker, WorkerChange, WorkerRegistry
+WORKERS: Final = Layout(
+    "workers",
+    {
+        "id": 0,
+        "status": 0,
+        "problem": 0,
+        "age": 40,
+        "kind": 60,
+        "tasks": 70,
+        "says": 100,
+    },
+    shares={"id": 3, "status": 2, "problem": 2, "says": 4},
+)
+STYLES: Final = {
+    WorkerStatus.STARTING: "cyan",
+    WorkerStatus.RUNNING: "green",
+    WorkerStatus.STOPPING: "yellow",
+    WorkerStatus.STOPPED: "dim",
+    WorkerStatus.ERROR: "bold red",
+}
+LONGEST: Final = 200  # bytes of what else a worker says, at a terminal
+_END: Final = "_heartbeat"
+# Shown beside it, or of use to programs alone.
+_TOLD: Final = frozenset(
+    {
+        "status", "timestamp", "worker_id", "node_id", "running_tasks", "max_tasks",
+        "started_at", "last_heartbeat",
+    }
+)  # fmt: skip
 
-__all__ = ["workers"]
 
-RATIOS: Final = {"id": 3, "status": 2, "problem": 2, "says": 4}
+def kind_name(row: str) -> str:
+    """Give a kind as people type it: the row without ``_heartbeat``."""
+    return row.removesuffix(_END)
 
-app = new_app()
+
+KIND_NAMES: Final = tuple(map(kind_name, HEARTBEATS))
 
 
 def _complete_kind(incomplete: str) -> list[str]:
-    from bls_agent.ops.cli.roster import KIND_NAMES
-
     return [name for name in KIND_NAMES if name.startswith(incomplete)]
 
 
-@command(app, "workers")
+@command("workers")
 async def workers(
     invocation: Invocation,
     kind: Annotated[
-        str,
-        typer.Argument(metavar="KIND", help="arg_kind", autocompletion=_complete_kind),
+        str, Argument(metavar="KIND", help="arg_kind", autocompletion=_complete_kind)
     ] = "",
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="opt_watch_workers")
-    ] = False,
+    watch: Annotated[bool, Option("--watch", "-w", help="opt_watch_workers")] = False,
 ) -> Exit:
     """List the workers; 3 if one of them is not well."""
-    from bls_agent.ops.cli.live import show_live, wants_live
-    from bls_agent.ops.cli.roster import is_well
-    from bls_agent.workers import WorkerRegistry
-
+    texts, people = invocation.texts, invocation.out.terminal
     row = _row_of(kind)
     async with WorkerRegistry(invocation.redis) as registry:
-        if watch and wants_live(invocation.out) and not invocation.json:
-            board = _Board(invocation, registry, row)
-            await show_live(invocation.out, board.table, board.watch)
+        if watch and wants_live(invocation):
+            await _show_live(invocation, registry, row)
             return Exit.DONE
         if watch:
             await _print_changes(invocation, registry, row)
         with invocation.waiting("waiting_redis"):
-            found = await registry.alive(row)
-    _show(invocation, found)
+            found = arrange_workers(await registry.alive(row))
+
+    def cells(worker: Worker) -> Mapping[str, Cell]:
+        return worker_cells(worker, texts, people=people)
+
+    WORKERS.write(invocation, found, describe_worker, cells)
+    if not found and not invocation.json:
+        invocation.hint("no_workers")
+    elif people and not invocation.json:
+        invocation.hint("plain", text=count_workers(found, texts))
     return Exit.DONE if all(map(is_well, found)) else Exit.UNHEALTHY
 
 
 def _row_of(word: str) -> str | None:
-    """Find the kind that is meant.
-
-    Raises:
-        Failure: There is none, or it may be several.
-    """
-    from bls_agent.ops.cli.roster import KIND_NAMES, find_kinds
-
+    """Find the kind that is meant: exactly one."""
     rows = find_kinds(word)
     if not word or len(rows) == 1:
         return rows[0] if rows else None
@@ -82,137 +121,175 @@ def _row_of(word: str) -> str | None:
     )
 
 
-def _show(invocation: Invocation, found: list[Worker]) -> None:
-    from bls_agent.ops.cli.roster import (
-        FIELDS,
-        arrange_workers,
-        count_workers,
-        describe_worker,
-        worker_cells,
-        worker_fields,
-    )
-    from bls_agent.ops.cli.screen import Column
-
-    out, texts = invocation.out, invocation.texts
-    ordered = arrange_workers(found)
-    if invocation.json:
-        for worker in ordered:
-            out.json(describe_worker(worker))
-        return
-    fields = worker_fields(out.columns) if out.terminal else list(FIELDS)
-    out.table(
-        [Column(texts[f"workers_{field}"], 6) for field in fields],
-        [worker_cells(one, texts, fields, people=out.terminal) for one in ordered],
-    )
-    if not ordered:
-        invocation.hint("no_workers")
-    elif out.terminal:
-        invocation.hint("plain", text=count_workers(ordered, texts))
+def find_kinds(word: str) -> list[str]:
+    """Find the rows that a word may mean: one for a name, or for a clear beginning."""
+    wanted = kind_name(word.replace("-", "_").casefold())
+    if wanted in KIND_NAMES:
+        return [wanted + _END]
+    return [name + _END for name in KIND_NAMES if wanted and name.startswith(wanted)]
 
 
 async def _print_changes(
     invocation: Invocation, registry: WorkerRegistry, row: str | None
 ) -> None:
-    """Print each change until somebody ends it; outages are told and waited out."""
+    """Print each change until a signal; outages are told and waited out."""
+    texts, people = invocation.texts, invocation.out.terminal
     async for change in registry.watch(row):
-        if change.error is not None:
-            invocation.warn("away", kind=change.error.kind)
-        elif change.worker is None:
-            invocation.hint("back")
-        else:
-            _print_change(invocation, change.what, change.worker)
+        worker, what = change.worker, change.what
+        if worker is None or change.error is not None:
+            invocation.tell_outage(change.error)
+            continue
+        WORKERS.write_change(
+            invocation,
+            describe_worker(worker, what=what, seenAt=now_clock(iso=True)),
+            worker_cells(worker, texts, people=people),
+            (now_clock(iso=not people), "dim"),
+            texts[f"worker_change_{what}"] if people else what,
+        )
 
 
-def _print_change(invocation: Invocation, what: str, worker: Worker) -> None:
-    from bls_agent.ops.cli.roster import FIELDS, describe_worker, worker_cells
-    from bls_agent.ops.cli.words import now_clock
+async def _show_live(
+    invocation: Invocation, registry: WorkerRegistry, row: str | None
+) -> None:
+    texts = invocation.texts
+    seen: dict[str, tuple[Worker, float]] = {}  # and when
 
-    out, texts = invocation.out, invocation.texts
-    if invocation.json:
-        out.json(describe_worker(worker, what=what, seenAt=now_clock(iso=True)))
-        return
-    people = out.terminal
-    out.line(
-        (now_clock(iso=not people), "dim"),
-        texts[f"worker_change_{what}"] if people else what,
-        *worker_cells(worker, texts, list(FIELDS), people=people),
-        between="  " if people else "\t",
+    def cells(worker: Worker) -> Mapping[str, Cell]:
+        later = anyio.current_time() - seen[worker.key][1]
+        return worker_cells(worker, texts, later=later)
+
+    table = LiveTable(
+        invocation,
+        WORKERS,
+        items=lambda: arrange_workers(worker for worker, _ in seen.values()),
+        cells=cells,
+        summary=lambda ordered: count_workers(ordered, texts),
     )
 
-
-class _Board:
-    """The live table: who is known, and how it is drawn."""
-
-    def __init__(
-        self, invocation: Invocation, registry: WorkerRegistry, row: str | None
-    ) -> None:
-        self._invocation = invocation
-        self._registry = registry
-        self._row = row
-        self._seen: dict[str, tuple[Worker, float]] = {}  # and when
-        self._outage: RedisUnavailableError | None = None
-        self._known = False
-
-    async def watch(self, redraw: Callable[[], None]) -> None:
-        """Follow what happens; drawn is once a second, and when Redis goes away."""
-        from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
-
+    async def follow(redraw: Callable[[], None]) -> None:
+        """Drawn is once a second, and when Redis goes away."""
         try:
-            await self._registry.alive(self._row)  # a watch over nobody tells nothing
-            self._known = True
+            await registry.alive(row)  # where there is no worker, a watch gives nothing
+            table.known = True
         except RedisRefusedError:
             raise
         except RedisUnavailableError as error:
-            self._outage = error
-        async for change in self._registry.watch(self._row, refreshes=True):
-            self._note(change)
-            if change.worker is None:
+            table.outage = error
+        async for change in registry.watch(row, refreshes=True):
+            table.record(change.error)
+            worker = change.worker
+            if worker is None:
                 redraw()
+            elif change.what == "left":
+                seen.pop(worker.key, None)
+            else:
+                seen[worker.key] = worker, anyio.current_time()
 
-    def _note(self, change: WorkerChange) -> None:
-        import anyio
+    await table.show(follow)
 
-        self._outage, self._known = change.error, self._known or change.error is None
-        worker = change.worker
-        if worker is not None and change.what != "left":
-            self._seen[worker.key] = worker, anyio.current_time()
-        elif worker is not None:
-            self._seen.pop(worker.key, None)
 
-    def table(self, columns: int, lines: int) -> Table:
-        """Make the table for so many columns and lines."""
-        import anyio
+def _status_of(worker: Worker) -> WorkerStatus | None:
+    """Give what it says of itself, if that is one of the contract's words."""
+    if worker.heartbeat is not None:
+        return worker.heartbeat.status
+    said = worker.raw.get("status")
+    try:
+        return WorkerStatus(said) if isinstance(said, str) else None
+    except ValueError:
+        return None
 
-        from bls_agent.ops.cli.live import AROUND, Heading, live_table
-        from bls_agent.ops.cli.roster import (
-            arrange_workers,
-            worker_cells,
-            worker_fields,
-        )
 
-        texts, now = self._invocation.texts, anyio.current_time()
-        ordered = arrange_workers(worker for worker, _ in self._seen.values())
-        room = max(1, lines - AROUND)
-        fields = worker_fields(columns)
-        rows = [
-            worker_cells(one, texts, fields, later=now - self._seen[one.key][1])
-            for one in ordered[:room]
-        ]
-        more = len(ordered) - room
-        return live_table(
-            (self._head(ordered), "yellow" if self._outage else "dim"),
-            [Heading(texts[f"workers_{field}"], RATIOS.get(field)) for field in fields],
-            rows,
-            texts["top_more"].format(count=more) if more > 0 else "",
-        )
+def is_well(worker: Worker) -> bool:
+    """Tell whether it can be believed, and does not say that it is in error."""
+    in_error = _status_of(worker) is WorkerStatus.ERROR
+    return not (worker.problem or worker.stale or in_error)
 
-    def _head(self, ordered: list[Worker]) -> str:
-        from bls_agent.ops.cli.roster import count_workers
-        from bls_agent.ops.terminal import visible
 
-        if self._outage is not None:
-            return self._invocation.say("away", kind=visible(self._outage.kind))
-        if not self._known:
-            return self._invocation.say("waiting_redis")
-        counted = count_workers(ordered, self._invocation.texts)
-        return f"{counted} · {self._invocation.say('top_quit')}"
+def _place(worker: Worker) -> int:
+    if worker.problem:
+        return 0
+    if _status_of(worker) is WorkerStatus.ERROR:
+        return 1
+    return 2 if worker.stale else 3
+
+
+def arrange_workers(workers: Iterable[Worker]) -> list[Worker]:
+    """Put the worst first."""
+    return sorted(workers, key=lambda one: (_place(one), one.kind, one.id))
+
+
+def count_workers(workers: Sequence[Worker], texts: Texts) -> str:
+    """Count the workers by how they are, in one line."""
+    places = [_place(worker) for worker in workers]
+    bad, stale = sum(place < 2 for place in places), places.count(2)  # noqa: PLR2004 - as above
+    return texts["workers_summary"].format(count=len(places), bad=bad, stale=stale)
+
+
+def worker_cells(
+    worker: Worker, texts: Texts, *, people: bool = True, later: float = 0.0
+) -> Mapping[str, Cell]:
+    """Give the fields of a worker that was seen so many seconds ago.
+
+    For people they are in words, and cut.
+    """
+    kind = kind_name(worker.kind)
+    raw = worker.raw
+    running, most = raw.get("running_tasks"), raw.get("max_tasks")
+    tasks = running if most is None else f"{running}/{most}"
+    return {
+        "id": worker.id,
+        "status": _status_cell(worker, texts, people=people),
+        "problem": _problem_cell(worker, texts, people=people),
+        "age": span(None if worker.age is None else worker.age + later),
+        "kind": texts[f"worker_kind_{kind}"] if people else kind,
+        "tasks": "-" if running is None else _short(tasks),
+        "says": _says(raw, people=people),
+    }
+
+
+def _status_cell(worker: Worker, texts: Texts, *, people: bool) -> Cell:
+    status = _status_of(worker)
+    if status is None:
+        said = worker.raw.get("status")
+        odd = texts["status_bad"].format(value=cut_text(str(said), LONGEST))
+        return "-" if said is None else (odd, "bold red")
+    meaning = texts[f"worker_{status.value}"]
+    both = status.value if meaning == status else f"{status.value} {meaning}"
+    return both if people else status.value, STYLES[status]
+
+
+def _problem_cell(worker: Worker, texts: Texts, *, people: bool) -> Cell:
+    word = worker.problem or ("stale" if worker.stale else "")
+    if not word:
+        return ""
+    style = "bold red" if worker.problem else "bold yellow"
+    return texts[f"worker_problem_{word}"] if people else word, style
+
+
+def _says(raw: Mapping[str, Any], *, people: bool) -> str:
+    rest = {name: value for name, value in raw.items() if name not in _TOLD}
+    if not people:
+        return json_text(rest) if rest else ""
+    told = " ".join(f"{name}={_short(value)}" for name, value in rest.items())
+    return cut_text(_short(raw["raw"]) if [*raw] == ["raw"] else told, LONGEST)
+
+
+def _short(value: object) -> str:
+    return cut_text(value if isinstance(value, str) else json_text(value), LONGEST)
+
+
+def describe_worker(worker: Worker, **more: object) -> dict[str, Any]:
+    """Describe a worker for programs; seconds, ``null`` for what is not known."""
+    told = {
+        "kind": worker.kind,
+        "id": worker.id,
+        "key": worker.key,
+        "status": _status_of(worker),
+        "healthy": is_well(worker),
+        "stale": worker.stale,
+        "problem": worker.problem,
+        "age": None if worker.age is None else round(worker.age, 3),
+        "ttl": worker.ttl,
+        "heartbeat": worker.raw,
+    }
+    return {**told, **more}

@@ -1,4 +1,4 @@
-"""What a command prints: lines, tables and JSON, for terminals and for pipes.
+"""Where a command writes: lines, tables, JSON and progress, for terminals and for pipes.
 
 A terminal gets colours, words and its own width; a pipe gets one line for each record, with
 tabs between the fields and nothing cut. All text goes through ``terminal.visible``, so that
@@ -9,27 +9,45 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
+import threading
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, TextIO, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, Self, TextIO, TypeAlias, cast
 
-from bls_agent.ops.cli.printable import escape_json, json_text
+from bls_agent.core.codec import encode
+from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.ops.terminal import count_columns, visible, wrap
+from bls_agent.ops.texts import Texts
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console as Renderer, RenderableType
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["Cell", "Column", "ReaderGone", "Screen"]
+    from bls_agent.console import Console
+
+__all__ = [
+    "Cell",
+    "Column",
+    "Invocation",
+    "Progress",
+    "ReaderGone",
+    "Screen",
+    "escape_json",
+    "json_text",
+]
 
 Cell: TypeAlias = "str | tuple[str, str]"  # a text, or a text and its rich style
 
 LEAST_COLUMNS: Final = 20
 GAP: Final = 2  # columns between two of a table
+PATIENCE: Final = 1.0  # seconds before anything is shown
+PERIOD: Final = 0.2  # seconds between two drawings
+_UNUSUAL: Final = re.compile(r"[^\x20-\x7e]")
 
 
 class ReaderGone(Exception):  # noqa: N818 - nothing is wrong: `| head` has enough
@@ -38,30 +56,16 @@ class ReaderGone(Exception):  # noqa: N818 - nothing is wrong: `| head` has enou
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table.
-
-    Attributes:
-        title: Its heading, on terminals.
-        least: Columns of the terminal below which it is no use to squeeze it.
-    """
+    """One column of a table, with its heading at terminals."""
 
     title: str
-    least: int = 8
+    least: int = 8  # columns of the terminal below which it is no use to squeeze it
 
 
 class Screen:
     """One stream: standard output for results, standard error for everything else.
 
-    Args:
-        stream: Where to; ``None`` where the process has none.
-        environ: ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and ``COLUMNS``.
-        needed: Whether a command has failed that cannot write here. Nobody is harmed if
-            hints are not read.
-
-    Attributes:
-        terminal: Whether people read it.
-        colours: Whether ANSI colours are wanted and understood.
-        columns: Width of the terminal, at least 20.
+    What the stream cannot encode is shown as an escape.
     """
 
     def __init__(
@@ -71,9 +75,8 @@ class Screen:
         *,
         needed: bool = True,
     ) -> None:
-        """Look at the stream; whatever it cannot encode is shown as an escape."""
         self._stream = stream or _nowhere()
-        self._needed = needed
+        self._needed = needed  # a command that cannot write results has failed
         if reconfigure := getattr(self._stream, "reconfigure", None):
             reconfigure(errors="backslashreplace")
         dumb = environ.get("TERM") == "dumb"
@@ -98,6 +101,10 @@ class Screen:
 
         style = Style.parse(piece[1])
         return style.render(visible(piece[0]), color_system=ColorSystem.STANDARD)
+
+    def fields(self, *cells: Cell) -> None:
+        """Write one record on a line: with tabs in a pipe."""
+        self.line(*cells, between="  " if self.terminal else "\t")
 
     def paragraph(self, text: str, style: str = "") -> None:
         """Write sentences: wrapped at a terminal, one line in a pipe."""
@@ -155,12 +162,7 @@ class Screen:
             raw.flush()
 
     def write(self, line: str) -> None:
-        """Write a line as it is: our own text, or one made visible already.
-
-        Raises:
-            ReaderGone: Nobody reads any more.
-            OSError: It could not be written: the disk is full.
-        """
+        """Write a line as it is: our own text, or one made visible already."""
         self.draw(f"{line}\n")
 
     def encodable(self, text: str) -> str:
@@ -169,7 +171,12 @@ class Screen:
         return text.encode(encoding, "backslashreplace").decode(encoding)
 
     def draw(self, text: str) -> None:
-        """Write without ending the line."""
+        """Write without ending the line.
+
+        Raises:
+            ReaderGone: The reader of the pipe has gone.
+            OSError: It could not be written: the disk is full.
+        """
         with self._writing():
             self._stream.write(text)
             self._stream.flush()
@@ -197,9 +204,8 @@ class Screen:
 
     def _render(self, what: RenderableType) -> None:
         """Let rich lay something out, and write what came out of it."""
-        console = self._console
-        page = cast("io.StringIO", console.file)
-        console.print(what)
+        page = cast("io.StringIO", self._renderer.file)
+        self._renderer.print(what)
         text = page.getvalue()
         page.seek(0)
         page.truncate()
@@ -207,10 +213,10 @@ class Screen:
             self.write(line.rstrip(" "))
 
     @cached_property
-    def _console(self) -> Console:
-        from rich.console import Console
+    def _renderer(self) -> Renderer:
+        from rich.console import Console as Renderer
 
-        return Console(
+        return Renderer(
             file=io.StringIO(),
             force_terminal=self.colours,
             color_system="standard" if self.colours else None,
@@ -262,3 +268,135 @@ def _make_table(
     for row in rows:
         table.add_row(*map(_text, row))
     return table
+
+
+def escape_json(text: str, encoding: str = "utf-8") -> str:
+    r"""Write what is not printable, or not in an encoding, as JSON's ``\uXXXX``.
+
+    The value stays the same: beyond its strings JSON is printable ASCII.
+    """
+
+    def escape(found: re.Match[str]) -> str:
+        letter = found[0]
+        if letter.isprintable() and _can_encode(letter, encoding):
+            return letter
+        units = letter.encode("utf-16-be", "surrogatepass")
+        pairs = zip(units[::2], units[1::2], strict=True)
+        return "".join(f"\\u{high:02x}{low:02x}" for high, low in pairs)
+
+    return _UNUSUAL.sub(escape, text)
+
+
+def json_text(value: object) -> str:
+    """Write a value as JSON in which everything is printable, as a part of a line."""
+    return escape_json(encode(value).decode())
+
+
+def _can_encode(letter: str, encoding: str) -> bool:
+    try:
+        letter.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+class Progress:
+    """Says at a terminal what is waited for, if it takes longer than a second.
+
+    A thread draws it, because the event loop may be busy.
+    """
+
+    def __init__(self, screen: Screen, text: str) -> None:
+        self._screen = screen
+        self._text = text
+        self._drawn = ""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+
+    def tell(self, text: str) -> None:
+        """Say how far it has come; returns at once, from any thread."""
+        self._text = text
+
+    def __enter__(self) -> Self:
+        """Start to count the second."""
+        if self._screen.terminal:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take away what was drawn."""
+        self._ended.set()
+        if self._screen.terminal:
+            self._thread.join()
+            if self._drawn:
+                self._draw("")
+
+    def _run(self) -> None:
+        pause = PATIENCE
+        while not self._ended.wait(pause):
+            pause = PERIOD
+            if self._text != self._drawn:
+                self._draw(self._text)
+
+    def _draw(self, text: str) -> None:
+        """Overwrite the line; without escapes, so that every terminal understands."""
+        fitting = visible(text)
+        while count_columns(fitting) >= self._screen.columns:
+            fitting = fitting[:-1]
+        blanks = " " * max(0, count_columns(self._drawn) - count_columns(fitting))
+        with suppress(OSError, ValueError):  # nobody looks on any more
+            self._screen.draw(f"\r{fitting}{blanks}" + "\r" * (not text))
+        self._drawn = fitting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invocation:
+    """One run of one command: what it was given, and where it writes."""
+
+    redis: str | None  # a URL; `None`: `BLS_REDIS_URL`, or the default
+    json: bool  # whether results are wanted as JSON, one value on each line
+    language: str  # `zh` or `en`
+    texts: Texts  # the catalogue `cli` in that language
+    out: Screen  # standard output: results, and nothing else
+    err: Screen  # standard error: progress, hints, errors
+
+    def say(self, text: str, /, **values: object) -> str:
+        """Give a sentence of the catalogue."""
+        return self.texts[text].format(**values)
+
+    def hint(self, text: str, /, **values: object) -> None:
+        """Tell people something beside the results, on standard error."""
+        self.err.paragraph(self.say(text, **values), "dim")
+
+    def warn(self, text: str, /, **values: object) -> None:
+        """Warn on standard error; the command goes on."""
+        self.err.paragraph(self.say(text, **values), "yellow")
+
+    def result(self, value: object, *pieces: Cell) -> None:
+        """Give a result: the value as JSON, or a line for people."""
+        if self.json:
+            self.out.json(value)
+        else:
+            self.out.line(*pieces)
+
+    def tell_outage(self, error: RedisUnavailableError | None) -> None:
+        """Tell that Redis went away, or with ``None`` that it answers again."""
+        if error is None:
+            self.hint("back")
+        else:
+            self.warn("away", kind=error.kind)
+
+    def waiting(self, text: str, /, **values: object) -> Progress:
+        """Say on a terminal what is waited for, if it takes longer than a second."""
+        return Progress(self.err, self.say(text, **values))
+
+    def console(self) -> Console:
+        """Make the client that every command about a project uses."""
+        from bls_agent.console import Console
+
+        return Console(self.redis)
+
+    def export_redis(self) -> None:
+        """Let ``--redis`` count for code that reads the environment."""
+        if self.redis is not None:
+            os.environ["BLS_REDIS_URL"] = self.redis

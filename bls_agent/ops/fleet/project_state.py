@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from bls_agent.core.codec import cut_text, parse_timestamp
+from bls_agent.core.codec import cut_text
 from bls_agent.core.errors import DecodeError
-from bls_agent.ops.fleet.activity import BUCKET, SPAN, Activity
-from bls_agent.ops.fleet.freshness import Freshness
-from bls_agent.ops.fleet.log_tail import LogTail, News
+from bls_agent.core.keys import PROJECT_STATUS
+from bls_agent.ops.fleet.log_tail import LogTail, News, written_at
 from bls_agent.ops.fleet.views import Presence, ProjectView
 from bls_agent.project.messages import Level, LogEntry, Status
 
-__all__ = ["Moment", "Sample", "Track"]
+__all__ = [
+    "BUCKET",
+    "SPAN",
+    "Activity",
+    "Freshness",
+    "Moment",
+    "ProjectState",
+    "Sample",
+]
 
 DRIFT: Final = 5.0  # seconds by which an age that was told may be wrong
 KEPT: Final = 600.0  # seconds that a project of which nothing is left is remembered
@@ -22,38 +31,34 @@ SHOWN: Final = 4_096  # bytes of a record that is kept whole
 SHOWN_TEXT: Final = 1_000  # bytes of a longer one's message
 WRONG: Final = "WRONGTYPE"
 LONGEST_PAUSE: Final = 15.0  # seconds between two looks at long records
+SUGGESTED: Final = float(PROJECT_STATUS.ttl or 0)
+NEW: Final = 10.0  # seconds: what was not there then was written since
+CLOSE: Final = 1.0  # seconds between two looks that leave no doubt: TTLs are whole ones
+BUCKET: Final = 10.0  # seconds
+BUCKETS: Final = 30
+SPAN: Final = BUCKET * BUCKETS
+MINUTE: Final = 60.0
+SHORTEST: Final = 1.0  # seconds over which a rate is counted at least
 
 
 class Moment(NamedTuple):
-    """When a look was taken.
+    """When a look was taken."""
 
-    Attributes:
-        now: Seconds of a clock that does not jump.
-        unix: Unix seconds by the server's clock.
-    """
-
-    now: float
-    unix: float
+    now: float  # seconds of a clock that does not jump
+    unix: float  # Unix seconds by the server's clock
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What a look at the lists has found.
+    """The lists of a project as one look found them."""
 
-    Attributes:
-        queue: Commands that wait; ``None`` for a key that is no list.
-        records: Length of the console list; ``None`` for a key that is no list.
-        last: The newest record; ``None`` if there is none.
-        looked: Whether the newest record was read at all.
-    """
-
-    queue: int | None
-    records: int | None
-    last: bytes | None
-    looked: bool = True
+    queue: int | None  # commands that wait; `None` for a key that is no list
+    records: int | None  # length of the console list; `None` as above
+    last: bytes | None  # the newest record
+    looked: bool = True  # whether the newest record was read at all
 
 
-class Track:
+class ProjectState:
     """One project, fed with what each look finds.
 
     Attributes:
@@ -65,13 +70,7 @@ class Track:
     def __init__(
         self, project: str, at: Moment, *, absent_at: float | None = None
     ) -> None:
-        """Begin with a project of which nothing is known but its name.
-
-        Args:
-            project: Its name.
-            at: When it was found.
-            absent_at: When it surely was not there: whatever it has logged is newer.
-        """
+        """Begin with its name; at ``absent_at`` it surely was not there yet."""
         self.project = project
         self.version = 1
         self._changed_at = at.unix
@@ -87,7 +86,7 @@ class Track:
         self._tail = LogTail()
         if absent_at is not None:
             self._tail.started = True
-            self._freshness.note(None, absent_at)
+            self._freshness.record(None, absent_at)
         self._listed_at = self._since = at.now
         self._activity = Activity(at.now)
         self._last_mark: int | None = None
@@ -98,31 +97,24 @@ class Track:
         self._next_record = at.now
         self.empty_since: float | None = None
 
-    def note_status(
+    def record_status(
         self, value: bytes | None, ttl: float | None, at: Moment, *, wrong: bool = False
     ) -> None:
-        """Take what the status key says.
-
-        Args:
-            value: Its beginning; ``None`` if there is no key.
-            ttl: Seconds until it expires; ``None`` if it does not.
-            at: When.
-            wrong: The key holds no string.
-        """
+        """Record the status key: its beginning and its TTL; ``wrong``: it is no string."""
         before = self._said, self._freshness.exact
         self._exists = value is not None or wrong
         self._value, self._wrong = value, wrong
-        self._freshness.note(ttl if self._exists else None, at.now)
+        self._freshness.record(ttl if self._exists else None, at.now)
         self._was_seen |= self._exists
         if self._said != before[0] and self._looked:
             self._changed_at = at.unix
         if (self._said, self._freshness.exact) != before:
             self.version += 1
         self._looked = True
-        self._note_age(at.now)
+        self._record_age(at.now)
 
-    def _note_age(self, now: float) -> None:
-        """Have a view told whose age would not be right if one let it grow."""
+    def _record_age(self, now: float) -> None:
+        """Ask for a new view when a reader who lets the old age grow would be wrong."""
         age = self._freshness.age(now)
         written = None if age is None else now - age
         told = self._told_written
@@ -145,32 +137,23 @@ class Track:
         """Say whether to look at the newest record: not at a long one every time."""
         return now >= self._next_record
 
-    def note_lists(self, sample: Sample, at: Moment, room: int) -> int:
-        """Take what the lists say.
-
-        Args:
-            sample: What they say.
-            at: When.
-            room: Bytes of records that may be read, about.
-
-        Returns:
-            How many records of the tail are to be read now.
-        """
+    def record_lists(self, sample: Sample, at: Moment, room: int) -> int:
+        """Record the lists; give how many records of the tail to read, in ``room`` bytes."""
         before = self._queue, self._records, self._said
         self._queue, self._records = sample.queue, sample.records
         self._was_seen |= sample.records != 0
         if (self._queue, self._records, self._said) != before:
             self.version += 1
-        self._note_emptiness(at.now)
+        self._record_emptiness(at.now)
         if not sample.looked:
             return 0
         self._since, self._listed_at = self._listed_at, at.now
-        self._note_last(sample.last, at)
+        self._record_last(sample.last, at)
         size = len(sample.last or b"")
         self._next_record = at.now + min(size // SHOWN, LONGEST_PAUSE)
         return self._tail.wants(sample.records or 0, sample.last, room)
 
-    def _note_last(self, payload: bytes | None, at: Moment) -> None:
+    def _record_last(self, payload: bytes | None, at: Moment) -> None:
         mark = None if payload is None else hash(payload)
         if mark == self._last_mark:
             return
@@ -180,74 +163,70 @@ class Track:
             self._last = self._last_at = None
             return
         entry = LogEntry.decode(payload)
-        written = _written_at(entry)
+        written = written_at(entry)
         self._last = _brief(entry, payload)
         self._last_at = at.unix if written is None else written
 
-    def _note_emptiness(self, now: float) -> None:
+    def _record_emptiness(self, now: float) -> None:
         empty = not self._exists and self._queue == 0 and self._records == 0
         if not empty:
             self.empty_since = None
         elif self.empty_since is None:
             self.empty_since = now
 
-    def note_window(self, window: Sequence[bytes], length: int, at: Moment) -> int:
-        """Take the records that :meth:`note_lists` has asked for.
-
-        Returns:
-            How many records are to be read instead; 0: these did.
-        """
+    def record_window(self, window: Sequence[bytes], length: int, at: Moment) -> int:
+        """Record the tail that was read; give how many records to read instead, or 0."""
         first = not self._tail.started
         news = self._tail.take(window, length, at.now)
         if news is None:
             return self._tail.most
         self._activity.turn(at.now)
-        self._note_error(news, at)
+        self._record_error(news, at)
         if first:
-            self._count_past(news, at)
+            self._record_past(news, at)
         elif news.count:
-            self._count(news, at)
+            self._record_news(news, at)
             self.version += 1
         return 0
 
-    def _count_past(self, news: News, at: Moment) -> None:
-        """Count what was there before anybody watched, by the records' own times."""
-        moments = [_written_at(entry) for entry in news.entries]
+    def _record_past(self, news: News, at: Moment) -> None:
+        """Count the records from before the first look, by their own times."""
+        moments = [written_at(entry) for entry in news.entries]
         known = [moment for moment in moments if moment is not None]
         for entry, moment in zip(news.entries, moments, strict=True):
             if moment is not None:
                 then = at.now - max(0.0, at.unix - moment)
-                self._activity.note(then, 1, int(entry.level is Level.ERROR))
+                self._activity.record(then, 1, int(entry.level is Level.ERROR))
         if not known:
             return
         covered = max(at.unix - known[0], known[-1] - known[0], 0.0)
         if not news.counted and covered < SPAN:
-            self._activity.note_sample(at.now)
+            self._activity.record_estimate(at.now)
             self._activity.knows_since(at.now - covered)
         else:
             self._activity.knows_since(at.now - SPAN)
 
-    def _count(self, news: News, at: Moment) -> None:
+    def _record_news(self, news: News, at: Moment) -> None:
         """Count what came since the look before: then, not now, if that is long ago."""
         wrong = [entry.level is Level.ERROR for entry in news.entries]
         unseen = news.count - len(wrong)
         unseen_wrong = round(sum(wrong) * unseen / max(1, len(wrong)))
         if at.now - self._since <= BUCKET:
-            self._activity.note(at.now, news.count, sum(wrong) + unseen_wrong)
+            self._activity.record(at.now, news.count, sum(wrong) + unseen_wrong)
         else:
             for entry, is_error in zip(news.entries, wrong, strict=True):
-                written = _written_at(entry)
+                written = written_at(entry)
                 then = at.now if written is None else at.now - (at.unix - written)
                 then = max(self._since, min(then, at.now))
-                self._activity.note(then, 1, int(is_error))
+                self._activity.record(then, 1, int(is_error))
             self._activity.spread(self._since, at.now, unseen, unseen_wrong)
         if not news.complete:
-            self._activity.note_sample(at.now)
+            self._activity.record_estimate(at.now)
 
-    def _note_error(self, news: News, at: Moment) -> None:
+    def _record_error(self, news: News, at: Moment) -> None:
         for entry in reversed(news.entries):
             if entry.level is Level.ERROR:
-                written = _written_at(entry)
+                written = written_at(entry)
                 self._last_error = _brief(entry, b"")
                 self._error_at = at.unix if written is None else written
                 return
@@ -302,11 +281,6 @@ def _since(moment: float | None, at: Moment) -> float | None:
     return None if moment is None else max(0.0, at.unix - moment)
 
 
-def _written_at(entry: LogEntry) -> float | None:
-    moment = parse_timestamp(entry.timestamp)
-    return None if moment is None else moment.timestamp()
-
-
 def _brief(entry: LogEntry, payload: bytes) -> LogEntry:
     """Keep of a long record its beginning: a thousand projects are remembered at once."""
     size = len(payload) or len(entry.message.encode("utf-8", "surrogatepass"))
@@ -316,3 +290,133 @@ def _brief(entry: LogEntry, payload: bytes) -> LogEntry:
     kept = {"agent": agent} if entry.number is not None else {}
     message = cut_text(entry.message, SHOWN_TEXT)
     return replace(entry, message=message, metadata={**kept, "truncated": size})
+
+
+@dataclass
+class Freshness:
+    """The age of one status, judged from the time that it has left.
+
+    From outside only the TTL is seen. How much of it had been given is known once a
+    refresh was seen; until then it is taken for what the contract suggests. Where more
+    is left than that, the age is unknown.
+    """
+
+    exact: bool = False  # a refresh was seen: the age is known
+    _given: float = 0.0  # the TTL with which the status was written, as far as known
+    _left: float | None = None
+    _at: float = -math.inf
+
+    def record(self, left: float | None, now: float) -> None:
+        """Record a look; ``left`` is ``None`` for a status without TTL, or for none."""
+        before, gap = self._left, now - self._at
+        self._left, self._at = left, now
+        if left is None:
+            self.exact, self._given = False, 0.0
+        elif before is None and gap <= NEW:
+            self._given, self.exact = float(math.ceil(left)), gap <= CLOSE
+        elif before is None:
+            self._given = _guess(left)
+        elif left > before:  # what is left never grows by itself
+            self._refreshed(left, gap)
+
+    def _refreshed(self, left: float, gap: float) -> None:
+        if gap <= CLOSE:
+            self._given, self.exact = float(math.ceil(left)), True
+        elif not left <= self._given <= left + gap:
+            self._given, self.exact = _guess(left), False
+
+    @property
+    def timed(self) -> bool:
+        """Whether the status expires."""
+        return self._left is not None
+
+    def left(self, now: float) -> float | None:
+        """Say how many seconds the status has left; ``None`` if it does not expire."""
+        return None if self._left is None else max(0.0, self._left - (now - self._at))
+
+    def age(self, now: float) -> float | None:
+        """Say how many seconds ago the status was written; ``None`` if nobody can tell."""
+        left = self.left(now)
+        if left is None or math.isinf(self._given):
+            return None
+        return max(0.0, self._given - left)
+
+
+def _guess(left: float) -> float:
+    return SUGGESTED if left <= SUGGESTED else math.inf
+
+
+class Activity:
+    """Records and error records of one project over the last five minutes.
+
+    Times are seconds of any clock that does not jump.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._latest = int(now // BUCKET)
+        self._known_since = now
+        self._sampled_at = float("-inf")
+        self._records = deque([0] * BUCKETS, BUCKETS)
+        self._errors = deque([0] * BUCKETS, BUCKETS)
+
+    def knows_since(self, moment: float) -> None:
+        """Note that what was written since then has been counted, too."""
+        self._known_since = min(self._known_since, moment)
+
+    def record(self, at: float, records: int, errors: int) -> None:
+        """Count records that were written at a time not after the last :meth:`turn`."""
+        place = int(at // BUCKET) - self._latest - 1
+        if place >= -BUCKETS:
+            self._records[min(place, -1)] += records
+            self._errors[min(place, -1)] += errors
+
+    def spread(self, since: float, now: float, records: int, errors: int) -> None:
+        """Count records of which only is known between which looks they were written."""
+        parts = int((now - since) // BUCKET) + 1
+        for part in range(parts):
+            share = _share(records, part, parts), _share(errors, part, parts)
+            self.record(since + (now - since) * (part + 1) / parts, *share)
+
+    def record_estimate(self, at: float) -> None:
+        """Note that what was counted then is an estimate."""
+        self._sampled_at = at
+
+    def turn(self, now: float) -> bool:
+        """Begin a new bucket if it is time; say whether anything looks different now."""
+        bucket = int(now // BUCKET)
+        passed = bucket - self._latest
+        if passed <= 0:
+            return False
+        busy = any(self._records)
+        for _ in range(min(passed, BUCKETS)):
+            self._records.append(0)
+            self._errors.append(0)
+        self._latest = bucket
+        return busy
+
+    @property
+    def rates(self) -> tuple[int, ...]:
+        """Records in each bucket, oldest first."""
+        return tuple(self._records)
+
+    @property
+    def errors(self) -> int:
+        """Error records in all buckets."""
+        return sum(self._errors)
+
+    def rate(self, now: float) -> float:
+        """Records per second over the last minute, or since something is known."""
+        into = now - self._latest * BUCKET
+        full = int(MINUTE // BUCKET)
+        oldest = self._records[-full - 1] * (1 - min(into / BUCKET, 1.0))
+        count = sum(list(self._records)[-full:]) + oldest
+        return count / max(SHORTEST, min(MINUTE, now - self._known_since))
+
+    def is_estimated(self, now: float) -> bool:
+        """Say whether an estimate is among what is counted."""
+        return now - self._sampled_at < SPAN
+
+
+def _share(count: int, part: int, parts: int) -> int:
+    """Divide a count so that the parts add up to it."""
+    return count * (part + 1) // parts - count * part // parts

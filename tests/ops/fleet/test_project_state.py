@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import orjson
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from bls_agent import Level, Status
 from bls_agent.core.codec import format_timestamp
 from bls_agent.ops.fleet import Presence, ProjectView
-from bls_agent.ops.fleet.track import Moment, Sample, Track
+from bls_agent.ops.fleet.project_state import (
+    Activity,
+    Freshness,
+    Moment,
+    ProjectState,
+    Sample,
+)
 
 UNIX = 1_768_221_300.0  # 2026-01-12T12:35:00Z
 ONLINE = "在线".encode()
@@ -30,21 +36,21 @@ class Watched:
     """A project and its keys."""
 
     def __init__(self) -> None:
-        self.track = Track("订单系统", at(0.0))
+        self.track = ProjectState("订单系统", at(0.0))
         self.items: list[bytes] = []
         self.queue: int | None = 0
 
     def look(
         self, now: float, value: bytes | None = None, ttl: float | None = None
     ) -> ProjectView:
-        """Take one look, as the survey does, and say how it is."""
-        self.track.note_status(value, ttl, at(now))
+        """Take one look, as the reader does, and say how it is."""
+        self.track.record_status(value, ttl, at(now))
         looked = self.track.wants_record(now)
         last = self.items[-1] if self.items and looked else None
         sample = Sample(self.queue, len(self.items), last, looked)
-        wanted = self.track.note_lists(sample, at(now), 65_536)
+        wanted = self.track.record_lists(sample, at(now), 65_536)
         if wanted:
-            self.track.note_window(self.items[-wanted:], len(self.items), at(now))
+            self.track.record_window(self.items[-wanted:], len(self.items), at(now))
         self.track.turn(now)
         return self.track.view(at(now))
 
@@ -85,9 +91,9 @@ def test_what_a_status_key_holds(
 
 def test_keys_of_other_types() -> None:
     """A status that is no string, lists that are none: told, and no fault."""
-    track = Track("x", at(0.0))
-    track.note_status(None, None, at(0.0), wrong=True)
-    assert track.note_lists(Sample(None, None, None), at(0.0), 1_000) == 0
+    track = ProjectState("x", at(0.0))
+    track.record_status(None, None, at(0.0), wrong=True)
+    assert track.record_lists(Sample(None, None, None), at(0.0), 1_000) == 0
     view = track.view(at(0.0))
     assert (view.status, view.status_text) == (None, "WRONGTYPE")
     assert view.presence is Presence.UNTIMED
@@ -147,11 +153,11 @@ def test_new_records_are_counted() -> None:
 def test_a_new_project_has_no_past() -> None:
     """Of one that was not there a moment ago every record is new, with a time or without."""
     watched = Watched()
-    watched.track = Track("订单系统", at(0.0), absent_at=-2.0)
+    watched.track = ProjectState("订单系统", at(0.0), absent_at=-2.0)
     watched.items = [b'{"level":"error"}', record(5.0), b"no JSON"]
     view = watched.look(0.0)
     assert (sum(view.rates), view.errors, view.estimated) == (3, 1, False)
-    watched.track = Track("订单系统", at(0.0), absent_at=-2.0)
+    watched.track = ProjectState("订单系统", at(0.0), absent_at=-2.0)
     assert watched.look(0.0, ONLINE, 4.5).age == 0.5
 
 
@@ -278,3 +284,186 @@ def test_whatever_the_keys_hold(
         numbers = (view.age, view.ttl, view.queue, view.last_record_age, view.rate)
         assert all(number is None or number >= 0 for number in numbers)
         assert all(number >= 0 for number in (*view.rates, view.errors))
+
+
+def watched(ttl: float, every: float, *, looks: int, interval: float) -> Freshness:
+    """Watch a status that is written with a TTL every so many seconds, from 3 s on."""
+    freshness = Freshness()
+    for look in range(looks):
+        now = look * interval
+        written = max(0.0, (now - 3.0) // every * every + 3.0)
+        freshness.record(ttl - (now - written), now)
+    return freshness
+
+
+def said(freshness: Freshness, now: float) -> tuple[float, bool]:
+    """The age in whole milliseconds, and whether it is exact."""
+    age = freshness.age(now)
+    assert age is not None
+    return round(age, 3), freshness.exact
+
+
+def test_before_a_refresh_it_is_estimated() -> None:
+    """What has 45 s left is taken for 15 s old, as if it had been given 60."""
+    freshness = Freshness()
+    freshness.record(45.0, 100.0)
+    assert freshness.age(100.0) == 15.0
+    assert freshness.age(104.0) == 19.0
+    assert not freshness.exact
+    assert freshness.left(101.5) == 43.5
+
+
+@given(
+    ttl=st.integers(3, 86_400),
+    every=st.floats(2.0, 30.0),
+    interval=st.floats(0.1, 0.9),
+)
+@settings(deadline=None)
+def test_after_a_refresh_it_is_known(ttl: int, every: float, interval: float) -> None:
+    """Whatever TTL somebody gives: seen refreshed, the age is right to the moment."""
+    if every > ttl:
+        return
+    freshness = watched(float(ttl), every, looks=80, interval=interval)
+    now = 79 * interval
+    if now < 3.0 + every + interval:
+        return
+    age = now - ((now - 3.0) // every * every + 3.0)
+    assert freshness.exact
+    assert freshness.age(now) == pytest.approx(age, abs=0.001)
+
+
+def test_another_ttl_is_learnt() -> None:
+    """A service that was deployed anew with a shorter TTL is not taken for late."""
+    freshness = watched(120.0, 10.0, looks=60, interval=0.5)
+    freshness.record(59.8, 30.0)
+    assert freshness.age(30.0) == 60.2
+    freshness.record(50.3, 39.5)
+    freshness.record(59.8, 40.0)
+    assert freshness.age(40.0) == pytest.approx(0.2)
+    assert freshness.exact
+
+
+def test_more_than_the_contract_suggests_tells_no_age() -> None:
+    """A status with an hour left may be a second old or a day; a refresh tells."""
+    freshness = Freshness()
+    freshness.record(3_000.0, 0.0)
+    assert (freshness.age(0.0), freshness.left(1.0)) == (None, 2_999.0)
+    freshness.record(2_999.5, 0.5)
+    assert freshness.age(0.5) is None
+    freshness.record(3_600.0, 1.0)
+    assert said(freshness, 2.0) == (1.0, True)
+
+
+def test_a_refresh_during_an_outage_is_no_measure() -> None:
+    """Seen only after 20 s, a refresh tells no TTL; what was known still fits or goes."""
+    freshness = watched(60.0, 10.0, looks=60, interval=0.5)
+    freshness.record(57.0, 50.0)
+    assert freshness.exact
+    assert freshness.age(50.0) == 3.0
+    freshness = watched(30.0, 10.0, looks=60, interval=0.5)
+    freshness.record(59.0, 90.0)
+    assert not freshness.exact
+    assert freshness.age(90.0) == 1.0
+
+
+def test_what_was_not_there_has_just_been_written() -> None:
+    """Seen to appear, a status is young, whatever its TTL."""
+    freshness = Freshness()
+    freshness.record(None, 0.0)
+    freshness.record(2.7, 0.5)
+    assert said(freshness, 0.5) == (0.3, True)
+    freshness.record(None, 4.0)
+    freshness.record(28.2, 9.0)
+    assert said(freshness, 9.0) == (0.8, False)
+    freshness.record(None, 40.0)
+    freshness.record(28.0, 60.0)
+    assert freshness.age(60.0) == 32.0
+
+
+def test_without_ttl_nobody_knows() -> None:
+    """No TTL or no key: no age, and what was learnt is forgotten."""
+    freshness = watched(60.0, 10.0, looks=60, interval=0.5)
+    freshness.record(None, 31.0)
+    assert (freshness.age(31.0), freshness.left(31.0)) == (None, None)
+    assert not freshness.exact
+    freshness.record(20.0, 62.0)
+    assert freshness.age(62.0) == 40.0
+
+
+def test_counts_move_with_time() -> None:
+    """The newest bucket is the last one; after five minutes a record is out."""
+    activity = Activity(1_000.0)
+    activity.record(1_003.0, 5, 2)
+    assert activity.rates == (0,) * 29 + (5,)
+    assert not activity.turn(1_009.9)
+    assert activity.turn(1_010.0)
+    activity.record(1_010.0, 1, 0)
+    assert activity.rates == (0,) * 28 + (5, 1)
+    activity.turn(1_299.0)
+    assert activity.rates == (5, 1, *(0,) * 28)
+    assert activity.errors == 2
+    assert activity.turn(1_300.0)
+    assert (activity.rates[0], activity.errors) == (1, 0)
+    activity.turn(9_000.0)
+    assert activity.rates == (0,) * 30
+    assert not activity.turn(9_010.0)
+
+
+def test_what_is_too_old_or_ahead() -> None:
+    """Older than five minutes is left out; what claims the future counts as now."""
+    activity = Activity(1_000.0)
+    activity.record(699.9, 1, 1)
+    activity.record(709.9, 2, 0)
+    activity.record(5_000.0, 3, 0)
+    assert activity.rates == (*(0,) * 29, 3)
+    activity.record(710.0, 4, 0)
+    assert activity.rates == (4, *(0,) * 28, 3)
+
+
+def test_the_rate_is_of_the_last_minute() -> None:
+    """A burst is spread over a minute and fades out; a steady flow shows as it is."""
+    activity = Activity(0.0)
+    activity.record(0.0, 600, 0)
+    activity.turn(59.0)
+    assert activity.rate(59.0) == pytest.approx(600 / 59)
+    activity.turn(65.0)
+    assert activity.rate(65.0) == pytest.approx(5.0)
+    activity.turn(70.0)
+    assert activity.rate(70.0) == 0.0
+    steady = Activity(0.0)
+    for second in range(500):
+        steady.turn(float(second))
+        steady.record(float(second), 7, 0)
+    assert steady.rate(500.0) == pytest.approx(7.0, rel=0.05)
+
+
+def test_what_is_not_known_yet_does_not_dilute() -> None:
+    """Two seconds after the first look a flow of 50 a second is one of 50 a second."""
+    activity = Activity(1_000.0)
+    activity.record(1_001.0, 50, 0)
+    activity.record(1_002.0, 50, 0)
+    assert activity.rate(1_002.0) == 50.0
+    activity.knows_since(940.0)
+    assert activity.rate(1_002.0) == pytest.approx(100 / 60)
+
+
+def test_an_estimate_is_one_for_five_minutes() -> None:
+    """As long as the estimated count is among the buckets."""
+    activity = Activity(0.0)
+    assert not activity.is_estimated(0.0)
+    activity.record_estimate(10.0)
+    assert activity.is_estimated(309.0)
+    assert not activity.is_estimated(310.0)
+
+
+def test_what_came_during_an_outage_is_spread() -> None:
+    """Between the looks before and after it, nothing lost by rounding."""
+    activity = Activity(1_000.0)
+    activity.turn(1_035.0)
+    activity.spread(1_000.0, 1_035.0, 103, 7)
+    assert sum(activity.rates) == 103
+    assert activity.errors == 7
+    assert all(24 <= count <= 27 for count in activity.rates[-4:])
+    activity.turn(9_000.0)
+    activity.spread(1_000.0, 9_000.0, 8_000, 0)
+    assert sum(activity.rates) == pytest.approx(300, abs=15)

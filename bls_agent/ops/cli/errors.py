@@ -1,4 +1,4 @@
-"""How a failed command ends: one sentence, perhaps a second one, and an exit code.
+"""How a command fails: exit codes, sentences, and names that somebody may have meant.
 
 :func:`judge` decides without I/O; a traceback is shown for faults of this package alone.
 """
@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from difflib import get_close_matches
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final
 
 from bls_agent.core.errors import (
     BlsError,
@@ -20,32 +24,79 @@ from bls_agent.core.errors import (
     WrongTypeError,
 )
 from bls_agent.core.redaction import redact_traceback
-from bls_agent.ops.cli.exits import Exit, Failure
-from bls_agent.ops.cli.invocation import Invocation
-from bls_agent.ops.cli.screen import ReaderGone
+from bls_agent.ops.cli.output import Invocation, ReaderGone
 from bls_agent.ops.texts import Texts
 
-__all__ = ["Verdict", "judge", "tell", "unwrap"]
+if TYPE_CHECKING:
+    from bls_agent.console import Console
+
+__all__ = [
+    "Exit",
+    "Failure",
+    "Verdict",
+    "find_likely",
+    "hint_likely",
+    "judge",
+    "likely_names",
+    "misspelt",
+    "normalise",
+    "tell",
+    "unknown_project",
+    "unwrap",
+]
 
 # Answers after which nothing can be read or written at all.
 _SHUT_OUT: Final = frozenset({"auth", "tls", "not_redis", "protocol"})
+MOST: Final = 3  # names that are suggested
+LIKENESS: Final = 0.5  # of difflib: 1 for equal names
+
+
+class Exit(IntEnum):
+    """How a command ended; the codes are the same for every command."""
+
+    DONE = 0
+    FAILED = 1  # the command could not do what it was asked for
+    USAGE = 2  # wrong arguments, names, URLs or variables
+    UNHEALTHY = 3  # it looked, and what it saw is not well
+    UNAVAILABLE = 4  # Redis does not answer, or lets nobody in
+    INTERRUPTED = 130  # Ctrl-C
+    BROKEN_PIPE = 141  # the reader of the output has gone
+    TERMINATED = 143  # SIGTERM
+
+
+class Failure(Exception):  # noqa: N818 - a way to end, not an error of the program
+    """Ends a command with a sentence for people and an exit code.
+
+    ``text`` and ``hint``, a second sentence that says what to do, are keys of the
+    catalogue ``cli``; ``values`` are what the two name. ``details`` stand before them:
+    the traceback of a user's code.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        code: Exit = Exit.FAILED,
+        /,
+        *,
+        hint: str = "",
+        **values: object,
+    ) -> None:
+        self.text = text
+        self.code = code
+        self.hint = hint
+        self.values = values
+        self.details = ""
+        super().__init__(text)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said about a failure.
-
-    Attributes:
-        code: The exit code.
-        text: What is wrong.
-        hint: What to do, or ``""``.
-        internal: Whether it is a fault of this package.
-    """
+    """What is said about a failure."""
 
     code: int
     text: str
     hint: str = ""
-    internal: bool = False
+    internal: bool = False  # a fault of this package
 
 
 def tell(error: BaseException, invocation: Invocation) -> int:
@@ -81,14 +132,7 @@ def judge(
     *,
     redis: str | None,
 ) -> Verdict:
-    """Decide what to say.
-
-    Args:
-        error: What was raised.
-        texts: The catalogue ``cli``.
-        environ: The environment.
-        redis: What ``--redis`` said.
-    """
+    """Decide what to say; ``redis`` is the value of ``--redis``."""
     if isinstance(error, Failure):
         hint = texts[error.hint].format(**error.values) if error.hint else ""
         return Verdict(error.code, texts[error.text].format(**error.values), hint)
@@ -177,3 +221,71 @@ _USAGE: Final = tuple(
         (r"greater than or equal to (?P<least>\S+)$", "usage_least"),
     )
 )
+
+
+def normalise(invocation: Invocation, name: str) -> str:
+    """Give a name in the form NFC, in which agents write it, and say so if it was not.
+
+    Input methods and file names of some systems give another form that looks the same.
+    """
+    if not name:  # a shell's variable that is not set
+        raise Failure("empty_name", Exit.USAGE)
+    whole = unicodedata.normalize("NFC", name)
+    if whole != name:
+        invocation.hint("name_normalised", project=whole)
+    return whole
+
+
+async def unknown_project(console: Console, name: str) -> Failure:
+    """Make the failure of a command about a project of which there is no key at all."""
+    likely = find_likely(name, await _known(console))
+    return misspelt("no_such_project", likely, "hint_projects", project=name)
+
+
+def misspelt(
+    text: str,
+    likely: Sequence[str],
+    otherwise: str,
+    code: Exit = Exit.FAILED,
+    /,
+    **values: object,
+) -> Failure:
+    """Make the failure for a name that is none: it hints at likely ones, or otherwise."""
+    hint = "did_you_mean" if likely else otherwise
+    return Failure(text, code, hint=hint, names=", ".join(likely), **values)
+
+
+async def likely_names(console: Console, name: str) -> list[str]:
+    """Find the projects that somebody may have meant, where this one is not there."""
+    known = await _known(console)
+    return [] if name in known else find_likely(name, known)
+
+
+async def hint_likely(invocation: Invocation, console: Console, name: str) -> None:
+    """Name the projects that somebody may have meant, where this one is not there."""
+    known = await _known(console)
+    if name in known:
+        return
+    names = find_likely(name, known)
+    text = "did_you_mean" if names else "hint_projects"
+    invocation.hint(text, names=", ".join(names))
+
+
+async def _known(console: Console) -> list[str]:
+    with suppress(RedisRefusedError):  # a user without the right to SCAN
+        return [*await console.projects()]
+    return []
+
+
+def find_likely(name: str, known: Iterable[str]) -> list[str]:
+    """Find the names that somebody may have meant, the most likely first."""
+    by_fold = {_fold(one): one for one in known}
+    wanted = _fold(name)
+    found = get_close_matches(wanted, by_fold, n=MOST, cutoff=LIKENESS)
+    holding = (fold for fold in sorted(by_fold) if wanted and wanted in fold)
+    return [by_fold[fold] for fold in [*dict.fromkeys([*found, *holding])][:MOST]]
+
+
+def _fold(name: str) -> str:
+    """Make names alike that people take for the same: width, case, blanks."""
+    return unicodedata.normalize("NFKC", name).casefold().strip()

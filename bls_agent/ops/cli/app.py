@@ -1,0 +1,249 @@
+"""The program: how commands are registered, parsed and run, and how whatever happens is told.
+
+A command is a function of an :class:`Invocation` and of what typer parses; ``--redis``,
+``--json`` and ``--lang`` are added here. Every ``help`` is a key of the catalogue ``cli``;
+a command's own is ``help_NAME``. A command's module is loaded when the command is run or
+listed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import partial, wraps
+from importlib import import_module
+from typing import Annotated, Any, Final, TypeAlias, TypeVar, cast
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+import bls_agent
+from bls_agent.ops.cli.errors import Exit, misspelt, tell
+from bls_agent.ops.cli.help import help_page
+from bls_agent.ops.cli.options import JsonOption, LangOption, RedisOption, arrange
+from bls_agent.ops.cli.output import Invocation, Screen
+from bls_agent.ops.texts import Texts, find_language, find_value, load_texts
+
+__all__ = ["COMMANDS", "command", "run_program"]
+
+_Handler: TypeAlias = Callable[..., "Exit | Coroutine[Any, Any, Exit | None] | None"]
+F = TypeVar("F", bound=_Handler)
+
+NAME: Final = "bls-agent"
+COMPLETE: Final = "_BLS_AGENT_COMPLETE"  # set by the shell that asks for completions
+# Each command, in the order of the page, and the module in which it is.
+COMMANDS: Final = {
+    "run": "run",
+    "projects": "projects",
+    "status": "projects",
+    "logs": "logs",
+    "commands": "commands",
+    "send": "send",
+    "call": "send",
+    "queue": "send",
+    "withdraw": "send",
+    "forget": "projects",
+    "wait": "send",
+    "top": "projects",
+    "workers": "workers",
+    "runs": "runs",
+    "assets": "assets",
+    "crawl": "crawl",
+    "keys": "keys",
+    "doctor": "doctor",
+    "acl": "acl",
+    "console": "console",
+    "demo": "run",
+}
+COMMON: Final[dict[str, tuple[object, object]]] = {
+    "redis": (RedisOption, ""),
+    "json": (JsonOption, False),
+    "lang": (LangOption, None),
+}
+_REGISTERED: Final[dict[str, typer.Typer]] = {}
+
+
+class _Command(TyperCommand):
+    """A command with a help page of ours."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _write_page(self, ctx, formatter)
+
+
+class _Group(TyperGroup):
+    """A command with subcommands, and a help page of ours."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _write_page(self, ctx, formatter)
+
+
+def _write_page(command: Any, context: Any, formatter: Any) -> None:
+    """Give the parser a page that the output can encode: else it takes UTF-8."""
+    invocation: Invocation = context.obj
+    page = help_page(command, context, invocation.texts)
+    formatter.write(invocation.out.encodable(page))
+
+
+def command(path: str, *, group: bool = False) -> Callable[[F], F]:
+    """Register a function, or a coroutine function, as a command; it stays as it is.
+
+    ``"runs list"`` is a subcommand; with ``group`` the function runs when no subcommand
+    is named.
+    """
+    name, _, inner = path.partition(" ")
+    if name not in _REGISTERED:
+        _REGISTERED[name] = typer.Typer(
+            cls=_Group, add_completion=False, rich_markup_mode=None
+        )
+    app = _REGISTERED[name]
+
+    def register(function: F) -> F:
+        if group:
+            app.callback(invoke_without_command=True)(_parsed(function, outer=True))
+        else:
+            app.command(inner or name, cls=_Command)(_parsed(function))
+        return function
+
+    return register
+
+
+def _parsed(function: _Handler, *, outer: bool = False) -> Callable[..., int]:
+    """Give the function the signature that typer reads."""
+    signature = inspect.signature(function, eval_str=True)
+    _, *own = signature.parameters.values()  # the first is the invocation
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    added = [inspect.Parameter("context", keyword, annotation=typer.Context)]
+    for name, (annotation, default) in COMMON.items():
+        added.append(
+            inspect.Parameter(name, keyword, annotation=annotation, default=default)
+        )
+    parameters = [*(one.replace(kind=keyword) for one in own), *added]
+
+    @wraps(function)
+    def parsed(**values: Any) -> int:
+        context: typer.Context = values.pop("context")
+        given = {name: values.pop(name) for name in COMMON}
+        before = cast("Invocation", context.obj)
+        # What stands behind the command beats what stands before it.
+        redis, json = given["redis"] or before.redis, given["json"] or before.json
+        invocation = replace(before, redis=redis, json=json)
+        if outer and context.invoked_subcommand is not None:
+            context.obj = invocation
+            return Exit.DONE
+        if inspect.iscoroutinefunction(function):
+            return _run(partial(function, invocation, **values))
+        return cast("Exit | None", function(invocation, **values)) or Exit.DONE
+
+    parsed.__dict__.pop("__wrapped__")
+    shown = signature.replace(parameters=parameters, return_annotation=int)
+    parsed.__dict__["__signature__"] = shown
+    parsed.__annotations__ = {one.name: one.annotation for one in parameters}
+    return parsed
+
+
+def _run(function: Callable[[], Coroutine[Any, Any, Exit | None]]) -> int:
+    import anyio
+
+    return anyio.run(function) or Exit.DONE
+
+
+def _localise(command: Any, texts: Texts, key: str) -> None:
+    """Put the texts of one language in the place of their keys, all the way down."""
+    command.help = texts[key]
+    command.short_help = texts[key].partition("\n")[0]
+    for one in command.params:
+        one.help = texts.get(one.help or "") or texts[f"opt_{one.name}"]
+    for name, inner in getattr(command, "commands", {}).items():
+        _localise(inner, texts, f"{key}_{name}")
+
+
+class _Program(_Group):
+    """The outermost group: loads the module of a command when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - typer's signature
+        return [*COMMANDS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        if cmd_name not in self.commands:
+            import_module(f"bls_agent.ops.cli.commands.{COMMANDS[cmd_name]}")
+            found = get_command(_REGISTERED[cmd_name])
+            _localise(found, ctx.find_root().obj.texts, f"help_{cmd_name}")
+            self.commands[cmd_name] = found
+        return self.commands[cmd_name]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        word = args[0]
+        if word in COMMANDS or word.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        likely = get_close_matches(word, COMMANDS)
+        raise misspelt(
+            "no_such_command", likely, "hint_help", Exit.USAGE, word=word, command=NAME
+        )
+
+
+app = typer.Typer(
+    cls=_Program,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},  # of every command
+)
+
+
+@app.callback(invoke_without_command=True)
+def _program(
+    context: typer.Context,
+    redis: RedisOption = "",
+    json: JsonOption = False,
+    lang: LangOption = None,  # noqa: ARG001 - read before the parsing
+    version: Annotated[bool, typer.Option("--version", help="opt_version")] = False,
+) -> int:
+    invocation: Invocation = context.obj
+    context.obj = replace(invocation, redis=redis or None, json=json)
+    if version:
+        invocation.out.line(f"{NAME} {bls_agent.__version__}")
+        raise typer.Exit(Exit.DONE)
+    if context.invoked_subcommand is None:
+        invocation.err.write(context.get_help())
+        return Exit.USAGE
+    return Exit.DONE
+
+
+def run_program(arguments: Sequence[str]) -> int:
+    """Run one command and give its exit code; whatever happens is told in words."""
+    # Its commands tell in their own words what is wrong; `run` and `console` configure it.
+    logging.getLogger("bls_agent").addHandler(logging.NullHandler())
+    completing = bool(os.environ.get(COMPLETE))
+    language = find_language(arguments, os.environ)
+    invocation = Invocation(
+        redis=None,
+        json=False,
+        language=language,
+        texts=load_texts("cli", language),
+        out=Screen(sys.stdout, os.environ),
+        err=Screen(sys.stderr, os.environ, needed=False),
+    )
+    program: Any = get_command(app)
+    _localise(program, invocation.texts, "help_program")
+    try:
+        code = program.main(
+            args=arrange(arguments),
+            prog_name=NAME,
+            standalone_mode=False,
+            obj=invocation,
+        )
+        invocation.out.finish()
+    except SystemExit as end:  # of typer's own options, or of the user's module
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException as error:  # noqa: BLE001 - the outermost place
+        if completing:  # a shell that asks gets nothing, and no noise
+            return Exit.FAILED
+        redis = find_value("--redis", arguments) or None
+        return tell(error, replace(invocation, redis=redis))
+    return int(code or Exit.DONE)

@@ -1,0 +1,260 @@
+"""Tables of a command: as JSON, in a pipe, at a terminal, and live until q is pressed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+
+from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
+from bls_agent.ops.cli.output import Cell, Column, Invocation
+from bls_agent.ops.terminal import visible
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["Layout", "LiveTable", "poll", "wants_live"]
+
+T = TypeVar("T")
+S = TypeVar("S")
+_Follow: TypeAlias = Callable[[Callable[[], None]], Coroutine[Any, Any, None]]
+
+PERIOD: Final = 1.0  # seconds between two drawings: ages pass by themselves
+AROUND: Final = 3  # lines of the screen that are no row: summary, heading, footer
+INTERVAL: Final = 2.0  # seconds between two looks at everything, at least
+REST: Final = 4.0  # times as long as a look took
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The fields of a table, in their order.
+
+    A heading is the text ``PREFIX_FIELD`` of the catalogue ``cli``. Each field has the
+    columns of a terminal from which it is shown, and perhaps a share of a live table;
+    without one it takes what it needs.
+    """
+
+    prefix: str
+    fields: Mapping[str, int]
+    shares: Mapping[str, int] = field(default_factory=dict[str, int])
+    least: int = 6  # columns below which it is no use to squeeze a field
+
+    def fitting(self, columns: int) -> list[str]:
+        """Choose what fits a terminal; what matters least goes first."""
+        return [name for name, least in self.fields.items() if columns >= least]
+
+    def write(
+        self,
+        invocation: Invocation,
+        items: Sequence[T],
+        describe: Callable[[T], object],
+        cells: Callable[[T], Mapping[str, Cell]],
+    ) -> None:
+        """Write each item as JSON, or as a row."""
+        out = invocation.out
+        if invocation.json:
+            for item in items:
+                out.json(describe(item))
+            return
+        names = self.fitting(out.columns) if out.terminal else [*self.fields]
+        titles = [invocation.texts[f"{self.prefix}_{name}"] for name in names]
+        rows = [[row[name] for name in names] for row in map(cells, items)]
+        out.table([Column(title, self.least) for title in titles], rows)
+
+    def write_change(
+        self,
+        invocation: Invocation,
+        described: object,
+        cells: Mapping[str, Cell],
+        *before: Cell,
+    ) -> None:
+        """Write one item that has changed: as JSON, or what stands before it and its row."""
+        if invocation.json:
+            invocation.out.json(described)
+        else:
+            row = [cells[name] for name in self.fields]
+            invocation.out.fields(*before, *row)
+
+
+def wants_live(invocation: Invocation) -> bool:
+    """Tell whether the output is a terminal that can be drawn on."""
+    dumb = os.environ.get("TERM") == "dumb"
+    return invocation.out.terminal and not dumb and not invocation.json
+
+
+async def poll(
+    look: Callable[[], Awaitable[T]],
+    seen: Callable[[T], None],
+    tell: Callable[[RedisUnavailableError | None], None],
+) -> None:
+    """Look again and again; an outage and its end are told once.
+
+    Raises:
+        RedisRefusedError: Redis refuses for good.
+    """
+    import anyio
+
+    away = False
+    while True:
+        began = anyio.current_time()
+        try:
+            found = await look()
+        except RedisRefusedError:
+            raise
+        except RedisUnavailableError as error:
+            if not away:
+                tell(error)
+            away = True
+        else:
+            if away:
+                tell(None)
+            away = False
+            seen(found)
+        took = anyio.current_time() - began
+        await anyio.sleep(max(INTERVAL, REST * took))
+
+
+@dataclass
+class LiveTable(Generic[T]):
+    """A table at a terminal that draws itself again and again, until q is pressed."""
+
+    invocation: Invocation
+    layout: Layout
+    items: Callable[[], Sequence[T]]  # in their order
+    cells: Callable[[T], Mapping[str, Cell]]
+    summary: Callable[[Sequence[T]], str]
+    more: int = 0  # items that are not among them
+    known: bool = False  # Redis has answered
+    outage: RedisUnavailableError | None = None
+
+    def record(self, outage: RedisUnavailableError | None) -> None:
+        """Record that Redis answers, or why it does not."""
+        self.outage, self.known = outage, self.known or outage is None
+
+    async def show_polled(
+        self, look: Callable[[], Awaitable[S]], seen: Callable[[S], None]
+    ) -> None:
+        """Draw what is looked at again and again."""
+
+        async def follow(redraw: Callable[[], None]) -> None:
+            def tell(error: RedisUnavailableError | None) -> None:
+                self.record(error)
+                redraw()
+
+            def show(found: S) -> None:
+                seen(found)
+                tell(None)
+
+            await poll(look, show, tell)
+
+        await self.show(follow)
+
+    async def show(self, follow: _Follow) -> None:
+        """Draw while ``follow`` runs; it is given what draws at once."""
+        import anyio
+        from rich.console import Console
+        from rich.live import Live
+
+        out = self.invocation.out
+        console = Console(
+            markup=False,
+            emoji=False,
+            highlight=False,
+            no_color=not out.colours,
+            color_system="standard" if out.colours else None,
+            legacy_windows=False,
+        )
+        with (
+            _keys_pressed() as keys,
+            Live(console=console, screen=True, auto_refresh=False) as live,
+        ):
+
+            def redraw() -> None:
+                size = console.size
+                live.update(self._draw(size.width, size.height), refresh=True)
+
+            async def tick() -> None:
+                while True:
+                    redraw()
+                    await anyio.sleep(PERIOD)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(follow, redraw)
+                tasks.start_soon(tick)
+                await _wait_for_q(keys)
+                tasks.cancel_scope.cancel()
+
+    def _draw(self, columns: int, lines: int) -> Table:
+        """Make the table: a summary above, a last line for what found no room."""
+        from rich.table import Table
+        from rich.text import Text
+
+        texts, items = self.invocation.texts, self.items()
+        names = self.layout.fitting(columns)
+        table = Table(box=None, pad_edge=False, expand=True, header_style="bold")
+        table.title = Text(self._head(items), "yellow" if self.outage else "dim")
+        table.title_justify = "left"
+        for name in names:
+            title = Text(texts[f"{self.layout.prefix}_{name}"])
+            share = self.layout.shares.get(name)
+            table.add_column(title, no_wrap=True, overflow="ellipsis", ratio=share)
+        room = max(1, lines - AROUND)
+        for row in map(self.cells, items[:room]):
+            cells = (row[name] for name in names)
+            pairs = ((one, "") if isinstance(one, str) else one for one in cells)
+            table.add_row(*(Text(visible(text), style) for text, style in pairs))
+        if more := max(0, len(items) - room) + self.more:
+            table.add_row(Text(texts["top_more"].format(count=more), "dim"))
+        return table
+
+    def _head(self, items: Sequence[T]) -> str:
+        if self.outage is not None:
+            return self.invocation.say("away", kind=visible(self.outage.kind))
+        if not self.known:
+            return self.invocation.say("waiting_redis")
+        return f"{self.summary(items)} · {self.invocation.say('top_quit')}"
+
+
+@contextmanager
+def _keys_pressed() -> Generator[int | None]:
+    """Let single keys be read from the terminal; ``None`` where there is none."""
+    if sys.platform == "win32" or sys.stdin is None or not sys.stdin.isatty():
+        yield None
+        return
+    import termios
+    import tty
+
+    number = sys.stdin.fileno()
+    before = termios.tcgetattr(number)
+    try:
+        tty.setcbreak(number)  # Ctrl-C stays Ctrl-C
+        yield number
+    finally:
+        with suppress(termios.error):
+            termios.tcsetattr(number, termios.TCSADRAIN, before)
+
+
+async def _wait_for_q(number: int | None) -> None:
+    """Wait until q is pressed, or the terminal has gone."""
+    import anyio
+
+    if number is None:
+        await anyio.sleep_forever()
+        return
+    pressed = b"any"
+    while pressed and pressed.lower() not in (b"q", b"\x04"):
+        await anyio.wait_readable(number)
+        with suppress(BlockingIOError):
+            pressed = _read_keys(number)
+
+
+def _read_keys(number: int) -> bytes:
+    try:
+        return os.read(number, 64)
+    except BlockingIOError:
+        raise
+    except OSError:  # EIO: nobody holds the other end any more
+        return b""

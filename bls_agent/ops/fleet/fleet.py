@@ -1,0 +1,477 @@
+"""The fleet from look to look: what is due when, and what has changed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, suppress
+from functools import cached_property
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+import anyio
+import anyio.lowlevel
+
+from bls_agent.connection.endpoint import Endpoint, Reply, Request
+from bls_agent.connection.keyed_wires import KeyedWires, default_endpoint
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
+from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
+from bls_agent.core.settings import check_seconds
+from bls_agent.ops.fleet.project_state import Moment, ProjectState, Sample
+from bls_agent.ops.fleet.views import FleetChange, ProjectView
+
+__all__ = ["Fleet", "FleetReader"]
+
+LISTS: Final = 1.0  # seconds between two looks at queues and logs
+SEARCH: Final = 2.0  # seconds from one search for new names to the next
+RECENT: Final = 30.0  # seconds: who was not there then is new
+HIDDEN: Final = 60.0  # seconds until what may not be read is tried again
+EMPTY: Final = 1_000  # projects of which nothing is left that are remembered
+CLOSE: Final = 1.0  # seconds that closing waits for a look that is under way
+STEPS: Final = 25  # of a search in one look: each passes about a thousand keys
+TEMPLATES: Final = (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL)
+TOGETHER: Final = 250  # projects in one write
+STATUS_BYTES: Final = 64  # of a value that are read: the contract's four have six
+FIRST_BYTES: Final = 32 * 1024 * 1024  # of records that the first look reads, about
+BYTES: Final = 2 * 1024 * 1024  # that each later one reads
+BYTES_EACH: Final = 64 * 1024  # of one project's
+WINDOWS: Final = 50  # projects whose records are read in one write
+NO_KEY: Final = -2  # what PTTL says
+WRONG: Final = "wrong_type"
+FORBIDDEN: Final = "no_permission"
+
+
+class Fleet:
+    """Watches every project at one Redis; never writes.
+
+    Works with and without ``async with``; close it with :meth:`aclose` when it was used
+    without. Several tasks may look and watch at once: they share the reads and what is
+    remembered.
+
+    It needs the rights that ``docs/rights.md`` lists. Projects whose status may not be
+    read are left out; if that is so for all of them it raises. Lists that may not be
+    read are ``None`` in the views.
+
+    Args:
+        redis: URL or client of redis-py, as for :class:`~bls_agent.ProjectAgent`.
+            Default: ``BLS_REDIS_URL``, read at the first request.
+        interval: Seconds between two looks at the statuses. Queues and logs are looked
+            at once a second at most, new names are searched for every two seconds, in
+            steps: among a million keys a search takes 20 s.
+        timeout: Deadline of one request in seconds.
+
+    Raises:
+        ConfigurationError: The URL, the client or a time cannot be used.
+    """
+
+    def __init__(
+        self, redis: object = None, *, interval: float = 0.5, timeout: float = 5.0
+    ) -> None:
+        """Remember where Redis is; nothing is opened yet."""
+        self._endpoint = None if redis is None else Endpoint.of(redis)
+        self._interval = check_seconds("interval", interval)
+        self._timeout = check_seconds("timeout", timeout)
+        self._clock: Callable[[], float] = time.time  # noqa: TID251 - the outermost place
+        self._turn = anyio.Lock()
+        self._offset: float | None = (
+            None  # of the server's clock to the one of the loop
+        )
+        self._complete = False
+        self._absent_at: float | None = None  # when a name that is found was not there
+        self._search: AsyncGenerator[set[str]] | None = None
+        self._search_at = self._lists_at = self._statuses_at = float("-inf")
+        self._hidden_at = float("-inf")
+        self._searched_at = float("-inf")  # when the last one that was finished began
+
+    def __repr__(self) -> str:
+        return f"<Fleet {self._endpoint.address if self._endpoint else 'unopened'}>"
+
+    @cached_property
+    def _wires(self) -> KeyedWires:
+        if self._endpoint is None:
+            self._endpoint = default_endpoint(os.environ)
+        return KeyedWires(self._endpoint, "bls-fleet", timeout=self._timeout)
+
+    @cached_property
+    def _reader(self) -> FleetReader:
+        return FleetReader(self._wires)
+
+    async def __aenter__(self) -> Self:
+        """Open nothing: the first look does."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the connection."""
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connection; the next look opens it again."""
+        with anyio.move_on_after(CLOSE, shield=True):
+            async with self._turn:  # somebody may be looking
+                await self._end_search()
+        if "_wires" in self.__dict__:
+            await self._wires.aclose()
+
+    async def look(self) -> dict[str, ProjectView]:
+        """Take one complete look at every project.
+
+        What a look before has found is taken into account: rates count from then on.
+
+        Returns:
+            Project → how it is, sorted by name.
+
+        Raises:
+            RedisUnavailableError: Redis cannot answer.
+        """
+        async with self._turn:
+            self._search_at = self._lists_at = self._statuses_at = float("-inf")
+            await self._end_search()
+            self._complete = False
+            await self._advance()
+            projects = self._reader.projects
+            at = self._now()
+            return {name: projects[name].view(at) for name in sorted(projects)}
+
+    async def look_at(self, project: str) -> ProjectView:
+        """Take one look at one project, whether it exists or not; searches for nothing.
+
+        Raises:
+            RedisUnavailableError: Redis cannot answer.
+        """
+        reader = FleetReader(self._wires)
+        async with self._turn:
+            await self._set_clock()
+            at = self._now()
+            reader.add(project, at, absent_at=None)
+            await reader.read_statuses(at)
+            await reader.read_lists(at)
+        return reader.projects[project].view(at)
+
+    async def watch(self) -> AsyncIterator[FleetChange]:
+        """Tell what changes, until the iteration is left or cancelled.
+
+        The first change is complete. An outage is told once, with ``unavailable``;
+        then it is tried again with growing pauses, up to 2 s, and the first change
+        after it says that Redis answers again, also if nothing else has changed.
+
+        A view is told again when anything in it has changed but what time does by
+        itself: whoever lets the ages grow, and ``ttl`` shrink,
+        is right to 5 s.
+
+        Raises:
+            RedisRefusedError: Redis refuses for good; nobody repairs that by waiting.
+        """
+        told: dict[str, int] = {}
+        backoff = Backoff()
+        silent = True  # nothing was told, or that Redis is away
+        down = False
+        while True:
+            began = anyio.current_time()
+            try:
+                async with self._turn:
+                    await self._advance()
+            except RedisRefusedError:
+                raise
+            except RedisUnavailableError as error:
+                if not down:
+                    down = silent = True
+                    yield FleetChange(unavailable=error)
+                await anyio.sleep(backoff.failed())
+                continue
+            backoff.succeeded()
+            change = self._differences(told)
+            if silent or change.views or change.gone:
+                yield change
+            silent = down = False
+            await anyio.sleep(max(0.0, began + self._interval - anyio.current_time()))
+
+    async def forget(self, project: str) -> None:
+        """Leave a project out whose keys were deleted, until it has one again."""
+        async with self._turn:
+            if project in self._reader.projects:
+                self._reader.forget(project)
+
+    def _differences(self, told: dict[str, int]) -> FleetChange:
+        """Compare with what was told, and note that it is told now."""
+        projects, at = self._reader.projects, self._now()
+        gone = frozenset(told.keys() - projects.keys())
+        for project in gone:
+            del told[project]
+        views: dict[str, ProjectView] = {}
+        for project, state in projects.items():
+            if told.get(project) != state.version:
+                told[project] = state.version
+                views[project] = state.view(at)
+        return FleetChange(views=views, gone=gone)
+
+    async def _advance(self) -> None:
+        """Read what is due."""
+        try:
+            await self._read_what_is_due()
+        except BaseException:
+            with anyio.CancelScope(shield=True), suppress(RedisUnavailableError):
+                await self._end_search()
+            raise
+
+    async def _read_what_is_due(self) -> None:
+        now = anyio.current_time()
+        if self._offset is None or now - self._lists_at >= LISTS:
+            await self._set_clock()
+        await self._find_names()  # what is found is due at once
+        reader, at = self._reader, self._now()
+        if now - self._statuses_at >= self._interval / 2:
+            await reader.read_statuses(at)
+            self._statuses_at = now
+        if now - self._lists_at >= LISTS - self._interval / 4:
+            await reader.read_lists(at)
+            self._lists_at = now
+        self._let_go(at.now)
+
+    def _let_go(self, now: float) -> None:
+        """Let time pass; forget what nothing has been left of for long, or for longest."""
+        reader = self._reader
+        empty: list[tuple[float, str]] = []
+        for project, state in list(reader.projects.items()):
+            state.turn(now)
+            if state.is_forgotten(now):
+                reader.forget(project)
+            elif state.empty_since is not None:
+                empty.append((state.empty_since, project))
+        for _, project in sorted(empty)[: max(0, len(empty) - EMPTY)]:
+            reader.forget(project)
+
+    async def _set_clock(self) -> None:
+        unix = await self._reader.read_time()
+        self._offset = (self._clock() if unix is None else unix) - anyio.current_time()
+
+    def _now(self) -> Moment:
+        now = anyio.current_time()
+        return Moment(now, now + (self._offset or 0.0))
+
+    async def _find_names(self) -> None:
+        """Search for new names: all of them at first, later a few steps each time."""
+        now = anyio.current_time()
+        if self._search is None:
+            if self._complete and now - self._search_at < SEARCH:
+                return
+            recent = now - self._searched_at < RECENT
+            self._absent_at = self._searched_at if recent else None
+            self._search, self._search_at = self._reader.scan(), now
+            if now - self._hidden_at >= HIDDEN:
+                self._reader.hidden.clear()  # rights may have been given meanwhile
+                self._hidden_at = now
+        steps = 0
+        async for names in self._search:
+            self._add(names)
+            steps += 1
+            if self._complete and steps >= STEPS:
+                return
+        self._search, self._complete = None, True
+        self._searched_at = self._search_at
+
+    def _add(self, names: set[str]) -> None:
+        reader = self._reader
+        for name in names - reader.projects.keys() - reader.hidden:
+            reader.add(name, self._now(), absent_at=self._absent_at)
+            self._statuses_at = self._lists_at = float("-inf")
+
+    async def _end_search(self) -> None:
+        search, self._search = self._search, None
+        if search is not None:
+            await search.aclose()
+
+
+class _Keys(NamedTuple):
+    status: bytes
+    console: bytes
+    control: bytes
+
+    @classmethod
+    def of(cls, project: str) -> _Keys:
+        located = (template.locate(project=project) for template in TEMPLATES)
+        return cls(*(key.encode("utf-8", "surrogateescape") for key in located))
+
+
+class FleetReader:
+    """What is known of every project, and the reads that find out more."""
+
+    def __init__(self, wires: KeyedWires) -> None:
+        self.projects: dict[str, ProjectState] = {}
+        self.hidden: set[str] = set()  # projects whose status may not be read
+        self._wires = wires
+        self._keys: dict[str, _Keys] = {}
+        self._share, self._among = FIRST_BYTES, 0
+
+    async def read_time(self) -> float | None:
+        """Ask the server for its clock, in Unix seconds; ``None`` if that is refused."""
+        try:
+            async with self._wires.to("") as wire:
+                seconds, micros = await wire.read("TIME")
+        except RedisRefusedError:
+            return None
+        return int(seconds) + int(micros) / 1e6
+
+    async def scan(self) -> AsyncGenerator[set[str]]:
+        """Give the names of projects, step by step through all keys."""
+        async with aclosing(self._wires.scan_steps(_common_pattern())) as steps:
+            async for keys in steps:
+                yield set(_names_in(keys))
+
+    def add(self, project: str, at: Moment, *, absent_at: float | None) -> None:
+        """Begin to watch a project; one that is new was surely absent then."""
+        self.projects[project] = ProjectState(project, at, absent_at=absent_at)
+        self._keys[project] = _Keys.of(project)
+
+    def forget(self, project: str) -> None:
+        """Watch a project no more."""
+        del self.projects[project], self._keys[project]
+
+    async def read_statuses(self, at: Moment) -> None:
+        """Read statuses and TTLs; hide projects whose status may not be read.
+
+        Where that is so for every project, the refusal is raised.
+        """
+        refused: dict[str, RedisUnavailableError] = {}
+        for part in _parts(self.projects):
+            requests: list[Request] = []
+            for name in part:
+                key = self._keys[name].status
+                requests += [("GETRANGE", key, 0, STATUS_BYTES - 1), ("PTTL", key)]
+            replies = await self._wires.read_many(requests)
+            for name, value, left in zip(part, *_split(replies, 2), strict=True):
+                error = _record_status(self.projects[name], value, left, at)
+                if error is not None:
+                    refused[name] = error
+            await anyio.lowlevel.checkpoint()
+        if refused and len(refused) == len(self.projects):
+            raise next(iter(refused.values()))
+        for name in refused:
+            self.forget(name)
+            self.hidden.add(name)
+
+    async def read_lists(self, at: Moment) -> None:
+        """Read how long queues and logs are, and what is new in the logs."""
+        wanted: dict[str, int] = {}
+        self._among = self._among or len(self.projects)
+        for part in _parts(self.projects):
+            await self._read_lengths(part, at, wanted)
+            await anyio.lowlevel.checkpoint()
+        await self._read_windows(wanted, at)
+        self._share, self._among = BYTES, len(wanted)
+
+    @property
+    def _room(self) -> int:
+        """Bytes of records that may be read of one project, as many as wrote last time."""
+        return min(BYTES_EACH, self._share // max(1, self._among))
+
+    async def _read_lengths(
+        self, part: Sequence[str], at: Moment, wanted: dict[str, int]
+    ) -> None:
+        requests: list[Request] = []
+        looked = [self.projects[name].wants_record(at.now) for name in part]
+        for name, look in zip(part, looked, strict=True):
+            keys = self._keys[name]
+            requests += [("LLEN", keys.control), ("LLEN", keys.console)]
+            if look:
+                requests.append(("LINDEX", keys.console, -1))
+        replies = iter(await self._wires.read_many(requests))
+        for name, look in zip(part, looked, strict=True):
+            sample = Sample(
+                queue=_list_value(next(replies)),
+                records=_list_value(next(replies)),
+                last=_list_value(next(replies)) if look else None,
+                looked=look,
+            )
+            count = self.projects[name].record_lists(sample, at, self._room)
+            if count:
+                wanted[name] = count
+
+    async def _read_windows(self, wanted: Mapping[str, int], at: Moment) -> None:
+        while wanted:
+            again: dict[str, int] = {}
+            for part in _parts(wanted, WINDOWS):
+                requests: list[Request] = []
+                for name in part:
+                    key = self._keys[name].console
+                    # The length first: it must not count what the window does not show.
+                    requests += [("LLEN", key), ("LRANGE", key, -wanted[name], -1)]
+                replies = await self._wires.read_many(requests)
+                for name, size, records in zip(part, *_split(replies, 2), strict=True):
+                    window, length = _list_value(records), _list_value(size)
+                    more = self.projects[name].record_window(
+                        window or [], length or 0, at
+                    )
+                    if more > wanted[name]:
+                        again[name] = more
+                await anyio.lowlevel.checkpoint()
+            wanted = again
+
+
+def _common_pattern() -> bytes:
+    """Make one pattern for all three kinds of keys, so that one SCAN finds them.
+
+    They differ in their last byte. What else ends in it is left out when it is parsed.
+    """
+    ends = {template.pattern().encode()[-1:] for template in TEMPLATES}
+    return b"*[" + b"".join(sorted(ends)) + b"]"
+
+
+def _names_in(keys: Iterable[bytes]) -> Iterator[str]:
+    for key in keys:
+        for template in TEMPLATES:
+            parsed = template.parse(key)
+            if parsed is not None:
+                yield parsed["project"]
+
+
+def _parts(projects: Iterable[str], size: int = TOGETHER) -> Iterator[list[str]]:
+    names = list(projects)
+    for begin in range(0, len(names), size):
+        yield names[begin : begin + size]
+
+
+def _split(replies: Sequence[Reply], kinds: int) -> list[Sequence[Reply]]:
+    return [replies[kind::kinds] for kind in range(kinds)]
+
+
+def _record_status(
+    state: ProjectState, value: Reply, left: Reply, at: Moment
+) -> RedisUnavailableError | None:
+    """Record what was read; give the error if this project may not be read."""
+    wrong = False
+    for reply in (value, left):
+        if isinstance(reply, RedisUnavailableError):
+            if reply.kind == FORBIDDEN:
+                return reply
+            if reply.kind != WRONG:
+                raise reply
+            wrong = True
+    exists = left != NO_KEY
+    ttl = None if left < 0 else left / 1000
+    text = value if exists and not wrong else None
+    state.record_status(text, ttl, at, wrong=wrong and exists)
+    return None
+
+
+def _list_value(reply: Reply) -> Reply:
+    """Give what a request about a list brought; ``None`` where that is no list for us."""
+    if not isinstance(reply, RedisUnavailableError):
+        return reply
+    if reply.kind not in (WRONG, FORBIDDEN):
+        raise reply
+    return None
