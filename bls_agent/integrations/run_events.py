@@ -14,60 +14,191 @@ from contextlib import asynccontextmanager, suppress
 from inspect import isawaitable
 from typing import Any, Final, TypeAlias
 
+import anyio
+
+from bls_agent.core.codec import encode
 from bls_agent.core.errors import (
     BlsError,
+    ConfigurationError,
     MissingExtraError,
     RedisRefusedError,
     RedisUnavailableError,
+    WrongTypeError,
 )
+from bls_agent.runs.event_ids import BEGINNING, check_count, check_run_id
+from bls_agent.runs.events import StreamEvent
+from bls_agent.runs.sse import (
+    HEARTBEAT,
+    FramePump,
+    Send as SendChunk,
+    check_heartbeat,
+    read_last_event_id,
+    stream_status,
+    write_retry,
+)
+from bls_agent.runs.store import EventStore
 
 try:
+    from sse_starlette import EventSourceResponse
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
+    from starlette.middleware import Middleware
+    from starlette.middleware.cors import CORSMiddleware
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import Route
     from starlette.types import ExceptionHandler, Receive, Scope, Send
-
-    from bls_agent.integrations.frame_pump import FramePump
-    from bls_agent.integrations.frame_stream import FrameStream
-    from bls_agent.integrations.origins import allow
-    from bls_agent.integrations.run_answers import (
-        CROWDED,
-        STREAM_HEADERS,
-        answer_error,
-        answer_page,
-        error_of,
-        read_limit,
-        read_run_id,
-    )
 except ModuleNotFoundError:
     raise MissingExtraError("web", "run events over HTTP") from None
 
-from bls_agent.runs.event_ids import BEGINNING
-from bls_agent.runs.events import StreamEvent
-from bls_agent.runs.frames import write_retry
-from bls_agent.runs.limits import check_count
-from bls_agent.runs.sse import (
-    HEARTBEAT,
-    check_heartbeat,
-    read_last_event_id,
-    stream_status,
-)
-from bls_agent.runs.store import EventStore
-
 __all__ = ["Authorize", "RunEventsApp", "RunEventsResponse", "allow_all"]
 
-# Says who may read which run: true, or an answer of its own; anything else is a no.
-Authorize: TypeAlias = Callable[
-    [Request, int], "Awaitable[bool | Response | None] | bool | Response | None"
-]
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER: Final = "2"  # seconds
+CROWDED: Final = 10_000  # milliseconds until a client comes back that found no room
+DIGITS: Final = 19  # of the largest run id
+# No cache keeps what may need a right to be read; no proxy collects it first.
+HEADERS: Final = {"cache-control": "no-cache, no-store"}
+STREAM_HEADERS: Final = {**HEADERS, "x-accel-buffering": "no"}
+_ABSENT: Final = {404: "there is no such run", 410: "the run is not there any more"}
+
+GRACE: Final = 1.0  # seconds for a stream to end when the server stops
 
 LIMIT: Final = 100  # events of a page, if nothing is said
 MOST: Final = 1_000
 PAGE_SIZE: Final = 4 * 1024 * 1024  # bytes after which a page ends early
 
-_log = logging.getLogger(__name__)
+
+def _error_response(
+    status: int,
+    message: str = "",
+    headers: Mapping[str, str] | None = None,
+    **more: str,
+) -> Response:
+    """Make an error in JSON: ``error`` and more fields."""
+    body = encode({"error": message or _ABSENT[status], **more})
+    told = {**HEADERS, "x-content-type-options": "nosniff", **(headers or {})}
+    return Response(body, status, told, "application/json")
+
+
+def _response_to(error: BlsError) -> Response:
+    """Make the response to an error of ours, without addresses: strangers may read it."""
+    if isinstance(error, RedisUnavailableError):
+        refused = isinstance(error, RedisRefusedError)
+        told = "Redis refuses" if refused else "Redis cannot be reached now"
+        return _error_response(503, told, {"retry-after": RETRY_AFTER}, kind=error.kind)
+    if isinstance(error, WrongTypeError):
+        return _error_response(409, "something else stands where the run should")
+    if isinstance(error, ConfigurationError):
+        return _error_response(400, str(error))
+    raise error
+
+
+def _page_response(events: Sequence[StreamEvent], following: str | None) -> Response:
+    """Make a page of events: ``events``, and ``next`` to go on behind."""
+    told = b",".join(event.json for event in events)
+    body = b'{"events":[%s],"next":%s}' % (told, encode(following))
+    headers = {**HEADERS, "x-content-type-options": "nosniff"}
+    return Response(body, 200, headers, "application/json")
+
+
+def _read_run_id(text: str) -> int:
+    """Read the id of a run from an address."""
+    return check_run_id(_read_number("run_id", text))
+
+
+def _read_limit(text: str | None, default: int) -> int:
+    """Read how many events a page holds at most."""
+    return default if text is None else _read_number("limit", text)
+
+
+def _read_number(name: str, text: str) -> int:
+    # int() reads more than that: signs, blanks, underscores, the digits of other scripts.
+    if not (text.isascii() and text.isdigit() and len(text) <= DIGITS):
+        rule = f"it must be a number of at most {DIGITS} digits"
+        raise ConfigurationError(name, text, rule)
+    return int(text)
+
+
+def _cors(allow_origins: Sequence[str]) -> list[Middleware]:
+    """Let pages of these origins read, with their cookies; ``*`` for all, without."""
+    if isinstance(allow_origins, str):
+        rule, remedy = "it is a list of origins", f"Pass [{allow_origins!r}]."
+        raise ConfigurationError("allow_origins", allow_origins, rule, remedy)
+    for origin in allow_origins:
+        scheme, _, rest = origin.partition("://")
+        if origin != "*" and (not scheme or not rest or "/" in rest or "*" in rest):
+            rule = "an origin is 'https://page.example', without a path, or '*'"
+            raise ConfigurationError("allow_origins", origin, rule)
+    if not allow_origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=allow_origins,
+            allow_methods=["GET"],
+            allow_headers=["Cache-Control", "Last-Event-ID"],
+            allow_credentials="*" not in allow_origins,
+        )
+    ]
+
+
+class _FrameStream(EventSourceResponse):
+    """Sends frames, and ends them in order when the server stops."""
+
+    def __init__(self, pump: FramePump, headers: Mapping[str, str]) -> None:
+        self._pump = pump
+        self._put: SendChunk | None = None
+        self._stopping = anyio.Event()
+        super().__init__(  # pyright: ignore[reportUnknownMemberType] - a dict of its own
+            self._send_all(),
+            headers=headers,
+            ping=0,  # the pump has heartbeats of its own
+            shutdown_event=self._stopping,
+            shutdown_grace_period=GRACE,
+        )
+        del self.headers["connection"]  # the server's own affair
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send them until they end, the client leaves, or the server stops."""
+
+        async def put(chunk: bytes) -> None:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+        self._put = put
+        async with anyio.create_task_group() as tasks:
+
+            async def give_up() -> None:
+                with suppress(OSError):  # it left
+                    await self._pump.send_heartbeats(put)
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(self._end_with_server)
+            tasks.start_soon(give_up)
+            with suppress(OSError):
+                await super().__call__(scope, receive, send)
+            tasks.cancel_scope.cancel()
+
+    async def _send_all(self) -> AsyncGenerator[bytes]:
+        """Give nothing: the pump sends by itself.
+
+        Each chunk that is given here would be sent with a deadline of its own.
+        """
+        if self._put is not None:
+            await self._pump.run(self._put)
+        for chunk in tuple[bytes]():
+            yield chunk
+
+    async def _end_with_server(self) -> None:
+        await self._stopping.wait()
+        self._pump.end()
+
+
+# Says who may read which run: true, or an answer of its own; anything else is a no.
+Authorize: TypeAlias = Callable[
+    [Request, int], "Awaitable[bool | Response | None] | bool | Response | None"
+]
 
 
 async def allow_all(request: Request, run_id: int) -> bool:  # noqa: ARG001 - an Authorize
@@ -136,7 +267,7 @@ class RunEventsResponse(Response):
         try:
             return await self._find_answer(request)
         except BlsError as error:
-            return error_of(error)
+            return _response_to(error)
 
     async def _find_answer(self, request: Request) -> Response:
         last = _last_event_id(request)
@@ -153,14 +284,14 @@ class RunEventsResponse(Response):
         if status == 200 or (status == 404 and self._wait):  # noqa: PLR2004 - statuses
             unnamed = request.query_params.get("unnamed", "") in ("1", "true")
             return self._open(last or BEGINNING, unnamed=unnamed)
-        return answer_error(status)
+        return _error_response(status)
 
     def _open(self, last_id: str, *, unnamed: bool) -> Response:
         follower = self._store.follow(self._run_id, last_id)
         self._pump = FramePump(follower, self._heartbeat, unnamed=unnamed)
         if self._is_ending:
             self._pump.end()
-        return FrameStream(self._pump, {**STREAM_HEADERS, **(self._more or {})})
+        return _FrameStream(self._pump, {**STREAM_HEADERS, **(self._more or {})})
 
 
 def _last_event_id(request: Request) -> str | None:
@@ -216,7 +347,7 @@ class RunEventsApp(Starlette):
         """
         check_count("max_streams", max_streams)
         if authorize is None:
-            _log.warning(
+            logger.warning(
                 "nobody may read runs here: pass authorize=, an async function of the "
                 "request and the run's id, or allow_all to let everybody"
             )
@@ -231,7 +362,7 @@ class RunEventsApp(Starlette):
                 Route("/runs/{run_id}/events", self._send_page),
                 Route("/runs/{run_id}/events/stream", self._send_stream),
             ],
-            middleware=allow(allow_origins),
+            middleware=_cors(allow_origins),
             exception_handlers=_HANDLERS,
             lifespan=self._live,
         )
@@ -259,19 +390,19 @@ class RunEventsApp(Starlette):
             await self._store.aclose()
 
     async def _send_page(self, request: Request) -> Response:
-        run_id = read_run_id(request.path_params["run_id"])
+        run_id = _read_run_id(request.path_params["run_id"])
         if (refusal := await self._refuse(request, run_id)) is not None:
             return refusal
         after = request.query_params.get("after")
-        limit = read_limit(request.query_params.get("limit"), LIMIT)
+        limit = _read_limit(request.query_params.get("limit"), LIMIT)
         check_count("limit", limit, most=MOST)
         events, following = await _collect(self._store, run_id, after, limit)
         if not events and not await self._store.exists(run_id):
-            return answer_error(404 if after is None else 410)
-        return answer_page(events, following)
+            return _error_response(404 if after is None else 410)
+        return _page_response(events, following)
 
     async def _send_stream(self, request: Request) -> Response:
-        run_id = read_run_id(request.path_params["run_id"])
+        run_id = _read_run_id(request.path_params["run_id"])
         if (refusal := await self._refuse(request, run_id)) is not None:
             return refusal
         if len(self._streams) >= self._max_streams:
@@ -287,7 +418,7 @@ class RunEventsApp(Starlette):
     async def _refuse(self, request: Request, run_id: int) -> Response | None:
         """Give the refusal of who may not read a run."""
         if self._authorize is None:
-            return answer_error(
+            return _error_response(
                 403, "nobody may read runs here: there is no authorize="
             )
         found = self._authorize(request, run_id)
@@ -296,7 +427,7 @@ class RunEventsApp(Starlette):
             return allowed
         if allowed is True:  # a closed door does not open for what is merely not false
             return None
-        return answer_error(403, "this run is not for you")
+        return _error_response(403, "this run is not for you")
 
 
 class _CountedResponse(RunEventsResponse):
@@ -326,7 +457,7 @@ class _CountedResponse(RunEventsResponse):
 def _send_away(request: Request) -> Response:
     """Answer one stream too many."""
     if _last_event_id(request) is None:
-        return answer_error(503, "too many streams", {"retry-after": "10"})
+        return _error_response(503, "too many streams", {"retry-after": "10"})
     body = write_retry(CROWDED)
     return Response(body, 200, STREAM_HEADERS, RunEventsResponse.media_type)
 
@@ -347,19 +478,19 @@ async def _collect(
             return events, after
 
 
-async def _on_error_of_ours(_: Request, error: Exception) -> Response:
+async def _on_our_error(_: Request, error: Exception) -> Response:
     if not isinstance(error, BlsError):
         raise error
-    return error_of(error)
+    return _response_to(error)
 
 
 async def _on_refusal(_: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    return answer_error(error.status_code, error.detail, error.headers)
+    return _error_response(error.status_code, error.detail, error.headers)
 
 
 _HANDLERS: Final[Mapping[Any, ExceptionHandler]] = {
-    BlsError: _on_error_of_ours,
+    BlsError: _on_our_error,
     HTTPException: _on_refusal,
 }

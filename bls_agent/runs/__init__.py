@@ -9,23 +9,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bls_agent.runs.event_reader import EventPage
     from bls_agent.runs.events import (
         EventAction,
         EventCategory,
         Followed,
+        FollowEnd,
         Gap,
         GapReason,
         StreamEvent,
         WriterLost,
     )
-    from bls_agent.runs.following.ends import FollowEnd
-    from bls_agent.runs.following.follower import Follower
+    from bls_agent.runs.follower import Follower
+    from bls_agent.runs.listing import RunList, RunState, RunSummary
     from bls_agent.runs.new_events import NewEvent
-    from bls_agent.runs.store import EventStore
-    from bls_agent.runs.summaries import RunList, RunState, RunSummary
-    from bls_agent.runs.writing.stats import RunWriterStats
-    from bls_agent.runs.writing.writer import RunWriter
+    from bls_agent.runs.store import EventPage, EventStore
+    from bls_agent.runs.writer import RunWriter, RunWriterStats
 
 __all__ = [
     "EventAction",
@@ -48,16 +46,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "EventPage": "event_reader",
+    "EventPage": "store",
     "EventStore": "store",
-    "FollowEnd": "following.ends",
-    "Follower": "following.follower",
+    "Follower": "follower",
     "NewEvent": "new_events",
-    "RunWriter": "writing.writer",
-    "RunWriterStats": "writing.stats",
-    "RunList": "summaries",
-    "RunState": "summaries",
-    "RunSummary": "summaries",
+    "RunList": "listing",
+    "RunState": "listing",
+    "RunSummary": "listing",
+    "RunWriter": "writer",
+    "RunWriterStats": "writer",
 }
 
 

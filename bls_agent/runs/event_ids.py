@@ -1,6 +1,6 @@
-"""The ids of events: ``<milliseconds>-<number>``, as Redis counts them; no I/O here.
+"""The ids of events, ``<milliseconds>-<number>`` as Redis counts them, and checks of arguments.
 
-(Contract 003, section 1.2.)
+(Contract 003, section 1.2.) No I/O here.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from bls_agent.core.errors import ConfigurationError
 
 __all__ = [
     "BEGINNING",
+    "DAY",
     "END",
     "EventId",
     "check_bound",
+    "check_count",
     "check_id",
     "check_run_id",
     "find_id",
@@ -23,13 +25,17 @@ __all__ = [
     "previous_id",
 ]
 
-EventId = str  # as it stands in a StreamEvent
-
 BEGINNING: Final = "0-0"  # before every event
 END: Final = "$"  # behind the last one, wherever that is
 _LARGEST: Final = 2**64 - 1  # of either number
 _LARGEST_RUN: Final = 2**63 - 1  # what a column of type BIGINT holds
 _ID: Final = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?")
+
+DAY: Final = 86_400  # seconds: how long the contract keeps a run
+LARGEST: Final = 100_000_000
+
+
+EventId = str  # as it stands in a StreamEvent
 
 
 def order(event_id: EventId) -> tuple[int, int]:
@@ -41,8 +47,7 @@ def order(event_id: EventId) -> tuple[int, int]:
 def next_id(event_id: EventId) -> EventId | None:
     """Give the least id behind another: where a range begins that excludes that one.
 
-    Returns:
-        ``None`` if there is none: nothing can stand behind the largest.
+    ``None`` if there is none: nothing can stand behind the largest.
     """
     milliseconds, number = order(event_id)
     if number < _LARGEST:
@@ -61,8 +66,7 @@ def previous_id(event_id: EventId) -> EventId | None:
 def find_id(text: object) -> EventId | None:
     """Read an id, in its full form or as milliseconds alone.
 
-    Returns:
-        Its full form; ``None`` if it is none.
+    Its full form; ``None`` if it is none.
     """
     found = _ID.fullmatch(text) if isinstance(text, str) else None
     if found is None:
@@ -74,11 +78,7 @@ def find_id(text: object) -> EventId | None:
 
 
 def check_id(name: str, value: object) -> EventId:
-    """Give the full form of an id, or refuse it.
-
-    Raises:
-        ConfigurationError: It is no id of an event.
-    """
+    """Give the full form of an id, or refuse it."""
     found = find_id(value)
     if found is None:
         rule = "an id of an event is '<milliseconds>-<number>'"
@@ -88,11 +88,7 @@ def check_id(name: str, value: object) -> EventId:
 
 
 def check_bound(name: str, value: object) -> str:
-    """Give one end of a range: an id, ``-`` for the first or ``+`` for the last event.
-
-    Raises:
-        ConfigurationError: It is none of these.
-    """
+    """Give one end of a range: an id, ``-`` for the first or ``+`` for the last event."""
     if value in ("-", "+"):
         return str(value)
     if find_id(value) is None:
@@ -102,14 +98,21 @@ def check_bound(name: str, value: object) -> str:
 
 
 def check_run_id(value: object) -> int:
-    """Give the id of a run, or refuse it.
-
-    Raises:
-        ConfigurationError: It is no integer from 0 to 2^63 - 1.
-    """
+    """Give the id of a run, or refuse it."""
     if isinstance(value, bool) or not isinstance(value, int):
         remedy = "Convert it with int()." if isinstance(value, str) else ""
         raise ConfigurationError("run_id", value, "it must be an integer", remedy)
     if not 0 <= value <= _LARGEST_RUN:
         raise ConfigurationError("run_id", value, "it must be from 0 to 2^63 - 1")
+    return value
+
+
+def check_count(
+    name: str, value: object, *, least: int = 1, most: int = LARGEST
+) -> int:
+    """Give a whole number within bounds, or refuse it."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigurationError(name, value, "it must be an integer")
+    if not least <= value <= most:
+        raise ConfigurationError(name, value, f"it must be from {least:,} to {most:,}")
     return value

@@ -1,4 +1,4 @@
-"""An event of a run: as its stream entry, and as programs see it; no I/O here.
+"""An event of a run: as its stream entry, and as programs and browsers see it; no I/O here.
 
 (Contract 003, sections 2 and 3.) What others wrote is read tolerantly: an entry that
 breaks the contract is an event all the same, and says what is wrong with it.
@@ -6,6 +6,7 @@ breaks the contract is an event all the same, and says what is wrong with it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,17 +15,55 @@ from typing import Any, Final, TypeAlias
 
 from bls_agent.core.codec import JSONObject, decode_object, encode
 from bls_agent.core.errors import DecodeError
-from bls_agent.runs.frames import write_frame
 
 __all__ = [
     "EventAction",
     "EventCategory",
+    "FollowEnd",
     "Followed",
     "Gap",
     "GapReason",
     "StreamEvent",
     "WriterLost",
+    "write_frame",
 ]
+
+# What ends a line for the standard (CR, LF), what makes browsers ignore an id (NUL),
+# what ends a line for readers that know Unicode (as Python's splitlines), and what has
+# no UTF-8.
+_UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# The same within JSON, where JSON itself does not escape it.
+_LINE_ENDS: Final = (
+    (b"\xe2\x80\xa8", b"\\u2028"),
+    (b"\xe2\x80\xa9", b"\\u2029"),
+    (b"\xc2\x85", b"\\u0085"),
+)
+
+
+def write_frame(event: str, data: bytes, event_id: str = "") -> bytes:
+    r"""Write one event.
+
+    Control characters, U+2028 and U+2029 in the name and the id appear as JSON escapes
+    them (``\u000a``); within the data the three line ends that JSON leaves as they are
+    do, too, which is the same JSON.
+    """
+    for end, escaped in _LINE_ENDS:
+        if end in data:
+            data = data.replace(end, escaped)
+    name = _on_one_line(event)
+    if not event_id:
+        return b"event: %s\ndata: %s\n\n" % (name, data)
+    return b"id: %s\nevent: %s\ndata: %s\n\n" % (_on_one_line(event_id), name, data)
+
+
+def _on_one_line(text: str) -> bytes:
+    if text.isascii() and text.isprintable():
+        return text.encode()
+    return _UNSAFE.sub(_escape, text).encode()
+
+
+def _escape(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
 
 
 class EventCategory(StrEnum):
@@ -58,12 +97,16 @@ class EventAction(StrEnum):
 
 
 _SOURCE: Final = ("agent_id", "agent_type", "agent_name", "team_name")
+
+
 _SOURCE_FIELDS: Final = (
     (b"source_agent_id", "agent_id"),
     (b"source_agent_type", "agent_type"),
     (b"source_agent_name", "agent_name"),
     (b"source_team_name", "team_name"),
 )
+
+
 _DIGITS: Final = 20  # of a number of 64 bit
 
 
@@ -274,3 +317,17 @@ class WriterLost:
 
 
 Followed: TypeAlias = StreamEvent | Gap | WriterLost  # what a follower is given
+
+
+class FollowEnd(StrEnum):
+    """Why a follower has ended.
+
+    Attributes:
+        CLOSED: The run's writer has ended it: ``system.close``.
+        GONE: The run has disappeared: it was deleted, or has expired.
+        LEFT: The follower or its store was closed here; the run may go on.
+    """
+
+    CLOSED = "closed"
+    GONE = "gone"
+    LEFT = "left"

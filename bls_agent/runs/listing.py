@@ -1,37 +1,50 @@
-"""Finding the runs there are, and looking at them, many in one round trip."""
+"""Which runs there are, and how each stands in a few fields."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Final
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Final, NamedTuple, cast
 
 import anyio.lowlevel
 
-from bls_agent.connection.access import Store
 from bls_agent.connection.endpoint import Reply, Request
 from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.core.codec import JSONObject, cut_text, encode
 from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.core.keys import RUN_EVENTS
-from bls_agent.runs.event_ids import BEGINNING, check_run_id, find_id, next_id, order
-from bls_agent.runs.limits import check_count
-from bls_agent.runs.reading import RunKeys
-from bls_agent.runs.summaries import (
-    FIRST_PORTION,
-    NO_KEY,
-    PORTION,
-    Look,
-    RunList,
-    RunSummary,
-    next_portion,
-    run_id_of,
-    size_of,
-    summarise,
-    summarise_end,
+from bls_agent.runs.event_ids import (
+    BEGINNING,
+    check_count,
+    check_run_id,
+    find_id,
+    next_id,
+    order,
 )
+from bls_agent.runs.events import EventCategory, StreamEvent
+from bls_agent.runs.reading import NO_KEY, Entry, RunKeys, run_id_of, size_of
 
-__all__ = ["Listing"]
+__all__ = [
+    "RunFacts",
+    "RunList",
+    "RunState",
+    "RunSummary",
+    "describe_run",
+    "list_runs",
+    "next_portion",
+    "summarise",
+    "summarise_end",
+]
+
+PREVIEW: Final = 400  # bytes of a text that is taken from an event
+LONGEST_REASON: Final = 8 * 1024  # bytes of why a run failed
+PORTION: Final = 250  # runs that are looked at together
+FIRST_PORTION: Final = 10  # before it is known how large their events are
+PORTION_BYTES: Final = 2 * 1024 * 1024  # of events in one reply, about
+_TASK: Final = ("task", "title", "name", "input")  # what a run may be about
 
 TOGETHER: Final = 500  # runs of which nothing large is asked
 LESS: Final = 4  # by which a portion is divided that has not come through in time
@@ -40,83 +53,281 @@ _GIVE_EVENTS: Final = ("XRANGE", "XREVRANGE")
 _OF_ITS_KEY: Final = ("wrong_type", "no_permission")  # others may be answered
 
 
-class Listing(Store):
-    """Tells which runs there are; never writes."""
+class RunState(StrEnum):
+    """How a run stands.
 
-    async def runs(self, limit: int = 100) -> RunList:
-        """Find the runs there are, the one with the newest event first.
+    Attributes:
+        RUNNING: It has a writer that lives.
+        OPEN: Nobody has ended it, or it was begun anew; who writes to it, if anybody,
+            holds no lease.
+        LOST: Its writer fell silent without ending it.
+        COMPLETED: Ended with ``lifecycle.completed``.
+        FAILED: Ended with ``lifecycle.failed``.
+        CANCELLED: Ended with ``lifecycle.cancelled``.
+        CLOSED: Ended with ``system.close``, without a word on how.
+    """
 
-        All keys are searched with SCAN. What has the key of a run and is none, or may
-        not be read, hides no other run; it is counted.
+    RUNNING = "running"
+    OPEN = "open"
+    LOST = "lost"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    CLOSED = "closed"
 
-        Args:
-            limit: So many runs at most, up to 10,000.
 
-        Raises:
-            ConfigurationError: ``limit`` breaks its rule.
-            RedisUnavailableError: Redis cannot answer, or lets us read none of the runs.
-        """
-        check_count("limit", limit, most=MOST)
-        wires = self._access.wires
-        found: set[int] = set()
-        odd: set[bytes] = set()
-        async with aclosing(wires.scan_steps(RUN_EVENTS.pattern())) as steps:
-            async for keys in steps:
-                for key in keys:
-                    run_id = run_id_of(key)
-                    if run_id is None:
-                        odd.add(key)
-                    else:
-                        found.add(run_id)
-        search = _Search(wires)
-        newest = await search.newest(sorted(found))
-        runs = await search.look_at(newest[:limit])
-        search.left_out["wrong_name"] = len(odd)
-        if search.refusal is not None and not runs:
-            raise search.refusal
-        return RunList(runs, len(newest), +search.left_out)
+_ENDS: Final = {RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED}
 
-    async def describe(self, run_id: int) -> RunSummary | None:
-        """Say how a run stands; ``None`` if there is no such run.
 
-        Raises:
-            ConfigurationError: ``run_id`` is none.
-            WrongTypeError: The key is no stream.
-            RedisUnavailableError: Redis cannot answer.
-        """
-        search = _Search(self._access.wires)
-        found = await search.look_at([check_run_id(run_id)])
-        if search.refusal is not None:
-            raise search.refusal
-        if search.left_out:
-            raise WrongTypeError(RunKeys(run_id).events, "stream")
-        return found[0] if found else None
+@dataclass(frozen=True)
+class RunSummary:
+    """A run at one moment.
+
+    Attributes:
+        run_id: The run.
+        state: How it stands.
+        length: How many events are kept.
+        sequence: Number of the last event: how many there were, as far as they were
+            counted; 0 where none can be read.
+        first_id: Id of the oldest event that is kept; ``""`` if none is.
+        last_id: Id of the newest one.
+        ttl: Seconds until the run is forgotten; ``None`` if it never is.
+        task: What it is about: the beginning of ``data["task"]`` of its oldest event;
+            ``""`` if that says nothing.
+        error: Why it failed, up to 8 KiB; ``""`` if it did not, or nobody said.
+        source: Who began it: as in the oldest event.
+        last: Name of the newest event, such as ``llm.stream``.
+    """
+
+    run_id: int
+    state: RunState
+    length: int
+    sequence: int = 0
+    first_id: str = ""
+    last_id: str = ""
+    ttl: float | None = None
+    task: str = ""
+    error: str = ""
+    source: Mapping[str, str] | None = None
+    last: str = ""
+
+    @property
+    def started_at(self) -> float | None:
+        """When the oldest event was written, by the server's clock: seconds since 1970."""
+        return order(self.first_id)[0] / 1000 if self.first_id else None
+
+    @property
+    def last_at(self) -> float | None:
+        """When the newest event was written, by the server's clock."""
+        return order(self.last_id)[0] / 1000 if self.last_id else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is to come: its writer has said so."""
+        return self.state in _ENDS or self.state is RunState.CLOSED
+
+    def to_dict(self) -> JSONObject:
+        """Give its fields for JSON."""
+        return {
+            "run_id": self.run_id,
+            "state": self.state.value,
+            "length": self.length,
+            "sequence": self.sequence,
+            "first_id": self.first_id,
+            "last_id": self.last_id,
+            "started_at": self.started_at,
+            "last_at": self.last_at,
+            "ttl": self.ttl,
+            "task": self.task,
+            "error": self.error,
+            "source": self.source,
+            "last": self.last,
+        }
+
+
+@dataclass(frozen=True)
+class RunList:
+    """Runs, newest first.
+
+    Attributes:
+        runs: Those whose newest event is newest.
+        total: How many runs there are, also those that found no place in the list.
+        left_out: What has such a key and is no run that can be read: ``"wrong_type"``,
+            ``"no_permission"``, ``"wrong_name"`` (its id is no number) → how many.
+    """
+
+    runs: list[RunSummary]
+    total: int
+    left_out: Mapping[str, int]
+
+    def __iter__(self) -> Iterator[RunSummary]:
+        return iter(self.runs)
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+
+class RunFacts(NamedTuple):
+    """What Redis holds about one run."""
+
+    length: int  # how many events are kept
+    ttl: int  # milliseconds, as PTTL says them
+    first: Sequence[Entry]  # the oldest event
+    last: Sequence[Entry]  # the two newest ones, newest first
+    lease: int  # milliseconds for which its writer surely lives, as PTTL says them
+    owner: bytes | None  # who has to end it, by the books
+    # id of the ``system.close`` behind which nothing began anew, by the books; ``""``
+    # if they know of none, or not of all that stands behind it
+    closed: str = ""
+
+    @property
+    def ended_before(self) -> bool:
+        """Whether it has ended, and late events stand behind its end."""
+        lives = self.lease != NO_KEY or self.owner is not None
+        return bool(self.closed) and not lives and self.last_id != self.closed
+
+    @property
+    def last_id(self) -> str:
+        """The id of the newest event; ``""`` if there is none."""
+        return self.last[0][0].decode() if self.last else ""
+
+
+def summarise(run_id: int, facts: RunFacts) -> RunSummary | None:
+    """Say how a run stands; ``None`` if there is none."""
+    if facts.ttl == NO_KEY:
+        return None
+    newest = [StreamEvent.decode(run_id, *entry) for entry in facts.last]
+    oldest = [StreamEvent.decode(run_id, *entry) for entry in facts.first]
+    first, last = next(iter(oldest), None), next(iter(newest), None)
+    state = _state_of(
+        newest, alive=facts.lease != NO_KEY, owned=facts.owner is not None
+    )
+    return RunSummary(
+        run_id,
+        state,
+        facts.length,
+        sequence=last.sequence if last else 0,
+        first_id=first.id if first else "",
+        last_id=last.id if last else "",
+        ttl=None if facts.ttl < 0 else facts.ttl / 1000,
+        task=_task_of(first),
+        error=_error_of(newest) if state is RunState.FAILED else "",
+        source=first.source if first else None,
+        last=last.name if last else "",
+    )
+
+
+def summarise_end(summary: RunSummary, end: Sequence[Entry]) -> RunSummary:
+    """Say how a run has ended behind whose end late events stand."""
+    told = [StreamEvent.decode(summary.run_id, *entry) for entry in end]
+    state = _how_closed(told)
+    error = _error_of(told) if state is RunState.FAILED else ""
+    return replace(summary, state=state, error=error)
+
+
+def _state_of(newest: Sequence[StreamEvent], *, alive: bool, owned: bool) -> RunState:
+    if alive:
+        return RunState.RUNNING
+    last = newest[0] if newest else None
+    if last is not None and last.closes:
+        return _how_closed(newest)
+    if owned:
+        return RunState.LOST
+    return (_end_of(last) if last else None) or RunState.OPEN
+
+
+def _how_closed(end: Sequence[StreamEvent]) -> RunState:
+    return next(filter(None, map(_end_of, end)), RunState.CLOSED)
+
+
+def _end_of(event: StreamEvent) -> RunState | None:
+    if event.category != EventCategory.LIFECYCLE:
+        return None
+    return next((state for state in _ENDS if state == event.action), None)
+
+
+def _task_of(first: StreamEvent | None) -> str:
+    data: Mapping[str, Any] = first.data if first else {}
+    return next((_preview(data[name]) for name in _TASK if data.get(name)), "")
+
+
+def _error_of(newest: Sequence[StreamEvent]) -> str:
+    for event in newest:
+        if _end_of(event) is RunState.FAILED:
+            told: Any = event.data.get("error", event.data.get("message"))
+            if isinstance(told, dict):
+                inner = cast("JSONObject", told)
+                kind, told = inner.get("type"), inner.get("message") or inner
+                if isinstance(kind, str) and kind and isinstance(told, str):
+                    told = f"{kind}: {told}"
+            return _preview(told, LONGEST_REASON) if told else ""
+    return ""
+
+
+def _preview(value: object, longest: int = PREVIEW) -> str:
+    return cut_text(
+        value if isinstance(value, str) else encode(value).decode(), longest
+    )
+
+
+def next_portion(before: int, size: int) -> int:
+    """Say how many runs to look at next, so that large events do not make it slow."""
+    fitting = PORTION_BYTES * before // max(size, 1)
+    return max(1, min(PORTION, 2 * before, fitting))
+
+
+async def list_runs(wires: KeyedWires, limit: int) -> RunList:
+    """Find the runs there are with SCAN; see ``EventStore.runs``."""
+    check_count("limit", limit, most=MOST)
+    found: set[int] = set()
+    odd: set[bytes] = set()
+    async with aclosing(wires.scan_steps(RUN_EVENTS.pattern())) as steps:
+        async for keys in steps:
+            for key in keys:
+                run_id = run_id_of(key)
+                if run_id is None:
+                    odd.add(key)
+                else:
+                    found.add(run_id)
+    search = _Search(wires)
+    newest = await search.sort_newest_first(sorted(found))
+    runs = await search.summarise(newest[:limit])
+    search.left_out["wrong_name"] = len(odd)
+    if search.refusal is not None and not runs:
+        raise search.refusal
+    return RunList(runs, len(newest), +search.left_out)
+
+
+async def describe_run(wires: KeyedWires, run_id: int) -> RunSummary | None:
+    """Say how a run stands; ``None`` if there is no such run."""
+    search = _Search(wires)
+    found = await search.summarise([check_run_id(run_id)])
+    if search.refusal is not None:
+        raise search.refusal
+    if search.left_out:
+        raise WrongTypeError(RunKeys(run_id).events, "stream")
+    return found[0] if found else None
 
 
 class _Search:
-    """Looks at runs, and counts what cannot be looked at.
-
-    Attributes:
-        left_out: Why → how many.
-        refusal: What was refused last.
-    """
+    """Reads how runs stand, and counts those that cannot be read."""
 
     def __init__(self, wires: KeyedWires) -> None:
         self._wires = wires
-        self.left_out: Counter[str] = Counter()
-        self.refusal: RedisUnavailableError | None = None
+        self.left_out: Counter[str] = Counter()  # why → how many
+        self.refusal: RedisUnavailableError | None = None  # what was refused last
 
-    async def newest(self, runs: Sequence[int]) -> list[int]:
-        """Put runs into order, those with the newest event first; leave out what is none.
+    async def sort_newest_first(self, runs: Sequence[int]) -> list[int]:
+        """Sort runs, the one with the newest event first; leave out what is none.
 
-        The books tell the id of the last event in a few bytes; asked is only whether
-        something stands behind it. Without books the event has to be read.
+        The books hold the id of the last event, a few bytes; an event is read only if
+        one stands behind that id, or if there are no books.
         """
         counted: dict[int, str] = {}
-        async for run_id, told in self._ask(runs, TOGETHER, _ask_books):
+        async for run_id, replies in self._request(runs, TOGETHER, _book_requests):
             last = (
-                find_id(told[0].decode("ascii", "replace"))
-                if isinstance(told[0], bytes)
+                find_id(replies[0].decode("ascii", "replace"))
+                if isinstance(replies[0], bytes)
                 else None
             )
             if last is not None:
@@ -124,34 +335,40 @@ class _Search:
         found: dict[int, tuple[int, int]] = {}
         uncounted = [run_id for run_id in runs if run_id not in counted]
         for some, portion in ((list(counted), TOGETHER), (uncounted, FIRST_PORTION)):
-            asked = self._ask(some, portion, lambda keys: _ask_behind(keys, counted))
-            async for run_id, told in asked:
-                if self._takes(told):
-                    last = told[0][0][0].decode() if told[0] else counted.get(run_id)
+            asked = self._request(
+                some, portion, lambda keys: _behind_requests(keys, counted)
+            )
+            async for run_id, replies in asked:
+                if self._is_readable(replies):
+                    last = (
+                        replies[0][0][0].decode() if replies[0] else counted.get(run_id)
+                    )
                     found[run_id] = order(last or BEGINNING)
         return sorted(found, key=lambda run_id: (found[run_id], run_id), reverse=True)
 
-    async def look_at(self, runs: Sequence[int]) -> list[RunSummary]:
-        """Give the summaries of runs, in this order; leave out what is none."""
+    async def summarise(self, runs: Sequence[int]) -> list[RunSummary]:
+        """Read how runs stand, in this order; leave out what is none."""
         found: dict[int, RunSummary] = {}
         ends: dict[int, str] = {}
-        async for run_id, told in self._ask(runs, FIRST_PORTION, _ask_all):
-            if self._takes(told[:4]):
-                look = _look(told)
-                summary = summarise(run_id, look)
+        async for run_id, replies in self._request(runs, FIRST_PORTION, _fact_requests):
+            if self._is_readable(replies[:4]):
+                facts = _read_facts(replies)
+                summary = summarise(run_id, facts)
                 if summary is not None:
                     found[run_id] = summary
-                    if look.ended_before:
-                        ends[run_id] = look.closed
-        asked = self._ask(list(ends), FIRST_PORTION, lambda keys: _ask_end(keys, ends))
-        async for run_id, told in asked:
-            if self._takes(told):
-                found[run_id] = summarise_end(found[run_id], told[0])
+                    if facts.ended_before:
+                        ends[run_id] = facts.closed
+        asked = self._request(
+            list(ends), FIRST_PORTION, lambda keys: _end_requests(keys, ends)
+        )
+        async for run_id, replies in asked:
+            if self._is_readable(replies):
+                found[run_id] = summarise_end(found[run_id], replies[0])
         return list(found.values())
 
-    def _takes(self, told: Sequence[Reply]) -> bool:
-        """Tell whether these are answers; count the run if they are not."""
-        for reply in told:
+    def _is_readable(self, replies: Sequence[Reply]) -> bool:
+        """Tell whether no reply is an error; count the run if one is."""
+        for reply in replies:
             if isinstance(reply, RedisUnavailableError):
                 self.left_out[reply.kind] += 1
                 if reply.kind == "no_permission":
@@ -159,17 +376,13 @@ class _Search:
                 return False
         return True
 
-    async def _ask(
+    async def _request(
         self,
         runs: Sequence[int],
         portion: int,
         make: Callable[[RunKeys], list[Request]],
     ) -> AsyncGenerator[tuple[int, list[Reply]]]:
-        """Ask about runs, portion by portion; what is refused of one stands in its list.
-
-        Raises:
-            RedisUnavailableError: Redis cannot answer.
-        """
+        """Give the replies about each run, portion by portion; an error reply among them."""
         begin = 0
         while begin < len(runs):
             part = runs[begin : begin + portion]
@@ -208,18 +421,18 @@ def _size_of_events(requests: Sequence[Request], replies: Sequence[Reply]) -> in
     )
 
 
-def _ask_books(keys: RunKeys) -> list[Request]:
+def _book_requests(keys: RunKeys) -> list[Request]:
     return [("HGET", keys.books, "id")]
 
 
-def _ask_behind(keys: RunKeys, counted: dict[int, str]) -> list[Request]:
-    """Ask for the last event, if there is one behind that of the books."""
+def _behind_requests(keys: RunKeys, counted: dict[int, str]) -> list[Request]:
+    """Read the last event, if one stands behind that of the books."""
     last = counted.get(keys.run_id)
     behind = "-" if last is None else next_id(last) or "+"
     return [("XREVRANGE", keys.events, "+", behind, "COUNT", 1)]
 
 
-def _ask_all(keys: RunKeys) -> list[Request]:
+def _fact_requests(keys: RunKeys) -> list[Request]:
     return [
         ("XLEN", keys.events),
         ("PTTL", keys.events),
@@ -230,17 +443,17 @@ def _ask_all(keys: RunKeys) -> list[Request]:
     ]
 
 
-def _look(told: Sequence[Reply]) -> Look:
-    """Read what was answered; who may not look beside the stream knows of no writer."""
-    length, ttl, first, last, lease, books = told
+def _read_facts(replies: Sequence[Reply]) -> RunFacts:
+    """Read the replies; without the right to read beside the stream there is no writer."""
+    length, ttl, first, last, lease, books = replies
     lease = NO_KEY if isinstance(lease, Exception) else lease
     nothing: Reply = (None, None, None)
     owner, closed, counted = nothing if isinstance(books, Exception) else books
     # What others have added behind it may be a new beginning.
     all_counted = bool(last) and last[0][0] == counted
     end = find_id(closed.decode("ascii", "replace")) if closed and all_counted else None
-    return Look(length, ttl, first, last, lease, owner, end or "")
+    return RunFacts(length, ttl, first, last, lease, owner, end or "")
 
 
-def _ask_end(keys: RunKeys, ends: Mapping[int, str]) -> list[Request]:
+def _end_requests(keys: RunKeys, ends: Mapping[int, str]) -> list[Request]:
     return [("XREVRANGE", keys.events, ends[keys.run_id], "-", "COUNT", 2)]

@@ -1,19 +1,20 @@
-"""What is to be written: an event that has no id yet, checked and encoded; no I/O here.
-
-Two attitudes, as everywhere: :func:`encode_new` refuses what it cannot write as it is,
-:func:`tame_data` and its sisters write something readable instead, because ``emit`` must
-never raise into the host. (Contract 003, sections 2.1 and 5.1.)
-"""
+"""How events are put together for ``add_events.lua``; no I/O here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
+import anyio
+
+from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.core.codec import (
     JSONObject,
+    cut_text,
     encode_strictly,
     encode_within,
     format_timestamp,
@@ -21,6 +22,8 @@ from bls_agent.core.codec import (
 )
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.names import check_name
+from bls_agent.core.redaction import redact
+from bls_agent.runs.reading import RunKeys
 
 __all__ = [
     "FIELDS_BYTES",
@@ -28,15 +31,21 @@ __all__ = [
     "NewEvent",
     "Prepared",
     "Source",
+    "add_arguments",
+    "as_new",
     "check_data",
     "check_source",
+    "describe_end",
+    "encode_all",
     "encode_new",
-    "tame_data",
-    "tame_source",
-    "tame_word",
+    "log_mended",
+    "portions",
+    "sanitize_data",
+    "sanitize_source",
+    "sanitize_word",
 ]
 
-Source: TypeAlias = tuple[str, str, str, str]
+logger = logging.getLogger(__name__)
 
 FIELDS_BYTES: Final = 200  # of an event beside its data, about
 SOURCE: Final = ("agent_id", "agent_type", "agent_name", "team_name")
@@ -45,6 +54,13 @@ _PARTS: Final = frozenset(SOURCE)
 _REMEMBERED: Final = 1_024  # words that are known to be good: mostly the same few
 _LONGEST: Final = 200  # characters of what is tamed
 _LARGEST: Final = 10**15 - 1  # beyond it the books, which use doubles, do not count
+
+LONGEST_REASON: Final = 2_000  # bytes of what an error says
+TOGETHER: Final = 500  # events that one script adds
+TOGETHER_BYTES: Final = 512 * 1024
+
+
+Source: TypeAlias = tuple[str, str, str, str]
 
 
 class NewEvent(NamedTuple):
@@ -89,16 +105,7 @@ class Prepared(NamedTuple):
 
 
 def encode_new(event: NewEvent, now: float, limit: int) -> Prepared:
-    """Write an event exactly as it is, or refuse it.
-
-    Args:
-        event: What is to be added.
-        now: Seconds since 1970.
-        limit: Longest data in bytes.
-
-    Raises:
-        ConfigurationError: A field breaks its rule; the message names it.
-    """
+    """Write an event exactly as it is, or refuse it."""
     data = check_data(event.data)
     payload = encode_strictly("data", _as_object({} if data is None else data))
     if len(payload) > limit:
@@ -119,11 +126,7 @@ def encode_new(event: NewEvent, now: float, limit: int) -> Prepared:
 
 
 def check_data(data: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Give data that may become a JSON object, or refuse them.
-
-    Raises:
-        ConfigurationError: They are no mapping.
-    """
+    """Give data that may become a JSON object, or refuse them."""
     given = cast("object", data)
     if given is not None and not isinstance(given, Mapping):
         rule = f"it must be a JSON object, not {type(given).__name__}"
@@ -132,11 +135,7 @@ def check_data(data: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def check_source(source: Mapping[str, str | None] | None) -> Source:
-    """Give the four parts of a source, empty where they are not told.
-
-    Raises:
-        ConfigurationError: It has other parts, or one is no text.
-    """
+    """Give the four parts of a source, empty where they are not told."""
     if source is None:
         return NO_SOURCE
     given = cast("object", source)
@@ -210,15 +209,10 @@ def _as_object(data: object) -> object:
     return dict(cast("Any", data)) if isinstance(data, Mapping) else {"value": data}
 
 
-def tame_data(data: object, limit: int) -> tuple[bytes, bool]:
+def sanitize_data(data: object, limit: int) -> tuple[bytes, bool]:
     """Write data whatever they hold; never raises.
 
-    Args:
-        data: What an event says.
-        limit: Longest in bytes; what is longer is cut.
-
-    Returns:
-        JSON, and whether something had to be cut.
+    JSON, and whether something had to be cut.
     """
     if data is None:
         return b"{}", False
@@ -229,7 +223,7 @@ def tame_data(data: object, limit: int) -> tuple[bytes, bool]:
     return encode_within(cast("JSONObject", given), limit)
 
 
-def tame_source(source: object) -> Source:
+def sanitize_source(source: object) -> Source:
     """Give the four parts of a source, whatever it is; never raises."""
     if not isinstance(source, Mapping):
         return NO_SOURCE
@@ -237,38 +231,152 @@ def tame_source(source: object) -> Source:
         told = cast("Mapping[str, object]", source).get
         one, two, three, four = SOURCE
         return (
-            tame_word(told(one)),
-            tame_word(told(two)),
-            tame_word(told(three)),
-            tame_word(told(four)),
+            sanitize_word(told(one)),
+            sanitize_word(told(two)),
+            sanitize_word(told(three)),
+            sanitize_word(told(four)),
         )
     except Exception:  # noqa: BLE001 - a foreign Mapping
         return NO_SOURCE
 
 
-def tame_word(value: object) -> str:
+def sanitize_word(value: object) -> str:
     """Give a short text that can be encoded and stands on one line; never raises."""
     if value is None:
         return ""
     if type(value) is not str:
-        return _tame_text(value)
-    tamed = _tamed.get(value)
+        return _sanitize_text(value)
+    tamed = _sanitized.get(value)
     if tamed is None:
-        tamed = _tame_text(value)
+        tamed = _sanitize_text(value)
         if len(value) <= _LONGEST:
-            if len(_tamed) >= _REMEMBERED:
-                _tamed.clear()
-            _tamed[value] = tamed
+            if len(_sanitized) >= _REMEMBERED:
+                _sanitized.clear()
+            _sanitized[value] = tamed
     return tamed
 
 
-_tamed: Final[dict[str, str]] = {}
+_sanitized: Final[dict[str, str]] = {}
 
 
-def _tame_text(value: object) -> str:
+def _sanitize_text(value: object) -> str:
     try:
         text = value if isinstance(value, str) else repr(value)
         plain = str.encode(text[:_LONGEST], "utf-8", "backslashreplace").decode()
         return "".join(one if one.isprintable() else " " for one in plain).strip()
     except Exception:  # noqa: BLE001 - a foreign __repr__
         return type(value).__name__
+
+
+def as_new(event: Any) -> NewEvent:
+    """Give an event that was told as one, or as a tuple of its first fields."""
+    if isinstance(event, NewEvent):
+        return event
+    parts = list(cast("Any", event)) if isinstance(event, tuple) else []
+    if 2 <= len(parts) <= len(NewEvent._fields):  # noqa: PLR2004
+        return NewEvent(*parts)
+    rule = "an event is a NewEvent, or a tuple (category, action, data)"
+    raise ConfigurationError("events", cast("object", event), rule)
+
+
+def encode_all(events: Iterable[object], now: float, limit: int) -> list[Prepared]:
+    """Write events exactly as they are, or refuse them all."""
+    prepared: list[Prepared] = []
+    given = list(events)
+    for at, event in enumerate(given):
+        try:
+            prepared.append(encode_new(as_new(event), now, limit))
+        except ConfigurationError as error:
+            if len(given) == 1:
+                raise
+            name = f"events[{at}].{error.name}".replace(".events", "")
+            remedy = f"{error.remedy} No event was added.".strip()
+            raise ConfigurationError(name, error.value, error.rule, remedy) from None
+    return prepared
+
+
+def portions(events: Sequence[Prepared]) -> list[list[Prepared]]:
+    """Divide events into portions of which each is added in one step."""
+    found: list[list[Prepared]] = []
+    size = 0
+    for one in events:
+        size += one.size
+        if not found or len(found[-1]) == TOGETHER or size > TOGETHER_BYTES:
+            found.append([])
+            size = one.size
+        found[-1].append(one)
+    return found
+
+
+def add_arguments(
+    events: Iterable[Sequence[Argument]],
+    *,
+    maxlen: int,
+    ttl: int,
+    floor: tuple[int, str],
+    token: str = "",
+    number: int = 0,
+    lease: float = 0.0,
+    ends: bool = False,
+) -> list[Argument]:
+    """Write the arguments of ``add_events.lua``."""
+    sequence, last = floor
+    milliseconds, _, count = last.partition("-")
+    head: tuple[Argument, ...] = (
+        maxlen, ttl, sequence, milliseconds, count, token, number,
+        int(lease * 1000), int(ends),
+    )  # fmt: skip
+    return [*head, *chain.from_iterable(events)]
+
+
+def log_mended(reply: Reply, keys: RunKeys) -> Reply:
+    """Give what ``add_events.lua`` says, without the word that the books were mended.
+
+    The host's log is told: it happens once, because the script has written them anew.
+    """
+    if reply[-1] != b"mended":
+        return reply
+    text = "%r held what no writer of events writes: counting goes on from the events"
+    logger.warning(text, keys.books)
+    return reply[:-1]
+
+
+def describe_end(error: BaseException | None, result: object) -> tuple[str, object]:
+    """Give the action of the ``lifecycle`` event that ends a run, and its data.
+
+    A run that was cut short is ``cancelled``: by a cancellation, Ctrl-C, ``sys.exit()``
+    or the end of the generator in which it stands.
+    """
+    if error is None:
+        return "completed", result
+    error = _unwrap(error)
+    if _cuts_short(error):
+        return "cancelled", {"reason": type(error).__name__}
+    return "failed", {"error": _describe(error)}
+
+
+def _unwrap(error: BaseException) -> BaseException:
+    """Take the one error out of the groups that task groups make of it."""
+    group: Any = error
+    if (
+        isinstance(group, BaseExceptionGroup)
+        and len(cast("Any", group).exceptions) == 1
+    ):
+        return _unwrap(cast("Any", group).exceptions[0])
+    return error
+
+
+def _cuts_short(error: BaseException) -> bool:
+    if isinstance(error, SystemExit):
+        return not error.code
+    if isinstance(error, KeyboardInterrupt | GeneratorExit):
+        return True
+    return isinstance(error, anyio.get_cancelled_exc_class())
+
+
+def _describe(error: BaseException) -> JSONObject:
+    try:
+        text = redact(str(error))
+    except Exception as failure:  # noqa: BLE001 - a foreign __str__
+        text = f"<its text raised {type(failure).__name__}>"
+    return {"type": type(error).__name__, "message": cut_text(text, LONGEST_REASON)}

@@ -13,25 +13,28 @@ from bls_agent.connection.keyed_wires import KeyedWires
 from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.core.keys import OWNER, RUN_BOOKS, RUN_EVENTS
 from bls_agent.core.names import place_beside
-from bls_agent.runs.event_ids import BEGINNING, next_id
+from bls_agent.runs.event_ids import BEGINNING, check_run_id, next_id
 from bls_agent.runs.events import StreamEvent
-from bls_agent.runs.summaries import NO_KEY, size_of
 
 __all__ = [
     "FIRST_PAGE",
     "GROWTH",
+    "NO_KEY",
     "PAGE",
     "PAGE_BYTES",
     "Entry",
     "Page",
-    "Portion",
+    "PageSize",
     "RunKeys",
     "RunReader",
     "decode_entries",
     "find_wrong_type",
-    "next_portion",
+    "next_page_size",
+    "run_id_of",
+    "size_of",
 ]
 
+NO_KEY: Final = -2  # what PTTL says
 FIRST_PAGE: Final = 10  # events that are read at once while nobody knows their size
 GROWTH: Final = 10  # how many times longer a page may be than the one before
 TYPES: Final = ("stream", "hash", "string")  # of the three keys of a run
@@ -40,26 +43,19 @@ PAGE_BYTES: Final = 4 * 1024 * 1024  # about as long as a page may become
 LESS: Final = 4  # by which a page is divided that has not come through in time
 QUICK: Final = 1.0  # seconds: a page that took less may be followed by a longer one
 
+
 Entry: TypeAlias = tuple[bytes, Sequence[bytes]]  # id; names and values by turns
 
 
 class RunKeys:
-    """The keys of one run.
-
-    Attributes:
-        run_id: The run.
-        events: The stream of the contract.
-        books: What counts its events.
-        owner: The lease of its writer.
-    """
+    """The keys of one run."""
 
     def __init__(self, run_id: int) -> None:
-        """Make the keys of a run."""
         self.run_id = run_id
-        self.events = RUN_EVENTS.locate(run_id=run_id)
+        self.events = RUN_EVENTS.locate(run_id=run_id)  # the stream of the contract
         place = place_beside(self.events)
-        self.books = RUN_BOOKS.locate(place=place)
-        self.owner = OWNER.locate(place=place)
+        self.books = RUN_BOOKS.locate(place=place)  # what counts its events
+        self.owner = OWNER.locate(place=place)  # the lease of its writer
 
     @property
     def all(self) -> list[str]:
@@ -67,13 +63,23 @@ class RunKeys:
         return [self.events, self.books, self.owner]
 
 
+def run_id_of(key: bytes) -> int | None:
+    """Read the run from its key; ``None`` if that is the key of no run."""
+    told = RUN_EVENTS.parse(key)
+    digits = told["run_id"] if told else ""
+    if not (digits.isascii() and digits.isdigit()) or digits != digits.lstrip("0"):
+        return 0 if digits == "0" else None
+    try:
+        return check_run_id(int(digits))
+    except ValueError:  # a ConfigurationError is one; so is what int() does not read
+        return None
+
+
 async def find_wrong_type(wires: KeyedWires, keys: RunKeys) -> WrongTypeError:
     """Tell which key of a run has another type, after a script was refused for it.
 
-    Asks with commands that the scripts use themselves: no further right is needed.
-
-    Returns:
-        It names the stream, too, where the answer is not to be had (any more).
+    Sends commands that the scripts use themselves: no further right is needed. Where
+    their replies do not tell (any more), it is the stream.
     """
     requests: list[Request] = [
         ("XLEN", keys.events), ("HMGET", keys.books, "owner"), ("GET", keys.owner)
@@ -87,29 +93,18 @@ async def find_wrong_type(wires: KeyedWires, keys: RunKeys) -> WrongTypeError:
 
 
 class Page(NamedTuple):
-    """Some events of a run that stand one behind the other.
+    """Some events of a run that stand one behind the other."""
 
-    Attributes:
-        events: Oldest first.
-        is_last: Whether nothing stood behind them when they were read.
-        portion: How many to read next, so that a page does not grow too large.
-    """
-
-    events: list[StreamEvent]
-    is_last: bool
-    portion: int
+    events: list[StreamEvent]  # oldest first
+    is_last: bool  # whether nothing stood behind them when they were read
+    portion: int  # how many to read next, so that a page does not grow too large
 
 
-class Portion:
-    """How many events to read at once: as many as come through the link in time.
-
-    Attributes:
-        count: How many to ask for next.
-    """
+class PageSize:
+    """How many events to read at once: as many as come through the link in time."""
 
     def __init__(self) -> None:
-        """Begin with few: nobody knows how large they are."""
-        self.count = FIRST_PAGE
+        self.count = FIRST_PAGE  # how many to ask for next
         self._most = PAGE
 
     def shrink(self, error: RedisUnavailableError) -> bool:
@@ -120,69 +115,42 @@ class Portion:
         self.count = self._most = max(1, self.count // LESS)
         return True
 
-    def learn(self, page: Page, took: float) -> None:
-        """Take a page that has come, and the seconds that it took."""
+    def record(self, page: Page, took: float) -> None:
+        """Note a page that has come, and the seconds that it took."""
         if took < QUICK:
             self._most = min(PAGE, 2 * self._most)
         self.count = min(page.portion, self._most)
 
 
 class RunReader:
-    """Reads one run over given wires.
-
-    Attributes:
-        keys: Of the run.
-        wires: The ways to it.
-    """
+    """Reads one run over given wires."""
 
     def __init__(self, wires: KeyedWires, run_id: int) -> None:
-        """Remember what to read."""
         self.keys = RunKeys(run_id)
         self.wires = wires
 
     async def read(
         self, start: str | None, end: str, count: int, *, most_bytes: int = PAGE_BYTES
     ) -> Page:
-        """Read events of a range, both ends in it.
-
-        Args:
-            start: The first id; ``None`` for what comes behind the largest.
-            end: The last id.
-            count: How many at most.
-            most_bytes: About how long the next page may become.
-
-        Raises:
-            WrongTypeError: The key is no stream.
-            RedisUnavailableError: Redis cannot answer.
-        """
+        """Read events of a range, both ends in it."""
         if start is None:
             await anyio.lowlevel.checkpoint()
             return Page([], is_last=True, portion=count)
         entries = await self.ask("XRANGE", start, end, "COUNT", count)
         events = decode_entries(self.keys.run_id, entries)
-        portion = next_portion(entries, count, most_bytes)
+        portion = next_page_size(entries, count, most_bytes)
         return Page(events, len(events) < count, portion)
 
     async def read_back(self, end: str, count: int) -> list[StreamEvent]:
-        """Read the newest events up to a place, newest first.
-
-        Raises:
-            WrongTypeError: The key is no stream.
-            RedisUnavailableError: Redis cannot answer.
-        """
+        """Read the newest events up to a place, newest first."""
         entries = await self.ask("XREVRANGE", end, "-", "COUNT", count)
         return decode_entries(self.keys.run_id, entries)
 
     async def pages(
         self, start: str | None, end: str, count: int | None = None
     ) -> AsyncGenerator[list[StreamEvent]]:
-        """Read a range page by page, so that nobody waits long for a long one.
-
-        Raises:
-            WrongTypeError: The key is no stream.
-            RedisUnavailableError: Redis cannot answer.
-        """
-        left, portion = count, Portion()
+        """Read a range page by page, so that no request takes long."""
+        left, portion = count, PageSize()
         while left is None or left > 0:
             began = anyio.current_time()
             asked = portion.count if left is None else min(portion.count, left)
@@ -193,7 +161,7 @@ class RunReader:
                 if not portion.shrink(error):
                     raise
                 continue
-            portion.learn(page, anyio.current_time() - began)
+            portion.record(page, anyio.current_time() - began)
             yield page.events
             if page.is_last:
                 return
@@ -201,41 +169,22 @@ class RunReader:
             start = next_id(page.events[-1].id)
 
     async def last(self) -> StreamEvent | None:
-        """Give the last event, if there is one.
-
-        Raises:
-            WrongTypeError: The key is no stream.
-            RedisUnavailableError: Redis cannot answer.
-        """
+        """Give the last event, if there is one."""
         entries = await self.ask("XREVRANGE", "+", "-", "COUNT", 1)
         found = decode_entries(self.keys.run_id, entries)
         return found[0] if found else None
 
     async def last_id(self) -> str:
-        """Give the id of the last event; ``0-0`` if there is none.
-
-        Raises:
-            WrongTypeError: The key is no stream.
-            RedisUnavailableError: Redis cannot answer.
-        """
+        """Give the id of the last event; ``0-0`` if there is none."""
         last = await self.last()
         return BEGINNING if last is None else last.id
 
     async def has_writer(self) -> bool:
-        """Tell whether a writer lives that has to end the run.
-
-        Raises:
-            RedisUnavailableError: Redis cannot answer.
-        """
+        """Tell whether a writer lives that has to end the run."""
         return bool(await self.wires.read(self.keys.owner, "PTTL") != NO_KEY)
 
     async def ask(self, name: str, *rest: str | int) -> Reply:
-        """Send one request about the stream that changes nothing.
-
-        Raises:
-            WrongTypeError: The key is no stream.
-            RedisUnavailableError: Redis cannot answer.
-        """
+        """Send one request about the stream that changes nothing."""
         try:
             return await self.wires.read(self.keys.events, name, *rest)
         except RedisUnavailableError as error:
@@ -244,14 +193,7 @@ class RunReader:
             raise
 
     async def ask_many(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send requests about the run that change nothing, in one write.
-
-        Returns:
-            A reply for each; an error reply stands in the list.
-
-        Raises:
-            RedisUnavailableError: Redis cannot answer.
-        """
+        """Send requests that change nothing in one write; an error is one of the replies."""
         async with self.wires.to(self.keys.events) as wire:
             return await wire.read_many(requests)
 
@@ -261,15 +203,14 @@ def decode_entries(run_id: int, entries: Sequence[Entry]) -> list[StreamEvent]:
     return [StreamEvent.decode(run_id, number, fields) for number, fields in entries]
 
 
-def next_portion(
+def size_of(entries: Sequence[Entry]) -> int:
+    """Count the bytes of some events."""
+    return sum(sum(map(len, fields)) for _, fields in entries)
+
+
+def next_page_size(
     entries: Sequence[Entry], asked: int, most_bytes: int = PAGE_BYTES
 ) -> int:
-    """Say how many events to read next, so that a page does not grow too large.
-
-    Args:
-        entries: What was read last.
-        asked: How many were asked for.
-        most_bytes: About how long the next page may become.
-    """
+    """Say how many events to read next, so that a page does not grow too large."""
     each = max(1, size_of(entries) // max(1, len(entries)))
     return max(1, min(PAGE, most_bytes // each, GROWTH * asked))

@@ -1,4 +1,4 @@
-r"""A run as server-sent events, for any web framework (contract 003).
+"""A run as server-sent events, for any web framework (contract 003).
 
 What a browser's ``EventSource`` is sent: ``id: <id>``, ``event: <category>.<action>``
 and ``data: <the event as JSON>``. Besides the events of the run there are ``gap`` (some
@@ -9,37 +9,47 @@ because theirs hold a dot. They have no id: a client goes on behind the last eve
 
 from __future__ import annotations
 
+import logging
+import re
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
-from typing import TYPE_CHECKING, Final, Self
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 import anyio
 
 from bls_agent.core.codec import encode
-from bls_agent.core.errors import ConfigurationError
+from bls_agent.core.errors import BlsError, ConfigurationError
 from bls_agent.runs.event_ids import BEGINNING, EventId, check_id
-from bls_agent.runs.events import Followed, Gap, StreamEvent, WriterLost
-from bls_agent.runs.following.ends import FollowEnd
-from bls_agent.runs.frames import write_comment, write_frame, write_retry
+from bls_agent.runs.events import (
+    Followed,
+    FollowEnd,
+    Gap,
+    StreamEvent,
+    WriterLost,
+    write_frame,
+)
 
 if TYPE_CHECKING:
+    from bls_agent.runs.follower import Follower
     from bls_agent.runs.store import EventStore
 
 __all__ = [
     "HEARTBEAT",
-    "PATIENCE",
-    "RETRY",
     "EventFrames",
+    "FramePump",
+    "Send",
     "check_heartbeat",
     "encode_close",
-    "encode_event",
-    "encode_gap",
-    "encode_writer_lost",
+    "encode_followed",
     "event_frames",
     "read_last_event_id",
     "stream_status",
-    "write_chunks",
+    "write_comment",
+    "write_retry",
+    "write_unnamed",
 ]
+
+logger = logging.getLogger(__name__)
 
 HEARTBEAT: Final = 15.0  # seconds without an event until a comment is sent
 RETRY: Final = 2_000  # milliseconds until a client that was cut off comes back
@@ -47,21 +57,42 @@ CHUNK: Final = 256 * 1024  # bytes that are sent at once, or one event
 PATIENCE: Final = 1.0  # seconds for a follower to be closed
 LEAST: Final = 0.01  # seconds between two comments
 MOST: Final = 86_400.0
+STALLED: Final = 60.0  # seconds for a client to take what it is sent
+# The name of an event; of one that is no event of the run, up to where its data begins.
+_NAME: Final = re.compile(
+    rb"^event: (?:(gap|writer_lost|close)\ndata: \{|.*\n)", re.MULTILINE
+)
 
 
-def encode_event(event: StreamEvent) -> bytes:
-    """Write an event of the run; made once, whoever asks."""
-    return event.sse
+def write_unnamed(frames: bytes) -> bytes:
+    """Take the names out of frames, for clients that only know ``onmessage``.
+
+    Data of a gap, a lost writer and the end say what they are in ``type``.
+    """
+    return _NAME.sub(
+        lambda name: b'data: {"type":"%b",' % name[1] if name[1] else b"", frames
+    )
 
 
-def encode_gap(gap: Gap) -> bytes:
-    """Write that events are missing: ``event: gap``."""
-    return write_frame("gap", encode(gap.to_dict()))
+def write_comment() -> bytes:
+    """Write what no program is given: it keeps the connection alive."""
+    return b": \n\n"
 
 
-def encode_writer_lost(lost: WriterLost) -> bytes:
-    """Write that the run's writer fell silent: ``event: writer_lost``."""
-    return write_frame("writer_lost", encode(lost.to_dict()))
+def write_retry(milliseconds: int) -> bytes:
+    """Write how long the client waits before it connects again."""
+    return b"retry: %d\n\n" % milliseconds
+
+
+def encode_followed(item: Followed) -> bytes:
+    """Write what a follower gave; an event is written once for all its followers."""
+    match item:
+        case StreamEvent():
+            return item.sse
+        case Gap():
+            return write_frame("gap", encode(item.to_dict()))
+        case WriterLost():
+            return write_frame("writer_lost", encode(item.to_dict()))
 
 
 def encode_close(end: FollowEnd = FollowEnd.CLOSED) -> bytes:
@@ -154,11 +185,7 @@ def event_frames(
 
 
 def check_heartbeat(value: object) -> float:
-    """Give the seconds between two comments, or refuse them.
-
-    Raises:
-        ConfigurationError: It is no time from 10 ms to a day.
-    """
+    """Give the seconds between two comments, or refuse them."""
     if isinstance(value, int | float) and LEAST <= value <= MOST:
         return float(value)
     rule = "it is a number of seconds, from 0.01 to a day"
@@ -171,7 +198,6 @@ class EventFrames:
     def __init__(
         self, store: EventStore, run_id: int, last_id: EventId, heartbeat: float
     ) -> None:
-        """Remember what to follow; nothing is read yet."""
         self._follower = store.follow(run_id, last_id)
         self._heartbeat = heartbeat
         self._ending = False
@@ -179,11 +205,9 @@ class EventFrames:
         self._chunks = self._write()
 
     def __aiter__(self) -> Self:
-        """Give itself."""
         return self
 
     async def __anext__(self) -> bytes:
-        """Give what to send next."""
         return await anext(self._chunks)
 
     def end(self) -> None:
@@ -206,7 +230,7 @@ class EventFrames:
             while True:
                 found = deque(await self._next())
                 is_silent = not found
-                for chunk in write_chunks(found):
+                for chunk in _write_chunks(found):
                     yield chunk
                 if self._ending:
                     return
@@ -229,7 +253,7 @@ class EventFrames:
         return []
 
 
-def write_chunks(items: deque[Followed]) -> Iterator[bytes]:
+def _write_chunks(items: deque[Followed]) -> Iterator[bytes]:
     """Write what a follower gave, in few chunks that are not too large.
 
     What is written is let go of: a client that reads slowly holds the rest only.
@@ -237,7 +261,7 @@ def write_chunks(items: deque[Followed]) -> Iterator[bytes]:
     frames: list[bytes] = []
     size = 0
     while items:
-        frame = _write_followed(items.popleft())
+        frame = encode_followed(items.popleft())
         if frames and size + len(frame) > CHUNK:
             yield b"".join(frames)
             frames, size = [], 0
@@ -247,11 +271,84 @@ def write_chunks(items: deque[Followed]) -> Iterator[bytes]:
         yield b"".join(frames)
 
 
-def _write_followed(item: Followed) -> bytes:
-    match item:
-        case StreamEvent():
-            return item.sse
-        case Gap():
-            return encode_gap(item)
-        case WriterLost():
-            return encode_writer_lost(item)
+Send: TypeAlias = Callable[[bytes], Awaitable[None]]  # sends a chunk
+
+
+class FramePump:
+    """Sends what :func:`~bls_agent.runs.sse.event_frames` gives, and costs less.
+
+    A scope and a timer for each wait cost more than the event. So there is one scope
+    around all of them, cancelled only by who has seen that nothing is being sent, and
+    one who looks at the clock beside it: :meth:`send_heartbeats`.
+    """
+
+    def __init__(
+        self, follower: Follower, heartbeat: float, *, unnamed: bool = False
+    ) -> None:
+        self._follower = follower
+        self._heartbeat = heartbeat
+        self._unnamed = unnamed
+        self._scope: anyio.CancelScope | None = None
+        self._is_ending = False
+        self._is_waiting = False  # else something is being sent
+        self._sent_at = anyio.current_time()  # when it was begun to be
+
+    def end(self) -> None:
+        """End at once without a last word: the client is to come back."""
+        self._is_ending = True
+        if self._is_waiting and self._scope is not None:
+            self._scope.cancel()  # who is cancelled in a batch has lost nothing
+
+    async def run(self, send: Send) -> None:
+        """Send what comes until the run ends, or :meth:`end` is called.
+
+        Where following cannot go on it ends, too: who comes back is told why.
+        """
+        try:
+            with anyio.CancelScope() as self._scope:
+                await send(write_retry(RETRY))
+                while not self._is_ending and self._follower.end is None:
+                    self._is_waiting = True
+                    found = deque(await self._follower.batch())
+                    self._is_waiting = False
+                    if not self._is_ending:
+                        await self._send(found, send)
+        except BlsError as error:
+            logger.warning("a stream ends: %s", error)
+        finally:
+            self._note_sending()
+            with anyio.move_on_after(PATIENCE, shield=True):
+                await self._follower.aclose()
+
+    def _note_sending(self) -> None:
+        self._is_waiting, self._sent_at = False, anyio.current_time()
+
+    async def _send(self, found: deque[Followed], send: Send) -> None:
+        for chunk in _write_chunks(found):
+            self._note_sending()
+            await send(write_unnamed(chunk) if self._unnamed else chunk)
+        end = self._follower.end
+        if end is not None and end is not FollowEnd.LEFT:  # else it is to come back
+            self._note_sending()
+            last = encode_close(end)
+            await send(write_unnamed(last) if self._unnamed else last)
+
+    async def send_heartbeats(self, send: Send) -> None:
+        """Send a comment after each time without an event; beside :meth:`run`.
+
+        Returns when the client takes nothing any more.
+        """
+        while True:
+            silence = anyio.current_time() - self._sent_at
+            if self._is_waiting and silence >= self._heartbeat:
+                # An event may overtake it: each is a chunk of its own.
+                self._sent_at = anyio.current_time()
+                with anyio.move_on_after(STALLED) as scope:
+                    await send(write_comment())
+                if scope.cancelled_caught:
+                    return
+            elif not self._is_waiting and silence >= STALLED:
+                return
+            else:
+                most = self._heartbeat if self._is_waiting else STALLED
+                await anyio.sleep(min(most - silence, self._heartbeat, STALLED))

@@ -2,28 +2,84 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, ClassVar, Final, Literal
 
-from bls_agent.core.errors import ConfigurationError
-from bls_agent.runs.event_reader import EventReader
-from bls_agent.runs.event_recorder import EventRecorder
-from bls_agent.runs.floors import Floors
-from bls_agent.runs.limits import DAY, check_count
-from bls_agent.runs.writing.pool import WriterPools
+from bls_agent.connection.access import Store
+from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.connection.scripts import ADD_EVENTS
+from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
+from bls_agent.runs.event_ids import (
+    BEGINNING,
+    DAY,
+    END,
+    check_bound,
+    check_count,
+    check_id,
+    check_run_id,
+    next_id,
+    previous_id,
+)
+from bls_agent.runs.events import StreamEvent
+from bls_agent.runs.follower import Follower
+from bls_agent.runs.hub import Hubs
+from bls_agent.runs.listing import RunList, RunSummary, describe_run, list_runs
+from bls_agent.runs.new_events import (
+    NewEvent,
+    Prepared,
+    add_arguments,
+    encode_all,
+    log_mended,
+    portions,
+)
+from bls_agent.runs.reading import RunKeys, RunReader, find_wrong_type
+from bls_agent.runs.writer import RunWriter, WriterOptions
+from bls_agent.runs.writer_pool import HighWaterMarks, WriterPools
+from bls_agent.runtime.lease import boot_seconds
 
-__all__ = ["EventStore"]
+__all__ = ["EventPage", "EventStore"]
+
+REFRESH: Final = 5.0  # seconds after which who waits for ever looks if Redis is there
 
 SIZE_LIMIT: Final = 1024 * 1024  # bytes of an event's data
 LEAST_LIMIT: Final = 256
 
 
-class EventStore(EventRecorder, EventReader):
+@dataclass(frozen=True)
+class EventPage:
+    """Some events, and where the next ones begin.
+
+    Attributes:
+        events: Oldest first.
+        next: Pass it as ``after`` for what follows; ``None`` if this was the last page
+            of what is there now.
+    """
+
+    events: list[StreamEvent]
+    next: str | None
+
+
+def _now() -> float:
+    return time.time()  # noqa: TID251 - the outermost place
+
+
+class EventStore(Store):
     """Writes, reads and follows the events of runs; usable from any event loop.
 
     The methods of contract 003, section 5.1, with their names and argument order; each
     that does I/O is awaited. Down is not empty: where Redis cannot answer,
     :class:`~bls_agent.RedisUnavailableError` is raised.
+
+    Attributes:
+        maxlen: About how many events of a run are kept.
+        ttl: Seconds for which a run is kept after its last sign of life.
+        event_size_limit: Longest data of an event, in bytes of JSON.
     """
+
+    client_name: ClassVar[str] = "bls-runs"
 
     def __init__(
         self,
@@ -59,5 +115,438 @@ class EventStore(EventRecorder, EventReader):
         if on_error not in ("raise", "none"):
             raise ConfigurationError("on_error", on_error, "'raise' or 'none'")
         self._gives_none = on_error == "none"
-        self._floors = Floors()
+        self._marks = HighWaterMarks()
         self._pools = WriterPools(self._access)
+        self._hubs = Hubs(self._access)
+
+    async def add(  # noqa: PLR0917 - the order of the document
+        self,
+        run_id: int,
+        event_category: str,
+        event_action: str,
+        data: Mapping[str, Any] | None = None,
+        source: Mapping[str, str | None] | None = None,
+        timestamp: str | datetime | None = None,
+        sequence: int | None = None,
+    ) -> str | None:
+        """Add one event, in one round trip.
+
+        Its sequence is counted in Redis, over all writers of the run; where the server
+        has forgotten, it goes on behind what this store has written last. The run's
+        TTL begins anew.
+
+        Args:
+            run_id: The run.
+            event_category: Such as ``llm``; any text.
+            event_action: Such as ``stream``; any text.
+            data: What it says: what a JSON object can hold.
+            source: Who it comes from: ``agent_id``, ``agent_type``, ``agent_name``,
+                ``team_name``.
+            timestamp: When it happened; default: now.
+            sequence: Its number; default: counted.
+
+        Returns:
+            The id of the event. With ``on_error="none"`` ``None`` where Redis could not
+            answer.
+
+        Raises:
+            ConfigurationError: An argument breaks its rule; nothing was written.
+            WrongTypeError: The key is no stream; nothing was written.
+            RedisUnavailableError: Not added; or perhaps, if ``error.ambiguous``.
+        """
+        event = NewEvent(
+            event_category, event_action, data, source, timestamp, sequence
+        )
+        try:
+            return (await self.add_many(run_id, [event]))[0]
+        except RedisUnavailableError:
+            if self._gives_none:
+                return None
+            raise
+
+    async def add_many(
+        self,
+        run_id: int,
+        events: Iterable[
+            NewEvent | tuple[str, str] | tuple[str, str, Mapping[str, Any]]
+        ],
+    ) -> list[str]:
+        """Add events, in their order, hundreds in one round trip.
+
+        Args:
+            run_id: The run.
+            events: :class:`NewEvent`, or tuples of its first fields.
+
+        Returns:
+            The ids of the events.
+
+        Raises:
+            ConfigurationError: One of them breaks a rule; nothing was written.
+            WrongTypeError: The key is no stream; nothing was written.
+            RedisUnavailableError: Not all were added. Those of the former portions were.
+        """
+        keys = RunKeys(check_run_id(run_id))
+        now, limit = _now(), self.event_size_limit
+        prepared = encode_all(events, now, limit)
+        ids: list[str] = []
+        for portion in portions(prepared):
+            until = boot_seconds() + self.ttl
+            sequence, *added = await self._run_script(keys, portion)
+            ids += [one.decode() for one in added]
+            self._marks.raise_to(run_id, sequence, ids[-1], until)
+        return ids
+
+    async def _run_script(self, keys: RunKeys, events: Sequence[Prepared]) -> Reply:
+        arguments = add_arguments(
+            events,
+            maxlen=self.maxlen,
+            ttl=self.ttl,
+            floor=self._marks.of(keys.run_id, boot_seconds()),
+        )
+        try:
+            async with self._access.wires.to(keys.events) as wire:
+                reply = await ADD_EVENTS.run(wire, keys.all, arguments)
+                return log_mended(reply, keys)
+        except RedisUnavailableError as error:
+            if error.kind == "wrong_type":
+                raise await find_wrong_type(self._access.wires, keys) from error
+            raise
+
+    def run(
+        self,
+        run_id: int,
+        *,
+        source: Mapping[str, str | None] | None = None,
+        data: Mapping[str, Any] | None = None,
+        lifecycle: bool = True,
+        lease: float = 15.0,
+        coalesce: float = 0.05,
+        buffer: int = 10_000,
+        buffer_bytes: int = 8 * 1024 * 1024,
+        shutdown_timeout: float = 10.0,
+    ) -> RunWriter:
+        """Write a run from its beginning to its end: ``async with store.run(1) as run:``.
+
+        ResumePoint writes ``lifecycle.started``; leaving ``completed``, ``failed`` with the
+        error, or ``cancelled``, then ``system.close``. In between ``run.emit(…)`` writes
+        events, from any thread, without ever waiting: each exactly once and in order,
+        unless the buffer was full, which readers are told by a ``system.warning``.
+
+        Args:
+            run_id: The run. One living writer owns it at a time.
+            source: Who its events come from, unless they say so themselves.
+            data: Data of ``lifecycle.started``.
+            lifecycle: Whether the run is ours. Else only events are contributed to a run
+                that somebody else begins and ends.
+            lease: Seconds after which followers are told that a writer is lost, if it
+                dies without leaving; renewed with each batch, and three times in that
+                time without one.
+            coalesce: Seconds for which events gather, once one has left. Neighbouring
+                ``llm.stream`` events that differ in their text alone (``content``,
+                ``delta``, ``text``, ``token`` or ``chunk``) become one then. 0 merges
+                none and gathers for 5 ms.
+            buffer: Events in memory at most, 1,000 or more; when there are too many,
+                pieces of texts go first, the categories ``lifecycle`` and ``system`` last.
+            buffer_bytes: Their bytes at most; room for four of the longest events.
+            shutdown_timeout: Seconds that leaving takes at most.
+
+        Raises:
+            ConfigurationError: An argument breaks its rule.
+        """
+        options = WriterOptions(
+            lifecycle, lease, coalesce, buffer, buffer_bytes, shutdown_timeout
+        )
+        options.check_room(self.event_size_limit)
+        return RunWriter(
+            check_run_id(run_id),
+            pools=self._pools,
+            marks=self._marks,
+            bounds=self,
+            timeout=self._access.timeout,
+            shown=self._access.shown,
+            source=source,
+            data=data,
+            options=options,
+        )
+
+    async def set_expire(self, run_id: int, ttl_seconds: int = DAY) -> bool:
+        """Say when a run is forgotten if nothing more is written.
+
+        Args:
+            run_id: The run.
+            ttl_seconds: Seconds from now.
+
+        Returns:
+            Whether there is such a run.
+
+        Raises:
+            ConfigurationError: An argument breaks its rule.
+            WrongTypeError: The key is no stream; it was left alone.
+            RedisUnavailableError: Perhaps not said, if ``error.ambiguous``.
+        """
+        keys = RunKeys(check_run_id(run_id))
+        ttl = check_count("ttl_seconds", ttl_seconds)
+        until = boot_seconds() + ttl
+        reader, both = RunReader(self._access.wires, run_id), [keys.events, keys.books]
+        expires = bool(await self._each(reader, both, "EXPIRE", ttl))
+        self._marks.expire(run_id, until)
+        return expires
+
+    async def delete(self, run_id: int) -> bool:
+        """Delete the events of a run.
+
+        Its sequences begin anew; those of a run whose writer lives go on, because that
+        writer, wherever it is, knows how far they had come.
+
+        Returns:
+            Whether there were any.
+
+        Raises:
+            ConfigurationError: ``run_id`` is none.
+            WrongTypeError: The key is no stream; it was left alone.
+            RedisUnavailableError: Perhaps not deleted, if ``error.ambiguous``.
+        """
+        keys = RunKeys(check_run_id(run_id))
+        reader = RunReader(self._access.wires, run_id)
+        if await reader.has_writer():
+            return bool(await self._each(reader, [keys.events], "UNLINK"))
+        deleted = await self._each(reader, [keys.events, keys.books], "UNLINK")
+        self._marks.forget(run_id)
+        return bool(deleted)
+
+    async def _each(
+        self, reader: RunReader, keys: Sequence[str], name: str, *rest: Argument
+    ) -> Reply:
+        """Ask the same of some keys of a run, if the first is a stream; give its reply."""
+        await reader.ask("XLEN")
+        requests = [(name, key, *rest) for key in keys]
+        async with self._access.wires.to(reader.keys.events) as wire:
+            replies = await wire.call_many(requests)
+        for reply in replies:
+            if isinstance(reply, RedisUnavailableError):
+                raise reply
+        return replies[0]
+
+    async def get_events(
+        self,
+        run_id: int,
+        start_id: str = "-",
+        end_id: str = "+",
+        count: int | None = None,
+    ) -> list[StreamEvent]:
+        """Read events of a range, both ends in it.
+
+        Args:
+            run_id: The run.
+            start_id: Id of the first event, or ``-`` for the oldest.
+            end_id: Id of the last event, or ``+`` for the newest.
+            count: At most so many; default: all of them.
+
+        Raises:
+            ConfigurationError: An argument breaks its rule.
+            WrongTypeError: The key is no stream.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        start = check_bound("start_id", start_id)
+        end = check_bound("end_id", end_id)
+        return await self._read(run_id, start, end, count)
+
+    async def _read(
+        self, run_id: int, start: str | None, end: str, count: int | None
+    ) -> list[StreamEvent]:
+        if count is not None and check_count("count", count, least=0) == 0:
+            return []
+        events: list[StreamEvent] = []
+        async for page in self._reader(run_id).pages(start, end, count):
+            events += page
+        return events
+
+    async def get_events_after(
+        self, run_id: int, last_id: str, count: int | None = None
+    ) -> list[StreamEvent]:
+        """Read events behind an id, for who was disconnected.
+
+        Args:
+            run_id: The run.
+            last_id: Id of the last event that is known; it is not given again.
+            count: At most so many; default: all of them.
+
+        Raises:
+            ConfigurationError: An argument breaks its rule.
+            WrongTypeError: The key is no stream.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        start = next_id(check_id("last_id", last_id))
+        return await self._read(run_id, start, "+", count)
+
+    async def page(
+        self, run_id: int, *, after: str | None = None, limit: int = 100
+    ) -> EventPage:
+        """Read a page; no event stands on two of them, and none between them.
+
+        Args:
+            run_id: The run.
+            after: The ``next`` of the page before; default: the first page.
+            limit: Longest page, from 1 to 1,000.
+
+        Raises:
+            ConfigurationError: An argument breaks its rule.
+            WrongTypeError: The key is no stream.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        check_count("limit", limit, most=1_000)
+        last = check_id("after", after) if after is not None else BEGINNING
+        start = next_id(last)
+        found = await self._read(run_id, start, "+", limit + 1)
+        events = found[:limit]
+        return EventPage(events, events[-1].id if len(found) > limit else None)
+
+    async def page_back(
+        self, run_id: int, *, before: str | None = None, limit: int = 100
+    ) -> EventPage:
+        """Read a page of what stands before a place, as who scrolls up wants it.
+
+        Args:
+            run_id: The run.
+            before: The ``next`` of the page after it; default: the newest page.
+            limit: Longest page, from 1 to 1,000.
+
+        Returns:
+            The events, oldest first; ``next`` is what to pass as ``before`` for what
+            stands before them, ``None`` at the beginning.
+
+        Raises:
+            ConfigurationError: An argument breaks its rule.
+            WrongTypeError: The key is no stream.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        check_count("limit", limit, most=1_000)
+        end = "+" if before is None else previous_id(check_id("before", before))
+        if end is None:
+            return EventPage([], None)
+        found = await self._reader(run_id).read_back(end, limit + 1)
+        events = found[:limit][::-1]
+        return EventPage(events, events[0].id if len(found) > limit else None)
+
+    async def tail(self, run_id: int) -> str:
+        """Give the place behind the last event: what is read from there on is new.
+
+        Returns:
+            Its id; ``0-0`` if there is none.
+
+        Raises:
+            WrongTypeError: The key is no stream.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        return await self._reader(run_id).last_id()
+
+    def follow(self, run_id: int, last_id: str = BEGINNING) -> Follower:
+        """Give the events behind a place as they are written, each once, in order.
+
+        It waits for a run that does not exist yet, and through outages of Redis. Where
+        events are missing a :class:`~bls_agent.runs.Gap` stands in their place; where
+        the writer fell silent without ending the run, a
+        :class:`~bls_agent.runs.WriterLost`. It ends at ``system.close``, and when the
+        run disappears.
+
+        Args:
+            run_id: The run.
+            last_id: Id of the last event that is known; ``0-0`` for all that are kept,
+                ``$`` for those that come from the first wait on.
+
+        Returns:
+            What to iterate over with ``async for``; it needs no closing.
+
+        Raises:
+            ConfigurationError: An argument breaks its rule.
+        """
+        last = last_id if last_id == END else check_id("last_id", last_id)
+        return Follower(self._hubs, check_run_id(run_id), last)
+
+    async def subscribe(
+        self, run_id: int, last_id: str = END, block_ms: int = 5000
+    ) -> list[StreamEvent]:
+        """Wait for the events behind a place, once: the document's blocking read.
+
+        Each call stands for itself: pass the id of the last event that you have been
+        given, and begin with :meth:`tail`. With ``$`` in a loop, what is written between
+        two calls is missed; :meth:`follow` misses nothing.
+
+        Args:
+            run_id: The run.
+            last_id: Id of the last event that is known; ``$`` for what comes from now on.
+            block_ms: Milliseconds to wait at most; 0 for as long as it takes.
+
+        Returns:
+            The events; empty if none has come in time.
+
+        Raises:
+            ConfigurationError: An argument breaks its rule.
+            WrongTypeError: The key is no stream.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        last = last_id if last_id == END else check_id("last_id", last_id)
+        wait = check_count("block_ms", block_ms, least=0) / 1000
+        follower = Follower(self._hubs, check_run_id(run_id), last, is_plain=True)
+        while True:
+            found = await follower.batch(wait or REFRESH)
+            if not found and follower.unavailable is not None:
+                raise follower.unavailable
+            if found or wait or follower.ended:
+                return [event for event in found if isinstance(event, StreamEvent)]
+
+    async def runs(self, limit: int = 100) -> RunList:
+        """Find the runs there are, the one with the newest event first.
+
+        All keys are searched with SCAN. What has the key of a run and is none, or may
+        not be read, hides no other run; it is counted.
+
+        Args:
+            limit: So many runs at most, up to 10,000.
+
+        Raises:
+            ConfigurationError: ``limit`` breaks its rule.
+            RedisUnavailableError: Redis cannot answer, or lets us read none of the runs.
+        """
+        return await list_runs(self._access.wires, limit)
+
+    async def describe(self, run_id: int) -> RunSummary | None:
+        """Say how a run stands; ``None`` if there is no such run.
+
+        Raises:
+            ConfigurationError: ``run_id`` is none.
+            WrongTypeError: The key is no stream.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        return await describe_run(self._access.wires, run_id)
+
+    async def exists(self, run_id: int) -> bool:
+        """Tell whether there are events of a run.
+
+        Raises:
+            WrongTypeError: The key is no stream.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        reader = self._reader(run_id)
+        return bool(await reader.ask("XLEN")) or bool(await reader.ask("EXISTS"))
+
+    async def get_length(self, run_id: int) -> int:
+        """Count the events of a run that are kept.
+
+        Raises:
+            WrongTypeError: The key is no stream.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        length: int = await self._reader(run_id).ask("XLEN")
+        return length
+
+    async def aclose(self) -> None:
+        """Close the connections of this event loop; the next request opens them again.
+
+        Who follows here is given nothing more: the iteration ends.
+        """
+        await self._hubs.aclose()
+        await super().aclose()
+
+    def _reader(self, run_id: int) -> RunReader:
+        return RunReader(self._access.wires, check_run_id(run_id))

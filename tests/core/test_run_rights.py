@@ -18,7 +18,7 @@ from bls_agent.core.acl import RUN_RIGHTS, KeyAccess, run_acl_rules
 from bls_agent.core.errors import LeaseHeldError, RedisUnavailableError
 from bls_agent.core.keys import KEYS
 from bls_agent.devserver import DevServer
-from bls_agent.runs.writing.hold import Hold
+from bls_agent.runs.writer_pool import RunLease
 from tests.harness import eventually, execute, needs_selectors, url_with_rights
 
 DOCUMENT = Path(__file__).parents[2] / "docs/rights.md"
@@ -37,14 +37,14 @@ async def write_everything(url: str) -> None:
             with pytest.raises(LeaseHeldError):
                 async with store.run(OTHER):
                     pass
-            held = run._hold
+            held = run._run_lease
             assert held is not None
             due = held.due
             await eventually(partial(is_renewed, held, due))
         assert await store.delete(OTHER)
 
 
-async def is_renewed(held: Hold, due: float) -> bool:
+async def is_renewed(held: RunLease, due: float) -> bool:
     return held.due > due
 
 

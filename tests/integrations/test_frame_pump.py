@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import anyio
 
-from bls_agent.integrations.frame_pump import FramePump
 from bls_agent.runs import EventStore
+from bls_agent.runs.sse import FramePump
 from tests.harness import eventually
 
 RETRY = b"retry: 2000\n\n"
@@ -68,7 +68,7 @@ async def test_a_comment_waits_for_what_is_being_sent(
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(pump.run, client.put)
-            tasks.start_soon(pump.mind, client.put)
+            tasks.start_soon(pump.send_heartbeats, client.put)
             await client.has_begun.wait()
             client.has_begun = anyio.Event()
             with anyio.move_on_after(0.2) as patience:

@@ -8,10 +8,10 @@ import anyio
 import pytest
 from sse_starlette.sse import AppStatus
 
-from bls_agent.integrations import frame_pump, frame_stream
-from bls_agent.integrations.frame_stream import FrameStream
-from bls_agent.integrations.run_events import RunEventsResponse
-from bls_agent.runs import EventStore
+from bls_agent.integrations import run_events
+from bls_agent.integrations.run_events import RunEventsResponse, _FrameStream
+from bls_agent.runs import EventStore, sse
+from bls_agent.runs.sse import FramePump
 
 
 @pytest.mark.parametrize("taken", [0, 1])
@@ -22,7 +22,7 @@ def test_a_client_that_takes_nothing_loses_its_place(
 
     Also where it is a comment that it does not take.
     """
-    monkeypatch.setattr(frame_pump, "STALLED", 0.05)
+    monkeypatch.setattr(sse, "STALLED", 0.05)
 
     async def receive() -> Any:
         await anyio.sleep_forever()
@@ -37,10 +37,10 @@ def test_a_client_that_takes_nothing_loses_its_place(
 
     async def answer() -> None:
         follower = EventStore("redis://127.0.0.1:1").follow(1)
-        pump = frame_pump.FramePump(follower, 0.01)
+        pump = FramePump(follower, 0.01)
         with anyio.fail_after(10):
             scope = {"type": "http", "method": "GET"}
-            await FrameStream(pump, {})(scope, receive, send)
+            await _FrameStream(pump, {})(scope, receive, send)
         assert sent == [b"retry: 2000\n\n", b": \n\n"][: taken + 1]
 
     anyio.run(answer)
@@ -50,7 +50,7 @@ def test_a_server_that_stops_ends_a_stream_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The frames end, and with them the answer: it is not cut off after a grace."""
-    monkeypatch.setattr(frame_stream, "GRACE", 3_600.0)
+    monkeypatch.setattr(run_events, "GRACE", 3_600.0)
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -63,10 +63,10 @@ def test_a_server_that_stops_ends_a_stream_in_order(
 
     async def answer() -> None:
         follower = EventStore("redis://127.0.0.1:1").follow(1)
-        pump = frame_pump.FramePump(follower, 15.0)
+        pump = FramePump(follower, 15.0)
         with anyio.fail_after(10):
             scope = {"type": "http", "method": "GET"}
-            await FrameStream(pump, {})(scope, receive, send)
+            await _FrameStream(pump, {})(scope, receive, send)
 
     anyio.run(answer)
     assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}

@@ -25,7 +25,7 @@ from bls_agent.integrations.run_events import (
     RunEventsResponse,
     allow_all,
 )
-from bls_agent.runs.frames import write_unnamed
+from bls_agent.runs.sse import write_unnamed
 from tests.event_source import EventSourceParser, Message
 from tests.harness import PASSWORD, eventually, execute
 from tests.integrations.serving import WebProcess, serving

@@ -187,7 +187,7 @@ async def test_a_server_that_forgot(own_server: DevServer, admin: Redis) -> None
 async def test_a_clock_behind(store: EventStore, run_id: int) -> None:
     """Ids grow although the clock of the server now is behind that of the one before."""
     ahead = int((time.time() + 3_600) * 1000)
-    store._floors.raise_to(run_id, 10, f"{ahead}-7", math.inf)
+    store._marks.raise_to(run_id, 10, f"{ahead}-7", math.inf)
     ids = await store.add_many(run_id, [("a", "b")] * 3)
     assert ids == [f"{ahead}-8", f"{ahead}-9", f"{ahead}-10"]
     ids += await store.add_many(run_id, [("a", "b")] * 2)
@@ -201,9 +201,9 @@ async def test_a_floor_that_is_long_passed(
     """Another one has written on, with a clock ahead: nothing is refused for it."""
     ahead = int((time.time() + 3_600) * 1000)
     await store.add(run_id, "a", "b")
-    store._floors.raise_to(run_id, 1, f"{ahead}-0", math.inf)
+    store._marks.raise_to(run_id, 1, f"{ahead}-0", math.inf)
     async with EventStore(redis_url) as other:
-        other._floors.raise_to(run_id, 1, f"{ahead}-5", math.inf)
+        other._marks.raise_to(run_id, 1, f"{ahead}-5", math.inf)
         [theirs] = await other.add_many(run_id, [("a", "b")])
     [ours] = await store.add_many(run_id, [("a", "b")])
     assert order(ours) > order(theirs)
@@ -424,7 +424,7 @@ async def test_a_broken_entry_hides_no_sequence(
     ours = [one.sequence for one in await store.get_events(run_id) if one.category]
     assert ours == [6, 10]
     await bare.delete(*keys.all)
-    store._floors.forget(run_id)
+    store._marks.forget(run_id)
     for _ in range(3):
         await bare.xadd(keys.events, BROKEN[name])
     await store.add(run_id, "a", "b")
@@ -466,8 +466,8 @@ async def test_poisoned_books_are_begun_anew(
     assert len(said) == 1
     async with store.run(run_id) as run:
         assert await run.flush(5)
-        hold: Any = run._hold
-        batch = f"batch:{hold.token}"
+        lease: Any = run._run_lease
+        batch = f"batch:{lease.token}"
         for number in ("nan", "9" * 400, "", "1 2 x-y 3"):
             wrong = f"{number} 1 1-1 1" if " " not in number else number
             await bare.hset(keys.books, mapping={batch: wrong, **poison})

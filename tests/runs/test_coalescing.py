@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from bls_agent.runs.writing.coalescing import LONGEST, merge
-from bls_agent.runs.writing.emitted import TEXTS, Emitted, take
+from bls_agent.runs.writer_task import LONGEST, TEXTS, PendingEvent, capture, merge
 
 MIB = 1024 * 1024
 NOBODY = ("", "", "", "")
@@ -23,13 +22,13 @@ def taken(
     name: tuple[str, str] = ("llm", "stream"),
     agent: str = "",
     merges: bool = True,
-) -> Emitted:
+) -> PendingEvent:
     """Take an event as a writer does."""
     source = (agent, "", "", "")
-    return take(*name, data, source, at=at, limit=MIB, merges=merges)[0]
+    return capture(*name, data, source, at=at, limit=MIB, merges=merges)[0]
 
 
-def said(event: Emitted) -> Any:
+def said(event: PendingEvent) -> Any:
     """What its data say."""
     return json.loads(event.encode(MIB)[0])
 
@@ -128,7 +127,7 @@ def test_no_text_is_lost_and_nothing_is_mixed(
     events = [taken({name: text, **rest}) for name, text, rest in told]
     merged = merge(events, MIB)
 
-    def streams(of: list[Emitted]) -> list[tuple[Any, str]]:
+    def streams(of: list[PendingEvent]) -> list[tuple[Any, str]]:
         found: list[tuple[Any, str]] = []
         for event in of:
             data = said(event)
@@ -220,7 +219,7 @@ class Hostile(dict[str, Any]):
     ids=["nan", "sets", "surrogates", "long", "bytes", "hostile", "hostile-inside"],
 )
 def test_anything_is_taken(data: object, *, too_long: bool) -> None:
-    event, cut = take("llm", "stream", data, NOBODY, at=1.0, limit=MIB, merges=True)
+    event, cut = capture("llm", "stream", data, NOBODY, at=1.0, limit=MIB, merges=True)
     payload, cut_now = event.encode(MIB)
     assert len(payload) <= MIB
     assert isinstance(json.loads(payload), dict)

@@ -15,8 +15,8 @@ from redis.asyncio import Redis
 
 from bls_agent.devserver import DevServer
 from bls_agent.runs import EventStore, Gap, GapReason
-from bls_agent.runs.following.channel import Channel
 from bls_agent.runs.reading import RunKeys
+from bls_agent.runs.topic import RunTopic
 from tests.engines import LOOPBACK, ask, until
 from tests.failovers import Told
 from tests.harness import eventually
@@ -77,14 +77,14 @@ async def write(server: DevServer, count: int) -> list[str]:
 
 @pytest.mark.parametrize("when", ["before", "afterwards"])
 @pytest.mark.parametrize("kept", [KEPT, 0], ids=["a replica", "an empty server"])
-@pytest.mark.parametrize("reads", ["the ring", "pages"])
+@pytest.mark.parametrize("reads", ["the buffer", "pages"])
 async def test_a_server_that_is_behind(
     own_server: DevServer, other_server: DevServer, proxy: FaultProxy,
     reads: str, kept: int, when: str,
 ) -> None:  # fmt: skip
     """Told that something is lost, and then given all that is new there, once.
 
-    By the ring: who waits on the shared connection. By pages: who has read from Redis
+    By the buffer: who waits on the shared connection. By pages: who has read from Redis
     what those who wait have not heard of yet.
     """
     async with EventStore(proxy.url, timeout=2.0) as store:
@@ -126,7 +126,7 @@ async def test_a_server_that_is_emptied(
     own_server: DevServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FLUSHALL, and a writer whose clock is behind, while all connections live on."""
-    monkeypatch.setattr("bls_agent.runs.following.presence.LOOK", 1.0)
+    monkeypatch.setattr("bls_agent.runs.gaps.LOOK", 1.0)
     async with EventStore(own_server.url) as store:
         ids = await plant(own_server, 1, 3)
         one = Told(store.follow(RUN))
@@ -168,12 +168,12 @@ async def test_a_place_that_nobody_remembers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Where others have gone on meanwhile: told all the same, and followed on."""
-    monkeypatch.setattr("bls_agent.runs.following.channel.LINGER", 0.0)
+    monkeypatch.setattr("bls_agent.runs.topic.LINGER", 0.0)
     async with EventStore(proxy.url, timeout=2.0) as store:
         ids = await plant(own_server, 1, KEPT)
         here = Told(store.follow(RUN))
         await here.take(KEPT)
-        await eventually(lambda: not store._hubs.here._channels)
+        await eventually(lambda: not store._hubs.here._topics)
         fail_over(proxy, other_server)
         await write(other_server, 2)
         back = Told(store.follow(RUN, "0-0"))
@@ -181,7 +181,7 @@ async def test_a_place_that_nobody_remembers(
             tasks.start_soon(back.take, 4)
             await until(lambda: len(back.ids) == 2)
             tasks.start_soon(here.take, KEPT + 1)
-            await until(lambda: here.follower._cursor.in_doubt)
+            await until(lambda: here.follower._cursor.gap_pending)
             new = await write(other_server, 2)
         assert back.gaps == []
         assert here.gaps == [Gap(RUN, GapReason.LOST, ids[-1], new[0])]
@@ -189,14 +189,14 @@ async def test_a_place_that_nobody_remembers(
 
 
 async def test_who_has_read_what_is_new_does_not_go_back() -> None:
-    """The ring stands as long as the server knows its head; else who took from it, too."""
-    channel = Channel(RunKeys(RUN), "7-0", None, seen=True)
-    channel.rewind("5-0", "8-0")
-    assert channel.ring.locate("7-0") is not None
-    assert channel.has_lost("9-0", in_ring=False)
-    assert not channel.has_lost("7-0", in_ring=True)
-    channel.rewind("5-0", "6-0")
-    assert channel.ring.head == "5-0"
-    assert channel.has_lost("6-0", in_ring=True)
-    assert not channel.has_lost("6-0", in_ring=False)  # it may be what is new
-    assert not channel.has_lost("5-0", in_ring=True)
+    """The buffer stands as long as the server knows its head; else who took from it, too."""
+    topic = RunTopic(RunKeys(RUN), "7-0", None, seen=True)
+    topic.rewind("5-0", "8-0")
+    assert topic.buffer.locate("7-0") is not None
+    assert topic.must_go_back("9-0", in_ring=False)
+    assert not topic.must_go_back("7-0", in_ring=True)
+    topic.rewind("5-0", "6-0")
+    assert topic.buffer.head == "5-0"
+    assert topic.must_go_back("6-0", in_ring=True)
+    assert not topic.must_go_back("6-0", in_ring=False)  # it may be what is new
+    assert not topic.must_go_back("5-0", in_ring=True)

@@ -22,9 +22,9 @@ from bls_agent.runs import (
     StreamEvent,
     WriterLost,
 )
-from bls_agent.runs.following.follower import BATCH
-from bls_agent.runs.following.shared_pages import SharedPages
+from bls_agent.runs.follower import BATCH
 from bls_agent.runs.reading import FIRST_PAGE, Page, RunKeys, RunReader
+from bls_agent.runs.topic import SharedPages
 from tests.harness import eventually, execute
 from tests.kit import Delay, FaultProxy
 from tests.runs.writing import write
@@ -148,7 +148,7 @@ async def test_a_close_at_the_end_of_a_page(store: EventStore, run_id: int) -> N
 
 
 async def test_a_close_at_the_end_of_a_batch(store: EventStore, run_id: int) -> None:
-    """The same of what comes from the ring."""
+    """The same of what comes from the buffer."""
     slow, quick = store.follow(run_id), store.follow(run_id)
     await write(store, run_id)
     assert len(await gather(slow, 1)) == len(await gather(quick, 1)) == 1
@@ -365,7 +365,7 @@ async def test_a_lost_tail_without_any_later_event(
     own_server: DevServer, admin: Redis, run_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Said after a while, when no writer has told by its next event what is missing."""
-    monkeypatch.setattr("bls_agent.runs.following.cursor.DOUBT", 0.3)
+    monkeypatch.setattr("bls_agent.runs.follower.DOUBT", 0.3)
     await admin.config_set("appendonly", "no")
     async with EventStore(own_server.url) as store:
         follower = store.follow(run_id)
@@ -394,7 +394,7 @@ async def test_a_lost_tail_without_any_later_event(
 
 
 async def hold(redis: Redis, run_id: int, token: str, lease: float) -> None:
-    """Hold a run as its writer does."""
+    """RunLease a run as its writer does."""
     keys = RunKeys(run_id).all
     words = HOLD_RUN.request(keys, (token, int(lease * 1000), 1_000, ""), known=False)
     await execute(redis, *words)
@@ -416,14 +416,14 @@ async def test_a_writer_that_falls_silent(
     await hold(bare, run_id, "a", 30)
     await write(store, run_id, 1)
     assert sequences(await gather(follower, 1)) == [4]
-    channel = follower._channel
-    assert channel is not None
-    channel.presence.look_at = 0  # the next look comes by itself within 5 s
-    follower._hub._poked.set()  # type: ignore[union-attr]
-    await eventually(lambda: channel.presence.lost is None)
+    topic = follower._topic
+    assert topic is not None
+    topic.liveness.probe_at = 0  # the next look comes by itself within 5 s
+    follower._hub._woken.set()  # type: ignore[union-attr]
+    await eventually(lambda: topic.liveness.lost is None)
     await hold(bare, run_id, "a", 0.3)
-    channel.presence.look_at = 0
-    follower._hub._poked.set()  # type: ignore[union-attr]
+    topic.liveness.probe_at = 0
+    follower._hub._woken.set()  # type: ignore[union-attr]
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(gather, other, 2)
         found = await gather(follower, 1)

@@ -10,13 +10,11 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent.devserver import DevServer
-from bls_agent.runs import EventStore, Followed, StreamEvent
-from bls_agent.runs.following import lane
-from bls_agent.runs.following.channel import Arrivals, Channel
-from bls_agent.runs.following.lane import COUNT, Lane
-from bls_agent.runs.following.ring import MOST
+from bls_agent.runs import EventStore, Followed, StreamEvent, hub
+from bls_agent.runs.hub import COUNT, StreamReader
 from bls_agent.runs.reading import RunReader
-from bls_agent.runs.sse import event_frames, write_chunks
+from bls_agent.runs.sse import _write_chunks, event_frames
+from bls_agent.runs.topic import MOST, Arrivals, RunTopic
 from tests.harness import eventually
 from tests.kit import Delay, FaultProxy
 
@@ -45,13 +43,13 @@ async def test_no_wait_for_who_has_fallen_behind_the_ring(
     store: EventStore, run_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even with 0 all is given that is there: what others have no more is read."""
-    take, taken = Channel.take, list[str]()
+    take, taken = RunTopic.take, list[str]()
 
-    def note(self: Channel, come: Arrivals) -> None:
+    def note(self: RunTopic, come: Arrivals) -> None:
         take(self, come)
-        taken.append(self.ring.base)
+        taken.append(self.buffer.base)
 
-    monkeypatch.setattr(Channel, "take", note)
+    monkeypatch.setattr(RunTopic, "take", note)
     follower = store.follow(run_id)
     first = await store.add(run_id, "a", "b")
     assert len(await follower.batch()) == 1
@@ -115,14 +113,14 @@ async def test_many_runs_share_the_first_reply(
     runs = [run_id + number for number in range(COUNT)]
     followers = [store.follow(one, "$") for one in runs]
     asked: list[int] = []
-    take = Lane._take
+    take = StreamReader._take
 
-    async def note(self: Lane, reply: Any) -> None:
+    async def note(self: StreamReader, reply: Any) -> None:
         if reply:
             asked.append(self._asked * len(self._posted))
         await take(self, reply)
 
-    monkeypatch.setattr(Lane, "_take", note)
+    monkeypatch.setattr(StreamReader, "_take", note)
 
     async def follow(number: int) -> None:
         async for _ in followers[number]:
@@ -148,7 +146,7 @@ def test_frames_that_are_written_are_let_go_of() -> None:
     items: deque[Followed] = deque(
         StreamEvent.decode(1, b"%d-0" % number, [*fields, *data]) for number in range(9)
     )
-    chunks = write_chunks(items)
+    chunks = _write_chunks(items)
     next(chunks)
     assert len(items) == 6  # two were written, and the one that did not fit
     assert all("sse" not in vars(item) for item in items)
@@ -158,7 +156,7 @@ async def test_a_close_that_fills_a_reply_ends_the_run(
     store: EventStore, run_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether something stands behind it is asked for."""
-    monkeypatch.setattr(lane, "COUNT", 1)
+    monkeypatch.setattr(hub, "COUNT", 1)
     follower = store.follow(run_id, "$")
     assert await follower.batch(0) == []
     await store.add(run_id, "system", "close")
@@ -171,7 +169,7 @@ async def test_a_late_answer_is_not_taken_for_none(
     own_server: DevServer, admin: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A link that has become slow is not given up at the end of each silent read."""
-    monkeypatch.setattr(lane, "BLOCK", 0.2)
+    monkeypatch.setattr(hub, "BLOCK", 0.2)
 
     async def reads() -> int:
         stats: Any = await admin.info("commandstats")

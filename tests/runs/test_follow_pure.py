@@ -1,4 +1,4 @@
-"""What following decides without I/O: the ring, what is missing, who is still there."""
+"""What following decides without I/O: the buffer, what is missing, who is still there."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 
 from bls_agent.runs import Gap, GapReason, StreamEvent
-from bls_agent.runs.following.cursor import Cursor
-from bls_agent.runs.following.gaps import (
-    Evidence,
-    Start,
+from bls_agent.runs.follower import Cursor
+from bls_agent.runs.gaps import (
+    LOOK,
+    GapEvidence,
+    Probe,
+    ResumeFacts,
+    WriterLiveness,
+    classify_jump,
     continues,
-    judge_jump,
-    judge_start,
+    find_resume_point,
 )
-from bls_agent.runs.following.presence import LOOK, Presence, Seen
-from bls_agent.runs.following.ring import Ring
+from bls_agent.runs.topic import EventBuffer
 
 
 def event(number: int, sequence: int | None = None, action: str = "x") -> StreamEvent:
@@ -32,14 +34,14 @@ def event(number: int, sequence: int | None = None, action: str = "x") -> Stream
     return StreamEvent.decode(7, f"{number}-0".encode(), flat)
 
 
-# -- the ring
+# -- the buffer
 
 
-def filled(most: int = 5, most_bytes: int = 1_000, count: int = 4) -> Ring:
-    ring = Ring("10-0", most=most, most_bytes=most_bytes)
+def filled(most: int = 5, most_bytes: int = 1_000, count: int = 4) -> EventBuffer:
+    buffer = EventBuffer("10-0", most=most, most_bytes=most_bytes)
     for number in range(11, 11 + count):
-        ring.add([event(number)], [10])
-    return ring
+        buffer.add([event(number)], [10])
+    return buffer
 
 
 def numbers(found: list[StreamEvent] | None) -> list[int] | None:
@@ -47,14 +49,14 @@ def numbers(found: list[StreamEvent] | None) -> list[int] | None:
 
 
 def test_all_behind_the_base_is_in_the_ring() -> None:
-    ring = filled()
-    assert (ring.base, ring.head, len(ring)) == ("10-0", "14-0", 4)
-    assert ring.locate("10-0") == 0
-    assert ring.locate("12-0") == 2
-    assert ring.locate("14-0") == ring.end == 4
-    assert numbers(ring.after(2, 100)) == [13, 14]
-    assert numbers(ring.after(0, 3)) == [11, 12, 13]
-    assert ring.after(4, 100) == []
+    buffer = filled()
+    assert (buffer.base, buffer.head, len(buffer)) == ("10-0", "14-0", 4)
+    assert buffer.locate("10-0") == 0
+    assert buffer.locate("12-0") == 2
+    assert buffer.locate("14-0") == buffer.end == 4
+    assert numbers(buffer.after(2, 100)) == [13, 14]
+    assert numbers(buffer.after(0, 3)) == [11, 12, 13]
+    assert buffer.after(4, 100) == []
 
 
 @pytest.mark.parametrize("place", ["9-0", "12-1", "11-5", "15-0", "0-0"])
@@ -64,33 +66,33 @@ def test_no_place_of_the_ring(place: str) -> None:
 
 
 def test_the_oldest_go_when_there_are_many() -> None:
-    ring = filled(most=3, count=10)
-    assert (len(ring), ring.base, ring.head) == (3, "17-0", "20-0")
-    assert ring.after(6, 9) is None
-    assert numbers(ring.after(7, 9)) == [18, 19, 20]
-    assert ring.locate("16-0") is None
-    assert ring.locate("17-0") == 7
+    buffer = filled(most=3, count=10)
+    assert (len(buffer), buffer.base, buffer.head) == (3, "17-0", "20-0")
+    assert buffer.after(6, 9) is None
+    assert numbers(buffer.after(7, 9)) == [18, 19, 20]
+    assert buffer.locate("16-0") is None
+    assert buffer.locate("17-0") == 7
 
 
 def test_the_oldest_go_when_they_are_large() -> None:
     """The newest stays, however large: else a thousand followers fetched it each."""
-    ring = filled(most_bytes=35, count=3)
-    ring.add([event(14)], [30])
-    assert numbers(ring.after(ring.first, 9)) == [14]
-    ring.add([event(15), event(16)], [1, 5_000])
-    assert numbers(ring.after(ring.first, 9)) == [16]
-    ring.add([event(17)], [1])
-    assert numbers(ring.after(ring.first, 9)) == [17]
+    buffer = filled(most_bytes=35, count=3)
+    buffer.add([event(14)], [30])
+    assert numbers(buffer.after(buffer.first, 9)) == [14]
+    buffer.add([event(15), event(16)], [1, 5_000])
+    assert numbers(buffer.after(buffer.first, 9)) == [16]
+    buffer.add([event(17)], [1])
+    assert numbers(buffer.after(buffer.first, 9)) == [17]
 
 
 def test_no_number_of_before_a_restart_is_valid() -> None:
-    ring = filled()
-    last = ring.end
-    ring.restart("12-0")
-    assert ring.after(last, 9) is None
-    assert ring.locate("12-0") == ring.end == ring.first
-    ring.add([event(20)], [1])
-    assert numbers(ring.after(ring.locate("12-0") or 0, 9)) == [20]
+    buffer = filled()
+    last = buffer.end
+    buffer.restart("12-0")
+    assert buffer.after(last, 9) is None
+    assert buffer.locate("12-0") == buffer.end == buffer.first
+    buffer.add([event(20)], [1])
+    assert numbers(buffer.after(buffer.locate("12-0") or 0, 9)) == [20]
 
 
 # -- what is missing
@@ -105,10 +107,10 @@ def test_continues(known: int | None, sequence: int, is_next: bool) -> None:
     assert continues(known, event(9, sequence)) is is_next
 
 
-STANDS = Evidence(stands=True, oldest="1-0")
-TRIMMED = Evidence(stands=False, oldest="9-0")
-HAD_TAIL = Evidence(stands=False, oldest="2-0")
-NOTED = Evidence(stands=True, oldest="1-0", noted=3)
+STANDS = GapEvidence(stands=True, oldest="1-0")
+TRIMMED = GapEvidence(stands=False, oldest="9-0")
+HAD_TAIL = GapEvidence(stands=False, oldest="2-0")
+NOTED = GapEvidence(stands=True, oldest="1-0", noted=3)
 
 
 @pytest.mark.parametrize(
@@ -124,10 +126,10 @@ NOTED = Evidence(stands=True, oldest="1-0", noted=3)
         ("5-0", 5, 9, NOTED, {}, ("lost", 3)),
         ("5-0", None, 9, NOTED, {}, ("lost", None)),
         ("5-0", 9, 9, NOTED, {}, None),
-        ("5-0", 5, 9, STANDS, {"in_doubt": True}, ("lost", 3)),
-        ("5-0", 5, 2, TRIMMED, {"in_doubt": True}, ("lost", None)),
+        ("5-0", 5, 9, STANDS, {"gap_pending": True}, ("lost", 3)),
+        ("5-0", 5, 2, TRIMMED, {"gap_pending": True}, ("lost", None)),
         ("0-0", 0, 4, TRIMMED, {}, ("trimmed", 3)),
-        ("0-0", 0, 4, Evidence(stands=False, oldest="9-0", noted=3), {}, ("lost", 3)),
+        ("0-0", 0, 4, GapEvidence(stands=False, oldest="9-0", noted=3), {}, ("lost", 3)),
         ("0-0", 0, 1, TRIMMED, {}, None),
         ("5-0", None, 9, TRIMMED, {"is_event": False}, ("trimmed", None)),
         ("5-0", None, 1, TRIMMED, {"is_event": False}, None),
@@ -135,68 +137,68 @@ NOTED = Evidence(stands=True, oldest="1-0", noted=3)
     ],
 )  # fmt: skip
 def test_a_jump(
-    place: str, known: int | None, sequence: int, evidence: Evidence,
+    place: str, known: int | None, sequence: int, evidence: GapEvidence,
     more: dict[str, Any], told: tuple[str, int | None] | None,
 ) -> None:  # fmt: skip
-    gap = judge_jump(place, known, event(9, sequence), evidence, **more)
+    gap = classify_jump(place, known, event(9, sequence), evidence, **more)
     if told is None:
         assert gap is None
     else:
         assert gap == Gap(7, GapReason(told[0]), place, "9-0", told[1])
 
 
-def start(**told: Any) -> Start:
+def start(**told: Any) -> ResumeFacts:
     nothing: dict[str, Any] = {
         "at": None, "exists": True, "last": "9-0", "booked": None, "lives": False,
     }  # fmt: skip
-    return Start(**{**nothing, **told})
+    return ResumeFacts(**{**nothing, **told})
 
 
 def test_a_place_that_is_there() -> None:
-    opening = judge_start(7, "5-0", start(at=event(5, 33)))
-    assert (opening.place, opening.known, opening.gap) == ("5-0", 33, None)
-    assert opening.is_event
-    assert judge_start(7, "5-0", start(at=event(5, 33, "close"))).closes
+    point = find_resume_point(7, "5-0", start(at=event(5, 33)))
+    assert (point.place, point.known, point.gap) == ("5-0", 33, None)
+    assert point.is_event
+    assert find_resume_point(7, "5-0", start(at=event(5, 33, "close"))).closes
 
 
 def test_a_place_between_events() -> None:
     """Judged by the first event that is read; it is not said that one stood there."""
-    opening = judge_start(7, "5-0", start())
-    assert (opening.place, opening.known, opening.gap) == ("5-0", None, None)
-    assert not opening.is_event
+    point = find_resume_point(7, "5-0", start())
+    assert (point.place, point.known, point.gap) == ("5-0", None, None)
+    assert not point.is_event
 
 
 def test_a_place_in_the_future() -> None:
     """The server never gave such an id: it has forgotten; go on from its end."""
-    opening = judge_start(7, "50-0", start())
-    assert opening.place == "9-0"
-    assert opening.gap == Gap(7, GapReason.LOST, "50-0")
-    assert not opening.is_over
-    unknown = judge_start(7, "50-0", start(last=None))  # we may not ask
+    point = find_resume_point(7, "50-0", start())
+    assert point.place == "9-0"
+    assert point.gap == Gap(7, GapReason.LOST, "50-0")
+    assert not point.is_over
+    unknown = find_resume_point(7, "50-0", start(last=None))  # we may not ask
     assert (unknown.place, unknown.gap) == ("50-0", None)
 
 
 def test_a_run_that_is_gone() -> None:
     gone = start(exists=False, last="0-0")
     expired = Gap(7, GapReason.EXPIRED, "5-0")
-    assert judge_start(7, "5-0", gone).gap == expired
-    assert judge_start(7, "5-0", gone).is_over
+    assert find_resume_point(7, "5-0", gone).gap == expired
+    assert find_resume_point(7, "5-0", gone).is_over
     lives = start(exists=False, last="0-0", lives=True)
-    opening = judge_start(7, "5-0", lives)
-    assert opening.gap == Gap(7, GapReason.LOST, "5-0")
-    assert (opening.place, opening.is_over) == ("0-0", False)
+    point = find_resume_point(7, "5-0", lives)
+    assert point.gap == Gap(7, GapReason.LOST, "5-0")
+    assert (point.place, point.is_over) == ("0-0", False)
     booked = start(exists=False, last="0-0", booked=("5-0", 12))
-    opening = judge_start(7, "5-0", booked)
-    assert (opening.gap, opening.is_over) == (None, True)
+    point = find_resume_point(7, "5-0", booked)
+    assert (point.gap, point.is_over) == (None, True)
 
 
 @pytest.mark.parametrize("place", ["5-0", "50-0"])
 def test_a_run_that_was_deleted_under_its_writer(place: str) -> None:
     """Nobody begins where no event has ever been: that would look like a loss to all."""
     booked = start(exists=False, last="0-0", booked=("5-0", 12), lives=True)
-    opening = judge_start(7, place, booked)
-    assert (opening.place, opening.known, opening.gap) == ("5-0", 12, None)
-    assert not opening.is_over
+    point = find_resume_point(7, place, booked)
+    assert (point.place, point.known, point.gap) == ("5-0", 12, None)
+    assert not point.is_over
 
 
 # -- who is still there
@@ -204,186 +206,188 @@ def test_a_run_that_was_deleted_under_its_writer(place: str) -> None:
 LEASE = 3.0
 
 
-def alive(left: float = LEASE, **more: Any) -> Seen:
-    return Seen(exists=True, owner=b"a", left=left, **more)
+def alive(left: float = LEASE, **more: Any) -> Probe:
+    return Probe(exists=True, owner=b"a", left=left, **more)
 
 
-GONE = Seen(exists=True, owner=b"a", left=None)
-NO_WRITER = Seen(exists=True, owner=None, left=None)
-NOTHING = Seen(exists=False, owner=None, left=None)
+GONE = Probe(exists=True, owner=b"a", left=None)
+NO_WRITER = Probe(exists=True, owner=None, left=None)
+NOTHING = Probe(exists=False, owner=None, left=None)
 
 
 def test_a_writer_that_dies_is_told_once_soon_after_its_lease() -> None:
-    presence = Presence(0.0, existed=True)
-    assert not presence.hear(alive(), 0.0)
-    assert LEASE < presence.look_at < LEASE + 0.2
-    now = presence.look_at
-    assert not presence.hear(GONE, now)
-    assert presence.look_at < now + 0.5
-    now = presence.look_at
-    assert presence.hear(GONE, now)
-    assert presence.lost == b"a"
+    liveness = WriterLiveness(0.0, existed=True)
+    assert not liveness.record(alive(), 0.0)
+    assert LEASE < liveness.probe_at < LEASE + 0.2
+    now = liveness.probe_at
+    assert not liveness.record(GONE, now)
+    assert liveness.probe_at < now + 0.5
+    now = liveness.probe_at
+    assert liveness.record(GONE, now)
+    assert liveness.lost == b"a"
     assert now < LEASE + 1
-    assert not presence.hear(GONE, now + LOOK)
+    assert not liveness.record(GONE, now + LOOK)
 
 
 def test_a_writer_that_returns_can_be_lost_again() -> None:
-    presence = Presence(0.0, existed=True)
-    presence.hear(alive(), 0.0)
+    liveness = WriterLiveness(0.0, existed=True)
+    liveness.record(alive(), 0.0)
     for now in (4.0, 5.0):
-        presence.hear(GONE, now)
-    assert not presence.hear(alive(), 6.0)
-    assert (presence.lost, presence.returns) == (None, 1)
-    presence.hear(GONE, 10.0)
-    assert presence.hear(GONE, 11.0)
+        liveness.record(GONE, now)
+    assert not liveness.record(alive(), 6.0)
+    assert (liveness.lost, liveness.returns) == (None, 1)
+    liveness.record(GONE, 10.0)
+    assert liveness.record(GONE, 11.0)
 
 
 def test_a_writer_that_has_ended_is_not_lost() -> None:
-    presence = Presence(0.0, existed=True)
-    presence.hear(alive(), 0.0)
+    liveness = WriterLiveness(0.0, existed=True)
+    liveness.record(alive(), 0.0)
     for now in (4.0, 5.0, 20.0):
-        assert not presence.hear(NO_WRITER, now)
-    assert presence.lost is None
+        assert not liveness.record(NO_WRITER, now)
+    assert liveness.lost is None
 
 
 def test_who_comes_late_takes_a_second_look() -> None:
-    presence = Presence(0.0, existed=True)
-    assert not presence.hear(GONE, 0.0)
-    assert not presence.hear(GONE, 1.0)
-    assert presence.hear(GONE, presence.look_at)
+    liveness = WriterLiveness(0.0, existed=True)
+    assert not liveness.record(GONE, 0.0)
+    assert not liveness.record(GONE, 1.0)
+    assert liveness.record(GONE, liveness.probe_at)
 
 
 def test_events_of_an_unknown_writer_are_a_reason_to_look() -> None:
     """But not more than once a second; and not where its lease is known."""
-    presence = Presence(0.0, existed=False)
-    presence.hear(NOTHING, 0.0)
-    assert presence.notice_events()
-    assert presence.look_at == 1.0
-    assert not presence.notice_events()
-    presence.hear(alive(), 1.0)
-    assert not presence.notice_events()
+    liveness = WriterLiveness(0.0, existed=False)
+    liveness.record(NOTHING, 0.0)
+    assert liveness.note_events()
+    assert liveness.probe_at == 1.0
+    assert not liveness.note_events()
+    liveness.record(alive(), 1.0)
+    assert not liveness.note_events()
 
 
 def test_an_outage_is_no_dead_writer() -> None:
     """A living one gets the time of its lease to come back."""
-    presence = Presence(0.0, existed=True)
-    presence.hear(alive(), 0.0)
-    presence.notice_outage(5.0)
-    assert presence.look_at == 5.0
-    assert not presence.hear(GONE, 5.1)
-    assert not presence.hear(GONE, 5.0 + LEASE - 0.1)
-    assert not presence.hear(alive(), 5.0 + LEASE - 0.05)
-    assert not presence.hear(NOTHING, 6.0)  # and its run may come back, too
-    assert not presence.is_gone
+    liveness = WriterLiveness(0.0, existed=True)
+    liveness.record(alive(), 0.0)
+    liveness.note_outage(5.0)
+    assert liveness.probe_at == 5.0
+    assert not liveness.record(GONE, 5.1)
+    assert not liveness.record(GONE, 5.0 + LEASE - 0.1)
+    assert not liveness.record(alive(), 5.0 + LEASE - 0.05)
+    assert not liveness.record(NOTHING, 6.0)  # and its run may come back, too
+    assert not liveness.is_gone
 
 
 def test_a_slow_look_has_seen_an_outage() -> None:
-    presence = Presence(0.0, existed=True)
-    presence.hear(alive(), 0.0)
-    late = Seen(exists=True, owner=b"a", left=None, elapsed=2.0)
-    assert not presence.hear(late, 6.0)
-    assert not presence.hear(GONE, 6.0 + LEASE - 0.1)
-    assert presence.hear(GONE, 6.0 + LEASE + 0.1)
+    liveness = WriterLiveness(0.0, existed=True)
+    liveness.record(alive(), 0.0)
+    late = Probe(exists=True, owner=b"a", left=None, elapsed=2.0)
+    assert not liveness.record(late, 6.0)
+    assert not liveness.record(GONE, 6.0 + LEASE - 0.1)
+    assert liveness.record(GONE, 6.0 + LEASE + 0.1)
 
 
 def test_a_far_server_is_no_outage() -> None:
     """Where every look takes long, a lost writer is told all the same."""
-    presence = Presence(0.0, existed=True)
-    presence.hear(Seen(exists=True, owner=b"a", left=3.0, elapsed=0.6), 0.0)
-    gone = Seen(exists=True, owner=b"a", left=None, elapsed=0.7)
-    told = [presence.hear(gone, 20.0 + 0.5 * number) for number in range(6)]
+    liveness = WriterLiveness(0.0, existed=True)
+    liveness.record(Probe(exists=True, owner=b"a", left=3.0, elapsed=0.6), 0.0)
+    gone = Probe(exists=True, owner=b"a", left=None, elapsed=0.7)
+    told = [liveness.record(gone, 20.0 + 0.5 * number) for number in range(6)]
     assert told.count(True) == 1
 
 
 def test_the_first_look_at_a_far_server_is_no_outage() -> None:
     """It waits for the connection: that tells nothing about the server."""
-    presence = Presence(0.0, existed=True)
-    assert not presence.hear(Seen(exists=True, owner=b"a", left=None, elapsed=2.4), 2.4)
-    again = Seen(exists=True, owner=b"a", left=None, elapsed=0.6)
-    assert presence.look_at < 2.4 + 2.1
-    assert presence.hear(again, presence.look_at + 0.6)
+    liveness = WriterLiveness(0.0, existed=True)
+    assert not liveness.record(
+        Probe(exists=True, owner=b"a", left=None, elapsed=2.4), 2.4
+    )
+    again = Probe(exists=True, owner=b"a", left=None, elapsed=0.6)
+    assert liveness.probe_at < 2.4 + 2.1
+    assert liveness.record(again, liveness.probe_at + 0.6)
 
 
 def test_a_writer_of_a_far_server_dies() -> None:
     """Told within a second and two round trips after the end of its lease."""
-    presence = Presence(0.0, existed=True)
+    liveness = WriterLiveness(0.0, existed=True)
     ends, now = 2.1 + LEASE, 2.4
-    presence.hear(alive(elapsed=2.4), now)
-    gone = Seen(exists=True, owner=b"a", left=None, elapsed=0.6)
-    while presence.lost is None and now < 60:
-        arrives = max(now, presence.look_at) + 0.3
+    liveness.record(alive(elapsed=2.4), now)
+    gone = Probe(exists=True, owner=b"a", left=None, elapsed=0.6)
+    while liveness.lost is None and now < 60:
+        arrives = max(now, liveness.probe_at) + 0.3
         now = arrives + 0.3
         left = ends - arrives
-        presence.hear(alive(left, elapsed=0.6) if left > 0 else gone, now)
+        liveness.record(alive(left, elapsed=0.6) if left > 0 else gone, now)
     assert now < ends + 1.0 + 2 * 0.6
 
 
 def test_a_slow_look_gives_a_writer_time_in_proportion() -> None:
-    presence = Presence(0.0, existed=True)
-    presence.hear(alive(15.0), 0.0)
-    gone = Seen(exists=True, owner=b"a", left=None, elapsed=0.6)
-    assert not presence.hear(gone, 16.0)
-    assert not presence.hear(GONE, 16.0 + 2.3)
-    assert presence.hear(GONE, 16.0 + 2.5)
+    liveness = WriterLiveness(0.0, existed=True)
+    liveness.record(alive(15.0), 0.0)
+    gone = Probe(exists=True, owner=b"a", left=None, elapsed=0.6)
+    assert not liveness.record(gone, 16.0)
+    assert not liveness.record(GONE, 16.0 + 2.3)
+    assert liveness.record(GONE, 16.0 + 2.5)
 
 
 def test_a_look_is_on_its_way_when_a_lease_ends() -> None:
-    presence = Presence(0.0, existed=True)
-    presence.hear(alive(elapsed=0.6), 0.6)
-    assert presence.look_at < 0.6 + LEASE - 0.5
+    liveness = WriterLiveness(0.0, existed=True)
+    liveness.record(alive(elapsed=0.6), 0.6)
+    assert liveness.probe_at < 0.6 + LEASE - 0.5
 
 
 def test_a_server_that_moves_away_is_no_outage_for_ever() -> None:
-    presence = Presence(0.0, existed=True)
-    presence.hear(alive(), 0.0)
-    presence.hear(Seen(exists=True, owner=b"a", left=3.0, elapsed=0.001), 1.0)
-    gone = Seen(exists=True, owner=b"a", left=None, elapsed=0.7)
-    assert not presence.hear(gone, 5.0)
-    assert any(presence.hear(gone, 5.0 + LOOK * number) for number in range(1, 20))
+    liveness = WriterLiveness(0.0, existed=True)
+    liveness.record(alive(), 0.0)
+    liveness.record(Probe(exists=True, owner=b"a", left=3.0, elapsed=0.001), 1.0)
+    gone = Probe(exists=True, owner=b"a", left=None, elapsed=0.7)
+    assert not liveness.record(gone, 5.0)
+    assert any(liveness.record(gone, 5.0 + LOOK * number) for number in range(1, 20))
 
 
 def test_a_run_that_disappears() -> None:
-    presence = Presence(0.0, existed=False)
-    assert not presence.hear(NOTHING, 0.0)  # it has not begun
-    presence.hear(NO_WRITER, 5.0)
-    assert presence.hear(NOTHING, 10.0)
-    assert presence.is_gone
+    liveness = WriterLiveness(0.0, existed=False)
+    assert not liveness.record(NOTHING, 0.0)  # it has not begun
+    liveness.record(NO_WRITER, 5.0)
+    assert liveness.record(NOTHING, 10.0)
+    assert liveness.is_gone
 
 
 def test_a_run_without_a_writer_has_time_to_come_back() -> None:
     """A server that was away came back empty: who adds events goes on adding."""
-    presence = Presence(0.0, existed=True)
-    nothing = Seen(exists=False, owner=None, left=None)
-    presence.hear(Seen(exists=True, owner=None, left=None), 0.0)
-    presence.notice_outage(10.0)
-    assert not presence.hear(nothing, 10.1)
-    assert not presence.is_gone
-    presence.hear(Seen(exists=True, owner=None, left=None), 12.0)
-    assert not presence.is_gone
-    assert presence.hear(nothing, 20.0)
-    assert presence.is_gone
+    liveness = WriterLiveness(0.0, existed=True)
+    nothing = Probe(exists=False, owner=None, left=None)
+    liveness.record(Probe(exists=True, owner=None, left=None), 0.0)
+    liveness.note_outage(10.0)
+    assert not liveness.record(nothing, 10.1)
+    assert not liveness.is_gone
+    liveness.record(Probe(exists=True, owner=None, left=None), 12.0)
+    assert not liveness.is_gone
+    assert liveness.record(nothing, 20.0)
+    assert liveness.is_gone
 
 
 def test_a_run_that_begins_while_it_is_looked_for() -> None:
     """The look was answered before the first event: nothing has disappeared."""
-    presence = Presence(0.0, existed=False)
-    presence.notice_events()
-    before = Seen(exists=False, owner=None, left=None, existed=False)
-    assert not presence.hear(before, 0.1)
-    assert not presence.is_gone
-    assert presence.hear(NOTHING, 5.0)
+    liveness = WriterLiveness(0.0, existed=False)
+    liveness.note_events()
+    before = Probe(exists=False, owner=None, left=None, existed=False)
+    assert not liveness.record(before, 0.1)
+    assert not liveness.is_gone
+    assert liveness.record(NOTHING, 5.0)
 
 
 def test_a_run_whose_writer_lives_comes_back() -> None:
-    presence = Presence(0.0, existed=True)
-    presence.hear(alive(), 0.0)
-    presence.notice_outage(2.0)
-    assert not presence.hear(NOTHING, 2.0)
-    assert not presence.hear(Seen(exists=False, owner=b"a", left=3.0), 2.5)
-    assert not presence.is_gone
-    assert not presence.hear(NOTHING, 5.0)
-    assert presence.hear(NOTHING, 5.6)
-    assert presence.is_gone
+    liveness = WriterLiveness(0.0, existed=True)
+    liveness.record(alive(), 0.0)
+    liveness.note_outage(2.0)
+    assert not liveness.record(NOTHING, 2.0)
+    assert not liveness.record(Probe(exists=False, owner=b"a", left=3.0), 2.5)
+    assert not liveness.is_gone
+    assert not liveness.record(NOTHING, 5.0)
+    assert liveness.record(NOTHING, 5.6)
+    assert liveness.is_gone
 
 
 # -- where a follower stands
@@ -391,18 +395,18 @@ def test_a_run_whose_writer_lives_comes_back() -> None:
 
 def test_a_place_where_nobody_else_stands_is_looked_at_more_and_more_seldom() -> None:
     cursor, looked = Cursor("5-0"), list[float]()
-    assert not cursor.is_odd(0.0)
+    assert not cursor.is_diverged(0.0)
     for _ in range(8):
-        assert cursor.odd_until is not None
-        assert not cursor.is_odd(cursor.odd_until - 0.01)
-        looked.append(cursor.odd_until)
-        assert cursor.is_odd(cursor.odd_until)
+        assert cursor.recheck_at is not None
+        assert not cursor.is_diverged(cursor.recheck_at - 0.01)
+        looked.append(cursor.recheck_at)
+        assert cursor.is_diverged(cursor.recheck_at)
     pauses = [b - a for a, b in zip([0.0, *looked], looked, strict=False)]
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
     cursor.note(event(6))
-    assert cursor.odd_until is None
-    assert not cursor.is_odd(100.0)
-    assert cursor.odd_until == pytest.approx(100.1)
+    assert cursor.recheck_at is None
+    assert not cursor.is_diverged(100.0)
+    assert cursor.recheck_at == pytest.approx(100.1)
 
 
 def test_who_went_back_is_in_doubt_until_an_event_comes() -> None:
@@ -410,11 +414,11 @@ def test_who_went_back_is_in_doubt_until_an_event_comes() -> None:
     cursor = Cursor("0-0")
     cursor.note(event(9))
     cursor.go_back("4-0", 1.0)
-    assert (cursor.id, cursor.known, cursor.in_doubt) == ("4-0", 9, True)
+    assert (cursor.id, cursor.known, cursor.gap_pending) == ("4-0", 9, True)
     assert cursor.misses_nothing(event(10))
     assert not cursor.misses_nothing(event(5))
     cursor.note(event(10))
-    assert not cursor.in_doubt
+    assert not cursor.gap_pending
 
 
 def test_nothing_is_missing_before_the_first_event_that_is_given() -> None:
@@ -429,14 +433,14 @@ def test_nothing_is_missing_before_the_first_event_that_is_given() -> None:
 
 def test_a_lease_that_a_clock_set_back_made_longer() -> None:
     """It counts for its length from the first look, until its owner renews it."""
-    presence = Presence(0.0, existed=True)
-    hour = Seen(exists=True, owner=b"a", left=3_600.0, length=15.0)
-    assert not presence.hear(hour, 0.0)
-    assert not presence.hear(hour, 14.0)
-    assert presence.look_at <= 15.1
-    assert not presence.hear(hour, 15.05)
-    assert presence.hear(hour, 15.5)
-    assert presence.lost == b"a"
-    renewed = Seen(exists=True, owner=b"a", left=14.9, length=15.0)
-    presence.hear(renewed, 16.0)
-    assert presence.lost is None
+    liveness = WriterLiveness(0.0, existed=True)
+    hour = Probe(exists=True, owner=b"a", left=3_600.0, length=15.0)
+    assert not liveness.record(hour, 0.0)
+    assert not liveness.record(hour, 14.0)
+    assert liveness.probe_at <= 15.1
+    assert not liveness.record(hour, 15.05)
+    assert liveness.record(hour, 15.5)
+    assert liveness.lost == b"a"
+    renewed = Probe(exists=True, owner=b"a", left=14.9, length=15.0)
+    liveness.record(renewed, 16.0)
+    assert liveness.lost is None

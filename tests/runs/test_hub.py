@@ -25,9 +25,11 @@ from bls_agent.runs import (
     GapReason,
     StreamEvent,
     WriterLost,
+    gaps,
+    hub,
+    topic,
 )
-from bls_agent.runs.following import channel, lane, presence
-from bls_agent.runs.following.channel import Channel
+from bls_agent.runs.topic import RunTopic
 from tests.harness import (
     PASSWORD,
     are_blocked,
@@ -62,7 +64,7 @@ async def test_two_connections_for_any_number(
     own_server: DevServer, admin: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """200 followers of 50 runs wait on one connection, and ask over another one."""
-    monkeypatch.setattr(channel, "LINGER", 1.0)
+    monkeypatch.setattr(topic, "LINGER", 1.0)
     async with EventStore(own_server.url) as store:
         followers = [store.follow(number % 50) for number in range(200)]
         found: list[list[int]] = []
@@ -84,7 +86,7 @@ async def test_two_connections_for_any_number(
 
 
 def _has_lingered(store: EventStore) -> bool:
-    return not store._hubs.here._channels
+    return not store._hubs.here._topics
 
 
 async def _are_gone(redis: Redis, name: str) -> bool:
@@ -120,7 +122,7 @@ async def test_a_follower_that_never_reads(store: EventStore, run_id: int) -> No
         await take(quick, 500)
     gc.collect()
     held = [o for o in gc.get_objects() if type(o) is StreamEvent]
-    # The ring, four pages that are shared for a second, and one batch.
+    # The buffer, four pages that are shared for a second, and one batch.
     assert len([one for one in held if one.run_id == run_id]) <= 1_000 + 5 * 500
     del held
     assert await take(idle, 8_000) == list(range(2, 8_002))
@@ -137,7 +139,7 @@ async def test_a_close_that_fills_a_reply(
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_follow_to_the_end, follower, count + 1)
-            await eventually(lambda: bool(store._hubs.here._channels))
+            await eventually(lambda: bool(store._hubs.here._topics))
             close = ("system", "close")
             await store.add_many(run_id, [("llm", "stream")] * (count - 1) + [close])
     assert follower.end is FollowEnd.CLOSED
@@ -156,9 +158,9 @@ async def test_large_events_do_not_pile_up(store: EventStore, run_id: int) -> No
         await store.add(run_id, "llm", "stream", {"text": text})
     follower = store.follow(run_id)
     assert await take(follower, 40) == list(range(1, 41))
-    channel = follower._channel
-    assert channel is not None
-    assert sum(len(one.data["text"]) for one in channel.ring._events) < 4_000_000
+    topic = follower._topic
+    assert topic is not None
+    assert sum(len(one.data["text"]) for one in topic.buffer._events) < 4_000_000
 
 
 async def test_who_always_has_something_lets_the_loop_breathe(
@@ -182,12 +184,12 @@ async def test_who_always_has_something_lets_the_loop_breathe(
         await write(store, run_id, 900)
         other = store.follow(run_id)
         await take(other, 901)
-        channel = follower._channel
-        assert channel is not None
+        topic = follower._topic
+        assert topic is not None
         before, batches = beats, 0
-        number = channel.ring.first
+        number = topic.buffer.first
         while True:
-            follower._number, follower._cursor.id = number, channel.ring.base
+            follower._number, follower._cursor.id = number, topic.buffer.base
             assert await follower.batch()
             batches += 1
             if batches == 50:
@@ -291,8 +293,8 @@ async def test_one_who_left_is_closed_without_waking_the_others(
         tasks.start_soon(follower.batch)
         await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
-    woken: list[Channel] = []
-    monkeypatch.setattr(Channel, "wake", woken.append)
+    woken: list[RunTopic] = []
+    monkeypatch.setattr(RunTopic, "wake", woken.append)
     await follower.aclose()
     assert (follower.end, woken) == (FollowEnd.LEFT, [])
 
@@ -406,7 +408,7 @@ async def test_a_dead_link(
     own_server: DevServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing comes over the waiting connection any more, and nobody says so."""
-    monkeypatch.setattr(lane, "BLOCK", 1.0)
+    monkeypatch.setattr(hub, "BLOCK", 1.0)
     async with (
         FaultProxy(own_server.url) as proxy,
         EventStore(proxy.url, timeout=1.0) as store,
@@ -433,7 +435,7 @@ async def test_a_frozen_server(
     own_server: DevServer, admin: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Followers wait, are told why, and no living writer is called dead."""
-    monkeypatch.setattr(lane, "BLOCK", 1.0)
+    monkeypatch.setattr(hub, "BLOCK", 1.0)
     async with EventStore(own_server.url, timeout=0.5) as store:
         await write(store, 1)
         await execute(admin, "HSET", "bls_agent:{run:1:events}:books", "owner", "a")
@@ -530,7 +532,7 @@ async def test_a_server_that_forgets_everything(
     run_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run is gone, and so is what was not read: said, and the end."""
-    monkeypatch.setattr(presence, "UNOWNED", 0.5)
+    monkeypatch.setattr(gaps, "UNOWNED", 0.5)
     with DevServer() as server:
         async with EventStore(server.url) as store:
             follower = store.follow(run_id)
@@ -554,7 +556,7 @@ async def test_a_run_deleted_under_its_writer_is_no_loss(
     own_server: DevServer, run_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither after a cut, nor when somebody comes who says to have read further."""
-    monkeypatch.setattr("bls_agent.runs.following.cursor.DOUBT", 0.05)
+    monkeypatch.setattr("bls_agent.runs.follower.DOUBT", 0.05)
     async with (
         FaultProxy(own_server.url) as proxy,
         EventStore(proxy.url) as store,

@@ -17,16 +17,15 @@ from bls_agent.core.errors import (
 )
 from bls_agent.devserver import DevServer
 from bls_agent.runs import EventStore, RunState
-from bls_agent.runs.reading import RunKeys
-from bls_agent.runs.summaries import (
+from bls_agent.runs.listing import (
     PORTION,
     PORTION_BYTES,
-    Look,
+    RunFacts,
     next_portion,
-    run_id_of,
     summarise,
     summarise_end,
 )
+from bls_agent.runs.reading import RunKeys, run_id_of
 from tests.harness import execute, next_millisecond
 from tests.kit import FaultProxy, Rate
 
@@ -45,7 +44,7 @@ def entry(name: str, at: int = 1, /, **data: Any) -> tuple[bytes, list[bytes]]:
     return b"%d-0" % (at * 1000), fields
 
 
-def look(*names: str, **more: Any) -> Look:
+def look(*names: str, **more: Any) -> RunFacts:
     """What Redis says of a run with such events, and nobody who writes."""
     entries = [entry(name, place) for place, name in enumerate(names, 1)]
     told: dict[str, Any] = {
@@ -56,7 +55,7 @@ def look(*names: str, **more: Any) -> Look:
         "lease": NO_KEY,
         "owner": None,
     }
-    return Look(**(told | more))
+    return RunFacts(**(told | more))
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from bls_agent.runs.new_events import (
     NO_SOURCE,
     Prepared,
     encode_new,
-    tame_data,
-    tame_source,
-    tame_word,
+    sanitize_data,
+    sanitize_source,
+    sanitize_word,
 )
 
 NOW = 1735732800.123  # 2025-01-01T12:00:00.123Z
@@ -170,13 +170,13 @@ def test_what_cannot_be_written_is_tamed(case: str) -> None:
 
 def check_tame(event: NewEvent, limit: int = LIMIT) -> None:
     """What ``emit`` makes of its arguments is an event, and reads as one."""
-    data, cut = tame_data(event.data, limit)
+    data, cut = sanitize_data(event.data, limit)
     assert len(data) <= limit
     assert isinstance(orjson.loads(data), dict)
     assert cut is bool(cut)
-    source = tame_source(event.source)
+    source = sanitize_source(event.source)
     assert len(source) == len(NO_SOURCE)
-    for text in (*source, tame_word(event.category), tame_word(event.action)):
+    for text in (*source, sanitize_word(event.category), sanitize_word(event.action)):
         assert text.isprintable()
         assert text == text.strip()
         assert text.encode().decode() == text
@@ -254,10 +254,10 @@ def test_what_is_too_long_is_cut(data: dict[str, Any], limit: int) -> None:
 
 def test_a_cut_is_told() -> None:
     """Whether the data is what was said."""
-    data, cut = tame_data({"text": "字" * LIMIT}, LIMIT)
+    data, cut = sanitize_data({"text": "字" * LIMIT}, LIMIT)
     assert cut
     assert len(data) <= LIMIT
     assert orjson.loads(data)["text"].startswith("字字")
-    assert tame_data({"a": 1}, LIMIT) == (b'{"a":1}', False)
-    assert tame_data(None, LIMIT) == (b"{}", False)
-    assert tame_data([1], LIMIT) == (b'{"value":[1]}', False)
+    assert sanitize_data({"a": 1}, LIMIT) == (b'{"a":1}', False)
+    assert sanitize_data(None, LIMIT) == (b"{}", False)
+    assert sanitize_data([1], LIMIT) == (b'{"value":[1]}', False)

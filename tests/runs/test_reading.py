@@ -17,9 +17,9 @@ from bls_agent.runs.reading import (
     PAGE,
     PAGE_BYTES,
     Page,
-    Portion,
+    PageSize,
     RunReader,
-    next_portion,
+    next_page_size,
 )
 from tests.kit import FaultProxy, Rate
 from tests.runs.writing import write
@@ -168,10 +168,10 @@ async def test_an_event_of_10_mb(store: EventStore, run_id: int, bare: Redis) ->
 def test_the_next_page() -> None:
     """As long as it may be, but not ten times longer than one that was small."""
     small, large = (b"1-0", [b"data", b"x"]), (b"1-0", [b"data", b"x" * PAGE_BYTES])
-    assert next_portion([small] * 50, 50) == PAGE
-    assert next_portion([small] * 5, 5) == 50  # not more: the others may be large
-    assert next_portion([large] * 50, 50) == 1
-    assert next_portion([], 50) == PAGE
+    assert next_page_size([small] * 50, 50) == PAGE
+    assert next_page_size([small] * 5, 5) == 50  # not more: the others may be large
+    assert next_page_size([large] * 50, 50) == 1
+    assert next_page_size([], 50) == PAGE
 
 
 HOSTILE: dict[str, dict[Any, Any]] = {
@@ -260,22 +260,22 @@ async def test_down_is_not_empty(own_server: DevServer) -> None:
 def test_a_portion_fits_the_link() -> None:
     """What does not come in time is asked for in parts; it grows where there is time."""
     late = RedisUnavailableError("timeout", "late", ambiguous=True)
-    portion, page = Portion(), Page([], is_last=False, portion=PAGE)
+    portion, page = PageSize(), Page([], is_last=False, portion=PAGE)
     assert portion.count == FIRST_PAGE
-    portion.learn(page, 0.1)
+    portion.record(page, 0.1)
     assert portion.count == PAGE
     shrunk = []
     while portion.shrink(late):
         shrunk.append(portion.count)
     assert shrunk == [125, 31, 7, 1]
-    portion.learn(page, 2.0)
+    portion.record(page, 2.0)
     assert portion.count == 1  # a longer one would be late again
-    portion.learn(page, 0.1)
+    portion.record(page, 0.1)
     assert portion.count == 2
 
 
 def test_other_errors_say_nothing_of_the_portion() -> None:
-    portion = Portion()
+    portion = PageSize()
     away = RedisUnavailableError("connection", "refused", connecting=True)
     unconnected = RedisUnavailableError("timeout", "late", connecting=True)
     loading = RedisUnavailableError("loading", "soon")

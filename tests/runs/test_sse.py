@@ -16,16 +16,16 @@ from bls_agent import ConfigurationError, EventStore, WrongTypeError
 from bls_agent.devserver import DevServer
 from bls_agent.runs import Gap, GapReason, StreamEvent, WriterLost
 from bls_agent.runs.event_ids import find_id
-from bls_agent.runs.frames import write_comment, write_frame, write_retry
+from bls_agent.runs.events import write_frame
 from bls_agent.runs.sse import (
     EventFrames,
     encode_close,
-    encode_event,
-    encode_gap,
-    encode_writer_lost,
+    encode_followed,
     event_frames,
     read_last_event_id,
     stream_status,
+    write_comment,
+    write_retry,
 )
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 from tests.event_source import EventSourceParser, Message, parse
@@ -89,10 +89,10 @@ def escaped(text: str) -> str:
 def test_a_frame_is_the_contracts() -> None:
     """Three lines and an empty one: id, name, and the application form."""
     event = make_event(data={"文本": "你好"})
-    assert encode_event(event) == (
+    assert encode_followed(event) == (
         b"id: 1704067200123-0\nevent: llm.stream\ndata: " + event.json + b"\n\n"
     )
-    assert parse(encode_event(event)) == [
+    assert parse(encode_followed(event)) == [
         Message("llm.stream", event.json.decode(), "1704067200123-0")
     ]
 
@@ -100,7 +100,7 @@ def test_a_frame_is_the_contracts() -> None:
 def test_a_frame_is_made_once() -> None:
     """All who follow are sent the same bytes object."""
     event = make_event()
-    assert encode_event(event) is encode_event(event)
+    assert encode_followed(event) is encode_followed(event)
 
 
 @given(category=NAMES, action=NAMES, data=JSON)
@@ -109,7 +109,9 @@ def test_a_frame_is_made_once() -> None:
 def test_what_is_read_is_what_was_said(category: str, action: str, data: Any) -> None:
     """Whatever an event holds: one frame, exactly its id, its name and its data."""
     event = make_event(category, action, {"said": data})
-    stream = b"".join([encode_event(event), encode_event(make_event()), encode_close()])
+    stream = b"".join(
+        [encode_followed(event), encode_followed(make_event()), encode_close()]
+    )
     first, second, last = parse(stream)
     assert first.last_event_id == second.last_event_id == event.id
     assert first.type == f"{escaped(category)}.{escaped(action)}"
@@ -127,7 +129,7 @@ def test_readers_of_unicode_lines_are_safe_too(
 ) -> None:
     """Who splits lines where Python does finds the same lines as a browser."""
     event = make_event(category, data={"said": data}, event_id=event_id)
-    text = encode_event(event).decode()
+    text = encode_followed(event).decode()
     assert text.splitlines() == text.split("\n")[:-1]
     assert text.count("\n") == (4 if event_id else 3)
 
@@ -136,19 +138,20 @@ def test_hostile_texts_of_the_corpus() -> None:
     """As category, action, id, key and value: one event with a name that has a dot."""
     for text in HOSTILE:
         event = make_event(text, text, {text: text}, event_id=text)
-        [message] = parse(encode_event(event))
+        [message] = parse(encode_followed(event))
         assert message.type == f"{escaped(text)}.{escaped(text)}"
         assert orjson.loads(message.data) == orjson.loads(event.json)
-        assert parse(write_comment(text)) == []
 
 
 def test_names_of_ours_are_nobody_elses() -> None:
     """An event of a run always has a dot in its name, even one without a category."""
-    [message] = parse(encode_event(make_event("", "")))
+    [message] = parse(encode_followed(make_event("", "")))
     assert message.type == "."
     gap = Gap(1, GapReason.TRIMMED, "1-0", "5-0", 3)
     lost = WriterLost(1, "5-0")
-    stream = encode_event(make_event()) + encode_gap(gap) + encode_writer_lost(lost)
+    stream = (
+        encode_followed(make_event()) + encode_followed(gap) + encode_followed(lost)
+    )
     _, missing, silent = parse(stream)
     assert (missing.type, orjson.loads(missing.data)) == ("gap", gap.to_dict())
     assert (silent.type, orjson.loads(silent.data)) == ("writer_lost", lost.to_dict())
@@ -158,9 +161,7 @@ def test_names_of_ours_are_nobody_elses() -> None:
 def test_a_retry_and_a_comment_are_for_no_page() -> None:
     """They change how the client waits, and nothing else."""
     parser = EventSourceParser()
-    assert (
-        parser.feed(write_retry(2000) + write_comment() + write_comment("beat")) == []
-    )
+    assert parser.feed(write_retry(2000) + write_comment() * 2) == []
     assert (parser.retry, parser.comments) == (2000, 2)
 
 

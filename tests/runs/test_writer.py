@@ -19,7 +19,7 @@ from bls_agent import (
 )
 from bls_agent.connection.scripts import ADD_EVENTS
 from bls_agent.runs import RunWriter, StreamEvent
-from bls_agent.runs.adding import add_arguments
+from bls_agent.runs.new_events import add_arguments
 from bls_agent.runs.reading import RunKeys
 from tests.harness import eventually, is_gone, is_there
 from tests.runs.writing import take_over
@@ -271,21 +271,21 @@ async def test_a_batch_renews_the_lease(
     """Whoever writes all the time needs no renewals, which may be late for that."""
     keys = RunKeys(run_id)
     async with store.run(run_id, lease=60.0) as run:
-        hold: Any = run._hold
-        hold._valid_until, due = float("-inf"), hold.due
+        lease: Any = run._run_lease
+        lease._valid_until, due = float("-inf"), lease.due
         assert await bare.pexpire(keys.owner, 10_000)
         run.emit("a", "b")
         assert await run.flush(20)
         assert await bare.pttl(keys.owner) > 30_000
         assert run.is_owner
-        assert hold.due != due
+        assert lease.due != due
         # A batch that is sent once more finds that it was written, and says it, too.
         again = add_arguments(
             (),
             maxlen=1,
             ttl=600,
             floor=(0, "0-0"),
-            token=hold.token,
+            token=lease.token,
             number=1,
             lease=90,
         )
@@ -304,8 +304,8 @@ async def test_a_batch_renews_no_lease_of_others(
     """Taken over meanwhile: what is written on neither keeps nor takes the run."""
     keys = RunKeys(run_id)
     async with store.run(run_id, lease=60.0) as run:
-        hold: Any = run._hold
-        hold._valid_until = float("-inf")
+        lease: Any = run._run_lease
+        lease._valid_until = float("-inf")
         await bare.set(keys.owner, "another", px=10_000)
         run.emit("a", "b")
         assert await run.flush(20)
@@ -603,8 +603,8 @@ async def test_taken_over_and_ended(
         await take_over(run, bare, keys)
         await bare.hdel(keys.books, "owner")
         await bare.delete(keys.owner)
-        hold: Any = run._hold
-        await eventually(lambda: hold.due == float("inf"))
+        lease: Any = run._run_lease
+        await eventually(lambda: lease.due == float("inf"))
         assert await bare.exists(keys.owner) == 0
     assert await written(store, run_id) == ["lifecycle.started", "lifecycle.completed"]
 
@@ -625,9 +625,9 @@ async def test_a_late_request_opens_nothing(
 ) -> None:
     """A renewal that arrives behind the end of the run does nothing."""
     async with store.run(run_id) as run:
-        hold: Any = run._hold
+        lease: Any = run._run_lease
         pool: Any = run._pool
-    await pool._renew([hold])
+    await pool._renew([lease])
     assert await bare.exists(RunKeys(run_id).owner) == 0
     assert await bare.hget(RunKeys(run_id).books, "owner") is None
 
@@ -644,7 +644,7 @@ async def test_many_runs_share_a_task_and_a_connection(
     clients = [c for c in await bare.client_list() if c["name"].startswith("bls-runs")]
     assert len(clients) == 1
     pool: Any = store._pools._by_loop.find()
-    assert len(pool._holds) == 20
+    assert len(pool._leases) == 20
     for run in runs:
         await run.__aexit__(None, None, None)
     assert not [t for t in asyncio.all_tasks() if "bls-agent run" in t.get_name()]
@@ -699,10 +699,10 @@ async def test_never_left(store: EventStore, bare: Redis, run_id: int) -> None:
     runs = [store.run(run_id, lease=0.3)]
     await runs[0].__aenter__()
     runs[0].emit("a", "b")
-    course: Any = runs[0]._course
+    writing: Any = runs[0]._writing
     with pytest.warns(ResourceWarning, match="never left"):
         let_go(runs)
-    await course.ended.wait()
+    await writing.ended.wait()
     assert await written(store, run_id) == ["lifecycle.started", "a.b"]
     await eventually(lambda: is_gone(bare, RunKeys(run_id).owner))
     pool: Any = store._pools._by_loop.find()
@@ -710,7 +710,7 @@ async def test_never_left(store: EventStore, bare: Redis, run_id: int) -> None:
 
 
 def let_go(runs: list[RunWriter]) -> None:
-    """Forget them, whatever else may still hold them."""
+    """Forget them, whatever else may still lease them."""
     runs.clear()
     gc.collect()
 

@@ -17,9 +17,8 @@ from redis import Redis
 
 from bls_agent import ConfigurationError, EventStore, LeaseHeldError, WrongTypeError
 from bls_agent.devserver import DevServer
-from bls_agent.runs import RunWriter, StreamEvent
+from bls_agent.runs import RunWriter, StreamEvent, writer_task
 from bls_agent.runs.reading import RunKeys
-from bls_agent.runs.writing import course
 
 # Older redis-py complains of a connection that a closed loop has left; nothing of ours does.
 OURS = "bls_agent/"
@@ -234,7 +233,7 @@ def test_leaving_waits_for_redis(
     own_server: DevServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who comes back within shutdown_timeout gets all of it, the end included."""
-    monkeypatch.setattr(course, "LAST_WORDS", 0.05)  # of a thread that is ended
+    monkeypatch.setattr(writer_task, "FINAL_WRITE", 0.05)  # of a thread that is ended
     run = EventStore(own_server.url).run(1, shutdown_timeout=20)
 
     def come_back() -> None:

@@ -17,7 +17,7 @@ from bls_agent.ops.texts import load_texts
 from bls_agent.ops.web import streams
 from bls_agent.ops.web.config import WebConfig
 from bls_agent.ops.web.feeds import runs as run_feed
-from bls_agent.runs.following import presence
+from bls_agent.runs import gaps
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 from tests.ops.web.browsers import Watched, looking
 from tests.ops.web.serving import Served, served
@@ -71,9 +71,9 @@ def base(server: DevServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(run_feed, "INTERVAL", 0.1)
     monkeypatch.setattr(streams, "HEAD", 0.1)
     monkeypatch.setattr(streams, "QUIET_HEAD", 0.5)
-    monkeypatch.setattr(presence, "LOOK", 0.5)
-    monkeypatch.setattr(presence, "UNSEEN", 0.2)
-    monkeypatch.setattr(presence, "UNOWNED", 0.5)
+    monkeypatch.setattr(gaps, "LOOK", 0.5)
+    monkeypatch.setattr(gaps, "UNSEEN", 0.2)
+    monkeypatch.setattr(gaps, "UNOWNED", 0.5)
     with served(WebConfig(redis=server.url, port=0)) as console:
         yield console.url
 

@@ -33,8 +33,8 @@ from bls_agent.runs import (
     RunSummary,
     StreamEvent,
     WriterLost,
+    gaps,
 )
-from bls_agent.runs.following import presence
 from bls_agent.runs.reading import RunKeys
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 from tests.harness import eventually, execute
@@ -301,8 +301,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "HEAD", 0.05)
     monkeypatch.setattr(streams, "QUIET_HEAD", 0.1)
     monkeypatch.setattr(streams, "LOOK", 0.1)
-    monkeypatch.setattr(presence, "UNSEEN", 0.2)
-    monkeypatch.setattr(presence, "UNOWNED", 0.5)
+    monkeypatch.setattr(gaps, "UNSEEN", 0.2)
+    monkeypatch.setattr(gaps, "UNOWNED", 0.5)
 
 
 @pytest.mark.usefixtures("quick")

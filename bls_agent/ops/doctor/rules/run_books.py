@@ -8,8 +8,7 @@ from bls_agent.core.names import key_beside
 from bls_agent.ops.doctor.rule import Question, Rule, Sample, Severity, Values, show
 from bls_agent.runs.event_ids import find_id
 from bls_agent.runs.events import StreamEvent
-from bls_agent.runs.reading import RunKeys
-from bls_agent.runs.summaries import run_id_of
+from bls_agent.runs.reading import RunKeys, run_id_of
 
 __all__ = ["BOOK_RULES"]
 

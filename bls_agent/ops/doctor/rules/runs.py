@@ -19,8 +19,7 @@ from bls_agent.ops.doctor.rule import (
     show,
 )
 from bls_agent.ops.doctor.rules.run_books import BOOK_RULES
-from bls_agent.runs.reading import RunKeys
-from bls_agent.runs.summaries import run_id_of
+from bls_agent.runs.reading import RunKeys, run_id_of
 
 __all__ = ["RULES"]
 

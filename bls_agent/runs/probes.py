@@ -1,4 +1,9 @@
-"""What Redis is asked about runs besides their events."""
+"""Where to go on when the server has forgotten what was read: where the common past ends.
+
+A server that took over from another one may lack the last events, and its clock may be
+behind: what is written there then gets ids below those that were read. All that stands
+behind the newest event that we know is new.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +17,29 @@ from bls_agent.connection.keyed_wires import KeyedWires
 from bls_agent.core.errors import BlsError, RedisRefusedError, WrongTypeError
 from bls_agent.runs.event_ids import BEGINNING, EventId, find_id, order
 from bls_agent.runs.events import StreamEvent
-from bls_agent.runs.following.channel import Channel
-from bls_agent.runs.following.gaps import Evidence, Start
-from bls_agent.runs.following.presence import Seen
-from bls_agent.runs.following.rewinds import begins_anew, find_end_of_past
-from bls_agent.runs.reading import RunReader, decode_entries
-from bls_agent.runs.summaries import NO_KEY
+from bls_agent.runs.gaps import GapEvidence, Probe, ResumeFacts, sequence_of
+from bls_agent.runs.reading import NO_KEY, RunReader, decode_entries
+from bls_agent.runs.topic import RunTopic
 from bls_agent.runtime.lease import length_of
 
-__all__ = ["find_refused", "gather_evidence", "gather_start", "look_at", "read_last"]
+__all__ = [
+    "begins_anew",
+    "fetch_evidence",
+    "fetch_resume_facts",
+    "find_common_past",
+    "find_refused",
+    "probe_runs",
+    "read_last",
+]
 
 DIGITS: Final = 16  # a sequence has fewer
 ASKED: Final = 4  # requests of a look at one run
 
 
-async def gather_evidence(
+async def fetch_evidence(
     reader: RunReader, place: EventId, first: EventId
-) -> Evidence:
-    """Ask what tells whether events are missing between a place and an event.
-
-    Raises:
-        RedisUnavailableError: Redis cannot answer.
-    """
+) -> GapEvidence:
+    """Ask what tells whether events are missing between a place and an event."""
     keys = reader.keys
     at, oldest, noted = await reader.ask_many(
         [
@@ -42,21 +48,16 @@ async def gather_evidence(
             ("HGET", keys.books, f"lost:{first}"),
         ]
     )
-    begins = _told(oldest)
-    return Evidence(
-        stands=bool(_told(at)),
+    begins = _known(oldest)
+    return GapEvidence(
+        stands=bool(_known(at)),
         oldest=begins[0][0].decode() if begins else None,
-        noted=_number(_told(noted)),
+        noted=_number(_known(noted)),
     )
 
 
-async def gather_start(reader: RunReader, place: EventId) -> Start:
-    """Ask what tells how to begin at a place.
-
-    Raises:
-        WrongTypeError: The key is no stream.
-        RedisUnavailableError: Redis cannot answer.
-    """
+async def fetch_resume_facts(reader: RunReader, place: EventId) -> ResumeFacts:
+    """Ask what tells how to begin at a place."""
     keys = reader.keys
     at, about, books, left = await reader.ask_many(
         [
@@ -67,17 +68,17 @@ async def gather_start(reader: RunReader, place: EventId) -> Start:
         ]
     )
     if isinstance(at, BlsError):
-        raise _in_our_words(at, keys.events)
+        raise _as_ours(at, keys.events)
     found = decode_entries(keys.run_id, at)
     last, exists = read_last(about)
-    booked, sequence = _told(books) or (None, None)
+    booked, sequence = _known(books) or (None, None)
     last_booked = find_id(booked.decode("ascii", "replace")) if booked else None
-    return Start(
+    return ResumeFacts(
         at=found[0] if found else None,
         exists=exists or bool(found),
         last=last,
         booked=(last_booked, _number(sequence)) if last_booked else None,
-        lives=_told(left) not in (None, NO_KEY),
+        lives=_known(left) not in (None, NO_KEY),
         newest=_read_entry(keys.run_id, about, b"last-entry"),
     )
 
@@ -85,8 +86,7 @@ async def gather_start(reader: RunReader, place: EventId) -> Start:
 def read_last(about: Reply) -> tuple[EventId | None, bool]:
     """Read from XINFO STREAM the last id that was ever given, and whether there is a run.
 
-    Returns:
-        ``None`` for the id if nobody may know it.
+    ``None`` for the id if nobody may know it.
     """
     if isinstance(about, BlsError):
         if "no such key" in str(about).lower():
@@ -96,40 +96,38 @@ def read_last(about: Reply) -> tuple[EventId | None, bool]:
     return cast("bytes", named[b"last-generated-id"]).decode(), True
 
 
-async def look_at(
-    wires: KeyedWires, channels: Sequence[Channel]
-) -> tuple[list[Seen], bool]:
+async def probe_runs(
+    wires: KeyedWires, topics: Sequence[RunTopic]
+) -> tuple[list[Probe], bool]:
     """See whether runs are there and their writers alive, all in one write.
 
-    Returns:
-        What was seen of each, and whether one had to be set back because the server has
-        forgotten what was read.
-
-    Raises:
-        RedisUnavailableError: Redis cannot answer.
+    What was seen of each, and whether one had to be set back because the server has
+    forgotten what was read.
     """
     began = anyio.current_time()
     requests: list[Request] = []
-    for channel in channels:
-        keys = channel.keys
+    for topic in topics:
+        keys = topic.keys
         requests += [
             ("EXISTS", keys.events),
             ("XLEN", keys.events),
             ("HGET", keys.books, "owner"),
             ("PTTL", keys.owner),
         ]
-    existed = [channel.presence.existed for channel in channels]
-    doubted = [channel for channel in channels if channel.unchecked]
-    places = [channel.furthest for channel in doubted]
-    requests += [("XINFO", "STREAM", channel.keys.events) for channel in doubted]
+    existed = [topic.liveness.existed for topic in topics]
+    doubted = [topic for topic in topics if topic.needs_check]
+    places = [topic.furthest for topic in doubted]
+    requests += [("XINFO", "STREAM", topic.keys.events) for topic in doubted]
     replies = await wires.read_many(requests)
     elapsed = anyio.current_time() - began
-    seen = list[Seen]()
-    for at, (channel, before) in enumerate(zip(channels, existed, strict=True)):
-        exists, length, owner, left = map(_told, replies[at * ASKED : (at + 1) * ASKED])
-        channel.note_length(length or 0)
+    seen = list[Probe]()
+    for at, (topic, before) in enumerate(zip(topics, existed, strict=True)):
+        exists, length, owner, left = map(
+            _known, replies[at * ASKED : (at + 1) * ASKED]
+        )
+        topic.record_length(length or 0)
         seen.append(
-            Seen(
+            Probe(
                 exists != 0,
                 owner,
                 _seconds(left),
@@ -138,47 +136,40 @@ async def look_at(
                 length=length_of(owner),
             )
         )
-    told = zip(doubted, places, replies[len(channels) * ASKED :], strict=True)
+    told = zip(doubted, places, replies[len(topics) * ASKED :], strict=True)
     checked = [await _check(wires, *one) for one in told]
     return seen, any(checked)
 
 
 async def _check(
-    wires: KeyedWires, channel: Channel, place: EventId, about: Reply
+    wires: KeyedWires, topic: RunTopic, place: EventId, about: Reply
 ) -> bool:
-    """Set a channel back if the server has forgotten what was read; tell whether it was.
-
-    Args:
-        wires: The ways to it.
-        channel: Of the run.
-        place: How far it was read when the server was asked.
-        about: What XINFO STREAM said.
-    """
-    run_id = channel.keys.run_id
+    """Set a topic back if the server has forgotten what was read; tell whether it was."""
+    run_id = topic.keys.run_id
     last, _ = read_last(about)
     first = _read_entry(run_id, about, b"first-entry")
-    head = channel.ring.head
+    head = topic.buffer.head
     if last is None or order(last) >= order(place):
-        channel.unchecked = False
-        channel.origin = first.id if first is not None else None
+        topic.needs_check = False
+        topic.origin = first.id if first is not None else None
         return False
     reader = RunReader(wires, run_id)
-    if first is None and await _was_counted(reader, place):
-        channel.unchecked = False  # it was deleted, and nothing is forgotten
+    if first is None and await _was_deleted(reader, place):
+        topic.needs_check = False  # it was deleted, and nothing is forgotten
         return False
-    end = await find_end_of_past(reader, channel.past)
+    end = await find_common_past(reader, topic.past)
     if end is None:
-        end = BEGINNING if begins_anew(first, channel.origin) else last
-    if channel.ring.head != head:  # something has come meanwhile: look again
+        end = BEGINNING if begins_anew(first, topic.origin) else last
+    if topic.buffer.head != head:  # something has come meanwhile: look again
         return False
-    channel.unchecked = False
-    channel.rewind(end, last)
+    topic.needs_check = False
+    topic.rewind(end, last)
     return True
 
 
-async def _was_counted(reader: RunReader, place: EventId) -> bool:
+async def _was_deleted(reader: RunReader, place: EventId) -> bool:
     """Tell whether the books of a run still go as far as it was read."""
-    booked = _told((await reader.ask_many([("HGET", reader.keys.books, "id")]))[0])
+    booked = _known((await reader.ask_many([("HGET", reader.keys.books, "id")]))[0])
     last = find_id(booked.decode("ascii", "replace")) if booked else None
     return last is not None and order(last) >= order(place)
 
@@ -192,30 +183,26 @@ def _read_entry(run_id: int, about: Reply, name: bytes) -> StreamEvent | None:
 
 
 async def find_refused(
-    wires: KeyedWires, channels: Sequence[Channel]
-) -> list[tuple[Channel, BlsError]]:
-    """Find the runs of which Redis refuses to tell anything.
-
-    Raises:
-        RedisUnavailableError: Redis cannot answer.
-    """
-    keys = [channel.keys.events for channel in channels]
+    wires: KeyedWires, topics: Sequence[RunTopic]
+) -> list[tuple[RunTopic, BlsError]]:
+    """Find the runs of which Redis refuses to tell anything."""
+    keys = [topic.keys.events for topic in topics]
     requests = [("XREAD", "COUNT", 1, "STREAMS", key, "$") for key in keys]
     replies = await wires.read_many(requests)
     return [
-        (channel, _in_our_words(reply, channel.keys.events))
-        for channel, reply in zip(channels, replies, strict=True)
+        (topic, _as_ours(reply, topic.keys.events))
+        for topic, reply in zip(topics, replies, strict=True)
         if isinstance(reply, RedisRefusedError)
     ]
 
 
-def _in_our_words(error: BlsError, key: str) -> BlsError:
+def _as_ours(error: BlsError, key: str) -> BlsError:
     if getattr(error, "kind", "") == "wrong_type":
         return WrongTypeError(key, "stream")
     return error
 
 
-def _told(reply: Reply, *, otherwise: Any = None) -> Any:
+def _known(reply: Reply, *, otherwise: Any = None) -> Any:
     """Give a reply; what we may not know is not known."""
     return otherwise if isinstance(reply, BlsError) else reply
 
@@ -231,3 +218,26 @@ def _seconds(left: int | None) -> float | None:
     if left in (None, NO_KEY):
         return None
     return left / 1000 if left >= 0 else float("inf")
+
+
+async def find_common_past(
+    reader: RunReader, past: Sequence[Sequence[EventId]]
+) -> EventId | None:
+    """Find the newest of the events that we know.
+
+    ``None`` if none of them is there.
+    """
+    for known in past:
+        page = await reader.read(known[0], "+", len(known))
+        there = {event.id for event in page.events}
+        for event_id in reversed(known):
+            if event_id in there or event_id == BEGINNING:
+                return event_id
+    return None
+
+
+def begins_anew(first: StreamEvent | None, origin: EventId | None) -> bool:
+    """Tell whether a run that holds nothing we know is all new."""
+    if first is None:
+        return True
+    return origin not in (None, first.id) and sequence_of(first) == 1

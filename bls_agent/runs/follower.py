@@ -1,0 +1,511 @@
+"""One follower of one run: everything behind a place, in order, once."""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Self
+
+import anyio
+
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
+from bls_agent.runs.event_ids import BEGINNING, END, EventId, order
+from bls_agent.runs.events import (
+    Followed,
+    FollowEnd,
+    Gap,
+    GapReason,
+    StreamEvent,
+    WriterLost,
+)
+from bls_agent.runs.gaps import (
+    ResumePoint,
+    classify_jump,
+    continues,
+    find_resume_point,
+    sequence_of,
+)
+from bls_agent.runs.hub import Hub, Hubs
+from bls_agent.runs.probes import fetch_evidence, fetch_resume_facts
+from bls_agent.runs.reading import Page, PageSize, RunReader
+from bls_agent.runs.topic import RunTopic
+
+__all__ = ["Cursor", "Follower"]
+
+DOUBT: Final = 5.0  # seconds for a writer to tell by its next event what was lost
+MEANWHILE: Final = 0.1  # seconds from one look at what others have read to the next
+LONGEST: Final = 5.0  # the same at most: it doubles while nothing changes
+
+BATCH: Final = 500  # events that are given at once
+
+
+class Cursor:
+    """Where a follower stands: what it is given next stands behind this place."""
+
+    __slots__ = (
+        "_meanwhile",
+        "closes",
+        "existed",
+        "gap_due_at",
+        "id",
+        "is_event",
+        "known",
+        "recheck_at",
+    )
+
+    def __init__(self, last_id: EventId) -> None:
+        self.id = last_id  # the place; ``$`` until the end of the run was looked up
+        # the sequence there, or where it stood before it had to go back; ``None`` if
+        # nobody knows
+        self.known: int | None = 0 if last_id == BEGINNING else None
+        self.is_event = True  # whether an event surely stood there once
+        self.closes = False  # whether that one has ended the run
+        # whether the run ever was, as far as we know
+        self.existed = last_id not in (BEGINNING, END)
+        # how long the writer has to tell what the server has forgotten; ``None`` as
+        # long as it knows the place
+        self.gap_due_at: float | None = None
+        # when to look again if others stand elsewhere still; ``None`` as long as we
+        # stand where they do
+        self.recheck_at: float | None = None
+        self._meanwhile = MEANWHILE
+
+    @property
+    def gap_pending(self) -> bool:
+        """Whether the server has forgotten where we stood, and nothing came since."""
+        return self.gap_due_at is not None
+
+    def note(self, event: StreamEvent) -> None:
+        """Go behind an event; all who follow come here for each, so it has to be short."""
+        self.id, self.known = event.id, sequence_of(event)
+        self.closes, self.is_event, self.existed = event.closes, True, True
+        self.gap_due_at = self.recheck_at = None
+
+    def go_to_end(self, last: StreamEvent | None) -> None:
+        """Go behind the last event of the run, if it has one."""
+        if last is None:
+            self.id = BEGINNING
+        else:
+            self.note(last)
+
+    def open(self, opening: ResumePoint) -> None:
+        """Begin as was answered from what Redis tells about the place."""
+        self.id, self.known = opening.place, opening.known
+        self.is_event, self.closes = opening.is_event, opening.closes
+
+    def go_back(self, place: EventId, now: float) -> None:
+        """Go to the end that is there: the server has forgotten where we stood."""
+        self.id = place
+        self.gap_due_at = now + DOUBT
+
+    def misses_nothing(self, first: StreamEvent) -> bool:
+        """Tell whether an event is surely the next one, or the first that we are given."""
+        is_fresh = self.id == BEGINNING and self.known is None
+        is_begin = is_fresh and not self.gap_pending
+        return is_begin or continues(self.known, first)
+
+    def is_diverged(self, now: float) -> bool:
+        """Tell whether we stand where others do not for so long that it has to be looked.
+
+        Mostly one of us has only read earlier. But perhaps the server has forgotten
+        what it has told: then nothing would ever come behind our place.
+        """
+        if self.recheck_at is None:
+            self._meanwhile, self.recheck_at = MEANWHILE, now + MEANWHILE
+            return False
+        if now < self.recheck_at:
+            return False
+        self._meanwhile = min(2 * self._meanwhile, LONGEST)
+        self.recheck_at = now + self._meanwhile
+        return True
+
+
+class Follower:
+    """Gives the events of a run behind a place, as they are written.
+
+    Iterate over it, or ask it for batches, in one task at a time. Leaving the iteration
+    needs no closing: a follower that nobody waits with costs nothing, and holds no more
+    than its place.
+
+    Each event is given once, in order, through lost connections and restarts of a server
+    that keeps its data. Where some are missing, a :class:`~bls_agent.runs.Gap` stands
+    in their place. It ends at ``system.close`` if nothing stands behind that, when the
+    run disappears, and when its store is closed in this event loop. It waits through an
+    outage; a wrong password and a missing right, also those that changed meanwhile, raise
+    :class:`~bls_agent.RedisRefusedError`: iterating once more goes on at the same place.
+
+    Attributes:
+        run_id: The run.
+        place: Id of the event that was given last; the iteration goes on behind it.
+    """
+
+    def __init__(
+        self, hubs: Hubs, run_id: int, last_id: str, *, is_plain: bool = False
+    ) -> None:
+        """Remember where to begin; nothing is read yet.
+
+        Args:
+            hubs: Who waits for new events.
+            run_id: The run.
+            last_id: Behind which event; ``$`` for the end.
+            is_plain: Give events only, and never end by what is read.
+        """
+        self.run_id = run_id
+        self.place: EventId = last_id
+        self._is_over = False
+        self._ready: list[Followed] = []  # found, not all of it given yet
+        self._at = 0  # in it
+        self._hubs = hubs
+        self._is_plain = is_plain
+        self._hub: Hub | None = None
+        self._reader: RunReader | None = None
+        self._topic: RunTopic | None = None
+        self._waits_with: RunTopic | None = None  # now
+        self._begun = False
+        self._is_left = False
+        self._cursor = Cursor(last_id)
+        self._number: int | None = None  # of what comes next, in the topic's buffer
+        self._rewinds = 0  # of the topic that we have heard of
+        # topic.news when nothing but events was left to take from its buffer
+        self._known_news: int | None = None
+        self._reported_loss: tuple[bytes, int] | None = None  # whose loss
+        self._page_size = PageSize()
+        self._has_yielded = True  # whether others had their turn since the last batch
+        self._failure: RedisUnavailableError | None = None
+        self._backoff: Backoff | None = None
+        self._pause_until = -math.inf  # before the next try
+        self._until = -math.inf  # who waits for what comes next, at most
+
+    def __repr__(self) -> str:
+        state = "ended" if self.ended else "open"
+        return f"<Follower run {self.run_id} behind {self.place}, {state}>"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self._is_over and self._at == len(self._ready)
+
+    @property
+    def end(self) -> FollowEnd | None:
+        """Why nothing more will come; ``None`` as long as something may."""
+        if not self.ended:
+            return None
+        if self._is_left:
+            return FollowEnd.LEFT
+        return FollowEnd.CLOSED if self._cursor.closes else FollowEnd.GONE
+
+    @property
+    def unavailable(self) -> RedisUnavailableError | None:
+        """Why Redis cannot be asked now; ``None`` if it can."""
+        topic = self._topic
+        return self._failure or (topic.outage if topic is not None else None)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Followed:
+        if self._at == len(self._ready):
+            self._ready, self._at = await self._next(), 0
+            if not self._ready:
+                raise StopAsyncIteration
+        item = self._ready[self._at]
+        self._at += 1
+        if isinstance(item, StreamEvent):
+            self.place = item.id
+        return item
+
+    async def batch(self, timeout: float | None = None) -> list[Followed]:
+        """Give all that is there; wait for it if nothing is.
+
+        Args:
+            timeout: Seconds to wait at most for something new; default: as long as it
+                takes. A request that is under way then is finished (the store's
+                ``timeout`` bounds it): even with 0 all is given that is there.
+
+        Returns:
+            Empty if nothing has come in time, or if nothing more will (``ended``).
+
+        Raises:
+            WrongTypeError: The key is no stream.
+            RedisRefusedError: Redis refuses for good.
+            RedisUnavailableError: The end could not be found (``last_id="$"``).
+        """
+        items: list[Followed] = self._ready[self._at :]
+        self._ready, self._at = [], 0
+        if not items:
+            until = math.inf if timeout is None else anyio.current_time() + timeout
+            items = await self._next(until)
+        for item in reversed(items):
+            if isinstance(item, StreamEvent):
+                self.place = item.id
+                break
+        return items
+
+    async def aclose(self) -> None:
+        """End: nothing more is given, and whoever waits with it is told so.
+
+        There is nothing else to close.
+        """
+        self._leave_run()
+        self._ready, self._at, self._topic = [], 0, None
+        if self._waits_with is not None:
+            self._waits_with.wake()
+
+    def _leave_run(self) -> None:
+        self._is_left |= not self._is_over
+        self._is_over = True
+
+    async def _next(self, until: float = math.inf) -> list[Followed]:
+        """Give what comes next, at least one; empty at the end, or when time is up.
+
+        What is given is noted in the very step in which it leaves: who is cancelled
+        before that has lost nothing.
+        """
+        if not self._has_yielded:
+            await anyio.lowlevel.checkpoint()
+        self._has_yielded, self._until = False, until
+        while not self._is_over:
+            topic = self._topic
+            if topic is not None and topic.news == self._known_news:
+                found = self._take_more(topic)
+                if found is None:
+                    continue  # it is to be read, even if time is up
+                if not found:
+                    await self._wait_for_more(topic, until)
+            else:
+                found = await self._find_more()
+            if found:
+                return found
+            if until < math.inf and anyio.current_time() >= until:
+                break
+        return []
+
+    def _take_more(self, topic: RunTopic) -> list[Followed] | None:
+        """Give what has come since, and nothing else has happened: the usual case.
+
+        All who follow a run come here for each event: it has to be short.
+
+        ``None`` if it is not here any more.
+        """
+        events = topic.buffer.after(self._number or 0, BATCH)
+        if events:
+            self._number = (self._number or 0) + len(events)
+            self._cursor.note(events[-1])
+        if events is None or self._cursor.closes:
+            self._known_news = None
+        return events if events is None else [*events]
+
+    async def _wait_for_more(self, topic: RunTopic, until: float) -> None:
+        self._has_yielded, self._waits_with = True, topic
+        try:
+            if until == math.inf:  # a scope costs more than all the rest
+                await topic.wait()
+            else:
+                with anyio.CancelScope(deadline=until):
+                    await topic.wait()
+        finally:  # who was cancelled needs no waking, which would wake all others, too
+            self._waits_with = None
+
+    async def _find_more(self) -> list[Followed]:
+        """Do what comes next in every other case."""
+        self._known_news = None
+        if self._reader is None:
+            self._hub = self._hubs.here
+            self._reader = RunReader(self._hub.wires, self.run_id)
+        if self._hub is None or self._hub.is_closed:
+            self._leave_run()
+            return []
+        return await self._try(self._hub, self._reader)
+
+    async def _try(self, hub: Hub, reader: RunReader) -> list[Followed]:
+        """Do what comes next; if Redis is away, wait a little."""
+        if not await self._pause():
+            return []
+        try:
+            return await self._step(hub, reader)
+        except RedisRefusedError:
+            raise
+        except RedisUnavailableError as error:
+            is_less = self._page_size.shrink(error)
+            if self._cursor.id == END or (self._is_plain and not is_less):
+                raise
+            self._failure = error
+            self._backoff = self._backoff or Backoff()
+            self._pause_until = anyio.current_time() + self._backoff.failed()
+            return []
+
+    async def _pause(self) -> bool:
+        """Wait until it is time for the next try; tell whether it is."""
+        now = anyio.current_time()
+        if now < self._pause_until:
+            self._has_yielded = True
+            await anyio.sleep(max(0.0, min(self._pause_until, self._until) - now))
+        return self._pause_until <= max(self._until, anyio.current_time())
+
+    async def _step(self, hub: Hub, reader: RunReader) -> list[Followed]:
+        """Do what comes next: begin, take from the buffer, wait, or read from Redis."""
+        if not self._begun:
+            gap = await self._begin(reader)
+            if gap is not None or self._is_over:
+                return [gap] if gap is not None else []
+        topic = self._topic
+        found = self._take_from_topic(topic) if topic is not None else None
+        if topic is not None and found is not None:
+            in_ring = self._number is not None
+            if not found and in_ring and not self._cursor.gap_pending:
+                self._known_news = topic.news  # wait where it costs least
+            elif not found and not self._is_over:
+                await self._wait_with(hub, topic)
+            return found
+        return await self._read_page(hub, reader)
+
+    async def _begin(self, reader: RunReader) -> Gap | None:
+        """Find out where to begin."""
+        cursor, gap = self._cursor, None
+        if cursor.id == END:
+            cursor.go_to_end(await reader.last())
+        elif cursor.id != BEGINNING and not self._is_plain:
+            start = await fetch_resume_facts(reader, cursor.id)
+            opening = find_resume_point(self.run_id, cursor.id, start)
+            cursor.open(opening)
+            gap, self._is_over = opening.gap, opening.is_over
+        self.place = cursor.id
+        self._begun = True
+        return gap
+
+    def _take_from_topic(self, topic: RunTopic) -> list[Followed] | None:
+        """Give what the others have, too; ``None`` if Redis has to be asked."""
+        if topic.failure is not None:
+            self._topic = None
+            raise topic.failure
+        if topic.rewinds != self._rewinds:
+            self._apply_rewind(topic)
+        buffer = topic.buffer
+        if self._number is None:
+            self._number = buffer.locate(self._cursor.id)
+            if self._number is None and order(self._cursor.id) > order(buffer.head):
+                return self._report_state(topic)  # we have read further than it has
+        events = None
+        if self._number is not None:
+            events = buffer.after(self._number, BATCH)
+        if events is None or (events and self._cursor.gap_pending):
+            return self._leave_buffer(topic)
+        if not events:
+            return self._report_state(topic)
+        self._number = (self._number or 0) + len(events)
+        self._cursor.note(events[-1])
+        return [*events]
+
+    def _leave_buffer(self, topic: RunTopic) -> list[Followed] | None:
+        """Read on from Redis, unless there is nothing to be read any more."""
+        self._number = None
+        self._page_size = PageSize()  # what is large now may have been small before
+        if topic.is_open or not topic.liveness.is_gone or self._is_plain:
+            return None
+        if not self._cursor.existed:
+            return self._leave_topic()  # that was a former life of the run
+        self._is_over = True
+        return [self._make_gap(GapReason.EXPIRED, topic)]
+
+    def _apply_rewind(self, topic: RunTopic) -> None:
+        """Go back to the end that is there, if the server has forgotten our place."""
+        in_ring = self._number is not None
+        self._rewinds, self._number = topic.rewinds, None
+        if topic.must_go_back(self._cursor.id, in_ring=in_ring):
+            self._cursor.go_back(topic.rewound_to, anyio.current_time())
+
+    def _report_state(self, topic: RunTopic) -> list[Followed] | None:
+        """Say what else there is to be told to one who has been given every event."""
+        liveness, cursor, found = topic.liveness, self._cursor, list[Followed]()
+        if self._is_plain:
+            return found if topic.is_open else self._leave_topic()
+        if liveness.is_gone and not cursor.existed:
+            return self._leave_topic()
+        if liveness.is_gone:
+            self._is_over = True
+        elif cursor.closes and not cursor.gap_pending:
+            self._number = None
+            return None  # it ends if nothing stands behind
+        lost = None if liveness.lost is None else (liveness.lost, liveness.returns)
+        is_news = lost is not None and lost != self._reported_loss
+        doubt = cursor.gap_due_at
+        if doubt is not None and (
+            self._is_over or is_news or anyio.current_time() >= doubt
+        ):
+            found.append(self._make_gap(GapReason.LOST))
+            cursor.gap_due_at, self.place = None, cursor.id
+        if is_news and not self._is_over:
+            self._reported_loss = lost
+            found.append(WriterLost(self.run_id, self.place))
+        if not found and not topic.is_open and not self._is_over:
+            return self._leave_topic()
+        return found
+
+    def _leave_topic(self) -> list[Followed] | None:
+        """Leave a topic that nobody feeds any more."""
+        self._topic = self._number = None
+        return None
+
+    def _make_gap(self, reason: GapReason, topic: RunTopic | None = None) -> Gap:
+        known = topic.known if topic is not None else None
+        ours = self._cursor.known
+        missing = max(0, known - ours) if known and ours else 0
+        return Gap(self.run_id, reason, self.place, None, missing or None)
+
+    async def _wait_with(self, hub: Hub, topic: RunTopic) -> None:
+        """Wait for what comes; not for long in doubt, or where others do not stand."""
+        cursor, until = self._cursor, self._until
+        if self._number is None:
+            if cursor.is_diverged(anyio.current_time()):
+                hub.doubt(topic, BEGINNING if self._is_plain else cursor.id)
+            until = min(until, cursor.recheck_at or until)
+        if cursor.gap_due_at is not None:
+            until = min(until, cursor.gap_due_at)
+        await self._wait_for_more(topic, until)
+
+    async def _read_page(self, hub: Hub, reader: RunReader) -> list[Followed]:
+        """Read on from Redis, and join those who wait if that was all."""
+        began = anyio.current_time()
+        page = await hub.pages.read(reader, self._cursor.id, self._page_size.count)
+        gap = await self._find_gap(page.events[0], reader) if page.events else None
+        self._failure = self._backoff = None
+        self._page_size.record(page, anyio.current_time() - began)
+        found: list[Followed] = [*([gap] if gap is not None else []), *page.events]
+        self._go_on(hub, reader, page)
+        if found or self._is_over or self._topic is None:
+            return found
+        if self._topic.buffer.locate(self._cursor.id) is None:
+            await self._wait_with(hub, self._topic)
+        return []
+
+    def _go_on(self, hub: Hub, reader: RunReader, page: Page) -> None:
+        """Go behind a page, and find those who follow the run, too."""
+        cursor = self._cursor
+        if page.events:
+            cursor.note(page.events[-1])
+        if page.is_last and cursor.closes and not self._is_plain:
+            self._is_over = True
+            return
+        topic = hub.find(self.run_id, reader.keys.events)
+        if topic is None and page.is_last:
+            topic = hub.join(reader.keys, cursor.id, cursor.known, seen=cursor.existed)
+        if topic is not self._topic and topic is not None:
+            self._rewinds = topic.rewinds
+        if topic is not None:
+            topic.record_page(page.events)
+        self._topic, self._number = topic, None
+
+    async def _find_gap(self, first: StreamEvent, reader: RunReader) -> Gap | None:
+        """Find out whether events are missing before one that was read."""
+        cursor = self._cursor
+        if self._is_plain or cursor.misses_nothing(first):
+            return None
+        evidence = await fetch_evidence(reader, self.place, first.id)
+        return classify_jump(
+            self.place,
+            cursor.known,
+            first,
+            evidence,
+            is_event=cursor.is_event,
+            gap_pending=cursor.gap_pending,
+        )

@@ -1,1 +1,0 @@
-"""Following runs: any number of followers over one waiting connection."""

@@ -1,0 +1,284 @@
+"""Whether events are missing, whether a run is still there and its writer alive.
+
+Decisions only; the clock is an argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from bls_agent.runs.event_ids import BEGINNING, EventId, order
+from bls_agent.runs.events import Gap, GapReason, StreamEvent
+
+__all__ = [
+    "LOOK",
+    "GapEvidence",
+    "Probe",
+    "ResumeFacts",
+    "ResumePoint",
+    "WriterLiveness",
+    "classify_jump",
+    "continues",
+    "find_resume_point",
+    "sequence_of",
+]
+
+LOOK: Final = 5.0  # seconds between two looks
+BEHIND: Final = 0.05  # seconds after the end of a lease
+SOON: Final = 1.0  # the same while events come and nobody knows their writer
+LEASE: Final = 15.0  # seconds: a writer's usual lease
+CONFIRMED: Final = 0.25  # seconds from the first look without a lease to the second
+UNSEEN: Final = 2.0  # the same where no lease was ever probe
+UNOWNED: Final = 5.0  # seconds that a run without a lease has to come back
+SLOW: Final = 0.5  # seconds: a look that took longer has probe an outage …
+USUAL: Final = 4  # … if it took so many times longer than they usually take
+RISE: Final = 1.5  # from one look to the next, of what is thought usual
+
+
+def sequence_of(event: StreamEvent) -> int | None:
+    """Give the number of an event within its run; ``None`` if it cannot be read."""
+    return None if "sequence" in event.faults else event.sequence
+
+
+def continues(known: int | None, event: StreamEvent) -> bool:
+    """Tell whether an event is surely the next one behind a known sequence."""
+    sequence = sequence_of(event)
+    if known is None or sequence is None:
+        return False
+    return sequence == known + 1 or known == sequence == 0
+
+
+@dataclass(frozen=True)
+class GapEvidence:
+    """What Redis tells about a place and what stands behind it."""
+
+    stands: bool  # whether the event at the place is still there
+    oldest: EventId | None  # id of the oldest event that is there
+    # how many events the server had forgotten when the event behind the place was
+    # written, as its writer has noted; 0 if it noted nothing
+    noted: int = 0
+
+
+def classify_jump(
+    place: EventId,
+    known: int | None,
+    first: StreamEvent,
+    evidence: GapEvidence,
+    *,
+    is_event: bool = True,
+    gap_pending: bool = False,
+) -> Gap | None:
+    """Judge an event whose sequence does not continue that of the place before."""
+    sequence = sequence_of(first) or 0
+    missing = sequence - known - 1 if known is not None else 0
+    if known is not None and missing <= 0 and (evidence.noted or place == BEGINNING):
+        return None
+    reason = _find_reason(place, sequence, evidence, is_event=is_event)
+    if gap_pending:
+        reason = GapReason.LOST
+    if reason is None:
+        return None
+    told = missing if missing > 0 else None
+    return Gap(first.run_id, reason, place, first.id, told)
+
+
+def _find_reason(
+    place: EventId, sequence: int, evidence: GapEvidence, *, is_event: bool
+) -> GapReason | None:
+    if evidence.noted:
+        return GapReason.LOST
+    if place == BEGINNING:
+        return GapReason.TRIMMED
+    if evidence.stands:
+        return None
+    if _had_tail(place, evidence.oldest):  # that is no trimming
+        return GapReason.LOST if is_event else None
+    if sequence == 1:  # the run's id was used again
+        return GapReason.EXPIRED if is_event else None
+    return GapReason.TRIMMED
+
+
+def _had_tail(place: EventId, oldest: EventId | None) -> bool:
+    """Tell whether events stand that are older than a place."""
+    return oldest is not None and order(oldest) < order(place)
+
+
+@dataclass(frozen=True)
+class ResumeFacts:
+    """What Redis tells about the place at which somebody begins."""
+
+    at: StreamEvent | None  # the event at the place, if it is there
+    exists: bool  # whether the run is there
+    last: EventId | None  # of the last event ever added; ``None`` if nobody knows
+    booked: tuple[EventId, int] | None  # id and sequence of the last one in the books
+    lives: bool  # whether a writer has a lease on the run
+    newest: StreamEvent | None = None  # that is there; ``None`` if nobody knows
+
+
+class ResumePoint(NamedTuple):
+    """How to begin."""
+
+    place: EventId  # read behind it
+    known: int | None = None  # the sequence there, if that is known
+    gap: Gap | None = None  # what to tell first
+    is_event: bool = True  # whether an event surely stood at the place once
+    closes: bool = False  # whether its writer has ended the run with it
+    is_over: bool = False  # whether nothing more can come
+
+
+def find_resume_point(run_id: int, place: EventId, start: ResumeFacts) -> ResumePoint:
+    """Say how to begin behind an id that was given from outside."""
+    if start.at is not None:
+        return ResumePoint(place, sequence_of(start.at), closes=start.at.closes)
+    if start.exists:
+        if start.last is not None and order(start.last) < order(place):
+            gap, newest = Gap(run_id, GapReason.LOST, place), start.newest
+            ends = newest is not None and newest.id == start.last and newest.closes
+            return ResumePoint(start.last, None, gap, closes=ends)
+        return ResumePoint(place, is_event=False)
+    if start.booked is not None and order(start.booked[0]) <= order(place):
+        # Deleted under its writer, who goes on behind his last event; or it has ended.
+        behind: tuple[EventId, int | None] = (
+            start.booked if start.lives else (place, None)
+        )
+        return ResumePoint(*behind, is_over=not start.lives)
+    if start.lives:
+        return ResumePoint(BEGINNING, None, Gap(run_id, GapReason.LOST, place))
+    return ResumePoint(place, None, Gap(run_id, GapReason.EXPIRED, place), is_over=True)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was read of a run and its writer at one moment."""
+
+    exists: bool  # whether there are events
+    owner: bytes | None  # token of a writer that has not ended the run
+    left: float | None  # seconds that are left of its lease; ``None`` if it has none
+    elapsed: float = 0.0  # seconds that reading took
+    # whether the run was known before: one that begins meanwhile has not disappeared
+    existed: bool = True
+    length: float | None = None  # seconds of the lease, as far as its token tells
+
+
+class WriterLiveness:
+    """What is known of a run and its writer.
+
+    A lease that is gone is no dead writer if nobody could renew it: after an outage a
+    living writer gets the time of a lease to come back.
+    """
+
+    def __init__(self, now: float, *, existed: bool) -> None:
+        self.existed = existed  # whether the run was ever there
+        self.is_gone = False  # whether it was there and has disappeared
+        self.lost: bytes | None = None  # token of the writer that is lost now
+        self.returns = 0  # how often one has come back
+        self.probe_at = now  # when to look again
+        self._looked_at = float("-inf")
+        self._usual: float | None = None  # seconds that a look takes
+        self._lease = 0.0  # the longest that was probe
+        self._lives_until = float("-inf")  # the end of the lease that was probe last
+        self._lost_not_before = self._gone_not_before = now
+        self._missed: tuple[bytes, float] | None = None  # whose lease, since when
+        self._too_long_since: float | None = None  # when more was left than its length
+
+    def note_events(self) -> bool:
+        """Hear that events have come: somebody writes them, perhaps with a lease.
+
+        Whether to look earlier than was planned.
+        """
+        self.existed = True
+        if (
+            self._lives_until >= self._looked_at
+            or self.probe_at <= self._looked_at + SOON
+        ):
+            return False
+        self.probe_at = self._looked_at + SOON
+        return True
+
+    def note_outage(self, now: float) -> None:
+        """Give a writer the time to come back: nobody could speak to Redis."""
+        self._wait_for_writer(now)
+        self.probe_at = now
+
+    def _wait_for_writer(self, now: float, most: float = float("inf")) -> None:
+        """Give a writer the time of its lease, and no more than so many seconds."""
+        self._lost_not_before = now + min(most, self._lease or LEASE)
+        self._gone_not_before = now + min(most, self._lease or UNOWNED)
+        self._missed = None
+
+    def record(self, probe: Probe, now: float) -> bool:
+        """Take what was probe.
+
+        Whether followers have something to be told.
+        """
+        self._looked_at = now
+        self.probe_at = now + LOOK
+        probe = replace(probe, left=self._correct_lease(probe, now))
+        if probe.left is not None:
+            self._lease = max(self._lease, probe.left)
+            self._lives_until = now + probe.left
+            # A look that leaves now arrives when the answer of this one was given, and
+            # later: so it need not leave after the end of the lease.
+            ends_at = self._lives_until - probe.elapsed
+            self.probe_at = min(self.probe_at, ends_at + BEHIND)
+        if self._is_slow(probe.elapsed):
+            self._wait_for_writer(now, USUAL * probe.elapsed)
+        told = self._record_writer(probe, now)
+        return self._record_run(probe, now) or told
+
+    def _correct_lease(self, probe: Probe, now: float) -> float | None:
+        """Give what is left of a lease, by our clock where the server's was set back.
+
+        More than its length is left then, until its owner renews it.
+        """
+        if probe.left is None or probe.length is None or probe.left <= probe.length:
+            self._too_long_since = None
+            return probe.left
+        if self._too_long_since is None:
+            self._too_long_since = now
+        left = self._too_long_since + probe.length - now
+        return left if left > 0 else None
+
+    def _is_slow(self, elapsed: float) -> bool:
+        """Tell whether nobody could speak to Redis; a far server is no outage.
+
+        The first look tells how far it is; it waits for the connection, too.
+        """
+        if self._usual is None:
+            self._usual = elapsed
+            return False
+        most = max(SLOW, USUAL * self._usual)
+        self._usual = min(elapsed, RISE * max(self._usual, SLOW / USUAL))
+        return elapsed > most
+
+    def _record_writer(self, probe: Probe, now: float) -> bool:
+        if probe.owner is None or probe.left is not None:
+            self.returns += self.lost is not None
+            self.lost = self._missed = None
+            return False
+        if self._missed is None or self._missed[0] != probe.owner:
+            self._missed = (probe.owner, now)
+        wait = CONFIRMED if self._lease else UNSEEN
+        sure_at = max(self._missed[1] + wait, self._lost_not_before)
+        if now < sure_at:
+            self.probe_at = min(self.probe_at, sure_at + BEHIND)
+            return False
+        if self.lost == probe.owner:
+            return False
+        self.lost = probe.owner
+        return True
+
+    def _record_run(self, probe: Probe, now: float) -> bool:
+        if probe.exists:
+            self.existed, self.is_gone = True, False
+            return False
+        if not (self.existed and probe.existed) or probe.left is not None:
+            return False
+        # A server that was away may have come back empty: a writer gets time to go on.
+        sure_at = max(self._lives_until, self._gone_not_before)
+        if now < sure_at:
+            self.probe_at = min(self.probe_at, sure_at + BEHIND)
+            return False
+        self.is_gone = True
+        return True

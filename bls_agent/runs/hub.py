@@ -1,0 +1,464 @@
+"""All runs that are followed in one event loop, over one waiting connection."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from bls_agent.connection.access import Access
+from bls_agent.connection.after_fork import keep, register
+from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.connection.loop_local import LoopLocal
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
+from bls_agent.core.redaction import redact_traceback
+from bls_agent.runs.event_ids import EventId, order
+from bls_agent.runs.probes import fetch_evidence, find_refused, probe_runs
+from bls_agent.runs.reading import (
+    GROWTH,
+    PAGE,
+    PAGE_BYTES,
+    RunKeys,
+    RunReader,
+    decode_entries,
+)
+from bls_agent.runs.topic import Arrivals, RunTopic, SharedPages
+from bls_agent.runtime.tasks import start_background
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["Hub", "Hubs", "StreamReader"]
+
+logger = logging.getLogger(__name__)
+
+BLOCK: Final = 3.0  # seconds that the read waits at the server
+MARGIN: Final = 1.5  # seconds that its reply may be late
+MOST_MARGIN: Final = 10.0  # the same for a server that is far away
+FIRST_PAUSE: Final = 0.05  # seconds from one UNBLOCK to the next, then twice as many
+GRACE: Final = 1.5  # seconds from the first UNBLOCK until the connection is given up
+OF_ITS_KEY: Final = ("wrong_type", "no_permission")  # others may be read
+COUNT: Final = 100  # events of all runs in one reply, while nobody knows their size
+
+NAME: Final = "bls-agent-runs"  # of the tasks
+AT_ONCE: Final = 0.02  # seconds: looks that are due within it go into one write
+
+
+class StreamReader:
+    """Reads the new events of all its runs with one XREAD; on a cluster those of a slot.
+
+    The places are ours, not the server's: a read may be given up at any time, with its
+    reply, and asked again.
+    """
+
+    def __init__(self, wires: KeyedWires, key: str, wake: Callable[[], None]) -> None:
+        self.topics: dict[int, RunTopic] = {}  # the runs, by their ids
+        self._outage: RedisUnavailableError | None = None
+        self._wires = wires
+        self._key = key
+        self._wake = wake
+        self.wire = wires.waiting(key)
+        self._generation = 0
+        self._given_up = self._doubted = False
+        self._room = self._asked = COUNT  # events in a reply: of all runs; of each
+        self._margin = MARGIN
+        self._received: int | None = None
+        self._posted: dict[bytes, tuple[RunTopic, str]] = {}
+        self._posted_at = 0.0
+        self._is_stale = False
+        self._scope: anyio.CancelScope | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._ended = anyio.Event()
+
+    @property
+    def runs(self) -> bool:
+        """Whether somebody reads."""
+        return self._task is not None and not self._task.done()
+
+    def add(self, topic: RunTopic) -> None:
+        """Read the new events of one more run."""
+        self.topics[topic.keys.run_id] = topic
+        topic.outage = self._outage
+        self.restart_read()
+        if not self.runs:
+            name = "bls-agent-runs"
+            self._ended = anyio.Event()
+            self._task = start_background(self._run, name)
+            self._task.add_done_callback(self._note_over)
+
+    def restart_read(self) -> None:
+        """Give up the read that is parked: it asks for the wrong places."""
+        self._is_stale = True
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def _run(self) -> None:
+        backoff = Backoff()
+        try:
+            while self._keep_wanted():
+                try:
+                    await self._read()
+                except RedisUnavailableError as error:
+                    await self._handle_error(error, backoff)
+                except Exception as error:  # noqa: BLE001 - the one place; the log tells
+                    text = "following runs failed and is started again\n%s"
+                    logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
+                    await self.wire.drop()
+                    await anyio.sleep(1.0 + backoff.failed())
+                else:
+                    self._doubted = False
+                    backoff.succeeded()
+        finally:
+            self._given_up = True
+            await self.wire.aclose()
+
+    def _note_over(self, _: asyncio.Task[None]) -> None:
+        """Wake all who wait if somebody has cancelled us: they begin anew."""
+        self._ended.set()
+        for topic in self.topics.values():
+            topic.close()
+        self.topics.clear()
+
+    def _keep_wanted(self) -> bool:
+        """Forget the runs for which nobody waits any more; tell whether any are left."""
+        now = anyio.current_time()
+        for run_id, topic in list(self.topics.items()):
+            if not topic.is_open or not topic.is_wanted(now):
+                del self.topics[run_id]
+                topic.close()
+        return bool(self.topics)
+
+    async def _read(self) -> None:
+        """Wait for events once, and take what has come."""
+        if self._is_stale and self.wire.owed:
+            await self._release()
+        if not self.wire.owed:
+            await self._post()
+        reply, has_come = await self._collect(self._posted_at + BLOCK + self._margin)
+        if has_come:
+            await self._take(reply)
+        elif not self._is_stale:
+            await self._check_silence()
+
+    async def _post(self) -> None:
+        self._is_stale = False
+        began = anyio.current_time()
+        await self.wire.open()
+        if self.wire.generation != self._generation:
+            took = anyio.current_time() - began
+            self._margin = min(max(MARGIN, 3 * took), MOST_MARGIN)
+            self._room = COUNT  # what has come meanwhile may be large
+            self._notice_opening()
+        self._set_outage(None)
+        topics = list(self.topics.values())
+        keys = [topic.keys.events.encode() for topic in topics]
+        places = [topic.buffer.head for topic in topics]
+        self._posted = dict(zip(keys, zip(topics, places, strict=True), strict=True))
+        self._posted_at = anyio.current_time()
+        self._asked = max(1, min(PAGE, self._room // len(topics)))
+        wait = ("BLOCK", int(BLOCK * 1000), "COUNT", self._asked)
+        await self.wire.post([("XREAD", *wait, "STREAMS", *keys, *places)])
+
+    def _set_outage(self, outage: RedisUnavailableError | None) -> None:
+        self._outage = outage
+        for topic in self.topics.values():
+            topic.outage = outage
+
+    def _notice_opening(self) -> None:
+        """Have it looked whether the server still knows what we have read."""
+        if self._generation and not self._given_up:
+            now = anyio.current_time()
+            for topic in self.topics.values():
+                topic.liveness.note_outage(now)
+                topic.needs_check = True
+            self._wake()
+        self._generation, self._given_up = self.wire.generation, False
+
+    async def _collect(self, until: float) -> tuple[Any, bool]:
+        """Wait for the reply; cancelling that loses nothing."""
+        self._received = self.wire.received
+        with anyio.CancelScope(deadline=until) as scope:
+            self._scope = scope
+            if self._is_stale:
+                scope.cancel()
+            try:
+                return await self.wire.collect(), True
+            finally:
+                self._scope = None
+        return None, False
+
+    async def _check_silence(self) -> None:
+        """Give the connection up if nothing comes over it, however late."""
+        if self.wire.received != self._received:  # a large reply over a narrow link
+            self._posted_at = anyio.current_time() - BLOCK
+            return
+        await self.wire.drop()
+        raise RedisUnavailableError(
+            "deaf", "the waiting connection gave no answer", address=self.wire.address
+        )
+
+    async def _release(self) -> None:
+        """Have the server end the read that is parked; else give the connection up."""
+        pause, end = FIRST_PAUSE, anyio.current_time() + GRACE
+        while self.wire.owed:
+            released = await self._unblock()
+            if not released or anyio.current_time() > end:
+                self._given_up = True
+                await self.wire.drop()
+                return
+            with anyio.move_on_after(pause):
+                await self._take(await self.wire.collect())
+            pause *= 2
+
+    async def _unblock(self) -> bool:
+        number = self.wire.client_id
+        if number is None:
+            return False
+        try:
+            async with self._wires.to(self._key) as data:
+                if data.server is not None and not self.wire.is_at(data.server):
+                    return False  # its id would be a stranger's
+                await data.call("CLIENT", "UNBLOCK", number)
+        except RedisUnavailableError:
+            return False
+        return True
+
+    async def _take(self, reply: Any) -> None:
+        """Give each run what has come for it."""
+        jumps: list[tuple[RunTopic, Arrivals]] = []
+        size = count = 0
+        for key, entries in reply or ():
+            topic, place = self._posted[key]
+            sizes = [sum(map(len, fields)) for _, fields in entries]
+            size, count = size + sum(sizes), count + len(sizes)
+            if not topic.is_open or topic.buffer.head != place:
+                continue  # the server has forgotten the place meanwhile
+            events = decode_entries(topic.keys.run_id, entries)
+            if topic.liveness.note_events():
+                self._wake()
+            come = Arrivals(events, sizes)
+            if topic.continues(events):
+                topic.take(come)
+            else:
+                jumps.append((topic, come))
+        if count:
+            each = max(1, size // count)
+            asked = self._asked * len(self._posted)
+            self._room = min(PAGE_BYTES // each, GROWTH * asked)
+        for topic, come in jumps:
+            await self._take_jump(topic, come)
+
+    async def _take_jump(self, topic: RunTopic, come: Arrivals) -> None:
+        """Take what may not stand right behind what we have, after a look."""
+        head = topic.buffer.head
+        reader = RunReader(self._wires, topic.keys.run_id)
+        evidence = await fetch_evidence(reader, head, come.events[0].id)
+        if topic.buffer.head != head:
+            return
+        if evidence.stands and not evidence.noted:
+            topic.take(come)
+        else:
+            topic.skip(come)
+
+    async def _handle_error(
+        self, error: RedisUnavailableError, backoff: Backoff
+    ) -> None:
+        """Find out what an error means, and wait before the next try."""
+        if isinstance(error, RedisRefusedError):
+            try:
+                await self._fail_refused(error)
+            except RedisUnavailableError as other:
+                error = other
+            else:
+                return
+        self._set_outage(error)
+        await anyio.sleep(backoff.failed())
+
+    async def _fail_refused(self, error: RedisRefusedError) -> None:
+        """Find the runs that cannot be read; if it is none of them, it is all."""
+        topics = list(self.topics.values())
+        found: list[tuple[RunTopic, BlsError]] = []
+        if not error.connecting:
+            found = await find_refused(self._wires, topics)
+            if not found and error.kind in OF_ITS_KEY and not self._doubted:
+                self._doubted = True  # one may have been wrong for a moment
+                raise error
+        for topic, failure in found or [(one, error) for one in topics]:
+            topic.fail(failure)
+            self.topics.pop(topic.keys.run_id, None)
+
+    async def aclose(self) -> None:
+        """End; who waits is woken."""
+        if self._task is not None and self.runs:
+            self._task.cancel()
+            await self._ended.wait()
+
+
+class Hub:
+    """The streams of one event loop, and the one who looks after runs and writers."""
+
+    def __init__(self, wires: KeyedWires) -> None:
+        self.wires = wires
+        self.is_closed = False  # whether its store was closed here: who follows ends
+        self._openings = 0
+        self.pages = SharedPages()  # what several followers read at the same time
+        self._streams: dict[int, StreamReader] = {}
+        self._woken = anyio.Event()
+        self._ended = anyio.Event()
+        self._task: asyncio.Task[None] | None = None
+        register(self)
+
+    def forget_parent(self) -> None:
+        """In a forked child: the tasks are the parent's, who waits there does so there."""
+        self._forsake()
+        keep(self)
+
+    def find(self, run_id: int, key: str) -> RunTopic | None:
+        """Give the topic of a run that somebody follows already."""
+        stream = self._streams.get(self.wires.slot_of(key))
+        topic = stream.topics.get(run_id) if stream is not None else None
+        return topic if topic is not None and topic.is_open else None
+
+    def join(
+        self, keys: RunKeys, place: EventId, known: int | None, *, seen: bool
+    ) -> RunTopic:
+        """Give the topic of a run; if there is none, one that begins at a place."""
+        topic = self.find(keys.run_id, keys.events)
+        if topic is not None:
+            return topic
+        slot = self.wires.slot_of(keys.events)
+        stream = self._streams.get(slot)
+        if stream is None:
+            self._streams = {at: one for at, one in self._streams.items() if one.runs}
+            stream = self._streams[slot] = StreamReader(
+                self.wires, keys.events, self._wake
+            )
+        topic = RunTopic(keys, place, known, seen=seen)
+        stream.add(topic)
+        self._wake()
+        if self._task is None or self._task.done():
+            self._task = start_background(self._probe_runs, NAME)
+            self._task.add_done_callback(lambda _: self._ended.set())
+        return topic
+
+    def doubt(self, topic: RunTopic, place: EventId) -> None:
+        """Have it looked at once whether a run still goes as far as we have read."""
+        topic.reach = max(topic.reach, place, key=order)
+        topic.needs_check = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._woken.set()
+
+    @property
+    def _topics(self) -> list[RunTopic]:
+        streams = self._streams.values()
+        return [topic for stream in streams for topic in stream.topics.values()]
+
+    async def _probe_runs(self) -> None:
+        """See now and then whether the runs are there and their writers alive."""
+        self._ended = anyio.Event()
+        backoff = Backoff()
+        while topics := self._topics:
+            now = anyio.current_time()
+            due = [one for one in topics if self._is_due(one, now + AT_ONCE)]
+            try:
+                if due:
+                    await self._probe(due)
+                    backoff.succeeded()
+            except RedisUnavailableError:
+                for topic in due:
+                    topic.liveness.note_outage(anyio.current_time())
+                await anyio.sleep(backoff.failed())
+            except Exception as error:  # noqa: BLE001 - the one place; the log tells
+                text = "looking after runs failed and is started again\n%s"
+                logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
+                await anyio.sleep(1.0 + backoff.failed())
+            else:
+                await self._sleep()
+            self.pages.forget()
+
+    def _is_due(self, topic: RunTopic, now: float) -> bool:
+        return topic.needs_check or topic.liveness.probe_at <= now
+
+    async def _probe(self, topics: list[RunTopic]) -> None:
+        seen, is_behind = await probe_runs(self.wires, topics)
+        if is_behind:
+            for stream in self._streams.values():
+                stream.restart_read()
+        now = anyio.current_time()
+        before, self._openings = self._openings, self.wires.openings
+        if before not in (0, self._openings):  # a restart that nobody else has noticed
+            for topic in self._topics:
+                topic.liveness.note_outage(now)
+                topic.needs_check = True
+        for topic, one in zip(topics, seen, strict=True):
+            if topic.liveness.record(one, now):
+                topic.notify()
+            if topic.liveness.is_gone:
+                topic.close()
+
+    async def _sleep(self) -> None:
+        """Sleep until a look is due, or somebody comes."""
+        topics = self._topics
+        if not topics:
+            return
+        due = min(topic.liveness.probe_at for topic in topics)
+        if any(topic.needs_check for topic in topics):
+            due = 0.0
+        with anyio.CancelScope(deadline=due):
+            await self._woken.wait()
+        if self._woken.is_set():
+            self._woken = anyio.Event()
+
+    async def aclose(self) -> None:
+        """End; who follows is woken and ends, too."""
+        self.is_closed = True
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await self._ended.wait()
+        for stream in list(self._streams.values()):
+            await stream.aclose()
+
+    def forget_loop(self) -> None:
+        """Let go of everything: the loop was closed under us."""
+        self._forsake()
+        for stream in self._streams.values():
+            stream.wire.forget_loop()
+
+    def _forsake(self) -> None:
+        self.is_closed = True
+        for topic in self._topics:
+            topic.forsake()
+
+
+class Hubs:
+    """The hub of each event loop in which a store is followed."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._by_loop: LoopLocal[Hub] = LoopLocal()
+
+    def forget_parent(self) -> None:
+        """In a forked child: there are none."""
+        self._by_loop.forget_parent()
+
+    @property
+    def here(self) -> Hub:
+        """The hub of the running event loop."""
+        hub = self._by_loop.find()
+        if hub is None:
+            register(self)
+            hub = Hub(self._access.wires)
+            for left in self._by_loop.keep(hub):
+                left.forget_loop()
+        return hub
+
+    async def aclose(self) -> None:
+        """End the hub of this event loop; the next follower makes another one."""
+        hub = self._by_loop.pop()
+        if hub is not None:
+            await hub.aclose()

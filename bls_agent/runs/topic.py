@@ -1,0 +1,335 @@
+"""What the followers of a run share in one event loop."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import anyio
+
+from bls_agent.core.errors import BlsError, RedisUnavailableError
+from bls_agent.runs.event_ids import EventId, next_id, order
+from bls_agent.runs.events import StreamEvent
+from bls_agent.runs.gaps import WriterLiveness, continues, sequence_of
+from bls_agent.runs.reading import Page, RunKeys, RunReader
+
+__all__ = ["Arrivals", "EventBuffer", "RunTopic", "SharedPages"]
+
+MOST: Final = 1_000  # events
+MOST_BYTES: Final = 2 * 1024 * 1024
+
+KEPT: Final = 4  # pages
+PAGE_BYTES: Final = 1024 * 1024  # of a page, about: each of many followers may hold one
+FRESH: Final = 1.0  # seconds for which a page is given to others
+
+LINGER: Final = 5.0  # seconds that a run is followed on after the last who waited
+TRAIL: Final = 100  # ids that are remembered of a page
+
+
+class EventBuffer:
+    """All events between two places, each with a number that grows by one.
+
+    It is bounded by count and bytes; the newest event always stays, however large, so
+    that a thousand followers need not fetch it a thousand times.
+    """
+
+    def __init__(
+        self, head: EventId, *, most: int = MOST, most_bytes: int = MOST_BYTES
+    ) -> None:
+        self.base = self.head = head  # the place of the newest one
+        self.first = 0  # number of the oldest one
+        self._most, self._most_bytes = most, most_bytes
+        self._events: list[StreamEvent] = []
+        self._sizes: list[int] = []
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    @property
+    def end(self) -> int:
+        """Number of the event that comes next."""
+        return self.first + len(self._events)
+
+    @property
+    def ids(self) -> list[EventId]:
+        """The base, and behind it the ids of all events."""
+        return [self.base, *(event.id for event in self._events)]
+
+    def add(self, events: Sequence[StreamEvent], sizes: Sequence[int]) -> None:
+        """Take events that stand right behind the head; the oldest ones may go."""
+        self._events += events
+        self._sizes += sizes
+        self._bytes += sum(sizes)
+        self.head = events[-1].id
+        drop, left = max(0, len(self._events) - self._most), self._bytes
+        left -= sum(self._sizes[:drop])
+        while left > self._most_bytes and drop < len(self._events) - 1:
+            left -= self._sizes[drop]
+            drop += 1
+        if drop:
+            self.base = self._events[drop - 1].id
+            self._bytes = left
+            self.first += drop
+            del self._events[:drop], self._sizes[:drop]
+
+    def restart(self, head: EventId) -> None:
+        """Begin empty at another place; no number of before is valid any more."""
+        self.first = self.end + 1
+        self._events, self._sizes, self._bytes = [], [], 0
+        self.base = self.head = head
+
+    def after(self, number: int, most: int) -> list[StreamEvent] | None:
+        """Give events from a number on.
+
+        ``None`` if some of them are gone.
+        """
+        at = number - self.first
+        if at < 0:
+            return None
+        return self._events[at : at + most]
+
+    def locate(self, place: EventId) -> int | None:
+        """Give the number of the event right behind a place.
+
+        ``None`` if not all that stands behind it is here, or if it is no place of
+        an event that is here: nobody knows then what stood between.
+        """
+        if place == self.head:
+            return self.end
+        if place == self.base:
+            return self.first
+        at = bisect_left(self._events, order(place), key=_order_of)
+        if at < len(self._events) and self._events[at].id == place:
+            return self.first + at + 1
+        return None
+
+
+def _order_of(event: StreamEvent) -> tuple[int, int]:
+    return order(event.id)
+
+
+@dataclass
+class _Kept:
+    """A page, and when it was asked for."""
+
+    page: Page
+    asked_at: float
+
+
+@dataclass
+class _Turn:
+    """Those who want to read the same run: one after the other."""
+
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    users: int = 0
+
+
+class SharedPages:
+    """Lets followers that go through a run side by side read each page once.
+
+    Else a thousand that fall behind together would ask for a thousand pages each time,
+    and never catch up again. What is kept is bounded, and given for a second only.
+    """
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[int, EventId], _Kept] = OrderedDict()
+        self._turns: dict[int, _Turn] = {}
+
+    async def read(self, reader: RunReader, place: EventId, portion: int) -> Page:
+        """Read behind a place."""
+        run_id, came_at = reader.keys.run_id, anyio.current_time()
+        turn = self._turns.setdefault(run_id, _Turn())
+        turn.users += 1
+        try:
+            async with turn.lock:
+                page = self._find(run_id, place, came_at)
+                if page is None:
+                    asked_at = anyio.current_time()
+                    page = await reader.read(
+                        next_id(place), "+", portion, most_bytes=PAGE_BYTES
+                    )
+                    self._keep(run_id, place, _Kept(page, asked_at))
+                return page
+        finally:
+            turn.users -= 1
+            if not turn.users:
+                del self._turns[run_id]
+
+    def _find(self, run_id: int, place: EventId, came_at: float) -> Page | None:
+        kept = self._kept.get((run_id, place))
+        if kept is None:
+            return None
+        # What stood behind the last one when others asked, they do not know.
+        oldest = came_at if kept.page.is_last else came_at - FRESH
+        return kept.page if kept.asked_at >= oldest else None
+
+    def _keep(self, run_id: int, place: EventId, kept: _Kept) -> None:
+        for key, other in list(self._kept.items()):
+            if other.asked_at < kept.asked_at - FRESH:
+                del self._kept[key]
+        self._kept[run_id, place] = kept
+        while len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+
+    def forget(self) -> None:
+        """Keep nothing any more."""
+        self._kept.clear()
+
+
+class Arrivals(NamedTuple):
+    """What one reply has brought for one run."""
+
+    events: list[StreamEvent]  # oldest first, at least one
+    sizes: list[int]  # of each in bytes
+
+
+class RunTopic:
+    """The newest events of one run, and what wakes those who wait for more.
+
+    It is not told who follows: it lives as long as somebody waits, and some seconds
+    longer. Who comes back later reads from Redis and makes a new one.
+    """
+
+    def __init__(
+        self, keys: RunKeys, head: EventId, known: int | None, *, seen: bool
+    ) -> None:
+        now = anyio.current_time()
+        self.keys = keys  # of the run
+        self.buffer = EventBuffer(head)  # its newest events, up to where it was read
+        self.known = known  # the sequence at the head, if it is known
+        # the furthest place that somebody has read up to: the head or behind it
+        self.reach: EventId = head
+        # ids of the last events of a page, up to where the buffer began or behind it
+        self.trail: list[EventId] = []
+        # id of the run's oldest event when we looked last; ``None`` if unknown
+        self.origin: EventId | None = None
+        # how many events there were when we looked last, and the head then
+        self.length: tuple[int, EventId] | None = None
+        self.news = 0  # how often something has happened besides events that have come
+        self.rewinds = 0  # how often the server had forgotten what was read
+        # the newest place then that it knew, too
+        self.rewound_to = self._rewound_from = head
+        self._lost_ring = False
+        self.liveness = WriterLiveness(
+            now, existed=seen
+        )  # what is known of the run and its writer
+        # why Redis cannot be asked now
+        self.outage: RedisUnavailableError | None = None
+        self.failure: BlsError | None = None  # why it cannot be read, for good
+        self.is_open = True  # whether it is still followed
+        # whether the server has to be asked if it still knows the head
+        self.needs_check = True
+        self._changed = anyio.Event()
+        self._waiting = 0
+        self._left_at = now
+
+    def is_wanted(self, now: float) -> bool:
+        """Tell whether somebody waits, or has waited a moment ago."""
+        return self._waiting > 0 or now - self._left_at < LINGER
+
+    async def wait(self) -> None:
+        """Wait until something has happened."""
+        self._waiting += 1
+        try:
+            await self._changed.wait()
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._left_at = anyio.current_time()
+
+    def notify(self) -> None:
+        """Wake all who wait: they have to look what has happened."""
+        self.news += 1
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake all who wait; who finds nothing new waits again."""
+        if self._waiting:
+            self._changed.set()
+            self._changed = anyio.Event()
+
+    def continues(self, events: Sequence[StreamEvent]) -> bool:
+        """Tell whether events surely stand right behind the head."""
+        return continues(self.known, events[0])
+
+    def take(self, come: Arrivals) -> None:
+        """Take events that stand right behind the head, and wake all who wait."""
+        self.buffer.add(come.events, come.sizes)
+        self._note_last(come)
+
+    def skip(self, come: Arrivals) -> None:
+        """Go on behind events; followers have to find out what stands before them."""
+        self.buffer.restart(come.events[-1].id)
+        self._note_last(come)
+
+    def _note_last(self, come: Arrivals) -> None:
+        last = come.events[-1]
+        self.known = sequence_of(last)
+        self.wake()
+
+    def record_page(self, events: Sequence[StreamEvent]) -> None:
+        """Hear what somebody has read from Redis, if it goes as far as the buffer."""
+        if events and order(events[-1].id) >= order(self.furthest):
+            self.reach = events[-1].id
+            self.trail = [event.id for event in events[-TRAIL:]]
+
+    def record_length(self, length: int) -> None:
+        """Hear how many events there are.
+
+        If others came than have come over the waiting connection, they may stand before
+        the place behind which it waits.
+        """
+        before, self.length = self.length, (length, self.buffer.head)
+        if before is not None and before[1] == self.buffer.head:
+            self.needs_check |= length not in (0, before[0])
+
+    @property
+    def furthest(self) -> EventId:
+        """The last place that somebody has read up to."""
+        return max(self.buffer.head, self.reach, key=order)
+
+    @property
+    def past(self) -> list[list[EventId]]:
+        """What is known of the ids that were read, the newest first."""
+        known = [ids for ids in (self.buffer.ids, self.trail) if ids]
+        return sorted(known, key=lambda ids: order(ids[-1]), reverse=True)
+
+    def rewind(self, place: EventId, last: EventId) -> None:
+        """Go back to a place behind which all is new on a server that has forgotten."""
+        self.rewound_to, self._rewound_from = place, last
+        self.reach, self.trail = place, []
+        self.rewinds += 1
+        self._lost_ring = order(last) < order(self.buffer.head)
+        if self._lost_ring:
+            self.buffer.restart(place)
+            self.known = self.length = None
+        self.notify()
+
+    def must_go_back(self, place: EventId, *, in_ring: bool) -> bool:
+        """Tell whether who has read up to a place has to go back, after a rewind.
+
+        What is new may already stand before that place, and be given to others.
+        """
+        if order(place) > order(self._rewound_from):
+            return True
+        is_behind = order(place) > order(self.rewound_to)
+        return self._lost_ring and in_ring and is_behind
+
+    def fail(self, failure: BlsError) -> None:
+        """Have every follower raise an error: the run cannot be read."""
+        self.failure = failure
+        self.close()
+
+    def close(self) -> None:
+        """Be followed no longer; who waits finds out what to do."""
+        self.forsake()
+        self.wake()
+
+    def forsake(self) -> None:
+        """Be followed no longer: whoever waits does so in a loop that is not ours."""
+        self.is_open = False
+        self.news += 1

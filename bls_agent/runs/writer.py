@@ -1,0 +1,580 @@
+"""A run as its host writes it: ``async with store.run(id) as run: run.emit(…)``."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import anyio
+
+from bls_agent.connection.after_fork import keep, register
+from bls_agent.core.buffer import BoundedBuffer
+from bls_agent.core.errors import BlsError, ConfigurationError
+from bls_agent.core.redaction import redact_traceback
+from bls_agent.core.settings import check_seconds
+from bls_agent.runs.event_ids import check_count
+from bls_agent.runs.new_events import (
+    check_data,
+    check_source,
+    describe_end,
+    sanitize_source,
+    sanitize_word,
+)
+from bls_agent.runs.reading import RunKeys
+from bls_agent.runs.writer_pool import HighWaterMarks, RunLease, WriterPool, WriterPools
+from bls_agent.runs.writer_task import (
+    RANKS,
+    Bounds,
+    PendingEvent,
+    RunSink,
+    RunWriterTask,
+    capture,
+    wait_through,
+)
+from bls_agent.runtime.batch_writer import BatchWriter, Flushed
+from bls_agent.runtime.lease import belongs_to_dead, make_token
+from bls_agent.runtime.loop_thread import (
+    LoopThread,
+    SharedThread,
+    refuse_in_event_loop,
+    wait_for,
+)
+from bls_agent.runtime.tasks import start_background
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import Future
+
+__all__ = [
+    "RunWriter",
+    "RunWriterStats",
+    "WriterOptions",
+]
+
+logger = logging.getLogger(__name__)
+
+SHORTEST: Final = 0.1  # seconds of a lease
+LONGEST: Final = 10.0  # seconds for which pieces of a text may gather
+PACE: Final = 0.005  # seconds from one write to the next where nothing is merged
+LEAST: Final = 1_000  # events in a buffer: what is on its way must not fill it
+LEAST_BYTES: Final = 1024 * 1024
+LONGEST_EVENTS: Final = 4  # of which there is always room
+
+LEAVE_GRACE: Final = 1.0  # seconds more for what is done in another event loop
+AT_EXIT: Final = 1.5  # seconds that the exit of the interpreter waits at most
+THREAD: Final = SharedThread("bls-agent runs", at_exit=AT_EXIT)
+
+_RNG: Final = random.SystemRandom()  # has no state that forked children would share
+NEW, OPEN, CLOSED, FORKED = "not_open", "open", "closed", "forked"  # states
+BATCH_BYTES: Final = 128 * 1024  # all writers of a store wait for each other's batches
+
+
+@dataclass(frozen=True)
+class WriterOptions:
+    """The options of ``EventStore.run``, checked."""
+
+    lifecycle: bool  # whether the run is ours: to be begun, held and ended by us
+    lease: float  # seconds until a writer that says nothing counts as lost
+    coalesce: float  # seconds for which pieces of a text gather; 0 for never
+    buffer: int  # events in memory at most
+    buffer_bytes: int  # their bytes at most
+    shutdown_timeout: float  # seconds that leaving takes at most
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.lifecycle, bool):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without a type checker
+            raise ConfigurationError("lifecycle", self.lifecycle, "True or False")
+        rule = f"at least {SHORTEST:g} s"
+        if check_seconds("lease", self.lease, rule) < SHORTEST:
+            raise ConfigurationError("lease", self.lease, rule)
+        _check_coalesce(self.coalesce)
+        check_count("buffer", self.buffer, least=LEAST)
+        check_count("buffer_bytes", self.buffer_bytes, least=LEAST_BYTES, most=2**40)
+        check_seconds("shutdown_timeout", self.shutdown_timeout)
+
+    def check_room(self, event_size_limit: int) -> None:
+        """Check that long events do not fill the buffer."""
+        least = LONGEST_EVENTS * event_size_limit
+        if self.buffer_bytes < least:
+            rule = f"room for {LONGEST_EVENTS} of the longest events ({least:,} bytes)"
+            remedy = "Raise it, or lower event_size_limit."
+            raise ConfigurationError("buffer_bytes", self.buffer_bytes, rule, remedy)
+
+    @property
+    def pace(self) -> float:
+        """Seconds from one write to the next."""
+        return self.coalesce or PACE
+
+
+def _check_coalesce(coalesce: object) -> None:
+    rule = f"from 0, for never, to {LONGEST:g} s"
+    if isinstance(coalesce, bool) or not isinstance(coalesce, int | float):
+        raise ConfigurationError("coalesce", coalesce, rule)
+    if math.isnan(coalesce) or not 0 <= coalesce <= LONGEST:
+        raise ConfigurationError("coalesce", coalesce, rule)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunWriterStats:
+    """Every counter and state of a :class:`~bls_agent.runs.RunWriter` at one moment.
+
+    ``accepted == written + sum(dropped.values()) + queued``; its own events, as
+    ``lifecycle.started``, are counted in.
+
+    Attributes:
+        run_id: The run.
+        open: Whether events are taken.
+        is_owner: Whether the run is surely ours, to be ended by us.
+        accepted: Events ever emitted.
+        written: Of these, those that stand in Redis; merged ones each for themselves.
+        dropped: Reason → events given up: ``buffer_full``; ``shutdown``: they could not
+            be written before the end; ``not_open``, ``closed``, ``forked``: emitted at
+            the wrong time or place; ``fault``: a fault of ours.
+        queued: Events that wait or are on their way.
+        queued_bytes: Their bytes, about.
+        cut: Events whose data were longer than ``event_size_limit``.
+        merged: Pieces of a text that were written within the event of another one.
+        resent: Events that were sent again because no answer had come; Redis tells those
+            that it had written from the others.
+    """
+
+    run_id: int
+    open: bool
+    is_owner: bool
+    accepted: int
+    written: int
+    dropped: Mapping[str, int]
+    queued: int
+    queued_bytes: int
+    cut: int
+    merged: int
+    resent: int
+
+
+class RunWriter:
+    """Writes one run, from ``lifecycle.started`` to ``system.close``; works once.
+
+    Made by :meth:`EventStore.run`, and opened by ``async with``, or by ``with`` in a
+    program without an event loop. Nothing in it raises into the host or makes it wait,
+    but opening and leaving: Redis may be away at the start and at any time; what is
+    emitted meanwhile is kept, as far as the buffer goes, and written when Redis is back:
+    each event once, in order.
+
+    While it is open it owns the run: its lease is renewed, and with it the time for
+    which the run is kept, however long nothing is emitted. When the process dies without
+    leaving, the lease ends, and followers are told that the writer is lost.
+
+    All runs that were opened by ``with`` live in one daemon thread, and those of one
+    store share its connection. Thread and connection end with the last of them.
+
+    Attributes:
+        run_id: The run.
+        result: Data of ``lifecycle.completed``.
+    """
+
+    def __init__(
+        self,
+        run_id: int,
+        *,
+        pools: WriterPools,
+        marks: HighWaterMarks,
+        bounds: Bounds,
+        timeout: float,
+        shown: str,
+        source: Mapping[str, str | None] | None,
+        data: Mapping[str, Any] | None,
+        options: WriterOptions,
+    ) -> None:
+        self.run_id = run_id
+        self.result: Mapping[str, Any] | None = None
+        self._keys = RunKeys(run_id)
+        self._source = check_source(source)
+        self._data = check_data(data)
+        self._options = options
+        self._pools = pools
+        self._marks = marks
+        self._bounds = bounds
+        self._timeout = timeout
+        self._shown = shown
+        self._merges = options.coalesce > 0
+        buffer: BoundedBuffer[PendingEvent] = BoundedBuffer(
+            options.buffer, options.buffer_bytes, RANKS
+        )
+        self._delivery = BatchWriter(buffer, pace=options.pace, batch_bytes=BATCH_BYTES)
+        self._state = NEW
+        self._outside = Counter[str]()  # dropped before they reached the buffer
+        self._cut = 0
+        self._lock = threading.RLock()  # of the two above
+        self._run_lease: RunLease | None = None
+        self._sink: RunSink | None = None
+        self._pool: WriterPool | None = None
+        self._writing: RunWriterTask | None = None
+        self._withdrawing: asyncio.Task[None] | None = None  # held: loops do not
+        self._thread: LoopThread | None = None  # of a run that was opened by ``with``
+        register(self)
+
+    def forget_parent(self) -> None:
+        """In a forked child: the run is the parent's, and so is what waits."""
+        self._lock = threading.RLock()
+        if self._state == OPEN:
+            self._state = FORKED
+        keep((self._writing, self._pool))
+        self._writing = self._pool = self._run_lease = self._thread = None
+        self._delivery.forget_parent()
+
+    def __repr__(self) -> str:
+        state = self._state
+        if state == OPEN and self._options.lifecycle:
+            state = "owned" if self.is_owner else "not owned"
+        return f"<RunWriter {self.run_id} {state} at {self._shown}>"
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether the run is surely ours, to be ended by us."""
+        lease = self._run_lease
+        return lease is not None and lease.is_valid
+
+    def complete(self, data: Mapping[str, Any] | None = None) -> None:
+        """Set the data of ``lifecycle.completed``, which is written on leaving.
+
+        Args:
+            data: What a JSON object can lease.
+        """
+        self.result = data
+
+    def emit(
+        self,
+        category: str,
+        action: str,
+        data: Mapping[str, Any] | None = None,
+        *,
+        source: Mapping[str, str | None] | None = None,
+    ) -> None:
+        """Write an event, soon; from any thread, never waits, never raises.
+
+        Whatever the data lease is taken as it is now: they may be changed afterwards.
+        What JSON cannot lease appears as a readable stand-in, what is longer than the
+        store's ``event_size_limit`` is cut. Before opening and after leaving, the event
+        is dropped and counted.
+
+        Args:
+            category: Such as ``llm``; any text.
+            action: Such as ``stream``; any text.
+            data: What it says.
+            source: Who it comes from; default: that of the run.
+        """
+        try:
+            writing = self._writing
+            if self._state != OPEN or writing is None or writing.is_gone:
+                self._refuse(CLOSED if self._state == OPEN else self._state)
+                return
+            event, cut = capture(
+                sanitize_word(category) or "unknown",
+                sanitize_word(action) or "unknown",
+                data,
+                self._source if source is None else sanitize_source(source),
+                at=time.time(),  # noqa: TID251 - the outermost place
+                limit=self._bounds.event_size_limit,
+                merges=self._merges,
+            )
+            if cut:
+                self._count_cut()
+            self._delivery.put(event)
+        except Exception:  # noqa: BLE001 - whatever the host's objects raise
+            self._refuse("fault")
+
+    def _count_cut(self) -> None:
+        with self._lock:
+            self._cut += 1
+            first = self._cut == 1
+        if first:
+            text = "data of run %d exceed event_size_limit and are cut, now and later"
+            logger.warning(text, self.run_id)
+
+    def _refuse(self, reason: str) -> None:
+        with self._lock:
+            self._outside[reason] += 1
+            first = self._outside[reason] == 1
+        if first:
+            text = "an event of run %d was dropped (%s), and those that follow it are"
+            logger.warning(text, self.run_id, reason)
+
+    def stats(self) -> RunWriterStats:
+        """Give a snapshot of every counter and state; from any thread."""
+        buffered, sink = self._delivery.buffer.stats(), self._sink
+        with self._lock:
+            outside, cut = Counter(self._outside), self._cut
+        late = sink.late if sink is not None else 0
+        outside[CLOSED] += late
+        dropped = Counter(buffered.dropped) + outside
+        return RunWriterStats(
+            run_id=self.run_id,
+            open=self._state == OPEN,
+            is_owner=self.is_owner,
+            accepted=buffered.accepted + outside.total() - late,
+            written=buffered.delivered - late,
+            dropped=dict(dropped),
+            queued=buffered.queued,
+            queued_bytes=buffered.queued_bytes,
+            cut=cut + (sink.cut if sink is not None else 0),
+            merged=sink.merged if sink is not None else 0,
+            resent=self._delivery.resent,
+        )
+
+    async def flush(self, timeout: float = 5.0) -> Flushed:
+        """Wait until what was emitted so far is written or given up.
+
+        Args:
+            timeout: Seconds to wait at most.
+
+        Returns:
+            Whether all of it is settled; never raises for Redis.
+        """
+        writing = self._writing
+        if writing is not None and not writing.is_gone:
+            flush = partial(writing.flush, timeout)
+            flushed = await writing.call(flush, timeout + LEAVE_GRACE)
+            if flushed is not None:
+                return flushed
+        return self._unflushed()
+
+    def _unflushed(self) -> Flushed:
+        queued = self._delivery.buffer.stats().queued
+        return Flushed(complete=False, delivered=0, dropped=0, queued=queued)
+
+    async def __aenter__(self) -> Self:
+        """Open: ``lifecycle.started`` is written, or will be when Redis is there.
+
+        Waits for Redis to answer, at most the store's ``timeout``, and not at all where
+        Redis cannot be reached.
+
+        Raises:
+            LeaseHeldError: A living writer has the run; nothing was written.
+            WrongTypeError: The key is no stream; nothing was written.
+            ConfigurationError: It was opened before, or ``BLS_REDIS_URL`` does not fit.
+        """
+        if self._state != NEW:
+            rule = "a writer is opened once"
+            remedy = "Call store.run() again."
+            raise ConfigurationError("run", self.run_id, rule, remedy)
+        until = anyio.current_time() + self._timeout
+        pool = self._pools.enter()
+        token = make_token(self._options.lease)
+        try:
+            if self._options.lifecycle:
+                self._run_lease = await self._acquire(pool, token)
+        except BaseException:
+            self._withdraw(pool)
+            raise
+        writing = self._begin(pool, token)
+        if self.is_owner:  # others who write this run from now on come behind its start
+            try:
+                await writing.flush(until - anyio.current_time())
+            except BaseException as error:
+                await self.__aexit__(type(error), error, None)
+                raise
+        return self
+
+    def _withdraw(self, pool: WriterPool) -> None:
+        """Give back a lease that Redis may have given, after an opening that failed."""
+        lease = self._run_lease
+
+        async def withdraw() -> None:
+            if lease is not None and lease.refusal is None:
+                with anyio.move_on_after(self._timeout), suppress(BlsError):
+                    await pool.give_back(lease)
+            await self._leave(pool)
+
+        self._withdrawing = start_background(withdraw, "bls-agent run")
+
+    async def _acquire(self, pool: WriterPool, token: str) -> RunLease:
+        """Request the run's lease, and wait for the first reply."""
+        lease = self._run_lease = RunLease(
+            self._keys,
+            token,
+            lease=self._options.lease,
+            ttl=self._bounds.ttl,
+            rng=_RNG,
+            is_dead=belongs_to_dead,
+        )
+        pool.add(lease)
+        with anyio.move_on_after(self._timeout):
+            await lease.answered.wait()
+        lease.answered.set()  # what later replies say goes to the log
+        refusal: BlsError | None = lease.refusal
+        if refusal is not None:
+            raise refusal
+        return lease
+
+    def _begin(self, pool: WriterPool, token: str) -> RunWriterTask:
+        buffer = self._delivery.buffer  # not self: whoever forgets to leave is told
+        self._sink = sink = RunSink(
+            pool,
+            self._keys,
+            token,
+            lease=self._run_lease,
+            marks=self._marks,
+            bounds=self._bounds,
+            merges=self._merges,
+            count_drops=lambda: Counter(buffer.stats().dropped),
+            now=time.time,  # noqa: TID251 - the outermost place
+        )
+        self._pool = pool
+        name = f"bls-agent run {self.run_id}"
+        self._writing = writing = RunWriterTask(self._delivery, sink, name=name)
+        if self._options.lifecycle:
+            self._put("lifecycle", "started", self._data)
+        self._state = OPEN
+        return writing
+
+    def _put(
+        self, category: str, action: str, data: object, *, ends: bool = False
+    ) -> None:
+        assert self._sink is not None  # noqa: S101 - for the type checker
+        event = self._sink.own_event(category, action, data, self._source)
+        event.ends = ends
+        self._delivery.put(event)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Write how the run ended, and ``system.close``; the exception goes on unchanged.
+
+        Takes at most ``shutdown_timeout``, whatever Redis does and whoever cancels
+        meanwhile. What cannot be written by then is dropped and counted, and the
+        lease ends by itself.
+        """
+        writing, pool = self._writing, self._pool
+        if self._state != OPEN or writing is None or pool is None:
+            return
+        self._state = CLOSED
+        if writing.is_gone:
+            self._delivery.forget_loop()
+            return
+        self._put_end(error)
+        within = self._options.shutdown_timeout + LEAVE_GRACE
+        await writing.call(partial(self._end, writing, pool), within)
+
+    async def _end(self, writing: RunWriterTask, pool: WriterPool) -> None:
+        writing.end(self._options.shutdown_timeout)
+        try:
+            await wait_through(writing.ended)
+        finally:
+            await self._leave(pool)
+            if self._sink is not None:
+                self._sink.log_losses(writing.lost)
+
+    def _put_end(self, error: BaseException | None) -> None:
+        assert self._sink is not None  # noqa: S101 - for the type checker
+        if self._options.lifecycle:
+            action, data = describe_end(error, self.result)
+            self._put("lifecycle", action, data)
+            self._put("system", "close", None, ends=True)
+            return
+        for event in self._sink.report_drops():
+            self._delivery.put(event)
+
+    async def _leave(self, pool: WriterPool) -> None:
+        """Forget the lease, without a request to Redis, and leave the shared pool."""
+        if self._run_lease is not None:
+            pool.remove(self._run_lease)
+            self._run_lease.finish()
+        with anyio.CancelScope(shield=True):
+            await self._pools.leave(pool)
+
+    def wait_flushed(self, timeout: float = 5.0) -> Flushed:
+        """Wait, without an event loop, until what was emitted is written or given up.
+
+        Args:
+            timeout: Seconds to wait at most.
+
+        Returns:
+            Whether all of it is settled; never raises for Redis.
+
+        Raises:
+            ConfigurationError: It was opened by ``async with``, or an event loop runs here.
+        """
+        refuse_in_event_loop("wait_flushed", "'await run.flush()'")
+        thread = self._thread
+        if thread is None:
+            rule = "it must be open, and opened by 'with'; in an event loop there is flush()"
+            raise ConfigurationError("run", self.run_id, rule)
+        flushing = thread.begin(self.flush, timeout)
+        try:
+            wait_for(flushing, timeout + LEAVE_GRACE)
+        finally:
+            unanswered = flushing.cancel() or flushing.cancelled()
+        return self._unflushed() if unanswered else flushing.result()
+
+    def __enter__(self) -> Self:
+        """Open in a program without an event loop; waits and raises as ``async with``."""
+        refuse_in_event_loop("with store.run(...)", "'async with store.run(...)'")
+        self._thread = THREAD.open(self._open_there)
+        return self
+
+    async def _open_there(self) -> None:
+        try:
+            await self.__aenter__()
+        except BaseException:
+            if self._withdrawing is not None:
+                await self._withdrawing
+            await self._pools.close_unused()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Write how the run ended, as ``async with`` does, within the same time.
+
+        A second signal ends the wait: what is not written then is given up.
+        """
+        thread = self._thread
+        if thread is None:  # a forked child
+            return
+        self._thread = None
+        leaving = thread.begin(self._leave_there, error)
+        try:
+            wait_for(leaving, self._options.shutdown_timeout + LEAVE_GRACE)
+        finally:
+            THREAD.leave()
+            _log_failure(leaving)
+
+    async def _leave_there(self, error: BaseException | None) -> None:
+        try:
+            kind = None if error is None else type(error)
+            await self.__aexit__(kind, error, None)
+        finally:
+            await self._pools.close_unused()
+
+    def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
+        if getattr(self, "_state", NEW) != OPEN:
+            return
+        writing = self._writing
+        if writing is not None and not writing.is_gone:
+            writing.loop.call_soon_threadsafe(writing.abandon, self._run_lease)
+        text = f"the writer of run {self.run_id} was never left"
+        _warn(text, ResourceWarning, stacklevel=2, source=self)
+
+
+def _log_failure(leaving: Future[None]) -> None:
+    """Log a fault of ours, which is not raised into the host."""
+    if leaving.done() and not leaving.cancelled():
+        error = leaving.exception()
+        if error is not None:
+            logger.error("leaving a run failed\n%s", redact_traceback(error))

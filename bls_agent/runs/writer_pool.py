@@ -1,0 +1,440 @@
+"""What all open runs of one store and event loop share: one connection, one task."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from bls_agent.connection.after_fork import keep, register
+from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.connection.gate import Gate
+from bls_agent.connection.loop_local import LoopLocal
+from bls_agent.connection.scripts import ADD_EVENTS, HOLD_RUN
+from bls_agent.core.backoff import Backoff, jittered
+from bls_agent.core.errors import (
+    BlsError,
+    LeaseHeldError,
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
+from bls_agent.core.redaction import redact_traceback
+from bls_agent.runs.event_ids import BEGINNING, order
+from bls_agent.runs.new_events import add_arguments
+from bls_agent.runs.reading import RunKeys, find_wrong_type
+from bls_agent.runtime.lease import Run, boot_seconds, valid_until
+from bls_agent.runtime.tasks import ThreadSafeEvent, start_background
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from bls_agent.connection.access import Access
+    from bls_agent.connection.keyed_wires import KeyedWires
+    from bls_agent.connection.wire import Wire
+
+__all__ = ["HighWaterMarks", "RunLease", "WriterPool", "WriterPools"]
+
+logger = logging.getLogger(__name__)
+
+MOST: Final = 10_000  # runs; those written longest ago are forgotten
+_UNKNOWN: Final = (0, BEGINNING, float("-inf"))
+
+NEVER: Final = float("inf")
+PARTS: Final = 3  # of a lease, after one of which it is renewed
+REMEDY: Final = "Give the run another id, or contribute to it with lifecycle=False."
+
+NAME: Final = "bls-agent runs"
+CAP: Final = 2.0  # seconds between two tries while Redis is away
+RETRY: Final = 1.0  # seconds after a fault of ours
+TOGETHER: Final = 12  # part of a lease: what is due so soon is renewed with others
+AGAIN: Final = 0.1  # seconds, at least, between two tries on a cluster
+
+
+class HighWaterMarks:
+    """Sequence and id of the last event that was written, for each run that lives."""
+
+    def __init__(self) -> None:
+        self._marks: OrderedDict[int, tuple[int, str, float]] = OrderedDict()
+        self._lock = threading.Lock()
+        register(self)
+
+    def forget_parent(self) -> None:
+        """In a forked child: a thread that is not here may lease the lock."""
+        self._lock = threading.Lock()
+
+    def of(self, run_id: int, now: float) -> tuple[int, str]:
+        """Give what the next event has to come after: a sequence and an id.
+
+        A run that has expired is not forgotten by an accident: it begins anew.
+        """
+        sequence, event_id, until = self._marks.get(run_id, _UNKNOWN)
+        return (sequence, event_id) if now < until else (0, BEGINNING)
+
+    def raise_to(self, run_id: int, sequence: int, event_id: str, until: float) -> None:
+        """Note what was written; what is older than what is known changes nothing."""
+        with self._lock:  # event loops in several threads may share a store
+            known_sequence, known_id, known = self._marks.pop(run_id, _UNKNOWN)
+            highest = max(known_id, event_id, key=order)
+            until = max(until, known) if known < math.inf else until
+            self._marks[run_id] = max(known_sequence, sequence), highest, until
+            if len(self._marks) > MOST:
+                self._marks.popitem(last=False)
+
+    def expire(self, run_id: int, until: float) -> None:
+        """Note that a run was told when to expire."""
+        with self._lock:
+            if run_id in self._marks:
+                self._marks[run_id] = (*self._marks[run_id][:2], until)
+
+    def forget(self, run_id: int) -> None:
+        """Know nothing more of a run: it was deleted, and begins anew."""
+        with self._lock:
+            self._marks.pop(run_id, None)
+
+
+class RunLease:
+    """The lease of one writer on its run, from its opening to its end.
+
+    It keeps the run alive, too: each renewal begins the time anew for which the run is
+    kept, however long nothing is written.
+    """
+
+    def __init__(
+        self,
+        keys: RunKeys,
+        token: str,
+        *,
+        lease: float,
+        ttl: int,
+        rng: random.Random,
+        is_dead: Callable[[str], bool],
+    ) -> None:
+        self.keys = keys  # of the run
+        self.token = token  # what tells this writer from all others
+        # seconds until somebody else may take the run if we say nothing
+        self.lease = lease
+        self.due = 0.0  # when to ask next, by the clock of the event loop
+        # set when the first answer is there, or none is to be expected soon
+        self.answered = anyio.Event()
+        # what is to be raised where the run was opened, if anything
+        self.refusal: BlsError | None = None
+        self.ttl = ttl  # seconds for which a run is kept after its last sign of life
+        self._rng = rng
+        self._is_dead = is_dead
+        self._dead = ""
+        self._valid_until = -NEVER
+        self._logged_lost = self._over = False
+        self._backoff = Backoff(cap=CAP)
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the run is surely ours."""
+        return boot_seconds() < self._valid_until
+
+    def request(self) -> Run:
+        """Ask for the lease, or to renew it."""
+        lease = max(1, int(self.lease * 1000))
+        return self.keys.all, (self.token, lease, self.ttl, self._dead)
+
+    def handle_reply(self, reply: Reply, *, sent_at: float) -> float:
+        """Note what a reply says.
+
+        In how many seconds to ask again.
+        """
+        if self._over:
+            return NEVER
+        self._backoff.succeeded()
+        what, remaining, whose = reply
+        former, self._dead = self._dead, ""
+        if what == b"ours":
+            self._valid_until = valid_until(sent_at, self.lease)
+            self._log_regained()
+        else:
+            self._valid_until = -NEVER
+            owner = whose.decode("utf-8", "replace")
+            if what == b"held" and owner != former and self._is_dead(owner):
+                self._dead = owner
+                return 0.0
+            left = _seconds(remaining)
+            self._judge(LeaseHeldError(self.keys.events, left, REMEDY))
+        self.answered.set()
+        if what == b"ended":
+            return NEVER
+        return jittered(self.lease / PARTS, self._rng)
+
+    def note_renewed(self, *, sent_at: float) -> None:
+        """Note that a batch of events has renewed the lease; in the event loop."""
+        if self._over:
+            return
+        until = valid_until(sent_at, self.lease)
+        self._valid_until = max(self._valid_until, until)
+        self._log_regained()
+        self.due = anyio.current_time() + jittered(self.lease / PARTS, self._rng)
+
+    def fail(
+        self, error: RedisUnavailableError, wrong: WrongTypeError | None = None
+    ) -> float:
+        """Note that it could not be asked for.
+
+        In how many seconds to ask again.
+        """
+        refused = isinstance(error, RedisRefusedError)
+        if wrong is not None:
+            self.refusal = wrong
+        self.answered.set()
+        return self._backoff.failed(permanent=refused)
+
+    def finish(self) -> None:
+        """Own nothing any more; what is still said about it does not count."""
+        self._over = True
+        self.due = NEVER
+        self._valid_until = -NEVER
+        self.answered.set()
+
+    def _log_regained(self) -> None:
+        if self._logged_lost:
+            self._logged_lost = False
+            logger.info("run %d is ours again", self.keys.run_id)
+
+    def _judge(self, error: LeaseHeldError) -> None:
+        """Note for who opens the run that it is another's; later the log is told."""
+        if self.answered.is_set():
+            self.log_lost()
+        else:
+            self.refusal = error
+
+    def log_lost(self) -> None:
+        """Say once in the log that the run is not ours any more."""
+        if not self._logged_lost:
+            self._logged_lost = True
+            text = (
+                "run %d belongs to another writer now, or was ended by one: events are "
+                "written on, its end is not"
+            )
+            logger.warning(text, self.keys.run_id)
+
+
+def _seconds(milliseconds: int) -> float | None:
+    return None if milliseconds < 0 else milliseconds / 1000
+
+
+class WriterPool:
+    """Renews the leases of all open runs from one task, and paces who writes them."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._gate = Gate(Backoff(cap=CAP))
+        self._gate.on_connected = self._note_back
+        self._away = False
+        self._leases: dict[int, RunLease] = {}
+        self._wakeup = ThreadSafeEvent()
+        self._task: asyncio.Task[None] | None = None
+        self._ended = anyio.Event()
+        self.users = 0  # runs that are open
+        # whether its task has ended: leases are not renewed any more
+        self.is_over = False
+
+    def start(self) -> None:
+        """Begin, in the running event loop."""
+        self._task = start_background(self._run, NAME)
+        self._task.add_done_callback(self._note_over)
+
+    def _note_over(self, _: asyncio.Task[None]) -> None:
+        # A task that is cancelled before it began runs nothing of its own, no finally.
+        self.is_over = True
+        self._ended.set()
+        for lease in self._leases.values():
+            lease.answered.set()
+
+    async def aclose(self) -> None:
+        """End the task."""
+        if self._task is not None:
+            self._task.cancel()
+            await self._ended.wait()
+
+    def add(self, lease: RunLease) -> None:
+        """Have a lease taken soon, and renewed from then on."""
+        self._leases[id(lease)] = lease
+        lease.due = anyio.current_time()
+        if self._away:  # its opening does not wait for Redis
+            lease.answered.set()
+        self._wakeup.set()
+
+    def remove(self, lease: RunLease) -> None:
+        """Renew a lease no longer."""
+        self._leases.pop(id(lease), None)
+
+    def _note_back(self) -> None:
+        """Renew at once: what ended or was forgotten meanwhile comes back."""
+        self._away, now = False, anyio.current_time()
+        for lease in self._leases.values():
+            if lease.due != float("inf"):
+                lease.due = min(lease.due, now)
+        self._wakeup.set()
+
+    async def give_back(self, lease: RunLease) -> None:
+        """End a lease that is perhaps ours, of a run in which nothing was written."""
+        self.remove(lease)
+        nothing = add_arguments(
+            (), maxlen=1, ttl=lease.ttl, floor=(0, BEGINNING),
+            token=lease.token, number=1, ends=True,
+        )  # fmt: skip
+        await self.add_events(lease.keys, nothing, lambda: None)
+
+    async def add_events(
+        self,
+        keys: RunKeys,
+        arguments: Sequence[Argument],
+        meanwhile: Callable[[], None],
+    ) -> Reply:
+        """Run ``add_events.lua``."""
+        wires = self._access.wires
+        try:
+            if wires.is_cluster:
+                meanwhile()
+                run = (keys.all, arguments)
+                reply = (await ADD_EVENTS.run_many(wires, [run]))[0]
+            else:
+                reply = await self._add_over(wires, keys, arguments, meanwhile)
+            if isinstance(reply, RedisUnavailableError):
+                raise reply
+        except RedisUnavailableError as error:
+            self._warn(error, await self._find_wrong(error, keys))
+            if error.connecting and wires.is_cluster:  # no gate has paced it
+                await anyio.sleep(AGAIN + Backoff(cap=CAP, failures=4).failed())
+            raise
+        return reply
+
+    async def _add_over(
+        self,
+        wires: KeyedWires,
+        keys: RunKeys,
+        arguments: Sequence[Argument],
+        meanwhile: Callable[[], None],
+    ) -> Reply:
+        async with wires.to(keys.events) as wire:
+            await self._open(wire)
+            request = ADD_EVENTS.request(keys.all, arguments)
+            reply = (await wire.call_many([request], meanwhile))[0]
+            if isinstance(reply, RedisUnavailableError) and reply.kind == "no_script":
+                request = ADD_EVENTS.request(keys.all, arguments, known=False)
+                reply = (await wire.call_many([request]))[0]
+            return reply
+
+    async def _open(self, wire: Wire) -> None:
+        """Connect; while Redis is away one tries for all."""
+        if not wire.connected:
+            await self._gate.enter(wire.open)
+
+    async def _find_wrong(
+        self, error: RedisUnavailableError, keys: RunKeys
+    ) -> WrongTypeError | None:
+        if error.kind != "wrong_type":
+            return None
+        return await find_wrong_type(self._access.wires, keys)
+
+    def _warn(self, error: RedisUnavailableError, wrong: WrongTypeError | None) -> None:
+        told: BlsError = wrong or error
+        if error.kind == "no_permission":
+            told = BlsError(str(error))
+        if not error.connecting:
+            self._gate.complaints.say("events of runs cannot be written", told)
+
+    async def _run(self) -> None:
+        self._wakeup.bind()
+        try:
+            while True:
+                try:
+                    await self._renew(await self._wait())
+                except Exception as error:  # noqa: BLE001 - ours: the others go on
+                    text = "a renewal of the runs' leases failed\n%s"
+                    logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
+                    await anyio.sleep(RETRY)
+        finally:
+            self._wakeup.unbind()
+
+    async def _wait(self) -> list[RunLease]:
+        """Wait until leases are to be renewed; give those, and what is due soon."""
+        while True:
+            now = anyio.current_time()
+            leases = list(self._leases.values())
+            first = min((lease.due for lease in leases), default=float("inf"))
+            if first <= now:
+                return [
+                    lease
+                    for lease in leases
+                    if lease.due <= now + lease.lease / TOGETHER
+                ]
+            await self._wakeup.wait(None if first == float("inf") else first - now)
+
+    async def _renew(self, leases: Sequence[RunLease]) -> None:
+        wires = self._access.wires
+        replies: list[Reply]
+        for lease in leases:  # if this fails: not at once again
+            lease.due = anyio.current_time() + RETRY
+        try:
+            if not wires.is_cluster:
+                async with wires.to("") as wire:
+                    await self._open(wire)
+            sent_at = boot_seconds()
+            replies = await HOLD_RUN.run_many(
+                wires, [lease.request() for lease in leases]
+            )
+        except RedisUnavailableError as error:
+            self._away |= error.connecting
+            sent_at = 0.0
+            replies = [error] * len(leases)
+        else:
+            self._away = False
+        now = anyio.current_time()
+        for lease, reply in zip(leases, replies, strict=True):
+            if isinstance(reply, RedisUnavailableError):
+                wrong = await self._find_wrong(reply, lease.keys)
+                self._warn(reply, wrong)
+                lease.due = now + lease.fail(reply, wrong)
+            else:
+                lease.due = now + lease.handle_reply(reply, sent_at=sent_at)
+
+
+class WriterPools:
+    """The pools of one store: one for each event loop, as long as runs are open there."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._by_loop: LoopLocal[WriterPool] = LoopLocal()
+
+    def forget_parent(self) -> None:
+        """In a forked child: the loops are the parent's."""
+        keep(self._by_loop.values())
+        self._by_loop.forget_parent()
+
+    def enter(self) -> WriterPool:
+        """Give the pool of the running event loop, one user more."""
+        pool = self._by_loop.find()
+        if pool is None or pool.is_over:
+            register(self)
+            pool = WriterPool(self._access)
+            self._by_loop.keep(pool)
+            pool.start()
+        pool.users += 1
+        return pool
+
+    async def leave(self, pool: WriterPool) -> None:
+        """Give back a pool, in its event loop; the last one ends it."""
+        pool.users -= 1
+        if not pool.users:
+            if self._by_loop.find() is pool:
+                self._by_loop.pop()
+            await pool.aclose()
+
+    async def close_unused(self) -> None:
+        """Close the connections of this event loop, unless a run is open in it."""
+        if self._by_loop.find() is None:
+            await self._access.aclose()

@@ -1,1 +1,0 @@
-"""Writing a run from its beginning to its end, without ever waiting."""
