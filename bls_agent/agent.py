@@ -1,7 +1,8 @@
-"""The agent: what a service embeds to be on the console. Its life, nothing else."""
+"""The agent: what a service embeds to be on the console."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import signal
@@ -13,7 +14,17 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    ParamSpec,
+    Self,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 import anyio
 from anyio.abc import TaskStatus
@@ -29,49 +40,61 @@ from bls_agent.core.settings import (
     check_options,
     find_unknown_variables,
 )
+from bls_agent.project.agent_state import AgentState
 from bls_agent.project.commands.builtins import add_builtins
-from bls_agent.project.commands.registration import Registration
-from bls_agent.project.commands.router import Router
+from bls_agent.project.commands.router import (
+    UNSET,
+    CommandDecorator,
+    Middleware,
+    Router,
+    Unset,
+    name_of,
+)
 from bls_agent.project.log.log import CURRENT_COMMAND, Log, LogStream
 from bls_agent.project.messages import Level, Status
-from bls_agent.project.parts import Parts
 from bls_agent.project.receive.receiver import check_cluster_name
 from bls_agent.project.status.aggregate import StatusAggregator
-from bls_agent.project.supervisor import (
-    call_beside,
-    can_handle_signals,
-    last_word,
-    obey_signals,
-    start_supervisor,
+from bls_agent.project.status.health import (
+    FAILURES,
+    INTERVAL,
+    TIMEOUT,
+    Check,
+    HealthCheck,
+    HealthCheckDecorator,
+    name_of_check,
 )
 from bls_agent.runtime.batch_writer import Flushed
 from bls_agent.runtime.tasks import start_soon
+from bls_agent.runtime.threads import is_coroutine_function
 
 if TYPE_CHECKING:
-    import asyncio
-
     from bls_agent.project.agent_thread import AgentThread
-    from bls_agent.project.session import Session
+    from bls_agent.project.session import AgentSession
     from bls_agent.project.stats import AgentStats
 
 __all__ = ["ProjectAgent"]
 
 logger = logging.getLogger(__name__)
 
-_told: set[str] = set()  # variables that this process has been warned of
+P = ParamSpec("P")
+R = TypeVar("R")
+M = TypeVar("M", bound=Middleware)
+C = TypeVar("C", bound=Check)
+
+_warned: set[str] = set()  # variables that this process has been warned of
 
 
 def _warn_of_unknown_variables() -> None:
     for name, question in find_unknown_variables(os.environ).items():
-        if name not in _told:
-            _told.add(name)
+        if name not in _warned:
+            _warned.add(name)
             text = (
                 f"the variable {name} is no setting, and nothing reads it. {question}"
             )
             logger.warning("%s", text.strip())
 
 
-class ProjectAgent(Registration):
+class ProjectAgent:
     """Puts a service on the BLS Project Console (contract 002).
 
     While it is open it refreshes the project's status, ships log records and runs the
@@ -129,16 +152,14 @@ class ProjectAgent(Registration):
         )
         stream.set_level(Level(options.get("log_level", Settings.log_level)))
         stream.redactor = Redactor(options.get("redact_keys", known.redact_keys))
-        self._parts = Parts(
+        self._state = AgentState(
             project=self.project,
             clock=time.time,  # noqa: TID251 - as above
             router=Router(pydantic=validate == "pydantic"),
             stream=stream,
             instance=options.get("instance") or "",
         )
-        super().__init__(self._parts.router, self._parts.threads, self._parts.checks)
-        self._session: Session | None = None
-        self._supervisor: asyncio.Task[None] | None = None
+        self._session: AgentSession | None = None
         self._builtins_added = False
         self.log = Log(stream)
 
@@ -162,10 +183,10 @@ class ProjectAgent(Registration):
     @property
     def status(self) -> Status:
         """The status that is shown: the worst of all sources."""
-        return self._parts.board.status(time.monotonic())
+        return self._state.board.status(time.monotonic())
 
     def set_status(self, status: Status | str) -> None:
-        """Say how this service is; written at once, then refreshed.
+        """Set how this service is; written at once, then refreshed.
 
         From any thread; never waits.
 
@@ -175,10 +196,146 @@ class ProjectAgent(Registration):
         Raises:
             ConfigurationError: It is none of the four; the status stays as it is.
         """
-        self._parts.board.set(StatusAggregator.HOST, Status.of(status))
-        session = self._living()
+        self._state.board.set(StatusAggregator.HOST, Status.of(status))
+        session = self._open_session()
         if session is not None:
             session.status.check()
+
+    @overload
+    def command(self, function: Callable[P, R], /) -> Callable[P, R]: ...
+
+    @overload
+    def command(
+        self, name: str | None = None, /, *, timeout: float | None = ...
+    ) -> CommandDecorator: ...
+
+    def command(
+        self,
+        function: Callable[P, R] | str | None = None,
+        /,
+        *,
+        timeout: float | Unset | None = UNSET,
+    ) -> Callable[P, R] | CommandDecorator:
+        """Register a handler: ``@agent.command`` or ``@agent.command("name", …)``.
+
+        The function is given back unchanged. It may be a coroutine function or a plain
+        one, which runs in a thread. Arguments are bound by name and checked against
+        the annotations before it runs; a parameter annotated
+        :class:`~bls_agent.CommandContext` gets the context.
+
+        Args:
+            function: The handler, or the command's name (default: the function's).
+            timeout: Seconds for this command; ``None`` for no limit.
+
+        Raises:
+            DuplicateHandlerError: The name has a handler already.
+            ConfigurationError: The signature cannot be served.
+        """
+        if callable(function):
+            return self._register(function, name_of(function), timeout)
+        name = function
+
+        def register(handler: Callable[P, R], /) -> Callable[P, R]:
+            own = name_of(handler) if name is None else name
+            return self._register(handler, own, timeout)
+
+        return cast("CommandDecorator", register)
+
+    def _register(
+        self, function: Callable[P, R], name: str, timeout: float | Unset | None
+    ) -> Callable[P, R]:
+        _refuse_unbound(function, name)
+        self._state.router.add(
+            name, function, self._as_coroutine(function), timeout=timeout
+        )
+        return function
+
+    def _as_coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if is_coroutine_function(function):
+            return function
+        return self._state.threads.wrap(function)
+
+    def fallback(self, function: Callable[P, R], /) -> Callable[P, R]:
+        """Register what runs for commands that nobody registered.
+
+        It is called with the :class:`~bls_agent.CommandContext` alone.
+        """
+        self._state.router.set_fallback(self._as_coroutine(function))
+        return function
+
+    def middleware(self, function: M, /) -> M:
+        """Put ``async (context, call_next) -> result`` around every command.
+
+        The first one registered is the outermost.
+        """
+        if not is_coroutine_function(function):
+            raise ConfigurationError(
+                "middleware",
+                repr(function),
+                "a coroutine function (context, call_next)",
+            )
+        self._state.router.add_middleware(function)
+        return function
+
+    @overload
+    def health_check(self, function: C, /) -> C: ...
+
+    @overload
+    def health_check(
+        self,
+        name: str | None = None,
+        /,
+        *,
+        interval: float = ...,
+        timeout: float = ...,
+        failures: int = ...,
+    ) -> HealthCheckDecorator: ...
+
+    def health_check(
+        self,
+        function: C | str | None = None,
+        /,
+        *,
+        interval: float = INTERVAL,
+        timeout: float = TIMEOUT,
+        failures: int = FAILURES,
+    ) -> C | HealthCheckDecorator:
+        """Let something be tried again and again; failing turns the status to 故障.
+
+        ``@agent.health_check`` or ``@agent.health_check("name", …)``; from any thread.
+        The function takes no arguments and is given back unchanged: a coroutine
+        function, or a plain one, which runs in a thread. It fails if it raises,
+        returns exactly ``False`` or takes longer than its timeout. The first call is
+        made when the agent opens; a success after the alarm takes the 故障 back.
+
+        Args:
+            function: The check, or its name (default: the function's).
+            interval: Seconds from the end of one call to the beginning of the next,
+                less up to a fifth.
+            timeout: Seconds a call may take.
+            failures: Failures in a row that are an alarm.
+
+        Raises:
+            ConfigurationError: The name is taken, a number is out of range, or the
+                function needs arguments or is a generator.
+        """
+
+        def register(check: C, /) -> C:
+            name = function if isinstance(function, str) else name_of_check(check)
+            self._state.checks.add(
+                HealthCheck(
+                    name=name,
+                    function=check,
+                    interval=interval,
+                    timeout=timeout,
+                    failures=failures,
+                )
+            )
+            return check
+
+        if callable(function):
+            return register(function)
+        return cast("HealthCheckDecorator", register)
 
     async def flush(self, timeout: float = 5.0) -> Flushed:
         """Wait until the records put so far have been written.
@@ -189,10 +346,12 @@ class ProjectAgent(Registration):
         Returns:
             What happened; true if nothing of it still waits.
         """
-        self._bury()
-        delivery = self._parts.stream.delivery
+        self._detach_gone()
+        delivery, session = self._state.stream.delivery, self._open_session()
         with anyio.move_on_after(timeout + 0.5):  # another loop may hang
-            return await call_beside(self._living(), partial(delivery.flush, timeout))
+            if session is None:
+                return await delivery.flush(timeout)
+            return await session.call(partial(delivery.flush, timeout))
         return Flushed(False, 0, 0, delivery.buffer.stats().queued)  # noqa: FBT003
 
     async def ready(self, timeout: float | None = None) -> None:
@@ -205,9 +364,9 @@ class ProjectAgent(Registration):
             RedisUnavailableError: Not within that time.
             ConfigurationError: The agent is not open.
         """
-        session = self._opened_session()
+        session = self._require_session()
         with anyio.move_on_after(timeout):
-            await call_beside(session, session.status.published.wait)
+            await session.call(session.status.published.wait)
         if session.status.written:
             return
         raise RedisUnavailableError(
@@ -220,7 +379,7 @@ class ProjectAgent(Registration):
         """Give a snapshot of every counter and state; from any thread."""
         from bls_agent.project.stats import collect_stats  # noqa: PLC0415 - see _prepare
 
-        return collect_stats(self._parts, self._living())
+        return collect_stats(self._state, self._open_session())
 
     async def __aenter__(self) -> Self:
         """Open: the loops run, Redis may still be away.
@@ -229,9 +388,9 @@ class ProjectAgent(Registration):
             ConfigurationError: The agent is open already, or the environment holds a
                 value that does not fit.
         """
-        from bls_agent.project.session import Session  # noqa: PLC0415 - 10 ms, not at import
+        from bls_agent.project.session import AgentSession  # noqa: PLC0415 - 10 ms, not at import
 
-        self._bury()
+        self._detach_gone()
         before = self._session
         if before is not None and not before.stop_requested.is_set():
             raise ConfigurationError(
@@ -248,9 +407,9 @@ class ProjectAgent(Registration):
         mode, replicas = settings.mode, settings.replicas
         check_cluster_name(self.project, endpoint, mode=mode, replicas=replicas)
         self._prepare(settings)
-        session = Session(self._parts, settings, endpoint)
+        session = AgentSession(self._state, settings, endpoint)
         self._session = session
-        self._supervisor = start_supervisor(session, self.project)
+        session.start()
         try:
             await session.opened.wait()
         except BaseException:
@@ -265,25 +424,27 @@ class ProjectAgent(Registration):
         trace: TracebackType | None,
     ) -> None:
         """Close in order; the exception of the body goes on unchanged."""
-        await self._close(last_word(error))
+        from bls_agent.project.session import final_status  # noqa: PLC0415 - loaded by now
+
+        await self._close(final_status(error))
 
     async def aclose(self) -> None:
         """Close from wherever you are; does nothing if the agent is closed.
 
         In a handler it only begins the end, which waits for that handler.
         """
-        session = self._living()
+        session = self._open_session()
         if CURRENT_COMMAND.get() and session is not None:
             session.stop(Status.OFFLINE)
             return
         await self._close(Status.OFFLINE)
 
-    async def _close(self, last_word: Status) -> None:
-        self._bury()
+    async def _close(self, final_status: Status) -> None:
+        self._detach_gone()
         session = self._session
         if session is None:
             return
-        session.stop(last_word)
+        session.stop(final_status)
         try:
             with anyio.CancelScope(shield=True):
                 await session.wait_closed()
@@ -320,11 +481,11 @@ class ProjectAgent(Registration):
         task_status: TaskStatus[None],
     ) -> signal.Signals | None:
         async with self:
-            session = self._opened_session()
+            session = self._require_session()
             async with anyio.create_task_group() as tasks:
                 start_soon(tasks, self._announce_ready, session, task_status)
-                if handle_signals and can_handle_signals():
-                    start_soon(tasks, obey_signals, session)
+                if handle_signals:
+                    start_soon(tasks, session.obey_signals)
                 await session.closed.wait()
                 tasks.cancel_scope.cancel()
         return session.ended_by()
@@ -370,34 +531,36 @@ class ProjectAgent(Registration):
         async with self:
             yield
 
-    async def _announce_ready(self, session: Session, to: TaskStatus[None]) -> None:
+    async def _announce_ready(
+        self, session: AgentSession, to: TaskStatus[None]
+    ) -> None:
         await session.status.published.wait()
         to.started()
 
-    def _opened_session(self) -> Session:
-        session = self._living()
+    def _require_session(self) -> AgentSession:
+        session = self._open_session()
         if session is None:
             raise ConfigurationError("agent", repr(self), "the agent must be open")
         return session
 
-    def _living(self) -> Session | None:
+    def _open_session(self) -> AgentSession | None:
         """Give the session, unless its loop is closed or was left behind by a fork."""
         session = self._session
         return None if session is None or session.is_gone else session
 
-    def _bury(self) -> None:
-        """Let go of a session that cannot end any more, and of what it holds."""
+    def _detach_gone(self) -> None:
+        """Drop a session that cannot end any more, with what it holds."""
         session = self._session
         if session is not None and session.is_gone:
-            session.abandon()
-            self._session = self._supervisor = None
+            session.detach()
+            self._session = None
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
-        session: Session | None = getattr(self, "_session", None)
+        session: AgentSession | None = getattr(self, "_session", None)
         if session is None or session.closed.is_set() or session.inherited:
             return
         if session.is_gone and not sys.is_finalizing():
-            session.abandon()
+            session.detach()
         text = f"the agent of {self.project!r} was never closed"
         _warn(text, ResourceWarning, stacklevel=2, source=self)
 
@@ -408,17 +571,28 @@ class ProjectAgent(Registration):
         return Settings.from_env(os.environ, **self._options)
 
     def _prepare(self, settings: Settings) -> None:
-        """Apply what only the environment could tell, and load what tells the counters."""
-        from bls_agent.project.stats import make_teller  # noqa: PLC0415 - 2 ms, not at import
+        """Apply the settings that only the environment gives; add built-in commands."""
+        from bls_agent.project.stats import stats_source  # noqa: PLC0415 - 2 ms, not at import
 
-        parts = self._parts
-        buffer = parts.stream.delivery.buffer
+        state = self._state
+        buffer = state.stream.delivery.buffer
         buffer.max_items = settings.log_buffer
         buffer.max_bytes = settings.log_buffer_bytes
-        parts.stream.set_level(Level(settings.log_level))
-        parts.stream.redactor = Redactor(settings.redact_keys)
-        parts.name_process(settings.instance)
+        state.stream.set_level(Level(settings.log_level))
+        state.stream.redactor = Redactor(settings.redact_keys)
+        state.name_process(settings.instance)
         if settings.builtins and not self._builtins_added:
-            teller = make_teller(parts, self._living)
-            add_builtins(parts.router, parts.stream, teller)
+            stats = stats_source(state, self._open_session)
+            add_builtins(state.router, state.stream, stats)
             self._builtins_added = True
+
+
+def _refuse_unbound(function: Callable[..., Any], name: str) -> None:
+    """Refuse a method without its object: nothing would give it ``self``."""
+    place = getattr(function, "__qualname__", "").rpartition(".")[0]
+    if not inspect.isfunction(function) or place.endswith("<locals>") or not place:
+        return
+    if next(iter(inspect.signature(function).parameters), "") in ("self", "cls"):
+        rule = "in the body of a class there is no object yet whose method it could be"
+        remedy = f"Register it in __init__: agent.command({name!r})(self.{function.__name__})."
+        raise ConfigurationError("command", function.__qualname__, rule, remedy)

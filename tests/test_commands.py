@@ -915,7 +915,7 @@ async def test_a_worker_that_dies_while_no_slot_is_free_is_replaced(
             assert cancel_workers() == 1
             await anyio.wait_all_tasks_blocked()
             assert cancel_workers() == 0
-            threads = agent._parts.threads
+            threads = agent._state.threads
             call_worker = threads.on_freed
 
             def call_and_cancel() -> None:

@@ -95,7 +95,7 @@ def must_be_inert():
     assert stats.logs_queued == 0 and stats.logs_delivered == 0, stats
     assert not set(stats.logs_dropped) - {"forked"}, stats
     assert sockets() == []
-    assert agent._parts.stream.delivery._wakeup._loop is None
+    assert agent._state.stream.delivery._wakeup._loop is None
     assert agent._session is None or agent._session.status._wakeup._loop is None
     agent.log.info("inert")
     agent.set_status(Status.ERROR)
@@ -188,7 +188,7 @@ INHERIT = """
 def inherit(depth):
     stats = must_be_inert()
     assert stats.instance == ""
-    assert run_loop(agent._parts.threads.run(os.getpid)) == os.getpid()
+    assert run_loop(agent._state.threads.run(os.getpid)) == os.getpid()
     run_loop(open_own(depth=depth))
     assert sockets() == []
     tell(depth=depth, instance=agent.stats().instance, forked=stats.logs_dropped)
@@ -224,7 +224,7 @@ with agent.in_thread() as thread:
     agent.log.info("settled")
     while not all(account().connections.values()):
         time.sleep(0.002)
-    assert run_loop(agent._parts.threads.run(os.getpid)) == os.getpid()
+    assert run_loop(agent._state.threads.run(os.getpid)) == os.getpid()
     for _ in range(200):
         agent.log.info("parent")
     reap(fork(lambda: inherit(1)))
@@ -292,7 +292,7 @@ def serve():
     tell(pid=os.getpid(), instance=agent.stats().instance)
 
 held, done = threading.Event(), threading.Event()
-buffer = agent._parts.stream.delivery.buffer
+buffer = agent._state.stream.delivery.buffer
 
 def hold():
     with buffer._lock:

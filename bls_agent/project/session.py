@@ -1,66 +1,79 @@
-"""One life of an agent: what is opened together and closed together.
+"""One opening of an agent: what is opened together and closed together.
 
-A session lives in one supervisor task of its own, so that nothing in it can cancel
-the host and no exception of the host is wrapped. However it ends, its end is the same:
-the intake stops first, running handlers get their time, the log is flushed, the last
-status is written.
+A session runs in a task of its own, outside of every scope of the host, so that nothing
+in it can cancel the host and no exception of the host is wrapped. However it ends, its
+end is the same: the intake stops first, running handlers get their time, the log is
+flushed, the last status is written.
 """
 
 from __future__ import annotations
 
 import logging
 import signal
+import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskStatus
 
 from bls_agent.connection.after_fork import keep, register
+from bls_agent.connection.connection import Connections
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.patrol import Patrol
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
+from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.core.redaction import redact_traceback
 from bls_agent.core.settings import Settings
-from bls_agent.project.commands.broadcast import Inbox
-from bls_agent.project.hearing import make_dispatcher, make_receiver, make_runner
+from bls_agent.project.agent_state import AgentState
+from bls_agent.project.commands.broadcast import FanOut, Inbox
+from bls_agent.project.commands.dispatcher import Dispatcher
+from bls_agent.project.commands.runner import CommandRunner
+from bls_agent.project.log.log import LogSink
 from bls_agent.project.messages import Level, Status
-from bls_agent.project.parts import Parts
-from bls_agent.project.voices import (
-    connect,
-    make_health,
-    make_inbox,
-    make_reporter,
-    make_sink,
-    make_watch,
-    make_writer,
+from bls_agent.project.receive.blocking import BlockingReceiver
+from bls_agent.project.receive.compat import AutoReceiver, CompatReceiver
+from bls_agent.project.receive.receiver import Receiver
+from bls_agent.project.status.health import HealthMonitor
+from bls_agent.project.status.replicas import ReplicaRegistry
+from bls_agent.project.status.writer import (
+    StallStatusPublisher,
+    StatusReporter,
+    StatusWriter,
 )
-from bls_agent.runtime.tasks import start_soon
+from bls_agent.runtime.tasks import start_background, start_soon
+from bls_agent.runtime.watchdog import LoopWatch
 
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Session"]
+__all__ = ["AgentSession", "final_status"]
 
 logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 END_GRACE: Final = 1.9  # seconds beyond shutdown_timeout until everything is over
 FLUSH_GRACE: Final = 1.0  # … of which this much is left for the log
 AWAY_GRACE: Final = 0.5  # seconds that each step waits for a Redis that is away
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-class Session:
+class AgentSession:
     """Everything between opening and closing an agent.
 
     Attributes:
         faults: Failures of the agent itself; each is in the host's log.
         stop_requested: Set when the end has begun.
-        ended_unasked: Whether somebody cancelled the session from outside.
-        loop: Where it lives, once it does.
+        ended_unasked: Whether the session was cancelled from outside.
+        loop: Where it runs, once it does.
         inherited: Whether it goes on in the parent process, and not here.
         signal: The signal that began the end, if one did.
         failure: What ended it that should not have happened.
@@ -68,68 +81,271 @@ class Session:
         closed: Set when everything is over.
     """
 
-    def __init__(self, parts: Parts, settings: Settings, endpoint: Endpoint) -> None:
-        """Compose the project room over the wires of one agent."""
-        self._parts = parts
+    def __init__(
+        self, state: AgentState, settings: Settings, endpoint: Endpoint
+    ) -> None:
+        """Put everything together; nothing is opened yet."""
+        self._state = state
         self._settings = settings
-        self._last_word = Status.OFFLINE
+        self._final_status = Status.OFFLINE
         self.stop_requested = anyio.Event()
         self._forced = anyio.Event()
         self.faults = 0
         self.ended_unasked = False
         self.loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
         self.signal: signal.Signals | None = None
         self.failure: BaseException | None = None
-        self._abandoned = self.inherited = False
+        self._detached = self.inherited = False
         register(self)
         self.opened = anyio.Event()
         self.closed = anyio.Event()
-        self.connections = connect(endpoint, parts, settings)
-        self.sink = make_sink(self.connections, parts, settings)
-        writer = make_writer(self.connections, parts, settings, self._say)
-        self.status = make_reporter(self.connections, parts, settings, writer)
-        self.watch = make_watch(endpoint, parts, settings, writer, self.status.changed)
-        self.health = make_health(parts, self.status.check)
-        self.connections.gate.on_connected = self._note_connection
-        runner = make_runner(self.connections, parts, settings, self._say)
-        self.receiver = make_receiver(
-            self.connections, parts, settings, self._say, runner.report_unstarted
+        self._status_key = PROJECT_STATUS.build(project=state.project)
+        self._control_key = CONTROL.build(project=state.project)
+        self._console_key = PROJECT_CONSOLE.build(project=state.project)
+        self.connections = self._connect(endpoint)
+        self.connections.gate.on_connected = self._rewrite_status
+        self.sink = self._build_sink()
+        writer = self._build_status_writer()
+        self.status = self._build_status(writer)
+        self.watch = self._build_watch(endpoint, writer)
+        self.health = HealthMonitor(
+            state.checks,
+            state.board,
+            state.stream,
+            project=state.project,
+            check=self.status.check,
         )
-        self.dispatcher = make_dispatcher(
-            self.connections, parts, settings, self.receiver, runner
+        runner = self._build_runner()
+        self.receiver = self._build_receiver(runner)
+        self.dispatcher = self._build_dispatcher(runner)
+        self.inbox = self._build_inbox() if settings.replicas else None
+
+    def _connect(self, endpoint: Endpoint, use: str = "") -> Connections:
+        return Connections(
+            endpoint,
+            f"bls-agent:{self._state.instance}{use}",
+            timeout=self._settings.redis_timeout,
+            reconnect_max=self._settings.reconnect_max,
+            keys={
+                "control": self._control_key,
+                "data": self._console_key,
+                "liveness": self._status_key,
+            },
         )
-        self.inbox: Inbox | None = None
-        if settings.replicas:
-            self.inbox = make_inbox(self.connections, parts, self.dispatcher, self._say)
+
+    def _build_sink(self) -> LogSink:
+        return LogSink(
+            self.connections,
+            self._state.stream,
+            key=self._console_key,
+            identity=self._state.instance if self._settings.record_ids else "",
+            list_limit=self._settings.log_list_limit,
+            numbers=self._state.numbers,
+        )
+
+    def _build_status_writer(self) -> StatusWriter:
+        """Make what writes the status: into a key of our own, or together with replicas."""
+        state, ttl = self._state, self._settings.status_ttl
+        if self._settings.replicas:
+            replicas = ReplicaRegistry(state.project, state.instance, self._warn)
+            return StatusWriter(
+                self.connections, self._status_key, ttl=ttl, replicas=replicas
+            )
+        on_conflict = partial(
+            self._warn,
+            "somebody else writes the status of this project, too: give the processes "
+            "replicas=True, or each a project name of its own",
+            {"key": self._status_key},
+        )
+        return StatusWriter(
+            self.connections, self._status_key, ttl=ttl, on_conflict=on_conflict
+        )
+
+    def _build_status(self, writer: StatusWriter) -> StatusReporter:
+        """Make what keeps the written status true."""
+        settings = self._settings
+        if settings.status_interval * 3 > settings.status_ttl:
+            text = (
+                "status_interval %g s is more than a third of status_ttl %d s: one lost "
+                "refresh is enough to show a living service as gone"
+            )
+            logger.warning(text, settings.status_interval, settings.status_ttl)
+        return StatusReporter(
+            writer,
+            self._state.board,
+            interval=settings.status_interval,
+            backoff=self._backoff(),
+            complaints=self.connections.complaints,
+            counts=self._state.status_counts,
+        )
+
+    def _build_watch(
+        self, endpoint: Endpoint, writer: StatusWriter
+    ) -> LoopWatch | None:
+        """Make what watches the session's loop; ``None`` if that is switched off."""
+        state = self._state
+        if self._settings.stall_after is None:
+            return None
+        silent = replace(endpoint, notes=())  # they have been logged
+        return LoopWatch(
+            StallStatusPublisher(
+                writer,
+                state.board,
+                state.stream,
+                state.stall_counts,
+                project=state.project,
+                endpoint=silent,
+                connect=lambda: self._connect(silent, ":watchdog"),
+                changed=self.status.changed,
+                stall_after=self._settings.stall_after,
+                ttl=self._settings.status_ttl,
+            )
+        )
+
+    def _build_runner(self) -> CommandRunner:
+        """Make what runs one command; of several replicas it passes broadcasts on."""
+        state, settings = self._state, self._settings
+        fan_out = FanOut(self.connections, state.project, state.instance, self._warn)
+        return CommandRunner(
+            state.router,
+            state.stream,
+            state.outcomes,
+            timeout=settings.command_timeout,
+            max_age=settings.command_max_age,
+            size_limit=settings.command_size_limit,
+            clock=state.clock,
+            pass_on=fan_out.pass_on if settings.replicas else None,
+        )
+
+    def _build_receiver(self, runner: CommandRunner) -> Receiver:
+        """Make what takes commands from the control list, as the mode says."""
+        connections, key, settings = self.connections, self._control_key, self._settings
+        match settings.mode:
+            case "blocking":
+                return BlockingReceiver(connections, key)
+            case "compat":
+                return CompatReceiver(connections, key, self._warn)
+            case "auto":
+                return AutoReceiver(connections, key, self._warn)
+            case "reliable":
+                # 3 ms, for those who use it.
+                from bls_agent.project.receive.reliable import ReliableReceiver  # noqa: PLC0415
+
+                return ReliableReceiver(
+                    connections,
+                    key,
+                    self._warn,
+                    instance=self._state.instance,
+                    lease_ttl=settings.lease_ttl,
+                    window=settings.dedup_window,
+                    on_redelivery=settings.on_redelivery,
+                    size_limit=settings.command_size_limit,
+                    report=runner.report_unstarted,
+                )
+
+    def _build_dispatcher(self, runner: CommandRunner) -> Dispatcher:
+        return Dispatcher(
+            self.receiver,
+            runner,
+            self._state.threads,
+            concurrency=self._settings.concurrency,
+            prefetch=self._settings.prefetch,
+            backoff=self._backoff(),
+            complaints=self.connections.complaints,
+        )
+
+    def _build_inbox(self) -> Inbox:
+        return Inbox(
+            self.connections,
+            self.dispatcher,
+            project=self._state.project,
+            instance=self._state.instance,
+            say=self._warn,
+        )
+
+    def start(self) -> None:
+        """Start the session in a task that stands outside of every scope of the host."""
+        import asyncio  # noqa: PLC0415 - 20 ms, not at import
+
+        self.loop = asyncio.get_running_loop()
+        task = start_background(self.run, f"bls-agent {self._state.project}")
+        task.add_done_callback(self._on_task_done)
+        self._task = task
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        # A task that is cancelled before it began runs nothing of its own, no finally.
+        error = self.failure = None if task.cancelled() else task.exception()
+        self.mark_closed()
+        if error is not None:
+            logger.error("the agent failed\n%s", redact_traceback(error))
+        elif self.ended_unasked:
+            text = "the agent of %s was cancelled and has ended"
+            logger.warning(text, self._state.project)
+
+    async def call(self, function: Callable[[], Awaitable[R]]) -> R:
+        """Await something in the session's loop: an agent in a thread has its own."""
+        import asyncio  # noqa: PLC0415 - anyio knows one loop
+
+        async def call() -> R:
+            return await function()
+
+        if self.loop is None or not self.is_elsewhere:
+            return await function()
+        future = asyncio.run_coroutine_threadsafe(call(), self.loop)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return await function()  # that loop ended meanwhile
+
+    async def obey_signals(self) -> None:
+        """Drain at the first SIGTERM or SIGINT, hurry at the second.
+
+        Only the main thread may listen; on Windows Ctrl-C cancels :meth:`run` instead.
+        """
+        on_main_thread = threading.current_thread() is threading.main_thread()
+        if not on_main_thread or sys.platform == "win32":
+            return
+        with anyio.open_signal_receiver(*SIGNALS) as signals:
+            handlers = _SignalHandlers()
+            register(handlers)
+            self.signal = await anext(signals)
+            self.stop(Status.OFFLINE)
+            await anext(signals)
+            self.force()
+            await self.closed.wait()
 
     def _backoff(self) -> Backoff:
         return Backoff(base=0.25, cap=self._settings.reconnect_max)
 
-    def _note_connection(self) -> None:
+    def _rewrite_status(self) -> None:
         """Have the status written again after a loss: the server may have forgotten it."""
         if any(wire.generation > wire.connected for wire in self.connections.all):
             self.status.changed()
 
-    async def _say_start(self) -> None:
-        """Say in the host's log where Redis is, and when all is well."""
-        project, mode = self._parts.project, self._settings.mode
+    async def _log_start(self) -> None:
+        """Log for the host where Redis is, and when the first status is written."""
+        project, mode = self._state.project, self._settings.mode
         address = self.connections.endpoint.address
         logger.info("%s: %s, mode %s", project, address, mode)
         await self.status.published.wait()
         if self.status.written:
-            now = self._parts.board.status(time.monotonic())
+            now = self._state.board.status(time.monotonic())
             logger.info("%s: connected, the status is %s", project, now)
 
-    def _say(self, text: str, metadata: dict[str, object]) -> None:
-        """Tell the operator and the host what works less well than it could."""
-        self._parts.stream.emit(Level.WARN, text, metadata)
-        logger.warning("%s: %s", self._parts.project, text)
+    def _warn(self, text: str, metadata: dict[str, object]) -> None:
+        """Log for operator and host what works less well than it could."""
+        self._state.stream.emit(Level.WARN, text, metadata)
+        logger.warning("%s: %s", self._state.project, text)
 
-    def stop(self, last_word: Status) -> None:
+    def stop(self, final_status: Status) -> None:
         """Begin the end; from any thread, returns at once."""
         if not self.stop_requested.is_set():
-            self._last_word = last_word
-            self._call_there(self.stop_requested.set)
+            self._final_status = final_status
+            self._call_in_loop(self.stop_requested.set)
 
     def ended_by(self) -> signal.Signals | None:
         """Tell which signal ended it, if one did; raise what it failed with."""
@@ -139,16 +355,16 @@ class Session:
 
     def force(self) -> None:
         """Cut the time of running handlers short; from any thread."""
-        self._call_there(self._forced.set)
+        self._call_in_loop(self._forced.set)
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it lives in another loop than the one that runs here, if any."""
-        import asyncio  # noqa: PLC0415 - see supervisor.py
+        """Whether its loop is another one than the loop that runs here, if any."""
+        import asyncio  # noqa: PLC0415 - anyio does not tell
 
         return self.loop is not asyncio._get_running_loop()  # noqa: SLF001 - documented
 
-    def _call_there(self, function: Callable[[], None]) -> None:
+    def _call_in_loop(self, function: Callable[[], None]) -> None:
         if self.loop is None or not self.is_elsewhere:
             function()
             return
@@ -167,15 +383,15 @@ class Session:
                 await anyio.sleep(0.01)
 
     async def run(self) -> None:
-        """Live until :meth:`stop`; cancelling ends the session in order, too.
+        """Run until :meth:`stop`; cancelling ends the session in order, too.
 
-        A handler that resists its cancellation holds this task, but nobody waits for
+        A handler that resists its cancellation holds this task, but no caller waits for
         it: :attr:`closed` is set before.
         """
         window = self._settings.error_window
         if self.watch is not None:
             self.watch.begin()
-        self._parts.stream.on_error = self.status.open_error_window(window)
+        self._state.stream.on_error = self.status.open_error_window(window)
         try:
             async with anyio.create_task_group() as loops:
                 start_soon(loops, self._keep_running, self._ship)
@@ -187,7 +403,7 @@ class Session:
                     start_soon(loops, self._keep_running, self.inbox.run)
                 start_soon(loops, self.dispatcher.run)
                 self.opened.set()
-                start_soon(loops, self._say_start)
+                start_soon(loops, self._log_start)
                 try:
                     await self.stop_requested.wait()
                 finally:
@@ -200,7 +416,7 @@ class Session:
             if not self.inherited:  # else this loop is the parent's, and torn
                 raise
         finally:
-            self.is_over()
+            self.mark_closed()
 
     async def _end_in_order(self, loops: anyio.CancelScope) -> None:
         self.ended_unasked = not self.stop_requested.is_set()
@@ -211,42 +427,42 @@ class Session:
             await self._release()
 
     async def _release(self) -> None:
-        """Let the loops end, close what they used, and let go of the host."""
+        """Let the loops end, close what they used, and release what the host shares."""
         await anyio.lowlevel.checkpoint()
-        self._let_go_of_host()
+        self._release_host()
         await self.connections.aclose()
-        self.is_over()
+        self.mark_closed()
 
-    def _let_go_of_host(self) -> None:
+    def _release_host(self) -> None:
         if self.watch is not None:
             self.watch.drop()
-        self._parts.stream.on_error = None
-        self._parts.board.forget_sources()
+        self._state.stream.on_error = None
+        self._state.board.forget_sources()
         self.health.close()
-        self._parts.threads.close()
+        self._state.threads.close()
 
     @property
     def is_gone(self) -> bool:
         """Whether it cannot end in order any more: its loop is closed, or a parent's."""
-        return self._abandoned or (self.loop is not None and self.loop.is_closed())
+        return self._detached or (self.loop is not None and self.loop.is_closed())
 
-    def abandon(self) -> None:
-        """Let go of everything, without a last word: the loop will not run any more."""
-        if self._abandoned:
+    def detach(self) -> None:
+        """Release everything without a final status: the loop will not run any more."""
+        if self._detached:
             return
-        self._abandoned = True
+        self._detached = True
         self.connections.abandon()
-        self._parts.stream.delivery.forget_loop()
-        self._let_go_of_host()
+        self._state.stream.delivery.forget_loop()
+        self._release_host()
 
     def forget_parent(self) -> None:
-        """In a forked child: this life goes on in the parent, not here."""
+        """In a forked child the session goes on in the parent, not here."""
         keep(self)
         self.inherited = True
-        self.abandon()
+        self.detach()
 
-    def is_over(self) -> None:
-        """Release everybody who waits for something that will not come any more."""
+    def mark_closed(self) -> None:
+        """Release every caller that waits for something that will not come any more."""
         self.opened.set()
         self.status.published.set()
         self.closed.set()
@@ -268,7 +484,7 @@ class Session:
                 return
 
     async def _ship(self) -> None:
-        await self._parts.stream.delivery.run(self.sink, self._backoff())
+        await self._state.stream.delivery.run(self.sink, self._backoff())
 
     async def _end(self) -> None:
         end = anyio.current_time() + self._settings.shutdown_timeout + END_GRACE
@@ -277,9 +493,9 @@ class Session:
                 await self._drain()
                 with anyio.CancelScope(deadline=end - (END_GRACE - FLUSH_GRACE) / 2):
                     await self._flush(end)
-            finally:  # also when somebody cancels once more
+            finally:  # also when it is cancelled once more
                 with anyio.CancelScope(deadline=end, shield=True):
-                    await self._write_last_word()
+                    await self._write_final_status()
 
     async def _drain(self) -> None:
         """Stop the intake and let handlers finish, or be forced to."""
@@ -297,8 +513,10 @@ class Session:
 
     async def _flush(self, end: float) -> None:
         """Write what is left of the log, also when the shipping loop is gone already."""
-        delivery = self._parts.stream.delivery
-        timeout = AWAY_GRACE if self._away() else max(0.0, end - anyio.current_time())
+        delivery = self._state.stream.delivery
+        timeout = (
+            AWAY_GRACE if self._is_away() else max(0.0, end - anyio.current_time())
+        )
         async with anyio.create_task_group() as tasks:
             if not delivery.running:
                 await tasks.start(self._ship_started)
@@ -311,15 +529,15 @@ class Session:
         task_status.started()
         await self._ship()
 
-    async def _write_last_word(self) -> None:
+    async def _write_final_status(self) -> None:
         """Write 离线 or 故障 without a TTL; one more try over a new connection."""
         if self.watch is not None:
             with anyio.move_on_after(AWAY_GRACE):
                 await self.watch.end()
-        with anyio.move_on_after(AWAY_GRACE if self._away() else None):
+        with anyio.move_on_after(AWAY_GRACE if self._is_away() else None):
             for _ in range(2):
                 try:
-                    await self.status.end(self._last_word)
+                    await self.status.end(self._final_status)
                 except WrongTypeError:
                     return
                 except RedisUnavailableError as error:
@@ -327,5 +545,35 @@ class Session:
                 else:
                     return
 
-    def _away(self) -> bool:
+    def _is_away(self) -> bool:
         return not any(wire.connected for wire in self.connections.all)
+
+
+class _SignalHandlers:
+    """What receives the signals of :meth:`obey_signals`; a forked child gets them back.
+
+    Their handler does nothing but wake the loop through a pipe that the child shares:
+    a SIGTERM for the child would stop the parent's agent, or be lost from Python 3.12 on.
+    """
+
+    def __init__(self) -> None:
+        self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def forget_parent(self) -> None:
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) == handler:  # else the child has set it since
+                interrupt = number == signal.SIGINT
+                usual = signal.default_int_handler if interrupt else signal.SIG_DFL
+                signal.signal(number, usual)
+
+
+def final_status(error: BaseException | None) -> Status:
+    """离线 for an end that was asked for, 故障 for any other exception."""
+    if error is None or isinstance(error, KeyboardInterrupt | GeneratorExit):
+        return Status.OFFLINE
+    if isinstance(error, SystemExit):
+        return Status.FAULT if error.code else Status.OFFLINE
+    if isinstance(error, anyio.get_cancelled_exc_class()):
+        return Status.OFFLINE
+    return Status.FAULT

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from bls_agent.core.codec import JSONObject
+from bls_agent.project.agent_state import AgentState
 from bls_agent.project.messages import Status
-from bls_agent.project.parts import Parts
 
 if TYPE_CHECKING:
-    from bls_agent.project.session import Session
+    from bls_agent.project.session import AgentSession
 
-__all__ = ["AgentStats", "collect_stats", "make_teller"]
+__all__ = ["AgentStats", "collect_stats", "stats_source"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +87,9 @@ class AgentStats:
     faults: int = 0
 
 
-def collect_stats(parts: Parts, session: Session | None) -> AgentStats:
-    """Gather the counters of an agent's parts, and of its life if it is open."""
-    kept = _collect_kept(parts)
+def collect_stats(state: AgentState, session: AgentSession | None) -> AgentStats:
+    """Gather the counters of an agent, and of its session if it is open."""
+    kept = _collect_kept(state)
     if session is None or session.closed.is_set():
         return kept
     receiver, connections = session.receiver, session.connections
@@ -109,20 +109,20 @@ def collect_stats(parts: Parts, session: Session | None) -> AgentStats:
     )
 
 
-def _collect_kept(parts: Parts) -> AgentStats:
+def _collect_kept(state: AgentState) -> AgentStats:
     """Gather what is there without a session, too."""
-    delivery, now = parts.stream.delivery, time.monotonic()
+    delivery, now = state.stream.delivery, time.monotonic()
     logs = delivery.buffer.stats()
-    source, status = parts.board.worst_source(now)
-    said = parts.board.list_sources(now)
+    source, status = state.board.worst_source(now)
+    said = state.board.list_sources(now)
     return AgentStats(
-        project=parts.project,
-        instance=parts.instance,
+        project=state.project,
+        instance=state.instance,
         status=status,
         status_source=source,
         status_sources={who: one.value for who, one in said.items()},
-        commands_stuck=parts.threads.stuck,
-        outcomes={kind.value: count for kind, count in dict(parts.outcomes).items()},
+        commands_stuck=state.threads.stuck,
+        outcomes={kind.value: count for kind, count in dict(state.outcomes).items()},
         logs_accepted=logs.accepted,
         logs_delivered=logs.delivered,
         logs_dropped=logs.dropped,
@@ -130,27 +130,27 @@ def _collect_kept(parts: Parts) -> AgentStats:
         logs_queued_bytes=logs.queued_bytes,
         logs_resent=delivery.resent,
         logs_maybe_repeated=delivery.maybe_repeated,
-        logs_not_encoded=dict(parts.stream.failures),
-        status_writes=parts.status_counts.writes,
-        status_failures=parts.status_counts.failures,
-        loop_stalls=parts.stall_counts.stalls,
-        loop_stalled_seconds=parts.stall_counts.longest,
+        logs_not_encoded=dict(state.stream.failures),
+        status_writes=state.status_counts.writes,
+        status_failures=state.status_counts.failures,
+        loop_stalls=state.stall_counts.stalls,
+        loop_stalled_seconds=state.stall_counts.longest,
     )
 
 
-def make_teller(
-    parts: Parts, living: Callable[[], Session | None]
+def stats_source(
+    state: AgentState, session_of: Callable[[], AgentSession | None]
 ) -> Callable[[], JSONObject]:
-    """Make what tells the counters, without holding an agent that nobody closes.
+    """Make a function that gives the counters, without holding an unclosed agent.
 
     Args:
-        parts: The agent's.
-        living: The agent's method that gives its session, if it is open.
+        state: The agent's.
+        session_of: The agent's method that gives its session, if it is open.
     """
-    reference = weakref.WeakMethod(living)
+    reference = weakref.WeakMethod(session_of)
 
-    def tell() -> JSONObject:
+    def collect() -> JSONObject:
         find = reference()
-        return asdict(collect_stats(parts, None if find is None else find()))
+        return asdict(collect_stats(state, None if find is None else find()))
 
-    return tell
+    return collect

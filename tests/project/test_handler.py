@@ -56,7 +56,7 @@ def logger_with(handler: logging.Handler, name: str = "shop.orders") -> logging.
 
 def shipped(agent: ProjectAgent) -> list[dict[str, Any]]:
     """Take what waits to be shipped, decoded, without ids."""
-    items = agent._parts.stream.delivery.buffer.take(10_000, 1 << 30)
+    items = agent._state.stream.delivery.buffer.take(10_000, 1 << 30)
     return [orjson.loads(item.payload) for item in items]
 
 
@@ -323,7 +323,7 @@ def test_both_levels_apply(agent: ProjectAgent, logger: logging.Logger) -> None:
             made.append("made")
             return "seen"
 
-    agent._parts.stream.set_level(bls_agent.Level.WARN)
+    agent._state.stream.set_level(bls_agent.Level.WARN)
     logger.info("no %s", Seen())
     assert not made
     logger.warning("yes")
@@ -643,7 +643,7 @@ logging.config.dictConfig(config)
 assert handler.level == logging.INFO and handler.name == "console"
 logging.getLogger("shop").info("order %s", 17)
 logging.getLogger("shop").debug("no")
-buffer = myservice.agent._parts.stream.delivery.buffer
+buffer = myservice.agent._state.stream.delivery.buffer
 print(*(item.payload.decode() for item in buffer.take(10, 1 << 20)), sep="\\n")
 
 config["handlers"]["console"]["agent"] = "myservice.agent"

@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from bls_agent import ProjectAgent
 from bls_agent.ops.cli.commands.run import Target, parse_target
 from bls_agent.ops.cli.errors import Failure, unwrap
-from bls_agent.project.session import Session
+from bls_agent.project.session import AgentSession
 from tests.harness import eventually, status_of
 from tests.ops.cli.conftest import Bls
 from tests.ops.cli.terminal import environment, run_piped, watched
@@ -224,10 +224,10 @@ async def test_a_fault_of_the_agent_itself(
 ) -> None:
     """As the application it does not end as if all were well."""
 
-    async def fail(_: Session) -> None:
+    async def fail(_: AgentSession) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Session, "_end", fail)
+    monkeypatch.setattr(AgentSession, "_end", fail)
     agent = ProjectAgent(project, redis=redis_url)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(close_soon, agent)

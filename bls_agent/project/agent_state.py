@@ -19,11 +19,11 @@ from bls_agent.project.status.health import HealthChecks
 from bls_agent.runtime.threads import HandlerThreads
 from bls_agent.runtime.watchdog import StallCounts
 
-__all__ = ["Parts"]
+__all__ = ["AgentState"]
 
 
 @dataclass(eq=False)
-class Parts:
+class AgentState:
     """What an agent keeps from one session to the next.
 
     Attributes:
@@ -35,7 +35,7 @@ class Parts:
         checks: The health checks.
         threads: Where plain handlers run.
         instance: Name of this process; ``""`` before the first session.
-        forked: Whether this process inherited them.
+        forked: Whether this process inherited all that from its parent.
         numbers: The next log record's number.
         outcomes: How commands ended.
         status_counts: How often the status was written.
@@ -57,7 +57,7 @@ class Parts:
     forked: bool = False
 
     def __post_init__(self) -> None:
-        """Be told of forks, also before the first session: records wait already."""
+        """Have it reset by a fork, also before the first session: records wait already."""
         register(self)
 
     def name_process(self, given: str | None) -> None:
@@ -67,7 +67,7 @@ class Parts:
         self.instance = self.instance or given or _new_instance()
 
     def forget_parent(self) -> None:
-        """In a forked child: begin afresh. What waits is the parent's to write."""
+        """In a forked child begin afresh: what waits is the parent's to write."""
         self.forked = True
         self.instance = ""
         self.numbers = itertools.count(1)
