@@ -351,8 +351,7 @@ class Heartbeat:
 
     def _leave_closed_loop(self) -> None:
         """Let go of an opening whose event loop was closed before its end."""
-        if self._writer is not None and self._writer.is_loop_closed:
-            self._writer.detach()
+        if self._writer is not None and self._writer.detach_from_closed_loop():
             self._state = self._writer = None
 
     def _refuse_twice(self) -> None:

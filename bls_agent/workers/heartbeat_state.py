@@ -87,7 +87,7 @@ class HeartbeatState:
         interval: Longest time between two beats, in seconds.
         due_at: When it is written next, by the clock of the event loop.
         sent_at: When it was written last.
-        is_queued: Whether the writer is to look at it before its time.
+        is_wanted: Whether it is to be written before its time.
         answered: Set when the first reply is there, or none is to be expected soon.
         is_written: Whether a beat is written.
         settled: Set when the first beat is written, or none will be.
@@ -113,7 +113,7 @@ class HeartbeatState:
         self.counts = counts
         self.interval = interval
         self.due_at = self.sent_at = float("-inf")
-        self.is_queued = False
+        self.is_wanted = False
         self.answered = anyio.Event()
         self.is_written = False
         self.settled = anyio.Event()
@@ -192,10 +192,10 @@ class HeartbeatState:
             self.conflict = WrongTypeError(self.claim.key, "string")
         self.answered.set()
 
-    @property
-    def is_blocked(self) -> bool:
-        """Whether writing it before its time is of no use, whatever its value."""
-        return self._refused or self.claim.standing in _BLOCKED
+    def write_by(self, at: float) -> None:
+        """Have it written earlier, unless that is of no use, whatever its value."""
+        if not self._refused and self.claim.standing not in _BLOCKED:
+            self.due_at = min(self.due_at, at)
 
     def writes_plainly(self, now: float) -> bool:
         """Tell whether the next beat goes without a script."""

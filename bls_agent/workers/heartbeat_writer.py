@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -73,7 +72,6 @@ class HeartbeatWriter:
         self._timeout = timeout
         self._wires = KeyedWires(endpoint, NAME, timeout=timeout)
         self._wakeup = ThreadSafeEvent()
-        self._queued: deque[HeartbeatState] = deque()
         self._ending: list[HeartbeatState] = []
         self._backoff = Backoff(cap=CAP)
         self._retry_at = 0.0
@@ -129,18 +127,16 @@ class HeartbeatWriter:
         with anyio.move_on_after(timeout):
             await asyncio.wrap_future(future)
 
-    @property
-    def is_loop_closed(self) -> bool:
-        """Whether its event loop was closed before the writer's end."""
-        return self._loop is not None and self._loop.is_closed()
-
-    def detach(self) -> None:
-        """Let go of everything: the event loop was closed and will not run any more."""
+    def detach_from_closed_loop(self) -> bool:
+        """Let go of everything if the event loop was closed before the writer's end."""
+        if self._loop is None or not self._loop.is_closed():
+            return False
         self.is_over = True
         self.states = set()
         if self._watch is not None:
             self._watch.drop()
         self._wires.forget_loop()
+        return True
 
     def forget_parent(self) -> None:
         """In a forked child: the heartbeats are the parent's."""
@@ -161,15 +157,14 @@ class HeartbeatWriter:
 
     def write_soon(self, state: HeartbeatState) -> None:
         """Have a beat written soon; from any thread, never waits."""
-        if not state.is_queued and not self.is_over:
-            state.is_queued = True
-            self._queued.append(state)
-            self._wakeup.set()
+        state.is_wanted = True
+        self._wakeup.set()
 
     def write_all_soon(self) -> None:
         """Have every beat written soon; from any thread, never waits."""
         for state in list(self.states):
-            self.write_soon(state)
+            state.is_wanted = True
+        self._wakeup.set()
 
     def _forget(self, state: HeartbeatState) -> None:
         state.claim.end()
@@ -236,26 +231,19 @@ class HeartbeatWriter:
     async def _wait_until_due(self) -> None:
         """Wait until a beat is due, or a removal is wanted."""
         while True:
-            self._schedule_queued()
             if self._ending:
                 return
             now, due = anyio.current_time(), None
+            for state in self.states:
+                if state.is_wanted:
+                    state.is_wanted = False
+                    state.write_by(max(now, state.sent_at + COALESCE))
             if self.states:
                 due = max(self._retry_at, min(state.due_at for state in self.states))
                 if due <= now:
                     await anyio.lowlevel.checkpoint()
                     return
             await self._wakeup.wait(None if due is None else due - now)
-
-    def _schedule_queued(self) -> None:
-        now = anyio.current_time()
-        while self._queued:
-            state = self._queued.popleft()
-            state.is_queued = False
-            # The new value of a blocked one goes with the next beat that may be written.
-            if not state.is_blocked:
-                soon = max(now, state.sent_at + COALESCE)
-                state.due_at = min(state.due_at, soon)
 
     async def _write_due(self) -> None:
         await self._remove_ending()
@@ -364,8 +352,7 @@ class HeartbeatWriter:
     def _retry_refused(self) -> None:
         """Try the others again: what they were refused for may be gone, too."""
         for state in self.states:
-            if state.failures:
-                self.write_soon(state)
+            state.is_wanted |= state.failures > 0
 
     def _handle_reply(
         self, state: HeartbeatState, reply: Reply, sent_at: float | None
@@ -553,7 +540,7 @@ class _Writers:
             writers = dict[object, HeartbeatWriter]()
             for of_closed_loop in self._by_loop.keep(writers):
                 for writer in of_closed_loop.values():
-                    writer.detach()
+                    writer.detach_from_closed_loop()
         key = (endpoint.address, _find_likeness(endpoint), timeout, stall_after)
         found = writers.get(key)
         if found is None or found.is_over:
