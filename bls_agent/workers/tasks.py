@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Final, Self, cast
@@ -40,8 +40,17 @@ from bls_agent.core.errors import (
     WrongTypeError,
 )
 from bls_agent.core.keys import KEYS, KeyTemplate
+from bls_agent.core.names import encode_key
 
-__all__ = ["WHOLE", "Task", "TaskKeys", "TaskStatus", "change_task", "encode_task"]
+__all__ = [
+    "WHOLE",
+    "Task",
+    "TaskKeys",
+    "TaskStatus",
+    "change_task",
+    "checking_type",
+    "encode_task",
+]
 
 WHOLE: Final = 100  # percent
 WORD: Final = 64  # characters of a bare text that is taken for a status
@@ -194,12 +203,13 @@ class TaskKeys(Store):
             WrongTypeError: The key is no string.
             RedisUnavailableError: Redis cannot answer.
         """
-        key = self._row.locate(task_id=task_id)
-        try:
-            payload: bytes | None = await self._access.wires.read(key, "GET")
-        except RedisUnavailableError as error:
-            raise _as_wrong_type(error, key) from error
+        payload = await self._read(self._row.locate(task_id=task_id))
         return None if payload is None else Task.decode(task_id, payload)
+
+    async def _read(self, key: str) -> bytes | None:
+        with checking_type(key, "string"):
+            payload: bytes | None = await self._access.wires.read(key, "GET")
+        return payload
 
     async def delete(self, task_id: str) -> bool:
         """Delete a task.
@@ -269,11 +279,7 @@ class TaskKeys(Store):
         """Read, change, and write if no other has written meanwhile; else again."""
         key = self._row.locate(task_id=task_id)
         async with self._turn(key):
-            async with self._access.wires.to(key) as wire:
-                try:
-                    seen: bytes | None = await wire.read("GET", _encode(key))
-                except RedisUnavailableError as error:
-                    raise _as_wrong_type(error, key) from error
+            seen = await self._read(key)
             pause = SHORTEST_PAUSE
             for _ in range(TRIES):
                 if seen is None:
@@ -302,10 +308,8 @@ class TaskKeys(Store):
 
     async def _run(self, script: Script, key: str, *arguments: Argument) -> Reply:
         async with self._access.wires.to(key) as wire:
-            try:
-                return await script.run(wire, [_encode(key)], arguments)
-            except RedisUnavailableError as error:
-                raise _as_wrong_type(error, key) from error
+            with checking_type(key, "string"):
+                return await script.run(wire, [encode_key(key)], arguments)
 
     @property
     def _row(self) -> KeyTemplate:
@@ -376,9 +380,12 @@ def _now() -> float:
     return time.time()  # noqa: TID251 - the outermost place
 
 
-def _encode(key: str) -> bytes:
-    return key.encode("utf-8", "surrogateescape")
-
-
-def _as_wrong_type(error: RedisUnavailableError, key: str) -> Exception:
-    return WrongTypeError(key, "string") if error.kind == "wrong_type" else error
+@contextmanager
+def checking_type(key: str, expected: str) -> Generator[None]:
+    """Raise a :class:`WrongTypeError` where Redis answers that a key has another type."""
+    try:
+        yield
+    except RedisUnavailableError as error:
+        if error.kind != "wrong_type":
+            raise
+        raise WrongTypeError(key, expected) from error

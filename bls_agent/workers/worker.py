@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 from bls_agent.core.codec import cut_text, decode_object
 from bls_agent.core.errors import DecodeError, RedisUnavailableError
 from bls_agent.core.keys import OWNER, KeyTemplate
-from bls_agent.core.names import place_beside
+from bls_agent.core.names import encode_key, place_beside
 from bls_agent.workers.heartbeat_fields import (
     KINDS,
     WorkerHeartbeat,
@@ -140,8 +140,7 @@ class Worker:
     @property
     def owner_key(self) -> bytes:
         """The key of the lease beside its key, as Redis knows it."""
-        key = OWNER.locate(place=place_beside(self.key))
-        return key.encode("utf-8", "surrogateescape")
+        return encode_key(OWNER.locate(place=place_beside(self.key)))
 
     def judged(self, given: float) -> Self:
         """Give a copy with the age that it has if its key was written with this TTL."""
