@@ -97,8 +97,7 @@ print(*sorted(at_import))
 LATER = {
     "bls_agent.connection.keyed_wires",
     "bls_agent.project.log.reading",
-    "bls_agent.core.redaction.shapes",
-    "bls_agent.core.redaction.texts",
+    "bls_agent.core.redaction.patterns",
 }
 
 

@@ -1,8 +1,7 @@
 """What must not leave the process, and how it is taken out of texts and JSON trees.
 
-``names.py``: which names mean a secret; ``marks.py``: the quick look, which costs next
-to nothing where nothing is to be found; ``texts.py`` and ``shapes.py``: the closer look.
-Pure.
+``names.py``: which names mean a secret, and the quick check; ``patterns.py``: the closer
+one.
 """
 
 from __future__ import annotations
@@ -13,14 +12,15 @@ from collections.abc import Iterable, Mapping
 from types import NoneType
 from typing import Final, TypeAlias, cast
 
-from bls_agent.core.redaction.marks import (
+from bls_agent.core.redaction.names import (
     MARKS,
     REDACTED,
+    SecretNames,
+    Verdict,
     holds_mark,
     holds_odd_url,
     may_name,
 )
-from bls_agent.core.redaction.names import SecretNames, Verdict
 
 __all__ = ["DEFAULT", "Redactor", "mask_url", "redact", "redact_traceback"]
 
@@ -208,7 +208,7 @@ class Redactor:
 
 
 def _look_closer(text: str, names: SecretNames) -> str:
-    from bls_agent.core.redaction.texts import redact_text  # noqa: PLC0415 - 5 ms of patterns
+    from bls_agent.core.redaction.patterns import redact_text  # noqa: PLC0415 - 5 ms of patterns
 
     return redact_text(text, names.judge)
 
@@ -222,7 +222,7 @@ def _hide(value: object, verdict: Verdict) -> object:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        from bls_agent.core.redaction.texts import is_kept  # noqa: PLC0415 - as above
+        from bls_agent.core.redaction.patterns import is_kept  # noqa: PLC0415 - as above
 
         return value if is_kept(value, verdict) else REDACTED
     if verdict is Verdict.COUNTED and _counts_only(value, 0):

@@ -1,7 +1,9 @@
-"""Which names hold secrets: one rule for keys of metadata and for names in texts.
+"""Which names hold secrets, and a quick check whether a text may hold any.
 
-A name is looked at without capitals, separators and punctuation: ``X-API-Key``,
-``api_key`` and ``apiKey`` are one name. Pure.
+A name is compared without capitals, separators and punctuation: ``X-API-Key``,
+``api_key`` and ``apiKey`` are one name. The quick check costs next to nothing and is all
+that most texts ever see; what it lets through is loaded when it is first needed
+(``patterns.py``).
 """
 
 from __future__ import annotations
@@ -10,9 +12,19 @@ import re
 from collections.abc import Iterable
 from enum import IntEnum
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-__all__ = ["SecretNames", "Verdict", "squeeze"]
+__all__ = [
+    "MARKS",
+    "REDACTED",
+    "SHAPE_MARKS",
+    "SecretNames",
+    "Verdict",
+    "holds_mark",
+    "holds_odd_url",
+    "may_name",
+    "squeeze",
+]
 
 # A name that holds one of these anywhere is a secret's.
 _LONG: Final = (
@@ -86,12 +98,7 @@ class SecretNames:
     """
 
     def __init__(self, extra: Iterable[str] = ()) -> None:
-        """Prepare the rule.
-
-        Args:
-            extra: More names, or one text with commas between them; one that begins
-                with ``-`` exempts exactly that name.
-        """
+        """Take more names, or one text with commas between them, as for Redactor."""
         names = extra.split(",") if isinstance(extra, str) else extra
         self.extra = tuple(name.strip() for name in names if name.strip())
         own = {squeeze(name) for name in self.extra if not name.startswith("-")}
@@ -216,3 +223,61 @@ def _as_a_word(word: str) -> str:
     first, rest = word[0], r"[\W_]*+".join(["", *word[1:]])
     start = f"(?:(?:(?<![A-Za-z])|(?<=\\\\[nrt]))(?i:{first})|{first.upper()})"
     return f"{start}(?i:{rest})(?![a-z])"
+
+
+# --- the quick check of a text
+
+REDACTED: Final = "[redacted]"
+
+_Marks: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
+# What a shape begins with, by a character of it that is seldom in a text.
+SHAPE_MARKS: Final[_Marks] = (
+    ("_", ("ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_", "k_live_", "k_test_",
+           "npm_")),
+    ("-", ("glpat-", "xox", "sk-", "-----BEGIN")),
+    ("A", ("AKIA", "ASIA", "AKID", "LTAI", "AIza")),
+    ("J", ("eyJ",)),
+    (" ", ("earer ", "Basic ")),
+)  # fmt: skip
+MARKS: Final[_Marks] = (
+    *SHAPE_MARKS,
+    ("\\", ("\\x", "\\u", "\\/")),  # a name or a URL may be written with escapes
+    ("%", ("%3A%2F%2F", "%3a%2f%2f", "%3D", "%3d")),  # of a URL within a URL
+    ("_", ("input_value=",)),
+    (",", ("Value error,", "Assertion failed,")),
+)
+_FAR_SIGN: Final = re.compile(r"[\uff1a\uff1d]")
+_DASH: Final = re.compile(r"(?<![\w.\-])--?[A-Za-z]")
+# The beginning of a URL that is not simply a host and a port.
+_ODD_URL: Final = re.compile(
+    r"://(?![^\s\"'</?#\\@:,\[\]]*+(?::[0-9]{1,5})?+(?:[\s\"'</?#\\]|\Z))",
+    re.ASCII,  # a character is a byte here
+)
+
+
+def holds_mark(text: str, marks: _Marks) -> bool:
+    """Tell whether one of the marks stands in a text."""
+    for gate, beginnings in marks:
+        if gate in text:
+            for beginning in beginnings:
+                if beginning in text:
+                    return True
+    return False
+
+
+def holds_odd_url(text: str) -> bool:
+    """Tell whether a URL may hold credentials, in UTF-8 bytes with a character for each."""
+    return "://" in text and ("@" in text or _ODD_URL.search(text) is not None)
+
+
+def may_name(text: str) -> bool:
+    """Tell whether a text may hold a name and its value at all."""
+    return (
+        ":" in text
+        or "=" in text
+        or "<" in text
+        or "'," in text  # ('password', …)
+        or '",' in text
+        or not (text.isascii() or _FAR_SIGN.search(text) is None)
+        or ("-" in text and _DASH.search(text) is not None)
+    )

@@ -1,9 +1,9 @@
-r"""Secrets in free text: URLs with credentials, ``name=value`` in all its spellings, shapes.
+r"""Secrets in free text: URLs with credentials, ``name=value`` in all its spellings, tokens.
 
 A text is scanned in linear time, whatever is in it: every pattern is possessive or
 bounded, and what was looked at once is not looked at again. It may have been cut off
 anywhere: a value that does not end is taken to the end of the text. Where it can be
-read in two ways, more is taken out rather than less. Pure.
+read in two ways, more is taken out rather than less.
 """
 
 from __future__ import annotations
@@ -12,16 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
-from bls_agent.core.redaction.marks import REDACTED
-from bls_agent.core.redaction.names import Verdict
-from bls_agent.core.redaction.shapes import (
-    END_MARKS,
-    match_end,
-    redact_encoded_urls,
-    redact_key_blocks,
-    redact_shapes,
-    redact_urls,
-)
+from bls_agent.core.redaction.names import REDACTED, SHAPE_MARKS, Verdict, holds_mark
 
 __all__ = ["is_kept", "redact_text"]
 
@@ -46,20 +37,135 @@ def is_kept(value: str, verdict: Verdict) -> bool:
 
 
 def redact_text(text: str, judge: _Judge) -> str:
-    """Take the secrets out of a text.
-
-    Args:
-        text: Any text.
-        judge: Tells what a name says of its value.
-    """
-    text = redact_encoded_urls(redact_urls(redact_key_blocks(text)))
+    """Take the secrets out of a text; ``judge`` tells what a name says of its value."""
+    text = _redact_encoded_urls(_redact_urls(_redact_key_blocks(text)))
     if "\n  " in text:
         text = _SAID_OF_PLACE.sub(lambda found: _redact_input(found, judge), text)
     text = _redact_values(text, judge)
     if "<" in text:
         text = _TAG.sub(lambda found: _redact_tag(found, judge), text)
         text = _redact_cdata(text, judge) if "<![CDATA[" in text else text
-    return redact_shapes(text)
+    return _redact_shapes(text)
+
+
+# --- secrets that are known by their looks: key blocks, tokens
+
+_CUT: Final = "\u2026"  # the mark of a text that was cut off
+# Punctuation that ends a value in Chinese prose, and that mark.
+_END_MARKS: Final = (
+    r"\u3001\u3002\u300b\u300d\u300f\u3011\uff01\uff09\uff0c\uff1b\uff1f\u2026"
+)
+
+_KEY_BLOCK: Final = re.compile(
+    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----.*?"
+    r"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)",
+    re.DOTALL,
+)
+_SHAPES: Final = re.compile(
+    r"""
+    (?<![A-Za-z0-9])(?:
+        gh[oprsu]_[A-Za-z0-9]{16,} | github_pat_[A-Za-z0-9_]{16,}    # GitHub
+      | glpat-[A-Za-z0-9_\-]{16,}                                    # GitLab
+      | xox[a-z]-[A-Za-z0-9\-]{10,}                                  # Slack
+      | sk-(?=[A-Za-z0-9_\-]{0,60}[0-9])[A-Za-z0-9_\-]{16,}          # language models
+      | [rs]k_(?:live|test)_[A-Za-z0-9]{10,}                         # Stripe
+      | (?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])                     # Amazon
+      | LTAI[A-Za-z0-9]{12,26}(?![A-Za-z0-9])                        # Alibaba
+      | AKID[A-Za-z0-9]{32}(?![A-Za-z0-9])                           # Tencent
+      | AIza[A-Za-z0-9_\-]{35}                                       # Google
+      | npm_[A-Za-z0-9]{36}
+      | (?:gh[oprsu]_|github_pat_|glpat-|xox[a-z]-|AKIA|sk-(?=[^\s]{0,16}[0-9]))
+        [A-Za-z0-9_\-]{4,20}(?=\u2026?\Z)                             # cut off
+    )
+    | (?<![A-Za-z0-9_\-])eyJ[A-Za-z0-9_\-]{8,}+
+      (?: (?:\.[A-Za-z0-9_\-]{4,}+){1,2}\.? | \.? (?=\u2026?\Z) )     # JSON Web Token
+    | (?<=[Bb]earer\ )(?=[^\s]{0,60}[0-9])[A-Za-z0-9._~+/=\-]{8,}
+    | (?<=Basic\ )(?=[^\s]{0,60}[0-9=])[A-Za-z0-9+/]{8,}={0,2}
+    """,
+    re.VERBOSE,
+)
+
+
+def _redact_key_blocks(text: str) -> str:
+    """Take out private keys in PEM form, also where the end is cut off."""
+    return _KEY_BLOCK.sub(REDACTED, text) if "-----BEGIN" in text else text
+
+
+def _redact_shapes(text: str) -> str:
+    """Take out tokens that tell by their beginning what they are."""
+    return _SHAPES.sub(REDACTED, text) if holds_mark(text, SHAPE_MARKS) else text
+
+
+# --- URLs
+
+_SLASHES: Final = re.compile(r":(?://|\\/\\/)")
+_URL_REST: Final = re.compile(rf"[^\s\"'<{_END_MARKS}]*")
+_AUTHORITY: Final = re.compile(rf"[^\s\"'</?#\\{_END_MARKS}]*")
+_HOST: Final = r"(?:[^:@,\[\]]*+|\[[^\[\]@]*+\])(?::[0-9]{0,5}(?![0-9]))?"
+_HOSTS: Final = re.compile(rf"{_HOST}(?:,{_HOST})*+[.,;:!)\]}}>`\uff1a]*")
+_LATER_AT: Final = re.compile(r"[^\n@]{0,256}@(?=[\w.\[\-])")
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*\Z")
+_SCHEME_LENGTH: Final = 20
+_ENCODED_URL: Final = re.compile(rf"(%3A%2F%2F|%3a%2f%2f)([^\s\"'<{_END_MARKS}]*+)")
+_ENCODED_PASSWORD: Final = re.compile(r"%3[aA](?![0-9]{1,5}(?:%2[fF]|&|\Z)|%|\Z)")
+# Their paths may hold an @ that has nothing to do with credentials.
+_WEB: Final = frozenset({"http", "https", "ws", "wss", "file", "data"})
+
+
+def _redact_urls(text: str) -> str:
+    """Put ``***`` in the place of every URL's user-info.
+
+    Everything up to the last ``@`` may be a password, whatever is in it. On the web an
+    ``@`` may stand in a path, too: there a plain ``host:port`` in front speaks for that.
+    """
+    kept: list[str] = []
+    done = position = rest_end = 0
+    last_at = -1
+    while (slashes := _SLASHES.search(text, position)) is not None:
+        start = slashes.end()
+        if start >= rest_end:
+            rest_end = _match_end(_URL_REST, text, start)
+            last_at = text.rfind("@", start, rest_end)
+        position = _match_end(_AUTHORITY, text, start)
+        plain = _HOSTS.fullmatch(text, start, position) is not None
+        if text.startswith(_CUT, position) and ":" in text[start:position]:
+            plain = False  # what is left of a password may look like a port
+        end = -1
+        if last_at >= start and not (plain and _is_of_the_web(text, slashes.start())):
+            end = last_at
+        elif not plain:
+            later = _LATER_AT.match(text, rest_end)
+            end = later.end() - 1 if later else rest_end
+        if end >= 0 and not text[start:end].endswith("***"):
+            kept += (text[done:start], "***")
+            done = end
+        position = max(position, end)
+    return "".join((*kept, text[done:])) if kept else text
+
+
+def _redact_encoded_urls(text: str) -> str:
+    """Do the same for URLs that stand percent-encoded within another one."""
+    shown = _ENCODED_URL.sub(_redact_encoded, text) if "%" in text else text
+    return text if shown == text else shown
+
+
+def _redact_encoded(found: re.Match[str]) -> str:
+    rest = found[2]
+    end = rest.rfind("%40")
+    if end < 0 and _ENCODED_PASSWORD.search(rest):
+        end = len(rest)  # cut off
+    return found[0] if end <= 0 else f"{found[1]}***{rest[end:]}"
+
+
+def _match_end(pattern: re.Pattern[str], text: str, start: int) -> int:
+    """Tell where a pattern that matches here ends; ``start`` if it does not match."""
+    found = pattern.match(text, start)
+    return found.end() if found else start
+
+
+def _is_of_the_web(text: str, end: int) -> bool:
+    found = _SCHEME.search(text[max(0, end - _SCHEME_LENGTH) : end])
+    return found is not None and found[0].lower().rpartition("+")[2] in _WEB
 
 
 # --- a name and its value
@@ -219,10 +325,10 @@ _SENTENCE: Final = re.compile(
 _SCHEME_WORD: Final = re.compile(
     r"(?i:(?:bearer|basic|negotiate|ntlm|token|apikey)[ \t]++(?=\S))"
 )
-_RUN: Final = re.compile(rf"""[^\s,;&()\[\]{{}}<>"'\\{END_MARKS}]++""")
+_RUN: Final = re.compile(rf"""[^\s,;&()\[\]{{}}<>"'\\{_END_MARKS}]++""")
 # Punctuation behind which a value goes on: nothing that looks like an end follows.
 _JOINT: Final = re.compile(
-    rf"""[,;&)\]}}>"'](?![\s,;:)\]}}>"'&{END_MARKS}]|\.?(?:\s|\Z)|\.?\Z|[\w.\-\\]*+["']?[ ]?[=:])"""
+    rf"""[,;&)\]}}>"'](?![\s,;:)\]}}>"'&{_END_MARKS}]|\.?(?:\s|\Z)|\.?\Z|[\w.\-\\]*+["']?[ ]?[=:])"""
     r"|<(?!/)|\\(?!r\\n|n[\w.\-]++[\"']?[ ]?[=:])"  # an escaped line break ends it
 )
 _LINES: Final = {
@@ -235,7 +341,7 @@ _WHOLE_LINE_AFTER_COLON: Final = re.compile(r"(?i:authori[sz]ation\Z)")
 
 
 def _find_value(text: str, entry: re.Match[str]) -> _Value | None:
-    start = match_end(_JOIN, text, entry.end())
+    start = _match_end(_JOIN, text, entry.end())
     if start >= len(text):
         return None
     block = _BLOCK.match(text, start) if entry["sign"] == ":" else None
@@ -266,10 +372,10 @@ def _find_value(text: str, entry: re.Match[str]) -> _Value | None:
 def _indented(text: str, entry: re.Match[str], block: re.Match[str]) -> _Value | None:
     """Find the lines of YAML below a name that stand further right than it does."""
     line = text.rfind("\n", 0, entry.start()) + 1
-    depth = match_end(_INDENT, text, line) - line
+    depth = _match_end(_INDENT, text, line) - line
     start = stop = end = block.end()
     while end < len(text):
-        first = match_end(_INDENT, text, end)
+        first = _match_end(_INDENT, text, end)
         line_end = text.find("\n", first)
         line_end = len(text) if line_end < 0 else line_end
         if first < line_end:
@@ -322,10 +428,12 @@ def _end_of_words(text: str, entry: re.Match[str]) -> int:
     if _WHOLE_LINE.search(name) or (
         _WHOLE_LINE_AFTER_COLON.search(name) and entry["sign"] != "="
     ):
-        return _without_backslashes(text, start, match_end(_LINES[around], text, start))
-    position = match_end(_SCHEME_WORD, text, position)
+        return _without_backslashes(
+            text, start, _match_end(_LINES[around], text, start)
+        )
+    position = _match_end(_SCHEME_WORD, text, position)
     while position < len(text):
-        end = match_end(_RUN, text, position)
+        end = _match_end(_RUN, text, position)
         if end < len(text) and text[end] in "([{":
             end = _closing(text, end) if end > start else end
         elif _JOINT.match(text, end):
