@@ -269,7 +269,7 @@ class Dispatcher:
             elif self._pending:
                 return self._pending.popleft()
             else:
-                await self._ask()
+                await self._fetch_more()
 
     async def _wait_for_a_call(self) -> None:
         called = anyio.Event()
@@ -280,7 +280,7 @@ class Dispatcher:
             if not called.is_set():  # cancelled: it must not be called any more
                 self._idle.remove(called)
 
-    async def _ask(self) -> None:
+    async def _fetch_more(self) -> None:
         """Wait for commands; what comes waits here until a worker takes it."""
         try:
             with anyio.CancelScope() as self._intake_scope:

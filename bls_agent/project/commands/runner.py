@@ -173,8 +173,9 @@ class CommandRunner:
             command = self._decode(message)
         except DecodeError as error:
             return _discarded(error, message)
-        if self._max_age is not None:
-            age = self._age_of(command)
+        sent = None if self._max_age is None else parse_timestamp(command.timestamp)
+        if sent is not None and self._max_age is not None:
+            age = self._clock() - sent.timestamp()
             if age > self._max_age:
                 return _too_old(command, age, self._max_age)
         if command.broadcast and self._pass_on is not None:
@@ -208,11 +209,6 @@ class CommandRunner:
         return Command.decode(
             message.payload, now=self._clock(), limit=self._size_limit
         )
-
-    def _age_of(self, command: Command) -> float:
-        """Give the seconds since a command was sent; 0 if it does not say."""
-        sent = parse_timestamp(command.timestamp)
-        return 0.0 if sent is None else self._clock() - sent.timestamp()
 
     def _timeout_of(self, command: Command) -> float | None:
         handler = self._router.find(command.command)
@@ -296,7 +292,7 @@ class CommandRunner:
                 return _CANCELLED if self.stopping else _failure(error)
             end = _failure(error)
         else:
-            end = _succeeded(result)
+            end = OutcomeKind.SUCCEEDED, result, {}
         if task.cancelling():
             await self._absorb_cancellation(task)
         return end
@@ -329,10 +325,6 @@ def _run_in(
 def _timed_out(command: Command, timeout: float | None, seconds: float) -> Outcome:
     told = {"type": "TimedOut", "message": f"no result within {timeout:g} s"}
     return _ended(OutcomeKind.TIMED_OUT, command, seconds * 1000, error=told)
-
-
-def _succeeded(result: Any) -> tuple[OutcomeKind, Any, dict[str, Any]]:
-    return OutcomeKind.SUCCEEDED, result, {}
 
 
 _CANCELLED = (

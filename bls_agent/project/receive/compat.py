@@ -159,7 +159,7 @@ class CompatReceiver(Receiver):
             raise
 
 
-class AutoReceiver(BlockingReceiver):
+class AutoReceiver(Receiver):
     """BLPOP; where the server or its ACL refuses it, compatibility mode.
 
     Refused means: unknown command or no permission, nothing else. Said once in the
@@ -167,7 +167,7 @@ class AutoReceiver(BlockingReceiver):
     """
 
     def __init__(self, connections: Connections, key: str, say: Say) -> None:
-        super().__init__(connections, key)
+        self._blocking = BlockingReceiver(connections, key)
         self._compat = CompatReceiver(connections, key, say)
         self._intake = connections.intake
         self._say = say
@@ -178,23 +178,26 @@ class AutoReceiver(BlockingReceiver):
         if self._refused_at not in (-1, self._intake.generation):
             await self._compat.finish()
             self._refused_at = -1
-            self.mode, self.one_at_a_time = "blocking", False
+            self._use(self._blocking)
         if self.mode == self._compat.mode:
             return await self._compat.receive(limit)
         try:
-            return await super().receive(limit)
+            return await self._blocking.receive(limit)
         except RedisRefusedError as error:
             refused = error.kind in ("unknown_command", "no_permission")
             if error.connecting or not refused:
                 raise
             await self._intake.open()
             self._refused_at = self._intake.generation
-            self.mode, self.one_at_a_time = self._compat.mode, True
+            self._use(self._compat)
             self._say(
                 "BLPOP is refused here: receiving in compatibility mode",
                 {"mode": "compat", "reason": error.kind},
             )
         return []
+
+    def _use(self, receiver: Receiver) -> None:
+        self.mode, self.one_at_a_time = receiver.mode, receiver.one_at_a_time
 
     async def settle(self, message: Message) -> None:
         """Settle in the way in which it came."""
@@ -203,11 +206,14 @@ class AutoReceiver(BlockingReceiver):
 
     async def give_back(self, messages: Sequence[Message]) -> bool | None:
         """Give back what BLPOP took; anything else is still in the list."""
-        return await super().give_back(
-            [message for message in messages if message.mode == "blocking"]
-        )
+        taken = [one for one in messages if one.mode == self._blocking.mode]
+        return await self._blocking.give_back(taken)
+
+    def leftovers(self) -> list[Message]:
+        """Give what BLPOP took and what never came out of :meth:`receive`."""
+        return self._blocking.leftovers()
 
     async def stop(self) -> None:
         """Stop both ways."""
         await self._compat.stop()
-        await super().stop()
+        await self._blocking.stop()

@@ -99,7 +99,7 @@ class ReliableReceiver(Receiver):
         self._opened = False
         self._stopped = anyio.Event()
         self._warned: set[str] = set()
-        self._said_refusal = False
+        self._warned_of_refusal = False
 
     def counts(self) -> ReceiverCounts:
         """Count what is held, what was reclaimed and how often the lease was lost."""
@@ -119,7 +119,7 @@ class ReliableReceiver(Receiver):
                     raise told from error
             else:
                 self._fetcher.read.succeeded()
-                self._said_refusal = False
+                self._warned_of_refusal = False
             finally:
                 self._fetcher.in_use = False
         return self.leftovers()
@@ -357,8 +357,8 @@ class ReliableReceiver(Receiver):
             return wrong
         if (needed := explain_refusal(error)) is None:
             return error
-        if not self._said_refusal:
-            self._said_refusal = True
+        if not self._warned_of_refusal:
+            self._warned_of_refusal = True
             self._say(
                 "mode 'reliable' does not work here: use mode='blocking' or 'compat'",
                 {"mode": self.mode, "reason": error.kind},
