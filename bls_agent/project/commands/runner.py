@@ -255,7 +255,7 @@ class CommandRunner:
     async def _absorb_cancellation(self, task: asyncio.Task[Any]) -> None:
         """Free the worker of a cancellation that a handler brought upon its task.
 
-        A moment is given to a stop that may be the true reason.
+        It waits a moment for a stop, which may be the true reason.
         """
         import asyncio  # noqa: PLC0415 - a yield, and no more
 

@@ -113,7 +113,7 @@ class Follower:
         return LogEntry.decode(self._anchor[-1]).number is not None
 
     def _is_old(self, payload: bytes, entry: LogEntry) -> bool:
-        """Tell a record of before from one of a process that counts from 1 again."""
+        """Tell an old record from one of a process that counts from 1 again."""
         if payload in self._anchor:
             return True
         number, timestamp = self._latest.get(entry.instance, (0, ""))

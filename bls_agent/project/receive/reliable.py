@@ -148,7 +148,7 @@ class ReliableReceiver(Receiver):
         return bool(self._taken or self._fetcher.taken or self._fetcher.arrived)
 
     async def _prepare(self) -> None:
-        """Have a list that is ours and holds nothing that we do not know."""
+        """Make sure that our list is ours and holds nothing unknown to us."""
         self._keep_taken()
         if not self._opened:
             await self._reclaimer.look(self._control, also=self.lease.key)
@@ -212,7 +212,7 @@ class ReliableReceiver(Receiver):
     def _decide_preset(
         self, own: str, delivery: int, *, seen: bool
     ) -> OutcomeKind | None:
-        """Decide how a command ends that is not even started, if it is one."""
+        """Decide the outcome of a command that need not be started, if it is one."""
         if seen or (own and self.in_flight.has_id(own)):
             return OutcomeKind.DUPLICATE
         if delivery > 1 and self._on_redelivery == "skip":
@@ -243,8 +243,8 @@ class ReliableReceiver(Receiver):
     async def settle(self, message: Message) -> None:
         """Acknowledge; returns when that is through, or when it must be left for later.
 
-        Left for later is it when the lease is over or the agent stops: what is started
-        without an ack is thus never more than what runs at the same time.
+        It is left for later when the lease is over or the agent stops: so never more
+        commands are started without an ack than run at the same time.
         """
         held = self.in_flight.find(message)
         if held is None or held.stage is not Stage.STARTED:

@@ -53,7 +53,11 @@ class ReplicaRegistry:
         self._warned = self._warned_of_dropped = False
 
     async def report(self, wire: Wire, status: Status, ttl: int) -> bool:
-        """Say how this instance is; the status key gets the worst of all."""
+        """Report how this instance is; the status key gets the worst of all.
+
+        Its status counts for ``ttl`` seconds; with 0 the instance leaves. False where
+        scripts or keys are refused, which is said.
+        """
         # An instance that leaves removes only its own entry, and not a namesake's.
         token = "-" if self._is_shared and not ttl else self._token
         words = (self._instance, token, status.value, ttl * 1000)
