@@ -14,7 +14,7 @@ __all__ = ["add_builtins"]
 
 
 def add_builtins(
-    router: Router, stream: LogStream, stats: Callable[[], JSONObject]
+    router: Router, stream: LogStream, read_stats: Callable[[], JSONObject]
 ) -> None:
     """Register ``ping``, ``help``, ``stats`` and ``set_log_level``."""
 
@@ -26,9 +26,9 @@ def add_builtins(
         """List the commands with their parameters as JSON Schema."""
         return [handler.describe() for handler in router.list_handlers()]
 
-    async def tell_stats() -> JSONObject:
+    async def stats() -> JSONObject:
         """Give every counter and state of the agent."""
-        return stats()
+        return read_stats()
 
     async def set_log_level(
         level: Literal["debug", "info", "warn", "error"], seconds: float | None = None
@@ -38,11 +38,6 @@ def add_builtins(
         stream.set_level(Level(level), seconds)
         return {"level": level, "before": before.value, "seconds": seconds}
 
-    commands: dict[str, Callable[..., Any]] = {
-        "ping": ping,
-        "help": help,
-        "stats": tell_stats,
-        "set_log_level": set_log_level,
-    }
-    for name, function in commands.items():
-        router.add(name, function, function, builtin=True)
+    commands: list[Callable[..., Any]] = [ping, help, stats, set_log_level]
+    for function in commands:
+        router.add(function.__name__, function, function, builtin=True)

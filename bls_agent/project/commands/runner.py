@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import anyio
 
@@ -39,6 +39,7 @@ __all__ = ["CommandRunner", "Deadlines"]
 
 logger = logging.getLogger(__name__)
 
+_End: TypeAlias = tuple[OutcomeKind, Any, dict[str, Any]]  # kind, result, error
 INSIST_EVERY: Final = 0.5  # seconds until a handler that goes on is cancelled again
 
 
@@ -269,12 +270,13 @@ class CommandRunner:
 
     async def _call(
         self, context: CommandContext, on_resisted: Callable[[], None]
-    ) -> tuple[OutcomeKind, Any, dict[str, Any]]:
+    ) -> _End:
         """Run the handler; whatever it does ends here as an outcome."""
         variables = self._context.copy()
         variables.run(CURRENT_COMMAND.set, context.id)
         task = self._deadlines.begin(context.deadline, on_resisted)
         late = False
+        end: _End
         try:
             try:
                 result = await _run_in(variables, self._router.dispatch(context))
@@ -322,20 +324,12 @@ def _run_in(
             value, step = error, coroutine.throw
 
 
-def _timed_out(command: Command, timeout: float | None, seconds: float) -> Outcome:
-    told = {"type": "TimedOut", "message": f"no result within {timeout:g} s"}
-    return _ended(OutcomeKind.TIMED_OUT, command, seconds * 1000, error=told)
-
-
-_CANCELLED = (
+_CANCELLED: Final[_End] = (
     OutcomeKind.CANCELLED,
     None,
     {"type": "Stopped", "message": "the agent stopped before the handler was done"},
 )
-
-
 _INTERRUPTED: Final = ("KeyboardInterrupt", "interrupted while its handler ran")
-
 # Outcome of a message that is not started → type and text of its error.
 _UNSTARTED: Final = {
     OutcomeKind.CANCELLED: ("Stopped", "the agent stopped before it was started"),
@@ -354,7 +348,7 @@ _UNSTARTED: Final = {
 }
 
 
-def _failure(error: BaseException) -> tuple[OutcomeKind, Any, dict[str, Any]]:
+def _failure(error: BaseException) -> _End:
     """Find the outcome for what a handler raised."""
     told: dict[str, Any] = {"type": type(error).__name__}
     match error:
@@ -397,6 +391,11 @@ def _ended(
         result=result,
         error=error or {},
     )
+
+
+def _timed_out(command: Command, timeout: float | None, seconds: float) -> Outcome:
+    told = {"type": "TimedOut", "message": f"no result within {timeout:g} s"}
+    return _ended(OutcomeKind.TIMED_OUT, command, seconds * 1000, error=told)
 
 
 def _too_old(command: Command, age: float, limit: float) -> Outcome:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
 from typing import Final, Protocol, TypeAlias, cast
 
 from bls_agent.connection.complaints import nobody_listens
@@ -41,13 +40,6 @@ _RESERVED: Final = frozenset(
         *("agent", "outcome", "truncated"),
     }
 )
-_LEVELS: Final[Mapping[int, Level]] = {
-    logging.DEBUG: Level.DEBUG,
-    logging.INFO: Level.INFO,
-    logging.WARNING: Level.WARN,
-    logging.ERROR: Level.ERROR,
-    logging.CRITICAL: Level.ERROR,
-}
 
 _Passed: TypeAlias = bool | logging.LogRecord  # a filter's word; since Python 3.12
 _nesting = threading.local()  # of all handlers: two of them may call each other
@@ -151,7 +143,7 @@ class BLSHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record into the agent's log; call :meth:`handle` instead."""
-        level = _LEVELS.get(record.levelno) or _level_of(record.levelno)
+        level = _level_of(record.levelno)
         if not self._log.is_enabled_for(level):
             return
         metadata = _metadata_of(record)

@@ -57,7 +57,7 @@ class LogStream:
         self.id_room = LogRecord.ID_ROOM  # bytes of a record that its id may take
         # called after each error record, in the thread that made it
         self.on_error: Callable[[], None] | None = None
-        self._clock = clock
+        self.now = clock
         self._nesting = threading.local()
         self._reported: Counter[str] = Counter()
         self._level = Level.DEBUG
@@ -86,10 +86,6 @@ class LogStream:
         self._level = level
         self._revert = None if seconds is None else (time.monotonic() + seconds, former)
 
-    def now(self) -> float:
-        """Unix seconds."""
-        return self._clock()
-
     def count_new_drops(self) -> Counter[str]:
         """Reason → records dropped since the last call."""
         dropped = Counter(self.delivery.buffer.stats().dropped)
@@ -117,7 +113,7 @@ class LogStream:
             text = message if type(message) is str else _as_text(message)
             if values:
                 text, metadata = _fill_in(text, values, metadata)
-            now = self._clock() if at is None else at
+            now = self.now() if at is None else at
             record = LogRecord(
                 level,
                 text,
