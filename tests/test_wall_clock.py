@@ -34,7 +34,7 @@ async def test_a_jump_changes_nothing_but_timestamps(
     def clock() -> float:
         return time.time() + offset
 
-    agent._state.clock = agent._state.stream._clock = clock
+    agent._state.clock = agent._state.stream.now = clock
     seen: list[LogEntry] = []
 
     @agent.command(timeout=0.1)
