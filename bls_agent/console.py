@@ -37,7 +37,12 @@ from bls_agent.core.redaction import Redactor
 from bls_agent.core.settings import Settings, check_seconds
 from bls_agent.project.commands.audit import AuditRecord, local_user, make_command
 from bls_agent.project.console.log import WINDOW, LogReader, as_wrong_type, pause_after
-from bls_agent.project.console.queue import forget_project, has_keys, waiting
+from bls_agent.project.console.projects import (
+    find_projects,
+    forget_project,
+    has_keys,
+    waiting,
+)
 from bls_agent.project.messages import (
     COMMAND_LIMIT,
     CONSOLE_SOURCE,
@@ -487,8 +492,6 @@ class Console(Store):
         Raises:
             RedisUnavailableError: Redis cannot answer, or refuses every status.
         """
-        from bls_agent.project.console.projects import find_projects  # noqa: PLC0415 - few do it
-
         return await find_projects(self._wires)
 
     async def logs(self, project: str, limit: int = 200) -> list[LogEntry]:

@@ -27,7 +27,7 @@ from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.keyed_wires import KeyedWires
 from bls_agent.core.acl import console_acl_rules
 from bls_agent.devserver import DevServer
-from bls_agent.project.console.queue import waiting
+from bls_agent.project.console.projects import waiting
 from tests.harness import (
     cut_connections,
     eventually,

@@ -79,7 +79,6 @@ class GitSource:
     def __init__(
         self, url: str, *, branch: str = "", base_path: str = "", timeout: float = 30.0
     ) -> None:
-        """Check the arguments; nothing is asked yet."""
         self._url, self._password = url, _check_url(url)
         self.branch, self.base_path = check_branch(branch), check_base_path(base_path)
         self._ref = f"refs/heads/{branch}".encode() if branch else b"HEAD"

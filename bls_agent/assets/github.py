@@ -112,7 +112,6 @@ class GitHubSource:
         max_wait: float = 60.0,
         pause: float = 0.5,
     ) -> None:
-        """Check the arguments; nothing is asked yet."""
         self.repo, self.branch = repo, check_branch(branch)
         self.base_path = check_base_path(base_path)
         self._api = GitHubApi(

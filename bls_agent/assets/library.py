@@ -111,7 +111,6 @@ class AssetLibrary(Store):
     def __init__(
         self, redis: object = None, *, timeout: float = 5.0, cache: bool = False
     ) -> None:
-        """Remember where Redis is; nothing is opened yet."""
         super().__init__(redis, timeout=timeout)
         self._cache: dict[str, dict[bytes, bytes]] | None = {} if cache else None
         self._complaints = Complaints()

@@ -143,7 +143,6 @@ class DirectorySource:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, base_path: str = "") -> None:
-        """Remember the folder; nothing is read yet."""
         self._root = Path(path).absolute()
         self.base_path = base_path.strip("/")
         folder = (self._root / self.base_path).resolve()

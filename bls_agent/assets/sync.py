@@ -124,7 +124,6 @@ class AssetSync:
         lease: float = 15.0,
         timeout: float = 5.0,
     ) -> None:
-        """Remember the parts; nothing is opened yet."""
         self.library = AssetLibrary(redis, timeout=timeout)
         self.source = source
         self._wait = wait

@@ -34,11 +34,10 @@ class Backoff:
     failures: int = 0
 
     def failed(self, *, permanent: bool = False, longest: bool = False) -> float:
-        """Note a failure and say how many seconds to wait.
+        """Record a failure and give the seconds to wait.
 
-        Args:
-            permanent: Trying again soon does not help.
-            longest: Wait the whole 60 seconds of a permanent fault.
+        ``permanent``: trying again soon does not help; ``longest``: wait the whole 60 seconds
+        of a permanent fault.
         """
         ceiling = min(self.cap, self.base * 2 ** min(self.failures, 30))
         self.failures += 1

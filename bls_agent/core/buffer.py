@@ -66,13 +66,6 @@ class BoundedBuffer(Generic[T]):
     """Keeps items in order until they are delivered, within a count and a size."""
 
     def __init__(self, max_items: int, max_bytes: int, ranks: int) -> None:
-        """Remember the bounds.
-
-        Args:
-            max_items: Items waiting and in flight, at most.
-            max_bytes: Their bytes, at most.
-            ranks: Number of ranks; an item's rank is below it.
-        """
         self.max_items = max_items
         self.max_bytes = max_bytes
         self._begin(ranks)
@@ -144,11 +137,8 @@ class BoundedBuffer(Generic[T]):
     def take(self, max_items: int, max_bytes: int) -> list[T]:
         """Move the oldest items to "in flight", in the order in which they came.
 
-        More may be taken while others are in flight; they end in that order.
-
-        Args:
-            max_items: At most so many.
-            max_bytes: Stop before this many bytes (a single larger item is taken).
+        More may be taken while others are in flight; they end in that order. The last item is
+        taken before ``max_bytes`` is passed; a single larger one is taken alone.
         """
         with self._holding():
             self._admit(max_items - self._queued + len(self._in_flight) + SHARE)

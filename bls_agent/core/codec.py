@@ -51,11 +51,7 @@ _LONG_NUMBER: Final = b"0" * 19
 
 
 def decode(payload: bytes, *, limit: int | None = None) -> JSONValue:
-    """Read one JSON document, integers of any size exactly.
-
-    Args:
-        payload: UTF-8 bytes.
-        limit: Longest payload in bytes that is parsed at all; ``None`` for any.
+    """Read one JSON document of at most ``limit`` bytes, integers of any size exactly.
 
     Raises:
         DecodeError: ``too_large``, ``not_utf8``, ``too_deep`` (over 1,024 levels)
@@ -88,11 +84,7 @@ def _load(payload: bytes) -> Any:
 
 
 def decode_object(payload: bytes, *, limit: int | None = None) -> JSONObject:
-    """Read one JSON object.
-
-    Raises:
-        DecodeError: As :func:`decode`, and ``not_an_object``.
-    """
+    """Read one JSON object; raise DecodeError as :func:`decode`, or ``not_an_object``."""
     value = decode(payload, limit=limit)
     if not isinstance(value, dict):
         raise DecodeError("not_an_object", payload, f"a JSON {type(value).__name__}")
@@ -139,20 +131,15 @@ def encode_lines(value: object) -> str:
 
 
 def encode_sorted(value: JSONValue) -> bytes:
-    """Write a tree of plain values without blanks, the keys of objects in order.
+    """Write plain values without blanks, the keys of objects in order.
 
-    Raises:
-        TypeError: Something in it is no plain value, no Unicode or over 64 bit.
+    Raises a TypeError for anything that is no plain value, no Unicode or over 64 bit.
     """
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
 
 
 def encode_strictly(name: str, value: object) -> bytes:
-    """Write a value that JSON can hold, without stand-ins.
-
-    Raises:
-        ConfigurationError: Naming the argument and what does not fit.
-    """
+    """Write a value without stand-ins, or raise a ConfigurationError that names it."""
     try:
         try:
             payload = orjson.dumps(value)
@@ -279,18 +266,12 @@ _STEPS: Final = (
 
 
 def encode_within(value: JSONObject, limit: int) -> tuple[bytes, bool]:
-    """Write an object in at most ``limit`` bytes, shortened until it fits.
+    """Write an object in at most ``limit`` bytes (at least 256), shortened until it fits.
 
     The result is always valid JSON: long texts end in ``…``, long lists, large objects
     and deep levels are cut and say how much is missing, small values of the object
-    itself stay; when nothing helps, it comes back as a preview of itself.
-
-    Args:
-        value: What to write.
-        limit: Bytes, at least 256.
-
-    Returns:
-        The bytes, and whether something had to be cut.
+    itself stay; when nothing helps, it comes back as a preview of itself. Also tell
+    whether something was cut.
     """
     payload = encode(value)
     if len(payload) <= limit:
@@ -360,11 +341,7 @@ def format_timestamp(seconds: float) -> str:
 
 
 def parse_timestamp(text: object) -> datetime | None:
-    """Read an ISO-8601 timestamp; one without a zone is taken as UTC.
-
-    Returns:
-        An aware datetime, or ``None`` for anything that is no timestamp.
-    """
+    """Read an ISO-8601 timestamp, as UTC if it names no zone; ``None`` if it is none."""
     if not isinstance(text, str):
         return None
     try:

@@ -67,15 +67,9 @@ SHOWN = 80  # characters of a wrong value
 
 
 def preview(payload: bytes, limit: int = PREVIEW_BYTES) -> str:
-    r"""Show the first bytes of a foreign payload, escaped so that they stay one line.
+    r"""Show the first bytes of a foreign payload without secrets, escaped onto one line.
 
-    Args:
-        payload: What arrived.
-        limit: How many bytes to show.
-
-    Returns:
-        ASCII text without secrets; bytes that are not printable ASCII appear as
-        ``\xNN``.
+    Bytes that are not printable ASCII appear as ``\xNN``.
     """
     return redact(repr(bytes(payload[:limit]))[2:-1])
 
@@ -108,7 +102,6 @@ class ConfigurationError(BlsError, ValueError):
     """
 
     def __init__(self, name: str, value: object, rule: str, remedy: str = "") -> None:
-        """Build the message from its parts."""
         self.name = name
         self.value = redact(value if isinstance(value, str) else _shown(value))
         self.rule = rule
@@ -129,7 +122,6 @@ class MissingExtraError(ConfigurationError):
     """An optional dependency is not installed; the message names the extra."""
 
     def __init__(self, extra: str, purpose: str) -> None:
-        """Name the extra and what needs it."""
         self.extra, self.purpose = extra, purpose
         rule = f"{purpose} needs the extra {extra!r}, which is not installed"
         remedy = f"In the checkout of bls-agent: pip install '.[{extra}]'"
@@ -146,7 +138,6 @@ class CommandTooLargeError(ConfigurationError):
     """
 
     def __init__(self, size: int, limit: int) -> None:
-        """Name both sizes."""
         self.size, self.limit = size, limit
         super().__init__(
             "command",
@@ -182,7 +173,6 @@ class RedisUnavailableError(BlsError):
         ambiguous: bool = False,
         connecting: bool = False,
     ) -> None:
-        """Build the message from the fault's class and its reason."""
         self.kind = kind
         self.reason = redact(reason)
         self.address = address
@@ -216,7 +206,6 @@ class LeaseHeldError(BlsError):
         remaining: float | None,
         remedy: str = "Give each process an id of its own, or stop the other one first.",
     ) -> None:
-        """Name the key, how long its owner still counts, and what to do."""
         self.key = key
         self.remaining = remaining
         until = (
@@ -240,7 +229,6 @@ class WrongTypeError(ContractError):
     """
 
     def __init__(self, key: str, expected: str) -> None:
-        """Name the key and the type that it should have."""
         self.key = key
         self.expected = expected
         super().__init__(
@@ -261,7 +249,6 @@ class DecodeError(ContractError):
     """
 
     def __init__(self, reason: str, payload: bytes, detail: str = "") -> None:
-        """Keep the first bytes and the size of the payload."""
         self.reason = reason
         self.size = len(payload)
         self.payload = bytes(payload[:PREVIEW_BYTES])
@@ -307,7 +294,6 @@ class ManifestError(ContractError):
     """
 
     def __init__(self, faults: Sequence[ManifestFault]) -> None:
-        """List every fault, one a line."""
         self.faults = tuple(faults)
         super().__init__("\n".join(map(str, self.faults)))
 
@@ -324,7 +310,6 @@ class SourceError(BlsError):
     def __init__(
         self, source: str, reason: str, *, retry_after: float | None = None
     ) -> None:
-        """Name the source and what happened."""
         self.source = source
         self.reason = redact(reason)
         self.retry_after = retry_after
@@ -342,7 +327,6 @@ class SourceConflictError(SourceError):
     """
 
     def __init__(self, source: str, path: str, *, ours: bytes, theirs: bytes) -> None:
-        """Name the file and keep both contents."""
         self.path = path
         self.ours = ours
         self.theirs = theirs
@@ -364,7 +348,6 @@ class UnknownCommandError(CommandError):
     """
 
     def __init__(self, command: str, known: Iterable[str] = ()) -> None:
-        """Name the command, and the one among those known that may be meant."""
         from difflib import get_close_matches  # noqa: PLC0415 - seldom needed
 
         self.command = command
@@ -382,7 +365,6 @@ class ArgumentError(CommandError):
     """
 
     def __init__(self, command: str, fields: Mapping[str, str]) -> None:
-        """List every field that is wrong."""
         self.command = command
         self.fields = dict(fields)
         said = "; ".join(f"{name[:60]!r} {what}" for name, what in self.fields.items())
@@ -393,7 +375,6 @@ class DuplicateHandlerError(CommandError, ValueError):
     """Two handlers were registered for one command."""
 
     def __init__(self, command: str) -> None:
-        """Name the command that is taken."""
         self.command = command
         super().__init__(f"{command!r} already has a handler; choose another name")
 
@@ -406,7 +387,6 @@ class UnknownProjectError(CommandError):
     """
 
     def __init__(self, project: str) -> None:
-        """Name the project."""
         self.project = project
         super().__init__(
             f"there is no project {project[:100]!r}: no status, no log, no queue. "
@@ -438,7 +418,6 @@ class NoOutcomeError(CommandError, TimeoutError):
         state: str = "",
         since: str = "",
     ) -> None:
-        """Name the command, how long was waited, and what is known of it."""
         self.command = command
         self.command_id = command_id
         self.state = state
@@ -466,7 +445,6 @@ class DuplicateItem(Exception):  # noqa: N818 - a signal, not an error
     """
 
     def __init__(self, fingerprint: str) -> None:
-        """Keep the fingerprint."""
         self.fingerprint = fingerprint
         super().__init__(fingerprint)
 
@@ -486,7 +464,6 @@ class Reject(Exception):  # noqa: N818 - a signal, not an error
     def __init__(
         self, reason: str, details: Mapping[str, object] | Sequence[object] = ()
     ) -> None:
-        """Keep the reason for the outcome record."""
         self.reason = reason
         self.details = details
         super().__init__(reason)

@@ -99,10 +99,9 @@ class KeyTemplate:
     ambiguous: bool = False
 
     def build(self, **values: object) -> str:
-        """Make the key that we write, every value checked by :func:`check_name`.
+        """Make the key that we write; every value is checked by :func:`check_name`.
 
-        Args:
-            **values: Field → text, an integer or a UUID.
+        A value is text, an integer or a UUID.
 
         Raises:
             ConfigurationError: A value is missing, unknown or breaks a rule.
@@ -130,14 +129,9 @@ class KeyTemplate:
         return ConfigurationError(self.template, ", ".join(sorted(names)), rule)
 
     def parse(self, key: str | bytes) -> dict[str, str] | None:
-        """Read a key back: the exact inverse of :meth:`build`.
+        """Read a key back, the exact inverse of :meth:`build`; bytes may be no UTF-8.
 
-        Args:
-            key: Text, or the bytes that Redis gave (not UTF-8 is kept as surrogates).
-
-        Returns:
-            Field → value, or ``None`` if the key is of another kind, or if it can be
-            read in several ways.
+        ``None`` if the key is of another kind, or if it can be read in several ways.
         """
         readings = self.readings(key)
         return readings[0] if len(readings) == 1 else None
@@ -158,9 +152,6 @@ class KeyTemplate:
         """Make a glob pattern; fixed values are escaped, the other fields are ``*``.
 
         An optional field that is not fixed is taken into the ``*`` before it.
-
-        Raises:
-            ConfigurationError: A name is no field of this template.
         """
         if unknown := fixed.keys() - set(self.fields):
             raise self._wrong_fields(unknown)

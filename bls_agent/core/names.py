@@ -52,19 +52,12 @@ def ask_whether(name: str, known: Iterable[str]) -> str:
 
 
 def check_name(field: str, value: str) -> str:
-    """Refuse a name that must not become part of a key that we write.
-
-    Args:
-        field: What the name is for; said in the error.
-        value: The name.
-
-    Returns:
-        The name, unchanged.
+    """Refuse a name that must not become part of a key that we write; else give it back.
 
     Raises:
-        ConfigurationError: The name is empty, longer than 512 bytes of UTF-8, not
-            NFC, begins or ends with a blank, or holds a control character or a lone
-            surrogate.
+        ConfigurationError: Naming ``field``. The name is empty, longer than 512 bytes of
+            UTF-8, not NFC, begins or ends with a blank, or holds a control character or
+            a lone surrogate.
     """
     rule, remedy = _name_fault(value)
     if rule:

@@ -288,10 +288,9 @@ def _name_variables(
 
 
 def find_unknown_variables(environ: Iterable[str]) -> dict[str, str]:
-    """Find the ``BLS_*`` variables that nothing here reads, and what may be meant.
+    """Find the ``BLS_*`` variables that nothing here reads.
 
-    Returns:
-        Variable → a question such as ``Did you mean BLS_STATUS_TTL?``, or ``""``.
+    Each with a question such as ``Did you mean BLS_STATUS_TTL?``, or ``""``.
     """
     known = {f"BLS_{name.upper()}" for name in rules()}.union(_NO_SETTINGS)
     strange = {name for name in environ if name.startswith("BLS_")} - known
@@ -304,10 +303,7 @@ def rules() -> dict[str, Rule]:
 
 
 def check_options(options: Mapping[str, Any], settings: object = None) -> Options:
-    """Refuse wrong keywords at once, without the environment they will meet.
-
-    Returns:
-        The keywords, each in its own type.
+    """Refuse wrong keywords at once, without the environment; give them, each in its type.
 
     Raises:
         ConfigurationError: A keyword is unknown or out of its range, or
@@ -332,11 +328,7 @@ def check_options(options: Mapping[str, Any], settings: object = None) -> Option
 
 
 def check_seconds(name: str, value: object, rule: str = "more than 0 seconds") -> float:
-    """Give a time limit that is none of the settings, or refuse it.
-
-    Raises:
-        ConfigurationError: It is no number, not above 0, or not finite.
-    """
+    """Give a time limit that is none of the settings; refuse any that is not above 0."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 < cast("float", value) < math.inf:
         raise ConfigurationError(name, value, rule)

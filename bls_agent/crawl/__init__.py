@@ -23,9 +23,8 @@ from bls_agent.crawl.namespace import (
     cleanup,
     find_queues,
 )
-from bls_agent.crawl.queue import FailedRequest, QueueStats, RequestQueue
+from bls_agent.crawl.queue import FailedRequest, QueueStats, RequestQueue, TakenRequest
 from bls_agent.crawl.seen import DedupPipeline, SeenFilter
-from bls_agent.crawl.taken import TakenRequest
 
 __all__ = [
     "CleanupReport",

@@ -114,7 +114,6 @@ class Exchange:
         options: QueueOptions,
         complaints: Complaints,
     ) -> None:
-        """Remember; nothing is sent yet. Made in the running event loop."""
         self.options = options
         self._wires = wires
         self._keys = keys

@@ -39,11 +39,7 @@ class QueueOverview(Store):
     client_name: ClassVar[str] = "bls-crawl"
 
     async def find(self) -> list[Namespace]:
-        """Find the crawls of which any key is in Redis, by SCAN.
-
-        Raises:
-            RedisUnavailableError: Redis cannot answer, or refuses ``SCAN``.
-        """
+        """Find the queues that have a key."""
         return await find_namespaces(self._access.wires)
 
     async def read(self, names: Sequence[Namespace]) -> list[QueueView]:

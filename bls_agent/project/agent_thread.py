@@ -88,12 +88,6 @@ class AgentThread:
     """
 
     def __init__(self, agent: Embedded, shutdown_timeout: Callable[[], float]) -> None:
-        """Remember the agent; nothing is started yet.
-
-        Args:
-            agent: Who lives in the thread.
-            shutdown_timeout: Tells the setting; asked when the block is entered.
-        """
         self._agent = agent
         self._shutdown_timeout = shutdown_timeout
         self._patience = 0.0
@@ -208,10 +202,8 @@ class AgentThread:
     ) -> None:
         """End the agent and its thread, and give up when the time is over.
 
-        Args:
-            error: Decides the last word.
-            patience: Seconds for an end in order.
-            hurry: Seconds for the rest, when running handlers are cut short.
+        ``error`` decides the final status; ``patience`` are the seconds for an end in order,
+        ``hurry`` those for the rest, when running handlers are cut short.
         """
         thread = self._running()
         if thread is None:

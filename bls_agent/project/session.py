@@ -84,7 +84,6 @@ class AgentSession:
     def __init__(
         self, state: AgentState, settings: Settings, endpoint: Endpoint
     ) -> None:
-        """Put everything together; nothing is opened yet."""
         self._state = state
         self._settings = settings
         self._final_status = Status.OFFLINE

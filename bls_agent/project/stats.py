@@ -143,9 +143,7 @@ def stats_source(
 ) -> Callable[[], JSONObject]:
     """Make a function that gives the counters, without holding an unclosed agent.
 
-    Args:
-        state: The agent's.
-        session_of: The agent's method that gives its session, if it is open.
+    ``session_of`` is the agent's method that gives its session, if it is open.
     """
     reference = weakref.WeakMethod(session_of)
 

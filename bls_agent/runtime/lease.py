@@ -325,11 +325,7 @@ class LeaseState:
 
 
 def ttl_of(lease: object) -> float | None:
-    """Give the seconds for which the owner of a key lets each write count.
-
-    Args:
-        lease: What stands under the key of its lease; ``None`` if it does not say so.
-    """
+    """Give the seconds for which an owner lets each write count, of what its lease says."""
     words = lease.split() if isinstance(lease, bytes) else []
     found = words[_TTL_WORD] if len(words) > _TTL_WORD else b""
     return int(found) / 1000 if found.isdigit() and len(found) < _DIGITS else None

@@ -56,7 +56,6 @@ class Redactor:
     """
 
     def __init__(self, extra: Iterable[str] = ()) -> None:
-        """Prepare the rules."""
         self._names = SecretNames(extra)
         self._harmless: set[str] = set()
         self._harmless_names: set[str] = set()

@@ -98,7 +98,6 @@ class SecretNames:
     """
 
     def __init__(self, extra: Iterable[str] = ()) -> None:
-        """Take more names, or one text with commas between them, as for Redactor."""
         names = extra.split(",") if isinstance(extra, str) else extra
         self.extra = tuple(name.strip() for name in names if name.strip())
         own = {squeeze(name) for name in self.extra if not name.startswith("-")}

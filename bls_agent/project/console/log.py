@@ -29,7 +29,6 @@ class LogReader:
     """Reads the console list of one project; nothing is repeated but reading."""
 
     def __init__(self, wires: KeyedWires, project: str) -> None:
-        """Remember whose."""
         self._wires = wires
         self._key = PROJECT_CONSOLE.locate(project=project)
         self._encoded = self._key.encode("utf-8", "surrogateescape")
@@ -49,11 +48,7 @@ class LogReader:
             size = min(size * GROWTH, most)
 
     async def newest(self, limit: int) -> tuple[list[bytes], int]:
-        """Read the newest records, and how many there are, at one moment.
-
-        Args:
-            limit: Records at most; fewer if they are very long.
-        """
+        """Read the newest records, fewer if they are very long, and how many there are."""
         window, length, _ = await self._newest(limit)
         return window, length
 
@@ -71,12 +66,7 @@ class LogReader:
         return await self._window(-size, -1)
 
     async def page(self, before: str, limit: int) -> LogPage:
-        """Read the newest records, or those before a place that an earlier page named.
-
-        Args:
-            before: The place, ``""`` for the end.
-            limit: Records at most; fewer if they are very long.
-        """
+        """Read the newest records, or those before a place that an earlier page named."""
         from bls_agent.project.log.reading import LogPlace, cut_page  # noqa: PLC0415 - rare
 
         if before:

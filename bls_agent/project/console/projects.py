@@ -1,31 +1,55 @@
-"""How the console finds out which projects there are."""
+"""What the console does with the keys of projects: find, look, withdraw, forget."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final
 
-from bls_agent.connection.endpoint import Reply
-from bls_agent.connection.keyed_wires import KeyedWires
-from bls_agent.core.errors import DecodeError, RedisRefusedError, RedisUnavailableError
-from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
-from bls_agent.project.messages import Status
+from bls_agent.connection.endpoint import Reply, Request
+from bls_agent.core.errors import (
+    BlsError,
+    DecodeError,
+    LeaseHeldError,
+    RedisRefusedError,
+    RedisUnavailableError,
+)
+from bls_agent.core.keys import (
+    BROADCAST,
+    CONTROL,
+    DEAD_LETTERS,
+    DELIVERIES,
+    INFLIGHT,
+    INFLIGHT_LISTS,
+    INSTANCES,
+    KEYS,
+    OWNER,
+    PROJECT_CONSOLE,
+    PROJECT_STATUS,
+    SEEN,
+    find_templates,
+)
+from bls_agent.core.names import encode_key, place_beside
+from bls_agent.project.messages import Command, Status
 
-__all__ = ["find_projects"]
+if TYPE_CHECKING:
+    from bls_agent.connection.keyed_wires import KeyedWires
 
-TEMPLATES: Final = (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL)
+__all__ = ["find_projects", "forget_project", "has_keys", "waiting"]
+
+PAGE: Final = 100  # commands in one read: a command may be long
+GONE: Final = -2  # PTTL of a key that is not there
+REMEDY: Final = "Stop its agent first, or pass force=True."
 
 
 async def find_projects(wires: KeyedWires) -> dict[str, Status | None]:
-    """Find every project that has any key; leave out whose status may not be read.
+    """Find every project that has any key, with its status, sorted by name.
 
-    Returns:
-        Name → status, sorted by name; ``None`` for no valid status.
-
-    Raises:
-        RedisUnavailableError: Redis cannot answer, or refuses every status.
+    ``None`` stands for no valid status; projects whose status may not be read are left
+    out, and if every one is refused that is raised.
     """
     names: set[str] = set()
-    for template in TEMPLATES:
+    for template in (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL):
         async for key in wires.scan(template.pattern()):
             parsed = template.parse(key)
             if parsed is not None:
@@ -55,3 +79,94 @@ def _status_in(reply: Reply) -> Status | None:
         return None if reply is None else Status.decode(reply)
     except DecodeError:
         return None
+
+
+async def has_keys(wires: KeyedWires, project: str) -> bool:
+    """Tell whether a project has a status, a log or a queue; a refused key counts."""
+    rows = (("PTTL", PROJECT_STATUS), ("LLEN", PROJECT_CONSOLE), ("LLEN", CONTROL))
+    requests = [(name, encode_key(row.locate(project=project))) for name, row in rows]
+    return await wires.read_many(requests) != [GONE, 0, 0]
+
+
+async def waiting(wires: KeyedWires, key: str) -> AsyncIterator[tuple[bytes, Command]]:
+    """Read a control list from its end: what changes meanwhile hides nothing that stays.
+
+    What is pushed, taken or withdrawn moves the rest, so pages overlap by one command;
+    where that one is not found, the page behind it is read again. A command may be given
+    more than once.
+    """
+    last, edge = -1, b""
+    while True:
+        page: list[bytes] = await wires.read(key, "LRANGE", last - PAGE + 1, last)
+        if edge and edge not in page:
+            last, edge = min(last + PAGE, -1), b""
+            continue
+        for payload in reversed(page):
+            yield payload, Command.peek(payload)
+        if len(page) < PAGE:
+            return
+        last, edge = last - PAGE + 1, page[0]
+
+
+async def forget_project(wires: KeyedWires, project: str, *, force: bool) -> list[str]:
+    """Delete every key of a project.
+
+    Raises:
+        LeaseHeldError: It is online, and ``force`` does not say that this is meant.
+        RedisUnavailableError: Not everything could be deleted.
+    """
+    status = PROJECT_STATUS.locate(project=project)
+    place = place_beside(CONTROL.locate(project=project))
+    owner_pattern = OWNER.locate(place=INFLIGHT.pattern(place=place))
+    owners = [key async for key in _scan(wires, owner_pattern)]
+    if not force:
+        await _refuse_online(wires, status, owners)
+    keys = [row.locate(project=project) for row in (CONTROL, PROJECT_CONSOLE)]
+    keys += [status, INSTANCES.locate(place=place_beside(status))]
+    books = (DELIVERIES, SEEN, DEAD_LETTERS, *(() if owners else (INFLIGHT_LISTS,)))
+    keys += [row.locate(place=place) for row in books]
+    for row in (INFLIGHT, BROADCAST):
+        async for key in _scan(wires, row.pattern(place=place)):
+            if _places_of(key) == {place} and _owner_of(key) not in owners:
+                keys.append(key)
+    replies = await wires.call_many([("DEL", encode_key(key)) for key in keys])
+    for reply in replies:
+        if isinstance(reply, BlsError):
+            raise reply
+    return sorted(key for key, gone in zip(keys, replies, strict=True) if gone)
+
+
+async def _scan(wires: KeyedWires, pattern: str) -> AsyncIterator[str]:
+    async with aclosing(wires.scan_steps(encode_key(pattern))) as steps:
+        async for keys in steps:
+            for key in keys:
+                yield key.decode("utf-8", "surrogateescape")
+
+
+def _owner_of(key: str) -> str:
+    return OWNER.locate(place=place_beside(key))
+
+
+def _places_of(key: str) -> set[str]:
+    """Name whose key it can be: of a name that can be read in two ways, both."""
+    readings = (KEYS[row].parse(key) or {} for row in find_templates(key))
+    return {reading["place"] for reading in readings if "place" in reading}
+
+
+async def _refuse_online(wires: KeyedWires, status: str, owners: list[str]) -> None:
+    asked: list[Request] = [("GETRANGE", encode_key(status), 0, 63)]
+    asked += [("PTTL", encode_key(key)) for key in (status, *owners)]
+    said, *lives = await wires.read_many(asked)
+    for reply in (said, *lives):
+        if isinstance(reply, RedisUnavailableError) and reply.kind != "wrong_type":
+            raise reply
+    quiet = (b"", Status.OFFLINE.value.encode())
+    if isinstance(said, bytes) and said.strip() not in quiet:
+        raise LeaseHeldError(status, _seconds(lives[0]), REMEDY)
+    for key, left in zip(owners, lives[1:], strict=True):
+        if left != GONE:
+            raise LeaseHeldError(key, _seconds(left), REMEDY)
+
+
+def _seconds(left: Reply) -> float | None:
+    return left / 1000 if isinstance(left, int) and left >= 0 else None
