@@ -35,7 +35,9 @@ class Access:
         timeout: Deadline of one request in seconds.
     """
 
-    def __init__(self, redis: object, name: str, *, timeout: float = 5.0) -> None:
+    def __init__(
+        self, redis: object, name: str, *, timeout: float = 5.0, strict: bool = False
+    ) -> None:
         """Remember where to; nothing is opened or read yet.
 
         Args:
@@ -44,6 +46,7 @@ class Access:
                 ``BLS_REDIS_URL``, read at the first request.
             name: What the connections are called in CLIENT LIST.
             timeout: Deadline of one request in seconds.
+            strict: Whether long requests and replies have no more time than that.
 
         Raises:
             ConfigurationError: ``redis`` is none of these, or ``timeout`` no time.
@@ -54,6 +57,7 @@ class Access:
             self._given = Endpoint.of(redis)
         self._name = name
         self.timeout = check_seconds("timeout", timeout)
+        self._strict = strict
         self._by_loop: LoopLocal[KeyedWires] = LoopLocal()
 
     def forget_parent(self) -> None:
@@ -91,7 +95,9 @@ class Access:
         wires = self._by_loop.find()
         if wires is None:
             register(self)
-            wires = KeyedWires(self.endpoint, self._name, timeout=self.timeout)
+            wires = KeyedWires(
+                self.endpoint, self._name, timeout=self.timeout, strict=self._strict
+            )
             for left in self._by_loop.keep(wires):
                 left.forget_loop()
         return wires
@@ -115,18 +121,21 @@ class Store:
 
     client_name: ClassVar[str] = "bls-agent:store"
 
-    def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
+    def __init__(
+        self, redis: object = None, *, timeout: float = 5.0, strict: bool = False
+    ) -> None:
         """Remember where Redis is; nothing is opened yet.
 
         Args:
             redis: A URL, a client of redis-py or a ``ProjectAgent``. Default:
                 ``BLS_REDIS_URL``, read at the first request.
             timeout: Deadline of one request in seconds.
+            strict: Whether long requests and replies have no more time than that.
 
         Raises:
             ConfigurationError: ``redis`` is none of these, or ``timeout`` no time.
         """
-        self._access = Access(redis, self.client_name, timeout=timeout)
+        self._access = Access(redis, self.client_name, timeout=timeout, strict=strict)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._access.shown}>"

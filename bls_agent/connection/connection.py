@@ -14,9 +14,8 @@ from bls_agent.connection.endpoint import Argument, Endpoint
 from bls_agent.connection.engines import Routes
 from bls_agent.connection.faults import port_was_closed
 from bls_agent.connection.gate import Gate
-from bls_agent.connection.link import Lost
 from bls_agent.connection.route import Route
-from bls_agent.connection.wire import Wire
+from bls_agent.connection.wire import Lost, Wire
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
@@ -206,7 +205,7 @@ class Connections:
         for way in ways:  # several wires may go the same one
             logger.warning("leaving %s for %s", *way)
         for wire in wrong:
-            await wire.leave()
+            await wire.drop()
         if wrong:
             self.gate.on_connected()  # whoever was there first spoke to the old one
 

@@ -39,7 +39,9 @@ __all__ = [
     "Reply",
     "Request",
     "Topology",
+    "make_reader",
     "pack",
+    "packer",
 ]
 
 Argument: TypeAlias = str | bytes | int | float
@@ -51,25 +53,31 @@ CONNECT_TIMEOUT: Final = 5.0
 
 def pack(requests: Iterable[Request]) -> list[bytes]:
     """Write requests as Redis reads them: hiredis does it in half of redis-py's time."""
+    write = packer()
+    return [write(tuple(request)) for request in requests]
+
+
+def packer() -> Callable[[tuple[Argument, ...]], bytes]:
+    """Give what writes one request."""
     hiredis: Any = import_module("hiredis")  # not at import: 3 ms
-    return [hiredis.pack_command(tuple(request)) for request in requests]
+    return cast("Callable[[tuple[Argument, ...]], bytes]", hiredis.pack_command)
+
+
+def make_reader(parse_error: Callable[[str], Exception], nothing: object) -> Any:
+    """Make a parser of replies, which gives ``nothing`` while one is not complete."""
+    from redis.exceptions import InvalidResponse
+
+    hiredis: Any = import_module("hiredis")
+    return hiredis.Reader(
+        protocolError=InvalidResponse, replyError=parse_error, notEnoughData=nothing
+    )
 
 
 class RawConnection(Protocol):
-    """The part of redis-py's connection that we use."""
+    """The part of redis-py's connection that we use: see ``transport.py``."""
 
-    @property
-    def is_connected(self) -> bool: ...  # noqa: D102
     async def connect(self) -> None: ...  # noqa: D102
     async def disconnect(self, nowait: bool = False) -> None: ...  # noqa: D102, FBT001, FBT002
-    async def send_packed_command(  # noqa: D102
-        self,
-        command: Iterable[bytes],
-        check_health: bool = True,  # noqa: FBT001, FBT002
-    ) -> None: ...
-    async def read_response(  # noqa: D102
-        self, *, disconnect_on_error: bool = True
-    ) -> Reply: ...
 
 
 # What a URL or a borrowed client may say; everything else is our decision.

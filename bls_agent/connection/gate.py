@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import anyio
 
@@ -16,6 +17,8 @@ from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 __all__ = ["Gate"]
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Gate:
@@ -51,7 +54,7 @@ class Gate:
         self.last_error = "nothing went wrong so far"
         self.on_connected: Callable[[], None] = _nothing
 
-    async def enter(self, connect: Callable[[], Awaitable[None]]) -> None:
+    async def enter(self, connect: Callable[[], Awaitable[T]]) -> T:
         """Run one try to connect as soon as the backoff allows it.
 
         Raises:
@@ -62,12 +65,13 @@ class Gate:
                 await anyio.sleep(delay)
             try:
                 began = anyio.current_time()
-                await connect()
+                made = await connect()
             except RedisUnavailableError as error:
                 self._failed(error)
                 raise
             self.connect_time = anyio.current_time() - began
             self._succeeded()
+            return made
 
     def _failed(self, error: RedisUnavailableError) -> None:
         now = anyio.current_time()

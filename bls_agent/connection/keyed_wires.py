@@ -18,7 +18,7 @@ import anyio
 
 from bls_agent.connection.endpoint import Argument, Endpoint, Reply, Request
 from bls_agent.connection.engines import Routes
-from bls_agent.connection.route import Node, keys_of
+from bls_agent.connection.route import Node, Route, keys_of
 from bls_agent.connection.wire import Wire
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.core.names import slot_of
@@ -45,8 +45,11 @@ def default_endpoint(environ: Mapping[str, str]) -> Endpoint:
 class KeyedWires:
     """One wire for all keys; on a cluster one for each slot, the latest of them kept."""
 
-    def __init__(self, endpoint: Endpoint, name: str, *, timeout: float) -> None:
+    def __init__(
+        self, endpoint: Endpoint, name: str, *, timeout: float, strict: bool = False
+    ) -> None:
         """Remember where to; nothing is opened yet."""
+        self._strict = strict
         self._routes = Routes(endpoint)
         self._name = name
         self._timeout = timeout
@@ -80,7 +83,7 @@ class KeyedWires:
         if await wire.route.glance(server):
             right = await wire.route.look()
             if right is None or right.address != server.address:
-                await wire.leave()  # if nobody surely knows, find out by connecting
+                await wire.drop()  # if nobody surely knows, find out by connecting
             return
         self._glance_at = now + GLANCE
 
@@ -89,9 +92,12 @@ class KeyedWires:
         slot = self.slot_of(key)
         wire = self._wires.pop(slot, None)
         if wire is None:
-            wire = Wire(self._routes.to(key), self._name, timeout=self._timeout)
+            wire = self._wire(self._routes.to(key))
         self._wires[slot] = wire
         return wire
+
+    def _wire(self, where: Endpoint | Route) -> Wire:
+        return Wire(where, self._name, timeout=self._timeout, strict=self._strict)
 
     def waiting(self, key: str) -> Wire:
         """Make a wire for blocking reads of a key's slot; whoever asked closes it."""
@@ -233,7 +239,7 @@ class KeyedWires:
         wire = self._nodes.get(node)
         if wire is None:
             server = cluster.node(*node)
-            wire = Wire(server, self._name, timeout=self._timeout)
+            wire = self._wire(server)
             self._nodes[node] = wire
         self._node_users[node] += 1
         try:

@@ -1,53 +1,536 @@
-"""What lies under a connection: questions to its transport, and its sudden end."""
+"""One open connection as its event loop sees it: requests written, replies parsed on arrival.
+
+redis-py connects, authenticates and does TLS; then its transport is handed to
+:class:`Channel`, which feeds hiredis where the bytes arrive. This module alone touches
+redis-py's inside (``_reader``, ``_writer``, ``_parser``; tried with redis-py 5.2 to 8.1).
+
+* Requests of any number of tasks go out at once; their replies come in the same order. What
+  is asked while replies are awaited leaves in one write per turn of the loop.
+* A cancelled caller abandons its future, never the connection.
+* The oldest unanswered request has a deadline that grows with its bytes; one timer per
+  connection watches it. When it is over the connection is given up.
+"""
 
 from __future__ import annotations
 
+import math
 import socket
 import sys
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
-from bls_agent.connection.endpoint import RawConnection
+from bls_agent.connection.after_fork import cut_off, keep, sever
+from bls_agent.connection.endpoint import (
+    Endpoint,
+    RawConnection,
+    Reply,
+    Request,
+    make_reader,
+    pack,
+    packer,
+)
+from bls_agent.connection.faults import is_error_reply, translate
+from bls_agent.connection.route import Route
 
-__all__ = [
-    "abort",
-    "bytes_received",
-    "descriptor_of",
-    "leaves_at_once",
-    "own_address",
-    "peer_has_closed",
-    "socket_of",
-]
+if TYPE_CHECKING:
+    import asyncio
 
+__all__ = ["Batch", "Channel", "Collected", "Owner", "Pace", "abort", "socket_of"]
+
+FAST: Final = 64_000.0  # bytes/s that a long request must pass with
+SLOWEST: Final = 1_600.0  # the same after some that did not; documents promise 2,000
+MOST_PATIENT: Final = 16  # times the timeout, at that rate: replies may be lost, too
+SECOND_LOOK: Final = (
+    0.02  # seconds for what has arrived while the event loop stood still
+)
 RECEIVED: Final = slice(128, 136)  # tcpi_bytes_received in Linux's struct tcp_info
-SMALL: Final = 16_384  # bytes; asyncio makes a writer wait from 64 KB on
+CLOSED: Final = "Connection closed by server."
+ASKING: Final = ("ASKING",)
+NOTHING: Final = object()  # what hiredis gives while a reply is not complete
 
 
-def peer_has_closed(raw: RawConnection) -> bool:
-    """Notice an end of file that the event loop has already seen."""
-    reader = getattr(raw, "_reader", None)
-    return reader is not None and bool(reader.at_eof())
+class Pace:
+    """How long a request may take, learnt from long ones.
 
-
-def leaves_at_once(raw: RawConnection, packed: Sequence[bytes]) -> bool:
-    """Tell whether a request goes to the system in one step, with nothing to wait for."""
-    writer = getattr(raw, "_writer", None)
-    return (
-        writer is not None
-        and not writer.transport.get_write_buffer_size()
-        and sum(map(len, packed)) < SMALL
-    )
-
-
-def bytes_received(raw: RawConnection | None) -> int | None:
-    """Count what has arrived over TCP, whether or not anybody has read it.
-
-    Returns:
-        ``None`` where nobody tells: not on Linux, not TCP, not connected.
+    So a dead link is noticed soon, and no link is too narrow for a long request. Where it is
+    strict no request has more time than the timeout.
     """
+
+    def __init__(self, timeout: float, *, strict: bool = False) -> None:
+        """Begin with a link that is taken for fast."""
+        self.timeout = timeout
+        self.strict = strict
+        self.long = math.inf if strict else SLOWEST * timeout  # bytes
+        self._rate = FAST
+
+    def time_for(self, size: int) -> float:
+        """Seconds until a request of so many bytes counts as lost."""
+        if self.strict:
+            return self.timeout
+        slow = min(size / self._rate, MOST_PATIENT * self.timeout)
+        return max(self.timeout, size / FAST, slow)
+
+    def learn(self, size: int, took: float | None) -> None:
+        """Give long requests more time when one did not pass, and less when one did."""
+        if size <= self.long:
+            return
+        if took is None:
+            self._rate = max(SLOWEST, self._rate / 4)
+        elif self._rate < FAST:
+            self._rate = min(FAST, max(self._rate, size / took / 2))
+
+
+class Owner(Protocol):
+    """What a channel needs of the wire that it belongs to."""
+
+    @property
+    def address(self) -> str: ...  # noqa: D102
+
+    @property
+    def route(self) -> Route: ...  # noqa: D102
+
+    def note_lost(self, channel: Channel) -> None:
+        """Called when the connection ended without our will."""
+        ...
+
+
+class Batch:
+    """Requests that were sent together, and their replies so far.
+
+    Attributes:
+        future: Gets all replies at once, unless they are collected one by one.
+        refused: Whether one of them is an error.
+        posted: Whether they are: then they have no deadline.
+    """
+
+    __slots__ = (
+        "began", "extended", "future", "left", "posted", "received", "refused",
+        "replies", "requests", "sent_at", "size", "unsent",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        size: int,
+        left: int,
+        future: asyncio.Future[list[Reply]],
+        *,
+        posted: bool = False,
+    ) -> None:
+        self.requests = requests
+        self.size = size
+        self.left = left
+        self.future = future
+        self.posted = posted
+        self.refused = self.unsent = False
+        self.replies: list[Reply] = []
+        self.began = self.sent_at = 0.0  # oldest unanswered since; sent
+        self.extended: float | None = None  # deadline after the first look at it
+        self.received = 0  # bytes that had arrived when it began
+
+
+class Collected(NamedTuple):
+    """A reply to a posted request."""
+
+    reply: Reply
+    request: Request
+
+
+class Channel:
+    """One open connection, as a protocol of asyncio; never opens again.
+
+    Attributes:
+        error: Why it ended; ``None`` while it is open.
+        asking: Whether each request says ASKING in front.
+        pending: Replies that were posted for and not collected yet.
+        drains: Whether nothing more is to be sent: it closes with the last reply.
+        established: Whether the server may go on serving it after a loss.
+        client_id: Its id at the server, if that told.
+        life: The server's life when it was opened.
+        server: Where it leads to.
+        ended_at: When it ended, on the clock of the event loop.
+    """
+
+    def __init__(
+        self, raw: RawConnection, owner: Callable[[], Owner | None], pace: Pace
+    ) -> None:
+        """Take over the transport of a connection that redis-py has opened."""
+        import asyncio  # noqa: PLC0415 - as above
+
+        inside = cast("Any", raw)
+        self._reader = make_reader(inside._parser.parse_error, NOTHING)  # noqa: SLF001
+        stream, self._writer = inside._reader, inside._writer  # noqa: SLF001
+        inside._reader = inside._writer = None  # noqa: SLF001 - its finaliser finds nothing
+        self._transport: asyncio.Transport = self._writer.transport
+        self._owner = owner
+        self._pack = packer()
+        self._pace = pace
+        self._loop = asyncio.get_running_loop()
+        self._batches: deque[Batch] = deque()
+        self._outbox: list[bytes] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._bytes = 0
+        self._tls = self._transport.get_extra_info("ssl_object") is not None
+        self._waiter: asyncio.Future[None] | None = None
+        self._writable: asyncio.Event | None = None
+        self.error: Exception | None = None
+        self.asking = self.drains = self.established = False
+        self.pending = 0
+        self._arrived: deque[Collected] = deque()
+        self.client_id: int | None = None
+        self.life = 0
+        self.server: Endpoint | None = None
+        self.ended_at = 0.0
+        self._transport.set_protocol(cast("Any", self))
+        self._left_over = bytes(stream._buffer)  # noqa: SLF001 - said before we asked
+        self._ended = stream.at_eof() or self._transport.is_closing()
+
+    # --- what its owner asks
+
+    @property
+    def usable(self) -> bool:
+        """Whether a request may be sent over it."""
+        return self.error is None and not self.drains
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request may be sent at once and as it is."""
+        return not (
+            self.error is not None or self.drains or self.asking or self._writable
+        )
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the server may still be at something."""
+        return bool(self._batches)
+
+    @property
+    def waiting_since(self) -> float | None:
+        """When the oldest unanswered request began, if it has a deadline."""
+        oldest = self._batches[0] if self._batches else None
+        return None if oldest is None or oldest.posted else oldest.began
+
+    @property
+    def received(self) -> int:
+        """Bytes that have arrived; of TLS also such as make no whole record yet."""
+        if self._tls:
+            told = _tcp_bytes_received(self.socket)
+            if told is not None:
+                return told
+        return self._bytes
+
+    @property
+    def socket(self) -> Any:
+        """The socket, or what the loop shows of it."""
+        return self._transport.get_extra_info("socket")
+
+    @property
+    def descriptor(self) -> int:
+        """The number of the socket, or -1 if there is none any more."""
+        return -1 if self.socket is None else int(self.socket.fileno())
+
+    @property
+    def own_address(self) -> str:
+        """Our end of a TCP connection in the form of CLIENT LIST, or ``""``."""
+        name = self._transport.get_extra_info("sockname")
+        if not isinstance(name, tuple):
+            return ""
+        host, port = cast("tuple[str, int]", name)[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @property
+    def congested(self) -> asyncio.Event | None:
+        """While large requests are leaving: set when they have left."""
+        return self._writable
+
+    def send(self, requests: Sequence[Request]) -> Batch:
+        """Send requests in one write; ``batch.future`` gets their replies.
+
+        Error replies stand in the list. Cancelling the future harms nobody.
+        """
+        if len(requests) == 1 and not self.asking:
+            packed, left = self._pack(tuple(requests[0])), 1
+        else:
+            prefaced = self._prefaced(requests)
+            packed, left = (
+                b"".join(map(self._pack, map(tuple, prefaced))),
+                len(prefaced),
+            )
+        batch = Batch(requests, len(packed), left, self._loop.create_future())
+        self._write(packed, (batch,))
+        return batch
+
+    def post(self, requests: Sequence[Request]) -> None:
+        """Send requests whose replies are collected one by one, however late."""
+        packed = pack(self._prefaced(requests))
+        left, make = len(packed) // len(requests), self._loop.create_future
+        self.pending += len(requests)
+        self._write(
+            b"".join(packed),
+            [Batch([one], 0, left, make(), posted=True) for one in requests],
+        )
+
+    async def collect(self) -> Collected:
+        """Wait for the next reply to a posted request; cancelling loses nothing."""
+        while not self._arrived:
+            if self.error is not None:
+                raise self.error
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        return self._arrived.popleft()
+
+    def drain(self) -> None:
+        """Send nothing more, and close when everything is answered."""
+        self.drains = True
+        if not self._batches:
+            self.close()
+
+    def close(self) -> None:
+        """End the connection in order; who still waits is told."""
+        self.established = False
+        self.fail(ConnectionError("the connection was closed"))
+
+    def close_from_anywhere(self) -> None:
+        """Close it soon, from any thread: nobody can use it any more."""
+        if self.error is None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self.close)
+
+    def fail(self, error: Exception, *, oldest: Exception | None = None) -> None:
+        """End the connection; all that is unanswered fails.
+
+        Args:
+            error: Why.
+            oldest: The same for the oldest request and those that waited as long.
+        """
+        if self.error is not None:
+            return
+        self.error = error
+        owner = self._owner()
+        address = "" if owner is None else owner.address
+        self.ended_at = now = self._loop.time()
+        pending = self._let_go()
+        self._transport.abort()  # what is not sent yet must not arrive later
+        for batch in pending:
+            if not (batch.posted or batch.future.done()):
+                late = now - batch.sent_at >= self._pace.timeout
+                said = oldest if oldest is not None and late else error
+                batch.future.set_exception(
+                    translate(said, address, ambiguous=not batch.unsent)
+                )
+        if owner is not None and self.established:
+            owner.note_lost(self)
+
+    def forget_parent(self) -> None:
+        """In a forked child: what is open stays the parent's; nobody is told."""
+        descriptor = self.descriptor
+        self._forget()
+        sever(descriptor)
+
+    def forget_loop(self) -> None:
+        """The loop was closed under the connection."""
+        found = self.socket
+        self._forget()
+        cut_off(found)
+
+    def _forget(self) -> None:
+        if self.error is None:
+            self.error = ConnectionError("the connection belongs to another process")
+            self._let_go(wake=False)
+        keep(self)  # no finaliser may run
+
+    def _let_go(self, *, wake: bool = True) -> list[Batch]:
+        """Watch and send nothing any more, and give what is unanswered."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        pending = list(self._batches)
+        self._batches.clear()
+        self._outbox.clear()
+        if wake:
+            self._wake()
+            self.resume_writing()
+        return pending
+
+    # --- writing
+
+    def _write(self, data: bytes, batches: Sequence[Batch]) -> None:
+        now, busy = self._loop.time(), bool(self._batches)
+        for batch in batches:
+            batch.sent_at = now
+            batch.unsent = busy
+        self._batches.extend(batches)
+        if busy:  # what is asked in this turn of the loop leaves in one write
+            if not self._outbox:
+                self._loop.call_soon(self._flush)
+            self._outbox.append(data)
+        else:
+            self._begin(batches[0], now)
+            self._transport.write(data)
+        if self._left_over or self._ended:
+            self._take_left_over()
+
+    def _prefaced(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """Put ASKING in front of each request, where the slot is on its way to."""
+        if not self.asking:
+            return requests
+        return [words for request in requests for words in (ASKING, request)]
+
+    def _flush(self) -> None:
+        if not self._outbox or self.error is not None:
+            return
+        data = b"".join(self._outbox)
+        self._outbox.clear()
+        for batch in reversed(self._batches):
+            if not batch.unsent:
+                break
+            batch.unsent = False
+        self._transport.write(data)
+
+    def pause_writing(self) -> None:
+        """The transport holds enough: the next request waits."""
+        import asyncio  # noqa: PLC0415 - as above
+
+        if self._writable is None:
+            self._writable = asyncio.Event()
+
+    def resume_writing(self) -> None:
+        """Let the next request go."""
+        writable, self._writable = self._writable, None
+        if writable is not None:
+            writable.set()
+
+    # --- reading
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what has come, and answer whoever asked."""
+        self._bytes += len(data)
+        if self.error is not None:
+            return
+        reader = self._reader
+        try:
+            reader.feed(data)
+            while (reply := reader.gets()) is not NOTHING:
+                if not self._batches:
+                    text = "Redis sends what nobody asked for"
+                    raise ConnectionError(text)  # noqa: TRY301 - as any garbled reply
+                if isinstance(reply, Exception):
+                    self._answer(self._understand(reply), refused=True)
+                else:
+                    self._answer(reply)
+        except Exception as error:  # noqa: BLE001 - also what hiredis raises
+            self.fail(error)
+
+    def eof_received(self) -> None:
+        """The server has closed the connection."""
+        self.fail(ConnectionError(CLOSED))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The connection has ended, perhaps because we did so."""
+        self.fail(error or ConnectionError(CLOSED))
+
+    def _take_left_over(self) -> None:
+        """Take what had come before the transport was ours as replies to the first request."""
+        said, self._left_over = self._left_over, b""
+        if said:
+            self.data_received(said)
+        if self._ended:
+            self.fail(ConnectionError(CLOSED))
+
+    def _answer(self, reply: Reply, *, refused: bool = False) -> None:
+        batch = self._batches[0]
+        batch.left -= 1
+        if self.asking and batch.left % 2:
+            return  # to ASKING
+        if batch.posted:
+            self._arrived.append(Collected(reply, batch.requests[0]))
+            self._wake()
+        else:
+            batch.replies.append(reply)
+            batch.refused |= refused
+        if batch.left:
+            return
+        self._batches.popleft()
+        now = self._loop.time()
+        if batch.size > self._pace.long:
+            self._pace.learn(batch.size, now - batch.sent_at)
+        if self._batches:
+            self._begin(self._batches[0], now)
+        elif self.drains and not self.pending:
+            self.close()
+        if not batch.posted and not batch.future.done():
+            batch.future.set_result(batch.replies)
+
+    def _understand(self, error: Exception) -> Reply:
+        if not is_error_reply(error):
+            raise error
+        owner = self._owner()
+        if owner is None:
+            return translate(error, "")
+        return owner.route.explain(translate(error, owner.address))
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # --- the deadline of the oldest unanswered request
+
+    def _begin(self, batch: Batch, now: float) -> None:
+        """Have a request's time run: those before it are answered."""
+        batch.began = batch.sent_at if self._pace.strict else now
+        if batch.posted:
+            return
+        batch.received = self.received if self._tls else self._bytes
+        if self._timer is None:
+            self._watch(batch.began + self._pace.time_for(batch.size))
+
+    def _watch(self, due: float) -> None:
+        self._timer = self._loop.call_at(due, self._look_at_the_clock)
+
+    def _look_at_the_clock(self) -> None:
+        """Give the connection up when the oldest request is overdue and nothing comes.
+
+        A narrow link is no dead one: what is on its way has time.
+        """
+        self._timer = None
+        batch = self._batches[0] if self._batches else None
+        if batch is None or batch.posted or self.error is not None:
+            return
+        now = self._loop.time()
+        due = batch.extended or batch.began + self._pace.time_for(batch.size)
+        if now < due:
+            self._watch(due)
+        elif batch.extended is None:
+            batch.extended = now + SECOND_LOOK
+            self._watch(batch.extended)
+        elif not self._pace.strict and (received := self.received) != batch.received:
+            batch.received, batch.extended = received, now + self._pace.timeout
+            self._watch(batch.extended)
+        else:
+            self._pace.learn(batch.size, None)
+            said = "a request before it was not answered"
+            self.fail(ConnectionError(said), oldest=TimeoutError())
+
+
+def abort(raw: RawConnection) -> None:
+    """Throw away a connection that redis-py has not quite opened."""
+    writer = getattr(raw, "_writer", None)
+    if writer is not None:
+        writer.transport.abort()
+
+
+def socket_of(raw: RawConnection | None) -> Any:
+    """Give the socket of a connection that redis-py is opening, if there is one."""
+    writer = getattr(raw, "_writer", None)
+    return writer.get_extra_info("socket") if writer is not None else None
+
+
+def _tcp_bytes_received(connection: Any) -> int | None:
+    """Count what has arrived over TCP; ``None`` where nobody tells."""
     asked = getattr(socket, "TCP_INFO", None)
-    connection = socket_of(raw)
     if asked is None or connection is None or sys.platform != "linux":
         return None
     with suppress(OSError, AttributeError, NotImplementedError):
@@ -55,32 +538,3 @@ def bytes_received(raw: RawConnection | None) -> int | None:
         if len(told) == RECEIVED.stop:
             return int.from_bytes(told[RECEIVED], sys.byteorder)
     return None
-
-
-def own_address(raw: RawConnection) -> str:
-    """Give our end of a TCP connection in the form of CLIENT LIST, or ``""``."""
-    writer = getattr(raw, "_writer", None)
-    name = writer.get_extra_info("sockname") if writer is not None else None
-    if not isinstance(name, tuple):
-        return ""
-    host, port = cast("tuple[str, int]", name)[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def abort(raw: RawConnection) -> None:
-    """Throw away what is not sent yet, so that it cannot arrive later."""
-    writer = getattr(raw, "_writer", None)
-    if writer is not None:
-        writer.transport.abort()
-
-
-def descriptor_of(raw: RawConnection | None) -> int:
-    """Give the number of a connection's socket, or -1 if there is none any more."""
-    found = socket_of(raw)
-    return -1 if found is None else int(found.fileno())
-
-
-def socket_of(raw: RawConnection | None) -> Any:
-    """Give a connection's socket, or what the loop shows of it."""
-    writer = getattr(raw, "_writer", None)
-    return writer.get_extra_info("socket") if writer is not None else None

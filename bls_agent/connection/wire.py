@@ -1,54 +1,221 @@
-"""Requests and replies over one connection.
+"""One connection to Redis for any number of tasks: opened, lost, opened again.
 
 Its rules:
 
-* every request runs under a deadline of ours, which grows with its bytes, and nothing is
-  repeated by itself;
-* a reply that was not waited for stays *owed* (:attr:`Wire.owed`): cancelling a read
-  loses nothing, the next read gets it;
+* requests go out at once and their replies come in order (see ``transport.py``);
+  cancelling a caller harms nobody else, and no connection;
+* every request has a deadline of ours, which grows with its bytes, and nothing is repeated
+  by itself;
+* a posted request has none, and its reply stays *pending* (:attr:`Wire.pending`): cancelling a
+  read loses nothing, the next read gets it;
 * whatever redis-py raises becomes one of our errors here, once (see ``faults.py``);
 * what another node should have been asked is asked there: it was not executed here.
+
+Where to is asked anew at each connect (see ``route.py``), and each try is paced by a gate.
 """
 
 from __future__ import annotations
 
+import logging
+import math
+import string
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Final
+from contextlib import suppress
+from typing import Final, NamedTuple
 
 import anyio
 
-from bls_agent.connection.endpoint import Argument, RawConnection, Reply, Request, pack
+from bls_agent.connection.after_fork import (
+    count_forks,
+    cut_off,
+    hang_up,
+    keep,
+    register,
+    sever,
+)
+from bls_agent.connection.endpoint import (
+    CONNECT_TIMEOUT,
+    Argument,
+    Endpoint,
+    RawConnection,
+    Reply,
+    Request,
+)
 from bls_agent.connection.faults import (
     ends_connection,
-    is_error_reply,
+    quotes_arguments,
     redirects,
     translate,
 )
-from bls_agent.connection.link import Link
-from bls_agent.connection.route import keys_of
-from bls_agent.connection.transport import leaves_at_once
-from bls_agent.core.errors import RedisUnavailableError
+from bls_agent.connection.gate import Gate
+from bls_agent.connection.route import Direct, Place, Route, keys_of
+from bls_agent.connection.transport import Channel, Pace, abort, socket_of
+from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
-__all__ = ["Wire"]
+__all__ = ["Lost", "Wire", "client_name"]
 
+logger = logging.getLogger(__name__)
+
+UNSHARED_TRIES: Final = 3  # of connecting, in a process that forks and forks
 REDIRECTS: Final = 3  # that one request follows before its caller is told
-ASKING: Final = ("ASKING",)
+REMEMBERED: Final = 8  # connections that were lost and that the server may still serve
 
 
-class Wire(Link):
-    """One connection: requests out, replies in, in order.
+class Lost(NamedTuple):
+    """A connection that ended without our will.
 
-    Opens by itself on first use and again after a loss. Any number of tasks may call
-    :meth:`call`; they take turns. A blocking reader uses :meth:`post` and
-    :meth:`collect` instead and has the wire for itself.
+    Attributes:
+        life: The server's life at that time (see :class:`~bls_agent.connection.gate.Gate`).
+        client_id: The connection's id at the server, if it told.
+        address: Our end of it, as the server sees it if nobody translates addresses.
+        server: Where it was; ``None`` where there is one server only.
+        at: When it ended, on the clock of the event loop.
     """
+
+    life: int
+    client_id: int | None
+    address: str
+    server: Endpoint | None = None
+    at: float = 0.0
+
+
+class Wire:
+    """One connection, opened on first use and again after a loss.
+
+    Any number of tasks may call :meth:`call`. A blocking reader uses :meth:`post` and
+    :meth:`collect` instead and has the wire for itself.
+
+    Attributes:
+        use: What it is for: the last part of its name.
+        name: What CLIENT LIST shows.
+        lost: Connections that ended without our will and that the server may still serve.
+        unkilled: Of these, what the server would not let go of; not asked again.
+        generation: How often it was opened.
+        server: Where it is connected, or was last tried.
+        route: The way there.
+        retired: Whether it will never connect again: it waits for ever instead.
+    """
+
+    def __init__(
+        self,
+        where: Endpoint | Route,
+        name: str,
+        *,
+        timeout: float = 5.0,
+        patience: float = CONNECT_TIMEOUT,
+        gate: Gate | None = None,
+        strict: bool = False,
+    ) -> None:
+        """Remember the way; nothing is opened yet.
+
+        Args:
+            where: One server, or the way to the one that serves a key.
+            name: Shown by CLIENT LIST.
+            timeout: Deadline of one request in seconds. A long request has more time,
+                up to 16 times it when it did not pass; a reply as long as some of it comes.
+            patience: Deadline of connecting in seconds.
+            gate: Paces the tries to connect; without one a failure is raised at once.
+            strict: Whether long requests and replies have no more time than the others.
+        """
+        self.route = Direct(where) if isinstance(where, Endpoint) else where
+        self.use = name.rpartition(":")[2]
+        self.name = client_name(name)
+        self.server: Endpoint | None = None
+        self.lost: list[Lost] = []
+        self.unkilled: list[Lost] = []
+        self.generation = 0
+        self.retired = False
+        self._timeout = timeout
+        self._patience = patience
+        self._pace = Pace(timeout, strict=strict)
+        self._gate = gate
+        self._opening = anyio.Lock(fast_acquire=True)
+        self._raw: RawConnection | None = None  # while redis-py connects
+        self._greeting: Channel | None = None  # while we introduce ourselves
+        self._attempt: anyio.CancelScope | None = None
+        self._connecting_since: float | None = None
+        self._channel: Channel | None = None
+        self._draining: list[Channel] = []
+        self._asked: set[tuple[Argument, ...]] = {()}  # keys that go with ASKING
+
+    def __repr__(self) -> str:
+        state = "open" if self.connected else "closed"
+        return f"<Wire {self.name} {self.address} {state}>"
+
+    def __del__(self) -> None:
+        """Close what nobody can use any more, in whatever thread this is."""
+        channel: Channel | None = getattr(self, "_channel", None)
+        if channel is not None:
+            channel.close_from_anywhere()
+
+    # --- what can be asked of it
+
+    @property
+    def connected(self) -> bool:
+        """Whether the connection is open as far as we know."""
+        return self._channel is not None and self._channel.error is None
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would leave at once."""
+        return self._channel is not None and self._channel.ready
+
+    @property
+    def engaged(self) -> bool:
+        """Whether the connection is open or being opened."""
+        return self._channel is not None or self._connecting_since is not None
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether something was sent that the server may still be at."""
+        return self._channel is not None and self._channel.unanswered
+
+    @property
+    def waiting_since(self) -> float | None:
+        """When the oldest request or the connecting that is under way began."""
+        if self._connecting_since is not None or self._channel is None:
+            return self._connecting_since
+        return self._channel.waiting_since
+
+    @property
+    def received(self) -> int | None:
+        """Bytes that have arrived over the connection."""
+        return None if self._channel is None else self._channel.received
+
+    @property
+    def client_id(self) -> int | None:
+        """The connection's id at the server, if it told."""
+        return self._channel.client_id if self._channel and self.connected else None
+
+    @property
+    def pending(self) -> int:
+        """Replies posted for and not collected yet."""
+        return 0 if self._channel is None else self._channel.pending
+
+    @property
+    def asking(self) -> bool:
+        """Whether the server is not the key's own yet: each request says ASKING."""
+        return self._channel is not None and self._channel.asking
+
+    @property
+    def address(self) -> str:
+        """Where Redis is, without credentials."""
+        return self.server.address if self.server else self.route.address
+
+    def is_at(self, server: Endpoint) -> bool:
+        """Tell whether the connection is open and leads to this very server."""
+        here = self.server
+        return here is not None and here.address == server.address and self.connected
+
+    # --- requests
 
     async def call(self, *request: Argument) -> Reply:
         """Send one request and give its reply.
 
         Raises:
-            RedisUnavailableError: No answer within the deadline, or an error reply.
-                ``error.ambiguous``: it may have been executed all the same.
+            RedisUnavailableError: No answer within the deadline, or an error reply;
+                ``error.ambiguous`` if it may have been executed all the same.
         """
         reply = (await self.call_many([request]))[0]
         if isinstance(reply, RedisUnavailableError):
@@ -69,57 +236,48 @@ class Wire(Link):
         Raises:
             RedisUnavailableError: The connection failed; ``error.ambiguous`` as above.
         """
-        lock = await self._take_turn()
-        try:
-            replies = await self._ask(requests, meanwhile)
-            for _ in range(REDIRECTS):
-                # Of keys in one slot that is on its way some may have arrived already.
-                again = [at for at, reply in enumerate(replies) if redirects(reply)]
-                if not again:
-                    break
-                answers = await self._ask_elsewhere(
-                    [requests[at] for at in again], meanwhile, of=len(replies)
-                )
-                for at, answer in zip(again, answers, strict=True):
-                    replies[at] = answer
+        if not requests:
+            return []
+        channel = self._channel
+        if channel is None or not channel.ready:
+            channel = await self._prepare(requests)
+        batch = channel.send(requests)
+        if meanwhile is not None:
+            meanwhile()
+        replies = await batch.future
+        if not batch.refused:
             return replies
-        finally:
-            lock.release()
+        self._note_refused(channel, requests, replies)
+        return await self._ask_again(requests, replies, meanwhile)
 
-    async def _take_turn(self) -> anyio.Lock:
-        """Wait until no other request is under way, and give what has to be released.
-
-        Who has to wait is in time, too: each of those before may wait for a whole
-        deadline. Behind a gate all wait until it opens.
-
-        Raises:
-            RedisUnavailableError: The turn has not come within the deadline.
-        """
-        lock = self._lock
-        try:
-            lock.acquire_nowait()
-        except anyio.WouldBlock:
-            wait = self._timeout if self._gate is None else None
-            with anyio.move_on_after(wait) as scope:
-                await lock.acquire()
-            if scope.cancelled_caught:
-                said = f"the requests before it took more than {wait:g} s"
-                raise RedisUnavailableError(
-                    "timeout", said, address=self.address
-                ) from None
-        return lock
+    async def _ask_again(
+        self,
+        requests: Sequence[Request],
+        replies: list[Reply],
+        meanwhile: Callable[[], None] | None,
+    ) -> list[Reply]:
+        """Ask where redirections point to; other error replies stay as they are."""
+        for _ in range(REDIRECTS):
+            # Of keys in a slot that migrates some may have arrived already.
+            again = [at for at, reply in enumerate(replies) if redirects(reply)]
+            if not again:
+                break
+            answers = await self._ask_elsewhere(
+                [requests[at] for at in again], meanwhile, of=len(replies)
+            )
+            for at, answer in zip(again, answers, strict=True):
+                replies[at] = answer
+        return replies
 
     async def read(self, *request: Argument) -> Reply:
         """Like :meth:`call`, and once more if the connection was lost.
 
         Only for requests that change nothing.
         """
-        try:
-            return await self.call(*request)
-        except RedisUnavailableError as error:
-            if error.kind != "connection" or not error.ambiguous:
-                raise
-        return await self.call(*request)
+        reply = (await self.read_many([request]))[0]
+        if isinstance(reply, RedisUnavailableError):
+            raise reply
+        return reply
 
     async def read_many(self, requests: Sequence[Request]) -> list[Reply]:
         """Like :meth:`call_many`, and once more if the connection was lost.
@@ -133,106 +291,38 @@ class Wire(Link):
                 raise
         return await self.call_many(requests)
 
-    async def open(self) -> None:
-        """Connect if the wire is not connected."""
-        lock = await self._take_turn()
-        try:
-            await self._opened()
-        finally:
-            lock.release()
-
-    async def post(self, requests: Sequence[Request]) -> None:
-        """Send requests without waiting; their replies are owed.
-
-        Never cancelled half-way, because a request sent in part ends the connection.
-        """
-        await self._leave_host(requests)
-        raw = await self._opened()
-        if requests is not self._packed[0]:  # a reader posts the same ones for ever
-            self._packed = (requests, pack(self._prefaced(requests)))
-        self.owed += len(requests)
-        try:
-            if leaves_at_once(raw, self._packed[1]):
-                await raw.send_packed_command(self._packed[1], check_health=False)
-            else:
-                limit = self._time_for(self._packed[1])
-                with anyio.CancelScope(shield=True), anyio.fail_after(limit):
-                    await raw.send_packed_command(self._packed[1], check_health=False)
-        except Exception as error:
-            await self.drop()
-            raise translate(error, self.address, ambiguous=True) from error
-
-    async def collect(self) -> Reply:
-        """Wait for the next owed reply.
-
-        Cancelling loses nothing: the reply stays owed and the next call gets it.
-
-        Raises:
-            RedisUnavailableError: An error reply, or the connection was lost and with
-                it what was owed.
-        """
-        if self._raw is None:
-            raise RedisUnavailableError(
-                "connection", "the connection is closed", address=self.address
-            )
-        raw = self._raw
-        try:
-            if self.asking and not self._asking_answered:
-                await raw.read_response(disconnect_on_error=False)
-                self._asking_answered = True
-            reply = await raw.read_response(disconnect_on_error=False)
-        except Exception as error:
-            raise await self._not_collected(error, raw) from error
-        # Else somebody has left the connection meanwhile, and with it all it owed.
-        if raw is self._raw:
-            self._asking_answered = False
-            self.owed -= 1
-        return reply
-
-    async def _not_collected(
-        self, error: Exception, raw: RawConnection
-    ) -> RedisUnavailableError:
-        """Note what an error does to what is owed, and give it as ours."""
-        if not is_error_reply(error):
-            translated = translate(error, self.address, ambiguous=True)
-            if raw is self._raw:
-                await self.drop()
-            return translated
-        translated = self.route.explain(translate(error, self.address))
-        if raw is not self._raw:
-            return translated
-        if self._gate is not None:
-            self._gate.complaints.hear(self._packed[0][-self.owed :], [translated])
-        self._asking_answered = False
-        self.owed -= 1
-        if ends_connection(translated):
-            for request in self._packed[0][-self.owed - 1 :][:1]:
-                self._note_asked(request, translated)
-            self.route.look_anew(translated)
-            self._ends = True
-        if self._ends and not self.owed:
-            await self._close()
-        return translated
-
-    def _prefaced(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """Put ASKING in front of each request, where the slot is on its way to."""
-        if not self.asking:
-            return requests
-        return [words for request in requests for words in (ASKING, request)]
-
-    async def _ask(
-        self, requests: Sequence[Request], meanwhile: Callable[[], None] | None
-    ) -> list[Reply]:
-        await self._leave_host(requests)
-        raw = await self._opened()
+    async def _prepare(self, requests: Sequence[Request]) -> Channel:
+        """Give the open connection when large requests before this one have left."""
         if self.asking:
-            replies = await self._exchange(raw, self._prefaced(requests), meanwhile)
-            replies = replies[1::2]
-        else:
-            replies = await self._exchange(raw, requests, meanwhile)
+            await self._leave_host(requests)
+        while True:
+            channel = await self._opened()
+            congested = channel.congested
+            if congested is None:
+                return channel
+            await congested.wait()
+
+    def _note_refused(
+        self, channel: Channel, requests: Sequence[Request], replies: Sequence[Reply]
+    ) -> None:
+        """Record error replies; one may say that the connection leads to the wrong place."""
+        if self._gate is not None:
+            self._gate.complaints.hear(requests, replies)
+        final: RedisUnavailableError | None = None
         for request, reply in zip(requests, replies, strict=True):
-            self._note_asked(request, reply)
-        return replies
+            if isinstance(reply, RedisUnavailableError):
+                self._note_asked(request, reply)
+                if final is None and ends_connection(reply):
+                    final = reply
+        if final is None or channel is not self._channel:
+            return
+        self.route.look_anew(final)
+        if channel.pending:
+            channel.drains = True  # what is pending is still read, no more is sent
+            return
+        self._channel = None
+        channel.drain()  # others may wait for replies
+        self._draining = [c for c in (*self._draining, channel) if c.unanswered]
 
     async def _ask_elsewhere(
         self,
@@ -243,24 +333,266 @@ class Wire(Link):
     ) -> list[Reply]:
         """Ask what was redirected; a failure must not hide that others were executed."""
         try:
-            return await self._ask(requests, meanwhile)
+            channel = await self._prepare(requests)
+            batch = channel.send(requests)
+            if meanwhile is not None:
+                meanwhile()
+            replies = await batch.future
         except RedisUnavailableError as error:
             if len(requests) == of:
                 raise
             return [error] * len(requests)
+        self._note_refused(channel, requests, replies)
+        return replies
 
-    def _note_asked(self, request: Request, reply: Reply) -> None:
-        """Remember what the slot's owner has sent on to where the slot is on its way to."""
-        if isinstance(reply, RedisUnavailableError) and reply.kind == "ask":
+    def _note_asked(self, request: Request, reply: RedisUnavailableError) -> None:
+        """Remember which keys the slot's owner redirects while the slot is migrating."""
+        if reply.kind == "ask":
             self._asked.add(keys_of(request))
 
     async def _leave_host(self, requests: Sequence[Request]) -> None:
-        """Go back to the slot's owner, unless it has sent on all of these requests.
+        """Go back to the slot's owner, unless it has redirected all of these requests.
 
-        Where a slot is on its way to, a key that has not arrived yet looks absent, and
-        writing it would make a second one.
+        At the server that the slot is migrating to, a key that has not arrived yet looks
+        absent, and writing it would make a second one.
         """
-        if not self.asking:
-            return
         if not self._asked.issuperset(map(keys_of, requests)):
-            await self._close()
+            await self.aclose()
+
+    # --- blocking reads
+
+    async def post(self, requests: Sequence[Request]) -> None:
+        """Send requests without waiting; their replies are pending."""
+        if self.asking:
+            await self._leave_host(requests)
+        channel = self._channel
+        if channel is None or channel.error is not None:
+            channel = await self._opened()
+        channel.post(requests)
+
+    async def collect(self) -> Reply:
+        """Wait for the next pending reply.
+
+        Cancelling loses nothing: the reply stays pending and the next call gets it.
+
+        Raises:
+            RedisUnavailableError: An error reply, or the connection was lost.
+        """
+        channel = self._channel
+        if channel is None:
+            raise RedisUnavailableError(
+                "connection", "the connection is closed", address=self.address
+            )
+        try:
+            reply, request = await channel.collect()
+        except Exception as error:
+            if channel is self._channel:
+                self._channel = None
+            raise translate(error, self.address, ambiguous=True) from error
+        failed = isinstance(reply, RedisUnavailableError)
+        # Else somebody has left the connection meanwhile, and with it all its pending replies.
+        if channel is self._channel:
+            channel.pending -= 1
+            if failed:
+                self._note_refused(channel, [request], [reply])
+            if channel.drains and not channel.pending and channel is self._channel:
+                self._channel = None
+                channel.drain()
+        if failed:
+            raise reply
+        return reply
+
+    # --- its beginnings and ends
+
+    async def open(self) -> None:
+        """Connect if the wire is not connected."""
+        await self._opened()
+
+    async def drop(self) -> None:
+        """Give the connection up, also one that is being made; its id counts as lost."""
+        channel = self._let_go()
+        if channel is not None and channel.error is None:
+            channel.fail(ConnectionError("the connection was given up"))
+        else:
+            self.route.look_anew()
+
+    async def aclose(self) -> None:
+        """Close the connection in order; it may be used again and then opens anew."""
+        draining, self._draining = self._draining, []
+        for channel in (self._let_go(), *draining):
+            if channel is not None:
+                channel.close()
+
+    def note_lost(self, channel: Channel) -> None:
+        """Remember a connection that ended without our will."""
+        there, at = channel.own_address, channel.ended_at
+        lost = Lost(channel.life, channel.client_id, there, channel.server, at)
+        self.lost = [*self.lost[1 - REMEMBERED :], lost]
+        self.route.look_anew()
+
+    def forget_parent(self) -> None:
+        """In a forked child: be as if never opened; what was open stays the parent's."""
+        raw, channels = self._forget()
+        for channel in channels:
+            channel.forget_parent()
+        found = socket_of(raw)
+        sever(-1 if found is None else int(found.fileno()))
+
+    def forget_loop(self) -> None:
+        """Be as if never opened: the loop was closed under the connection."""
+        raw, channels = self._forget()
+        for channel in channels:
+            channel.forget_loop()
+        cut_off(socket_of(raw))
+
+    def _forget(self) -> tuple[RawConnection | None, list[Channel]]:
+        """Let go without a word to server and loop; no finaliser may run on it."""
+        raw = self._raw
+        channels = [*self._draining, self._channel, self._greeting]
+        self._raw = self._channel = self._greeting = self._attempt = None
+        self._connecting_since = None
+        self._draining, self.lost, self.unkilled = [], [], []
+        self._opening = anyio.Lock(fast_acquire=True)
+        if raw is not None:
+            keep(raw)
+        return raw, [channel for channel in channels if channel is not None]
+
+    def _let_go(self) -> Channel | None:
+        """Be as if never opened, and give what was open."""
+        if self._attempt is not None:
+            self._attempt.deadline = -math.inf
+        channel, self._channel = self._channel, None
+        return channel
+
+    async def _opened(self) -> Channel:
+        if (channel := self._channel) is not None and channel.usable:
+            return channel
+        opening = await self._take_turn()
+        try:
+            channel = self._channel
+            if channel is None or not channel.usable:
+                self._channel = None
+                if self._gate is None:
+                    channel = await self._connect_unshared()
+                else:
+                    channel = await self._gate.enter(self._connect_unshared)
+            return channel
+        finally:
+            opening.release()
+
+    async def _take_turn(self) -> anyio.Lock:
+        """Wait until nobody else connects, and give what has to be released.
+
+        Who has to wait is in time, too. Behind a gate all wait until it opens.
+
+        Raises:
+            RedisUnavailableError: The turn has not come within the deadline.
+        """
+        lock = self._opening
+        try:
+            lock.acquire_nowait()
+        except anyio.WouldBlock:
+            wait = self._timeout if self._gate is None else None
+            with anyio.move_on_after(wait) as scope:
+                await lock.acquire()
+            if scope.cancelled_caught:
+                said = f"connecting takes more than {wait:g} s"
+                raise RedisUnavailableError(
+                    "timeout", said, address=self.address
+                ) from None
+        return lock
+
+    async def _connect_unshared(self) -> Channel:
+        """Connect, and anew if a child was forked meanwhile.
+
+        It holds a copy of a socket of which nobody has told it. Such a connection
+        would live on at the server when ours is closed; hanging up ends it for both.
+        """
+        if self.retired:
+            await anyio.sleep_forever()
+        register(self)
+        for _ in range(UNSHARED_TRIES):
+            before = count_forks()
+            channel = await self._connect()
+            if count_forks() == before:
+                return channel
+            hang_up(channel.descriptor)
+            await self.aclose()
+        return await self._connect()
+
+    async def _connect(self) -> Channel:
+        self._connecting_since = anyio.current_time()
+        try:
+            return await self._connect_to(await self._find())
+        finally:
+            self._connecting_since = None
+
+    async def _find(self) -> Place:
+        try:
+            with anyio.fail_after(CONNECT_TIMEOUT):
+                place = await self.route.find()
+        except Exception as error:
+            self.server = None
+            raise translate(error, self.address, connecting=True) from error
+        self.server = place.server
+        return place
+
+    async def _connect_to(self, place: Place) -> Channel:
+        self._raw = raw = place.server.make()  # from here on a child finds it
+        channel: Channel | None = None
+        try:
+            with anyio.fail_after(self._patience) as self._attempt:
+                await raw.connect()
+                channel = Channel(raw, weakref.ref(self), self._pace)
+                self._raw, self._greeting = None, channel
+                await self._introduce(channel)
+        except BaseException as error:
+            await self._discard(raw, channel)
+            if isinstance(error, Exception):
+                cause = None if quotes_arguments(error) else error
+                raise translate(error, self.address, connecting=True) from cause
+            raise
+        finally:
+            self._attempt = self._raw = self._greeting = None
+        channel.life = self._gate.lives[self.address] if self._gate else 0
+        channel.server = place.server
+        channel.asking = place.asking
+        if not place.asking:
+            self._asked = {()}
+        channel.established = True
+        self._channel = channel
+        self.generation += 1
+        return channel
+
+    async def _introduce(self, channel: Channel) -> None:
+        """Say who we are, and make sure that this is whom we looked for."""
+        named = ("CLIENT", "SETNAME", self.name)
+        requests = [named, ("CLIENT", "ID"), *self.route.greeting]
+        replies = await channel.send(requests).future
+        if self._gate is not None:
+            self._gate.complaints.hear(requests, replies)
+        name, number, *rest = replies
+        self.route.check(rest)
+        for reply in (name, number):
+            goes_without = isinstance(reply, RedisRefusedError) and reply.kind != "auth"
+            if isinstance(reply, RedisUnavailableError) and not goes_without:
+                raise reply
+        channel.client_id = number if isinstance(number, int) else None
+
+    async def _discard(self, raw: RawConnection, channel: Channel | None) -> None:
+        """Throw away what has not become a connection."""
+        self.route.look_anew()
+        if channel is not None:
+            channel.close()
+            return
+        with anyio.CancelScope(shield=True), suppress(Exception):
+            abort(raw)  # TLS would wait 30 s for the server's goodbye
+            await raw.disconnect(nowait=True)
+
+
+def client_name(name: str) -> str:
+    """Write a name with what CLIENT SETNAME allows: printable ASCII, no blanks."""
+    allowed = string.ascii_letters + string.digits + "-_.:@/#"
+    return "".join(
+        letter if letter in allowed else f"%{ord(letter):x}" for letter in name
+    )

@@ -133,9 +133,9 @@ class StreamReader:
 
     async def _read(self) -> None:
         """Wait for events once, and take what has come."""
-        if self._is_stale and self.wire.owed:
+        if self._is_stale and self.wire.pending:
             await self._release()
-        if not self.wire.owed:
+        if not self.wire.pending:
             await self._post()
         reply, has_come = await self._collect(self._posted_at + BLOCK + self._margin)
         if has_come:
@@ -203,7 +203,7 @@ class StreamReader:
     async def _release(self) -> None:
         """Have the server end the read that is parked; else give the connection up."""
         pause, end = FIRST_PAUSE, anyio.current_time() + GRACE
-        while self.wire.owed:
+        while self.wire.pending:
             released = await self._unblock()
             if not released or anyio.current_time() > end:
                 self._given_up = True

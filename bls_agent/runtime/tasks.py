@@ -7,7 +7,7 @@ waiting for it, and a task that belongs to no cancel scope of the host.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import asyncio
 
 __all__ = ["ThreadSafeEvent", "start_background", "start_soon"]
+
+T = TypeVar("T")
 
 
 class ThreadSafeEvent:
@@ -95,8 +97,8 @@ def _never() -> bool:
 
 
 def start_background(
-    function: Callable[[], Coroutine[Any, Any, None]], name: str
-) -> asyncio.Task[None]:
+    function: Callable[[], Coroutine[Any, Any, T]], name: str
+) -> asyncio.Task[T]:
     """Run a coroutine function in the running event loop, beside the host's tasks.
 
     Nothing in it can cancel the host, and no exception of the host is wrapped by it. The

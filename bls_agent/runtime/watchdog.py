@@ -401,6 +401,8 @@ class _Stall:
     async def _settle(self) -> None:
         """Kill at the server the connections that were cut off in the middle of a write."""
         live = self._connections.liveness
+        if live.unanswered:
+            await live.drop()
         owed = list(live.lost)
         while owed:
             try:

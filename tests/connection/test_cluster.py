@@ -34,9 +34,8 @@ from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.engines import Routes
 from bls_agent.connection.faults import classify
 from bls_agent.connection.keyed_wires import KEPT
-from bls_agent.connection.link import Lost
 from bls_agent.connection.scripts import END_LEASE
-from bls_agent.connection.wire import Wire
+from bls_agent.connection.wire import Lost, Wire
 from bls_agent.core.acl import acl_rules
 from bls_agent.core.names import slot_of
 from bls_agent.devserver import DevServer

@@ -17,8 +17,7 @@ from bls_agent import Console, ProjectAgent, RedisRefusedError, RedisUnavailable
 from bls_agent.connection import connection
 from bls_agent.connection.connection import Connections
 from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.link import Lost
-from bls_agent.connection.wire import Wire
+from bls_agent.connection.wire import Lost, Wire
 from bls_agent.devserver import DevServer
 from tests.harness import (
     PASSWORD,
@@ -46,10 +45,10 @@ async def test_a_cancelled_read_stays_owed(wire: Wire, admin: Redis) -> None:
     for _ in range(100):
         with anyio.move_on_after(0.001):
             await wire.collect()
-    assert wire.owed == 1
+    assert wire.pending == 1
     await admin.rpush("队列", "一")
     assert await wire.collect() == ["队列".encode(), "一".encode()]
-    assert wire.owed == 0
+    assert wire.pending == 0
 
 
 async def test_who_waits_for_a_turn_is_told_in_time(
@@ -83,24 +82,24 @@ async def test_a_reply_that_arrives_while_the_connection_is_left(
     """As in a failover: the reply counts, and nothing is owed of what was left."""
 
     async def leave_while_reading() -> None:
-        raw: Any = wire._raw
-        read = raw.read_response
+        channel: Any = wire._channel
+        read = channel.collect
 
-        async def read_and_leave(**options: Any) -> Any:
+        async def read_and_leave() -> Any:
             try:
-                return await read(**options)
+                return await read()
             finally:
                 await wire.drop()
                 if reconnects:
                     await wire.post([("ECHO", "新")])
 
-        monkeypatch.setattr(raw, "read_response", read_and_leave)
+        monkeypatch.setattr(channel, "collect", read_and_leave)
 
     async def check() -> None:
-        assert wire.owed == reconnects
+        assert wire.pending == reconnects
         if reconnects:
             assert await wire.collect() == "新".encode()
-        assert wire.owed == 0
+        assert wire.pending == 0
 
     await wire.post([("ECHO", "旧")])
     await leave_while_reading()
@@ -171,8 +170,8 @@ async def test_long_requests_and_replies_have_time(own_server: DevServer) -> Non
                 await wire.call("SET", "键", long)
             assert time.perf_counter() - began < 1.2
         for _ in range(9):
-            wire._learn_rate([long], None)  # replies are lost one after the other
-        assert wire._time_for([long]) == pytest.approx(16 * 0.2), "not 12.5 s"
+            wire._pace.learn(len(long), None)  # replies are lost one after the other
+        assert wire._pace.time_for(len(long)) == pytest.approx(16 * 0.2), "not 12.5 s"
         await wire.aclose()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from bls_agent.connection.connection import Connections
 from bls_agent.connection.endpoint import Argument, Endpoint, Request
 from bls_agent.connection.gate import Gate
-from bls_agent.connection.link import Lost
+from bls_agent.connection.wire import Lost
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisUnavailableError
 
@@ -156,7 +156,7 @@ class ModelWire:
     def __init__(self, server: ListServer, name: str) -> None:
         self._server = server
         self.name = name
-        self.owed = 0
+        self.pending = 0
         self.lost: list[Lost] = []
         self.unkilled: list[Lost] = []
         self.generation = 0
@@ -194,22 +194,22 @@ class ModelWire:
     async def drop(self) -> None:
         """Give the connection up."""
         self.break_link()
-        self.owed = 0
+        self.pending = 0
 
     async def aclose(self) -> None:
         """Close in order."""
         if self._link is not None:
             self._server.close(self._link)
-        self._link, self.owed = None, 0
+        self._link, self.pending = None, 0
 
     def _gone(self) -> RedisUnavailableError:
-        self.owed = 0
+        self.pending = 0
         return RedisUnavailableError("connection", "cut", ambiguous=True)
 
     async def post(self, requests: Sequence[Request]) -> None:
         """Send requests whose replies are owed."""
         link = self._opened()
-        self.owed += len(requests)
+        self.pending += len(requests)
         cut, self.cut_next = self.cut_next, ""
         if cut == "before":
             self.break_link()
@@ -226,7 +226,7 @@ class ModelWire:
             if self._link is None:
                 raise self._gone()
             if self._link.replies:
-                self.owed -= 1
+                self.pending -= 1
                 return self._link.replies.popleft()
             self._arrived.clear()
             await self._arrived.wait()

@@ -91,7 +91,7 @@ class BlockingRead:
         link = self._connections.gate.connect_time  # a slow one is not a dead one
         deadline = BLOCK + MARGIN + link
         released, received = False, self._wire.received
-        while self._wire.owed:
+        while self._wire.pending:
             with anyio.move_on_after(deadline) as scope:
                 await self._read_all()
             if not scope.cancelled_caught:
@@ -110,7 +110,7 @@ class BlockingRead:
     async def _read_all(self) -> None:
         """Read what is owed; a failure is raised at the end: the rest may hold commands."""
         failure: RedisUnavailableError | None = None
-        while self._wire.owed:
+        while self._wire.pending:
             try:
                 await self._read_one()
             except RedisUnavailableError as error:
@@ -120,7 +120,7 @@ class BlockingRead:
 
     async def _read_one(self) -> None:
         """Read one owed reply and have it handled before anything is awaited."""
-        at = len(self._handlers) - self._wire.owed
+        at = len(self._handlers) - self._wire.pending
         try:
             reply = await self._wire.collect()
         except RedisRefusedError as error:
@@ -138,15 +138,17 @@ class BlockingRead:
         """
         patience = PATIENCE + 2 * self._connections.gate.connect_time
         for wait in (patience, CONNECT_TIMEOUT):
-            with anyio.move_on_after(wait):
-                try:
-                    async with self._connections.beside(self._wire.server) as beside:
+            try:
+                async with self._connections.beside(self._wire.server) as beside:
+                    with anyio.move_on_after(wait):
                         await beside.call("PING")
-                except RedisUnavailableError as error:
-                    if error.connecting or error.ambiguous:
-                        await self._connections.leave_wrong_servers()
-                        continue
-                return True
+                        return True
+                    await beside.drop()
+            except RedisUnavailableError as error:
+                if not (error.connecting or error.ambiguous):
+                    return True
+                with anyio.move_on_after(wait):
+                    await self._connections.leave_wrong_servers()
         return False
 
     async def _unblock(self) -> bool:
@@ -177,7 +179,7 @@ class BlockingRead:
         """
         grace = MARGIN + self._connections.gate.connect_time
         pause, waited = FIRST_PAUSE, 0.0
-        while self._wire.owed:
+        while self._wire.pending:
             released = await self._unblock()
             # Where it cannot be released the block ends by itself.
             wait = pause if released else BLOCK + MARGIN
@@ -230,7 +232,7 @@ class BlockingReceiver(Receiver):
         return messages
 
     async def _read(self, limit: int) -> None:
-        if not self._wire.owed:
+        if not self._wire.pending:
             if self._wire.lost:
                 await self._connections.forget_lost(self._wire, kill=False)
             if self._stopping:

@@ -159,7 +159,7 @@ class ReliableReceiver(Receiver):
             await self._compare()
 
     def _must_compare(self) -> bool:
-        if self._wire.owed:
+        if self._wire.pending:
             return False
         if self._wire.lost or self._generation != self._wire.generation:
             return True
@@ -407,7 +407,7 @@ class _Fetcher:
     def is_free(self) -> bool:
         """Whether something may be sent over the blocking wire without waiting."""
         wire = self._wire
-        busy = wire.owed or wire.lost or self.in_use or self.sending.locked()
+        busy = wire.pending or wire.lost or self.in_use or self.sending.locked()
         return wire.connected and not busy and not self._stopping
 
     async def send_and_take(

@@ -20,7 +20,7 @@ from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
 from bls_agent.core.settings import check_seconds
 from bls_agent.runtime.loop_thread import refuse_in_event_loop, wait_for
 from bls_agent.runtime.threads import is_coroutine_function
-from bls_agent.workers.caching.availability import Availability
+from bls_agent.workers.caching.backend import Availability
 from bls_agent.workers.caching.cached_function import (
     FUNC_CACHE,
     BrokenEntryError,
@@ -92,7 +92,7 @@ class FunctionCache(Store):
             ConfigurationError: ``redis`` is none of these, or ``timeout`` no time.
         """
         self._timeout = check_seconds("timeout", timeout)
-        super().__init__(redis, timeout=timeout)
+        super().__init__(redis, timeout=timeout, strict=True)
         self._others = Access(redis, "bls-agent:cache-lock", timeout=CLEAR_TIMEOUT)
         self._availability = Availability()
         self._async = AsyncCalls(

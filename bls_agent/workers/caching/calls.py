@@ -20,7 +20,7 @@ import anyio
 from bls_agent.connection.access import Access
 from bls_agent.connection.loop_local import LoopLocal
 from bls_agent.runtime.tasks import start_background
-from bls_agent.workers.caching.availability import Availability
+from bls_agent.workers.caching.backend import Availability, CacheBackend
 from bls_agent.workers.caching.cached_function import (
     MISSING,
     BrokenEntryError,
@@ -28,7 +28,6 @@ from bls_agent.workers.caching.cached_function import (
     Found,
 )
 from bls_agent.workers.caching.distributed_lock import DistributedLock
-from bls_agent.workers.caching.station import Station
 
 if TYPE_CHECKING:
     import asyncio
@@ -249,7 +248,7 @@ class _Flights:
 class _Job(NamedTuple):
     """One call whose result is to be found out."""
 
-    station: Station
+    backend: CacheBackend
     function: CachedFunction
     key: str
     run: Callable[[], Any]
@@ -266,22 +265,22 @@ class AsyncCalls:
         self._locks = locks
         self._availability = availability
         self._timeout = timeout
-        self._here: LoopLocal[tuple[Station, _Flights]] = LoopLocal()
+        self._here: LoopLocal[tuple[CacheBackend, _Flights]] = LoopLocal()
 
     def forget_parent(self) -> None:
         """In a forked child: the loops are the parent's."""
         self._here.forget_parent()
 
-    def _find_here(self) -> tuple[Station, _Flights]:
+    def _find_here(self) -> tuple[CacheBackend, _Flights]:
         here = self._here.find()
         if here is None:
             import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
             loop = asyncio.get_running_loop()
-            station = Station(
+            backend = CacheBackend(
                 self._access, self._locks, self._availability, self._timeout, loop
             )
-            here = (station, _Flights(loop))
+            here = (backend, _Flights(loop))
             self._here.keep(here)
         return here
 
@@ -289,9 +288,9 @@ class AsyncCalls:
         """End what goes on in the background of this loop, without the connections."""
         here = self._here.find()
         if here is not None:
-            station, flights = here
+            backend, flights = here
             await flights.aclose()
-            await station.pump.aclose()
+            await backend.aclose()
 
     async def call(
         self, function: CachedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -300,14 +299,14 @@ class AsyncCalls:
         key = function.key_of(args, kwargs)
         if key is None:
             return await function.function(*args, **kwargs)
-        station, flights = self._find_here()
+        backend, flights = self._find_here()
         while True:
             flight_key = function.flight_key(key)
             flight = flights.by_key.get(flight_key)
             if flight is None:
                 flight = flights.by_key[flight_key] = _Flight(flight_key, 0)
                 run = partial(function.function, *args, **kwargs)
-                await _read(flights, flight, _Job(station, function, key, run))
+                await _read(flights, flight, _Job(backend, function, key, run))
             if flight.outcome is not None:
                 return flight.outcome.give(function)
             if is_circular(flight):
@@ -321,7 +320,7 @@ class AsyncCalls:
 async def _read(flights: _Flights, flight: _Flight, job: _Job) -> None:
     """Take what is stored, or begin to compute it."""
     try:
-        found = await job.station.read(job.function, job.key)
+        found = await job.backend.read(job.function, job.key)
     except BaseException:  # this caller is cancelled: another one begins anew
         flights.finish(flight)
         raise
@@ -349,7 +348,7 @@ async def _compute_or_join(flights: _Flights, job: _Job, found: Found) -> Outcom
 async def _compute(job: _Job, found: Found) -> Outcome:
     if not (job.function.policy.lock and found.writable):
         return await _run(job, found, None)
-    lock = DistributedLock(job.station, job.function, job.key)
+    lock = DistributedLock(job.backend, job.function, job.key)
     try:
         other = await lock.enter()
         if other is not None:
@@ -364,7 +363,7 @@ async def _compute_early(job: _Job) -> Outcome | None:
     function, lock = job.function, None
     try:
         if function.policy.lock:
-            lock = DistributedLock(job.station, function, job.key)
+            lock = DistributedLock(job.backend, function, job.key)
             if not await lock.try_once():
                 return None
         function.counts.add("refreshed_early")
@@ -396,5 +395,5 @@ async def _run(job: _Job, found: Found, lock: DistributedLock | None) -> Outcome
     with function.storing(generation) as may_store:
         wanted = may_store and found.writable and not (lock and lock.lost)
         if wanted and outcome.payload is not None:
-            await job.station.write(function, job.key, outcome.payload)
+            await job.backend.write(function, job.key, outcome.payload)
     return outcome

@@ -17,8 +17,8 @@ from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.runtime.lease import Lease
 from bls_agent.runtime.tasks import start_background
+from bls_agent.workers.caching.backend import CacheBackend
 from bls_agent.workers.caching.cached_function import CachedFunction, Found
-from bls_agent.workers.caching.station import Station
 
 if TYPE_CHECKING:
     import asyncio
@@ -33,12 +33,14 @@ RENEWALS: Final = 3  # in one TTL of the lease
 class DistributedLock:
     """The right of one process to compute one value."""
 
-    def __init__(self, station: Station, function: CachedFunction, key: str) -> None:
+    def __init__(
+        self, backend: CacheBackend, function: CachedFunction, key: str
+    ) -> None:
         """Remember the value; nothing is requested yet."""
-        self._station = station
+        self._backend = backend
         self._function = function
         self._key = key
-        self._lease: Lease | None = None  # made in the station's loop
+        self._lease: Lease | None = None  # made in the backend's loop
         self._wire: Wire | None = None
         self._exit = AsyncExitStack()  # gives the wire back
         self._had = False
@@ -53,9 +55,9 @@ class DistributedLock:
         """
         policy, pause = self._function.policy, Backoff(base=BASE, cap=CAP)
         end = anyio.current_time() + policy.lock_timeout
-        while not self._station.availability.away:
+        while not self._backend.availability.away:
             ours = await self.try_once()
-            found = await self._station.read(self._function, self._key)
+            found = await self._backend.read(self._function, self._key)
             if found.fresh:
                 await self.leave()
                 return found
@@ -68,11 +70,11 @@ class DistributedLock:
     async def try_once(self) -> bool | None:
         """Take the lock if it is free; ``None`` if Redis does not answer."""
         try:
-            with anyio.fail_after(self._station.timeout):
+            with anyio.fail_after(self._backend.timeout):
                 wire, lease = await self._prepare()
             if not wire.connected and not await self._connect(wire):
                 return None
-            with anyio.fail_after(self._station.timeout):
+            with anyio.fail_after(self._backend.timeout):
                 ours = await lease.acquire()
         except (RedisUnavailableError, TimeoutError) as error:
             self._failed(error)
@@ -85,7 +87,7 @@ class DistributedLock:
 
     async def _prepare(self) -> tuple[Wire, Lease]:
         if self._wire is None:
-            wire = self._station.wire_to(self._key)
+            wire = self._backend.wire_to(self._key)
             self._wire = await self._exit.enter_async_context(wire)
         if self._lease is None:
             ttl = self._function.policy.lock_ttl
@@ -103,13 +105,13 @@ class DistributedLock:
                 self._failed(error)
 
         task = start_background(connect, "bls-agent-cache-connect")
-        await asyncio.wait([task], timeout=self._station.timeout)
+        await asyncio.wait([task], timeout=self._backend.timeout)
         return wire.connected
 
     def _failed(self, error: Exception) -> None:
         self._function.counts.add("redis_failures")
         if isinstance(error, RedisUnavailableError):
-            self._station.availability.refused(error)
+            self._backend.availability.refused(error)
 
     @property
     def lost(self) -> bool:
@@ -123,7 +125,7 @@ class DistributedLock:
             self._renewing = None
         try:
             if self._lease is not None and self._lease.token:
-                with anyio.fail_after(self._station.timeout):
+                with anyio.fail_after(self._backend.timeout):
                     await self._lease.give_back()
         except (RedisUnavailableError, TimeoutError) as error:
             self._failed(error)  # it ends by itself

@@ -22,7 +22,7 @@ from bls_agent.connection.endpoint import Reply, Request
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.runtime.loop_thread import LoopThread, result_of
 from bls_agent.runtime.threads import HandlerThreads
-from bls_agent.workers.caching.availability import Availability
+from bls_agent.workers.caching.backend import Availability, CacheBackend
 from bls_agent.workers.caching.cached_function import (
     MISSING,
     UNKNOWN,
@@ -37,7 +37,6 @@ from bls_agent.workers.caching.calls import (
     is_circular,
 )
 from bls_agent.workers.caching.distributed_lock import DistributedLock
-from bls_agent.workers.caching.station import Station
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -131,7 +130,7 @@ class SyncCalls:
         self._flights: dict[str, _Flight] = {}  # setdefault and pop are one step each
         self._joining = threading.Lock()  # so that two cannot close a circle at once
         self._refreshing: dict[str, object] = {}
-        self._station: Station | None = None
+        self._backend: CacheBackend | None = None
 
     def call(
         self, function: CachedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -185,10 +184,10 @@ class SyncCalls:
             COMPUTING.reset(token)
 
     def _compute(self, job: _Job, found: Found) -> Outcome:
-        station = self._station
-        if not (job.function.policy.lock and found.writable and job.waits and station):
+        backend = self._backend
+        if not (job.function.policy.lock and found.writable and job.waits and backend):
             return self._run(job, found, None)
-        lock = DistributedLock(station, job.function, job.key)
+        lock = DistributedLock(backend, job.function, job.key)
         try:
             other = self._enter(lock)
             if other is not None:
@@ -229,10 +228,10 @@ class SyncCalls:
             raise
 
     def _compute_early(self, job: _Job) -> None:
-        function, station, lock = job.function, self._station, None
+        function, backend, lock = job.function, self._backend, None
         try:
-            if function.policy.lock and station is not None:
-                lock = DistributedLock(station, function, job.key)
+            if function.policy.lock and backend is not None:
+                lock = DistributedLock(backend, function, job.key)
                 if not result_of(self._begin(lock.try_once)):
                     return
             function.counts.add("refreshed_early")
@@ -249,64 +248,69 @@ class SyncCalls:
     def _read(self, job: _Job) -> Found:
         function = job.function
         try:
-            station = self._find_station()
-            requests = function.questions(job.key)
-            if not station.may_ask(function, requests, partial(_submit, station)):
+            backend = self._find_backend()
+            if not backend.is_worth_asking(function, job.key):
                 return UNKNOWN
-            replies = self._request(station, requests)
+            replies = self._request(backend, function.questions(job.key))
         except RedisUnavailableError:
             function.counts.add("redis_failures")
             return UNKNOWN
-        return station.understand(function, job.key, replies)
+        return backend.understand(function, job.key, replies)
 
     def _write(self, job: _Job, payload: bytes) -> None:
-        station, counts = self._station, job.function.counts
-        if station is None or self._availability.away:
+        backend, counts = self._backend, job.function.counts
+        if backend is None or self._availability.away:
             counts.add("redis_failures")
             return
         try:
-            replies = self._request(station, job.function.writing(job.key, payload))
+            replies = self._request(backend, job.function.writing(job.key, payload))
         except RedisUnavailableError:
             counts.add("redis_failures")
             return
-        station.check_written(job.function, replies)
+        backend.check_written(job.function, replies)
 
-    def _find_station(self) -> Station:
-        station = self._station
-        if station is None:
+    def _find_backend(self) -> CacheBackend:
+        backend = self._backend
+        if backend is None:
             thread = SHARED_LOOP.find()
-            station = self._station = thread.call(self._make_station)
+            backend = self._backend = thread.call(self._make_backend)
             # A cache that is dropped need not be closed: the loop goes on.
-            close = partial(_close, thread, station, self._access, self._locks)
+            close = partial(_close, thread, backend, self._access, self._locks)
             finalize(self, close).atexit = False
-        return station
+        return backend
 
     def close(self) -> Future[None] | None:
         """Begin to close the connections; the next call opens them again."""
-        station = self._station
-        if station is None:
+        backend = self._backend
+        if backend is None:
             return None
-        return _close(SHARED_LOOP.find(), station, self._access, self._locks)
+        return _close(SHARED_LOOP.find(), backend, self._access, self._locks)
 
-    async def _make_station(self) -> Station:
+    async def _make_backend(self) -> CacheBackend:
         import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         loop = asyncio.get_running_loop()
-        return Station(
+        return CacheBackend(
             self._access, self._locks, self._availability, self._timeout, loop
         )
 
-    def _request(self, station: Station, requests: Sequence[Request]) -> list[Reply]:
-        from concurrent.futures import Future  # noqa: PLC0415 - comes with asyncio
+    def _request(
+        self, backend: CacheBackend, requests: Sequence[Request]
+    ) -> list[Reply]:
+        from concurrent.futures import CancelledError  # noqa: PLC0415 - comes with asyncio
 
-        promise: Future[list[Reply]] = Future()
-        _submit(station, requests, promise)
+        known = self._availability.failures
+        asking = self._begin(partial(backend.ask, requests))
         try:
-            return promise.result(self._timeout + SLACK)
+            return asking.result(self._timeout + SLACK)
         except TimeoutError:
             error = RedisUnavailableError("timeout", "the loop's thread has no turn")
-            self._availability.failed(error)
+            self._availability.failed(error, known)
             raise error from None
+        except CancelledError:
+            raise RedisUnavailableError(
+                "closed", "the loop's thread has ended"
+            ) from None
 
     def _enter(self, lock: DistributedLock) -> Found | None:
         try:
@@ -326,20 +330,15 @@ class SyncCalls:
         return SHARED_LOOP.find().begin(function)
 
 
-def _close(thread: LoopThread, station: Station, *accesses: Access) -> Future[None]:
+def _close(
+    thread: LoopThread, backend: CacheBackend, *accesses: Access
+) -> Future[None]:
     async def close() -> None:
-        await station.pump.aclose()
+        await backend.aclose()
         for access in accesses:
             await access.aclose()
 
     return thread.begin(close)
-
-
-def _submit(station: Station, requests: Sequence[Request], promise: Any) -> None:
-    try:
-        station.pump.loop.call_soon_threadsafe(station.pump.submit, requests, promise)
-    except RuntimeError as error:  # the interpreter ends, and the loop has
-        raise RedisUnavailableError("closed", str(error)) from error
 
 
 def _runs_event_loop() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bls_agent.connection.link import client_name
+from bls_agent.connection.wire import client_name
 from bls_agent.core.codec import JSONObject, JSONValue, parse_timestamp
 from bls_agent.core.keys import INSTANCES, PROJECT_STATUS
 from bls_agent.core.names import place_beside

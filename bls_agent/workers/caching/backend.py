@@ -1,0 +1,280 @@
+"""How a cache reaches Redis in one event loop, and whether Redis is worth asking at all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from threading import RLock
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from bls_agent.connection.access import Access
+from bls_agent.connection.complaints import Complaints
+from bls_agent.connection.endpoint import Reply, Request
+from bls_agent.connection.wire import Wire
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.errors import (
+    BlsError,
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
+from bls_agent.runtime.tasks import start_background
+from bls_agent.workers.caching.cached_function import UNKNOWN, CachedFunction, Found
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["Availability", "CacheBackend"]
+
+T = TypeVar("T")
+PROBE: Final = 6.0  # seconds after which a probe without an answer is given up
+CONSEQUENCE: Final = "a function's result is not cached"
+GLANCE: Final = 1.0  # seconds between two questions whether another server took over
+
+
+class Availability:
+    """Remembers a failure, for all loops and threads of a cache: one caller finds it out.
+
+    While Redis is away it is asked by one probe at a time, for which no caller waits.
+
+    Attributes:
+        away: Whether Redis did not answer when it was last asked.
+        failures: How often that was so.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Take it for there until something else is known.
+
+        Args:
+            clock: Gives seconds that only grow.
+        """
+        self._clock = clock
+        self._backoff = Backoff()
+        self._complaints = Complaints(clock)
+        self._lock = RLock()
+        self._probe_at = 0.0
+        self.away = False
+        self.failures = 0
+
+    def probe_is_due(self) -> bool:
+        """Say whether the caller shall send a probe; then no other caller is told so."""
+        with self._lock:
+            now = self._clock()
+            if not self.away or now < self._probe_at:
+                return False
+            self._probe_at = now + PROBE
+            return True
+
+    def failed(self, error: RedisUnavailableError, known: int) -> None:
+        """Record that Redis did not answer.
+
+        Args:
+            error: What was raised.
+            known: ``failures`` when it was asked: many who fail together count once.
+        """
+        with self._lock:
+            if self.failures != known:
+                return
+            self.failures += 1
+            permanent = isinstance(error, RedisRefusedError)
+            delay = self._backoff.failed(permanent=permanent)
+            self._probe_at = self._clock() + delay
+            self.away = True
+        self._complaints.say(CONSEQUENCE, error)
+
+    def refused(self, error: BlsError) -> None:
+        """Record that Redis did answer, but not with what was asked for."""
+        self._complaints.say(CONSEQUENCE, error)
+
+    def succeeded(self) -> None:
+        """Record that Redis answered."""
+        if self.away:
+            with self._lock:
+                self.away = False
+                self._backoff.succeeded()
+
+    def forget_parent(self) -> None:
+        """In a forked child: another thread may have held the lock."""
+        self._lock = RLock()
+
+
+class CacheBackend:
+    """Reads and writes entries in one event loop; no failure of Redis is raised out of it.
+
+    No caller waits longer than the timeout, not even while the connection is being made.
+
+    Attributes:
+        timeout: Seconds.
+        availability: Shared by all backends of a cache.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        locks: Access,
+        availability: Availability,
+        timeout: float,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """Remember the way; nothing is opened yet.
+
+        Raises:
+            ConfigurationError: ``BLS_REDIS_URL`` is needed and no URL of Redis.
+        """
+        self._wires = access.wires
+        self._wire = self._wires.pick()  # the only one, unless it is a cluster
+        self._locks = locks
+        self.timeout = timeout
+        self.availability = availability
+        self._loop = loop
+        self._opening: asyncio.Task[None] | None = None
+        self._glance_at = 0.0
+        self._closings = 0
+
+    async def read(self, function: CachedFunction, key: str) -> Found:
+        """Look what stands under a key: one round trip."""
+        if not self.is_worth_asking(function, key):
+            return UNKNOWN
+        try:
+            replies = await self.ask(function.questions(key))
+        except RedisUnavailableError:
+            function.counts.add("redis_failures")
+            return UNKNOWN
+        return self.understand(function, key, replies)
+
+    def is_worth_asking(self, function: CachedFunction, key: str) -> bool:
+        """Tell whether Redis is there; if not, send a probe in its time, from any thread."""
+        if not self.availability.away:
+            return True
+        if self.availability.probe_is_due():
+            self._loop.call_soon_threadsafe(
+                start_background,
+                partial(self._probe, function.questions(key)),
+                "bls-agent-cache-probe",
+            )
+        function.counts.add("redis_failures")
+        return False
+
+    async def _probe(self, requests: Sequence[Request]) -> None:
+        try:
+            await self.ask(requests)
+        except RedisUnavailableError:
+            return
+
+    def understand(
+        self, function: CachedFunction, key: str, replies: list[Reply]
+    ) -> Found:
+        """Say what replies mean, and complain if they are refusals."""
+        try:
+            return function.understand(key, replies)
+        except WrongTypeError as error:
+            function.say_wrong_type(error)
+        except RedisUnavailableError as error:
+            function.counts.add("redis_failures")
+            self.availability.refused(error)
+        return UNKNOWN
+
+    async def write(self, function: CachedFunction, key: str, payload: bytes) -> None:
+        """Write an entry: one round trip."""
+        if self.availability.away:
+            function.counts.add("redis_failures")
+            return
+        try:
+            replies = await self.ask(function.writing(key, payload))
+        except RedisUnavailableError:
+            function.counts.add("redis_failures")
+            return
+        self.check_written(function, replies)
+
+    def check_written(self, function: CachedFunction, replies: list[Reply]) -> None:
+        """Count a write that was refused."""
+        for reply in replies:
+            if isinstance(reply, RedisUnavailableError):
+                function.counts.add("redis_failures")
+                self.availability.refused(reply)
+
+    def wire_to(self, key: str) -> AbstractAsyncContextManager[Wire]:
+        """Give the wire to the server of a key; another one, whose requests have time."""
+        return self._locks.wires.to(key)
+
+    async def ask(self, requests: Sequence[Request]) -> list[Reply]:
+        """Send requests about one key, which may safely be sent twice.
+
+        Returns:
+            The replies; error replies stand in the list.
+
+        Raises:
+            RedisUnavailableError: No answer within the timeout.
+        """
+        known = self.availability.failures
+        due = self._loop.time() + self.timeout
+        try:
+            if self._wires.is_cluster:
+                reading = partial(self._wires.read_many, requests)
+                task = start_background(reading, "bls-agent-cache")
+                replies = await self._in_time(task, due)
+            else:
+                replies = await self._exchange(requests, due)
+        except RedisUnavailableError as error:
+            self.availability.failed(error, known)
+            raise
+        self.availability.succeeded()
+        return replies
+
+    async def aclose(self) -> None:
+        """End what is under way, without the connections; the next request begins anew."""
+        import asyncio  # noqa: PLC0415 - as above
+
+        self._closings += 1
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+
+    async def _exchange(self, requests: Sequence[Request], due: float) -> list[Reply]:
+        """Send, and once more what a connection was lost under."""
+        wire, closings = self._wire, self._closings
+        if not wire.ready or self._loop.time() > self._glance_at:
+            await self._open(due)
+        try:
+            return await wire.call_many(requests)
+        except RedisUnavailableError as error:
+            if error.kind != "connection" or error.connecting:
+                raise
+            if closings != self._closings:
+                raise
+        await self._open(due)
+        return await wire.call_many(requests)
+
+    async def _open(self, due: float) -> None:
+        """Connect, one task for all callers; it goes on when they wait no longer."""
+        if self._opening is None:
+            self._opening = start_background(self._connect, "bls-agent-cache-connect")
+        await self._in_time(self._opening, due)
+
+    async def _connect(self) -> None:
+        try:
+            async with self._wires.to("") as wire:
+                await wire.open()
+                self._glance_at = self._loop.time() + GLANCE
+        finally:
+            self._opening = None
+
+    async def _in_time(self, task: asyncio.Task[T], due: float) -> T:
+        import asyncio  # noqa: PLC0415 - as above
+
+        task.add_done_callback(_retrieve)
+        await asyncio.wait([task], timeout=due - self._loop.time())
+        if not task.done():
+            reason = f"no answer within {self.timeout:g} s"
+            raise RedisUnavailableError("timeout", reason, address=self._wire.address)
+        if task.cancelled():
+            raise RedisUnavailableError("closed", "the event loop is ending")
+        return task.result()
+
+
+def _retrieve(task: asyncio.Task[T]) -> None:
+    """Take note of a failure for which perhaps nobody waits any more."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,360 @@
+"""One connection for many callers: order, cancelled callers, deadlines, bad links, TLS, loops."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent import RedisUnavailableError
+from bls_agent.connection.endpoint import Endpoint, pack
+from bls_agent.connection.transport import FAST, SLOWEST, Pace
+from bls_agent.connection.wire import Wire
+from bls_agent.devserver import DevServer
+from tests.harness import are_blocked, eventually, execute
+from tests.kit import Cut, FaultProxy, Flip, Rate, Slices, Swallow
+
+LONG = b"x" * 300_000
+
+
+@pytest.fixture
+async def wire(own_server: DevServer) -> AsyncIterator[Wire]:
+    opened = Wire(Endpoint.of(own_server.url), "test", timeout=1)
+    yield opened
+    await opened.aclose()
+
+
+async def test_every_caller_gets_its_own_reply(wire: Wire) -> None:
+    """Two thousand requests at once, every third given up: none mixed up, one connection."""
+    right: list[int] = []
+
+    async def ask(number: int) -> None:
+        assert await wire.call("ECHO", number) == str(number).encode()
+        right.append(number)
+
+    tasks = [asyncio.create_task(ask(number)) for number in range(2_000)]
+    await asyncio.sleep(0)
+    for task in tasks[::3]:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert set(range(2_000)) - set(range(0, 2_000, 3)) <= set(right)
+    assert wire.generation == 1
+
+
+async def test_a_blocking_read_cancelled_at_random_loses_nothing(
+    wire: Wire, own_server: DevServer
+) -> None:
+    """Three thousand elements against random cancellations: all come, in order."""
+    rng, found = random.Random(7), list[int]()
+
+    async def pop() -> None:
+        if not wire.pending:
+            await wire.post([("BLPOP", "队列", 5), ("LPOP", "队列", 3)])
+        while wire.pending:
+            reply = await wire.collect() or []
+            found.extend(int(one) for one in reply if one.isdigit())
+
+    async with Redis.from_url(own_server.url) as producer:
+
+        async def push() -> None:
+            for number in range(0, 3_000, 5):
+                await producer.rpush("队列", *range(number, number + 5))
+
+        pushing = asyncio.create_task(push())
+        while len(found) < 3_000:
+            with anyio.move_on_after(rng.choice([0, 0.0002, 0.001, 1])):
+                await pop()
+        await pushing
+    assert found == list(range(3_000))
+    assert wire.generation == 1
+
+
+async def test_what_is_asked_meanwhile_leaves_in_one_write(wire: Wire) -> None:
+    """Fifty callers cost two writes, not fifty."""
+    await wire.open()
+    channel: Any = wire._channel
+    sizes: list[int] = []
+    write = channel._transport.write
+    channel._transport = _Watched(channel._transport, sizes)
+    async with anyio.create_task_group() as tasks:
+        for number in range(50):
+            tasks.start_soon(wire.call, "ECHO", number)
+    assert len(sizes) == 2
+    assert sum(sizes) == len(b"".join(pack([("ECHO", n) for n in range(50)])))
+    channel._transport = write.__self__
+
+
+class _Watched:
+    def __init__(self, transport: Any, sizes: list[int]) -> None:
+        self._transport = transport
+        self._sizes = sizes
+
+    def write(self, data: bytes) -> None:
+        self._sizes.append(len(data))
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+async def test_a_cancelled_request_keeps_its_deadline(
+    wire: Wire, own_server: DevServer
+) -> None:
+    """A dead connection is noticed although whoever asked has gone."""
+    await wire.call("PING")
+    own_server.freeze()
+    try:
+        with anyio.move_on_after(0.05):
+            await wire.call("RPUSH", "队列", "x")
+        assert wire.unanswered
+        assert not wire.lost
+        await eventually(lambda: len(wire.lost) == 1, timeout=3)
+        assert not wire.connected
+    finally:
+        own_server.thaw()
+    assert await wire.call("PING") == b"PONG"
+    assert wire.generation == 2
+
+
+async def test_who_came_late_may_ask_again(wire: Wire, own_server: DevServer) -> None:
+    """The oldest request has timed out; a younger one has only lost its connection."""
+    await wire.call("PING")
+    own_server.freeze()
+    told: dict[str, str] = {}
+
+    async def ask(name: str) -> None:
+        with pytest.raises(RedisUnavailableError) as caught:
+            await wire.call("ECHO", name)
+        told[name] = caught.value.kind
+        assert caught.value.ambiguous
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, "old")
+            await anyio.sleep(0.5)
+            tasks.start_soon(ask, "young")
+    finally:
+        own_server.thaw()
+    assert told == {"old": "timeout", "young": "connection"}
+
+
+async def test_what_was_not_sent_is_not_ambiguous(wire: Wire) -> None:
+    """A connection that ends in the same turn of the loop has not sent what waited."""
+    await wire.open()
+    first = asyncio.create_task(wire.call("PING"))
+    second = asyncio.create_task(wire.call("PING"))
+    await asyncio.sleep(0)
+    channel: Any = wire._channel
+    channel.fail(ConnectionError("cut"))
+    replies = await asyncio.gather(first, second, return_exceptions=True)
+    assert [getattr(one, "ambiguous", None) for one in replies] == [True, False]
+
+
+@pytest.mark.parametrize("at", [0, 1, 3, 6])
+async def test_a_reply_that_is_cut(own_server: DevServer, at: int) -> None:
+    """Each caller is told; nobody gets another one's reply afterwards."""
+    async with FaultProxy(own_server.url, seed=at) as proxy:
+        wire = Wire(Endpoint.of(proxy.url), "test", timeout=1)
+        await wire.open()
+        proxy.arm(Cut(command="GET", at=at))
+        async with Redis.from_url(own_server.url) as admin:
+            await admin.set("键", "wert")
+        replies = await asyncio.gather(
+            wire.call("GET", "键"), wire.call("ECHO", "a"), return_exceptions=True
+        )
+        assert all(
+            isinstance(one, RedisUnavailableError) and one.kind == "connection"
+            for one in replies
+        )
+        assert len(wire.lost) == 1
+        assert await wire.read("GET", "键") == b"wert"
+        await wire.aclose()
+
+
+async def test_garbage_ends_the_connection(own_server: DevServer) -> None:
+    """What is no reply, or a reply that nobody waits for, is no reply to the next one."""
+    async with FaultProxy(own_server.url, seed=3) as proxy:
+        wire = Wire(Endpoint.of(proxy.url), "test", timeout=1)
+        await wire.open()
+        proxy.arm(Flip(command="ECHO", at=0))
+        with pytest.raises(RedisUnavailableError) as caught:
+            await wire.call("ECHO", "a")
+        assert caught.value.kind in ("garbled", "timeout")
+        assert await wire.call("ECHO", "b") == b"b"
+        channel: Any = wire._channel
+        channel.data_received(b"+unasked\r\n")
+        assert not wire.connected
+        assert await wire.call("ECHO", "c") == b"c"
+        await wire.aclose()
+
+
+async def test_a_swallowed_reply_meets_the_deadline(own_server: DevServer) -> None:
+    """A half-open link is given up at the deadline, and the next request has a new one."""
+    async with FaultProxy(own_server.url, seed=4) as proxy:
+        wire = Wire(Endpoint.of(proxy.url), "test", timeout=0.3)
+        await wire.open()
+        async with proxy.during(Swallow()):
+            began = anyio.current_time()
+            with pytest.raises(RedisUnavailableError, match="timeout"):
+                await wire.call("PING")
+            assert 0.25 < anyio.current_time() - began < 2
+            proxy.break_all()
+        assert await wire.call("PING") == b"PONG"
+        await wire.aclose()
+
+
+async def test_large_requests_wait_for_one_another(own_server: DevServer) -> None:
+    """On a narrow link what waits is not buffered, and small requests come through."""
+    async with FaultProxy(own_server.url, seed=5) as proxy:
+        wire = Wire(Endpoint.of(proxy.url), "test", timeout=2)
+        await wire.open()
+        channel: Any = wire._channel
+        async with proxy.during(Rate(2_000_000)), anyio.create_task_group() as tasks:
+            for number in range(12):
+                tasks.start_soon(wire.call, "SET", f"键{number}", LONG)
+            await anyio.sleep(0.05)
+            assert channel._transport.get_write_buffer_size() <= 3 * len(LONG)
+            assert await wire.call("PING") == b"PONG"
+        assert wire.generation == 1
+        await wire.aclose()
+
+
+async def test_replies_in_pieces(own_server: DevServer) -> None:
+    """Byte by byte they are the same."""
+    async with FaultProxy(own_server.url, seed=6) as proxy:
+        wire = Wire(Endpoint.of(proxy.url), "test", timeout=5)
+        async with proxy.during(Slices(1)):
+            replies = await wire.call_many(
+                [("ECHO", "一"), ("NO-SUCH",), ("COMMAND", "COUNT"), ("GET", "nichts")]
+            )
+        assert replies[0] == "一".encode()
+        assert replies[1].kind == "unknown_command"
+        assert replies[2] > 50
+        assert replies[3] is None
+        await wire.aclose()
+
+
+async def test_strict_means_no_extension(own_server: DevServer) -> None:
+    """A reply as long as some of it comes has time, unless the timeout is strict."""
+    async with Redis.from_url(own_server.url) as admin:
+        await admin.set("键", LONG)
+    async with FaultProxy(own_server.url, seed=8) as proxy:
+        patient = Wire(Endpoint.of(proxy.url), "test", timeout=0.3)
+        strict = Wire(Endpoint.of(proxy.url), "test", timeout=0.3, strict=True)
+        await patient.open()
+        await strict.open()
+        async with proxy.during(Rate(300_000)):
+            assert await patient.call("GET", "键") == LONG
+            began = anyio.current_time()
+            with pytest.raises(RedisUnavailableError, match="timeout"):
+                await strict.call("GET", "键")
+            assert anyio.current_time() - began < 0.9
+        await patient.aclose()
+        await strict.aclose()
+
+
+def test_how_long_a_request_may_take() -> None:
+    """Long ones have more time, and still more when one did not pass."""
+    pace = Pace(1.0)
+    assert pace.time_for(100) == 1.0
+    size = int(4 * FAST)
+    assert pace.time_for(size) == pytest.approx(4.0)
+    for _ in range(9):
+        pace.learn(size, None)
+    assert pace.time_for(int(3 * SLOWEST)) == pytest.approx(3.0)
+    assert pace.time_for(size) == 16.0
+    pace.learn(size, 0.01)
+    assert pace.time_for(size) == pytest.approx(4.0)
+    assert Pace(1.0, strict=True).time_for(size) == 1.0
+
+
+async def test_closing_tells_whoever_waits(wire: Wire, admin: Redis) -> None:
+    """In order: nobody is left waiting, and nothing is remembered as lost."""
+    await wire.open()
+    await wire.post([("BLPOP", "队列", 30)])
+    await eventually(lambda: are_blocked(admin, 1))
+    reading = asyncio.create_task(wire.collect())
+    await asyncio.sleep(0)
+    await wire.aclose()
+    with pytest.raises(RedisUnavailableError, match="closed"):
+        await reading
+    assert not wire.lost
+    assert wire.pending == 0
+    await eventually(lambda: are_blocked(admin, 0))
+
+
+async def test_a_wire_that_nobody_holds_is_closed(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """The event loop alone keeps no connection open."""
+    wire = Wire(Endpoint.of(own_server.url), "forgotten", timeout=1)
+    await wire.call("PING")
+    del wire
+    gc.collect()
+
+    async def is_gone() -> bool:
+        names = [client["name"] for client in await admin.client_list()]
+        return "forgotten" not in names
+
+    await eventually(is_gone)
+
+
+async def test_others_are_answered_when_a_reply_ends_the_connection(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """A server that has become a replica answers what was asked before it is left."""
+    wire = Wire(Endpoint.of(own_server.url), "test", timeout=1)
+    await wire.call("SET", "键", "1")
+    await execute(admin, "REPLICAOF", "127.0.0.1", "1")
+    refused, read = await asyncio.gather(
+        wire.call("SET", "键", "2"), wire.call("GET", "键"), return_exceptions=True
+    )
+    assert isinstance(refused, RedisUnavailableError)
+    assert refused.kind == "read_only"
+    assert read == b"1"
+    await execute(admin, "REPLICAOF", "NO", "ONE")
+    assert await wire.call("SET", "键", "3") == b"OK"
+    assert wire.generation == 2
+    assert not wire.lost
+    await wire.aclose()
+
+
+async def test_the_clock_looks_twice(wire: Wire) -> None:
+    """What has arrived while the event loop stood still is no silence."""
+    await wire.call("PING")
+    asking = asyncio.create_task(wire.call("PING"))
+    await asyncio.sleep(0)
+    time.sleep(1.5)
+    assert await asking == b"PONG"
+    assert wire.generation == 1
+
+
+def test_under_uvloop(redis_url: str) -> None:
+    """The same protocol over uvloop's transports."""
+    uvloop = pytest.importorskip("uvloop")
+
+    async def main() -> None:
+        wire = Wire(Endpoint.of(redis_url), "test", timeout=2)
+        replies = await asyncio.gather(*(wire.call("ECHO", n) for n in range(500)))
+        assert replies == [str(n).encode() for n in range(500)]
+        for _ in range(20):
+            with anyio.move_on_after(0.001):
+                if not wire.pending:
+                    await wire.post([("BLPOP", "uvloop-nichts", 1)])
+                await wire.collect()
+        assert await wire.collect() is None
+        await wire.call("SET", "uvloop-lang", LONG, "EX", 5)
+        assert await wire.call("GET", "uvloop-lang") == LONG
+        await wire.drop()
+        assert await wire.call("PING") == b"PONG"
+        await wire.aclose()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
