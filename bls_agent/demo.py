@@ -25,13 +25,14 @@ from bls_agent.console import Console
 from bls_agent.core.errors import BlsError, RedisUnavailableError
 from bls_agent.core.redaction import mask_url
 from bls_agent.devserver import DevServer
-from bls_agent.ops.demo_screen import Screen, Watch
 from bls_agent.ops.demo_story import (
     STEPS,
     Mark,
     Place,
     Result,
+    Screen,
     Stage,
+    Watch,
     go_through,
     make_agent,
 )

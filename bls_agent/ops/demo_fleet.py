@@ -21,8 +21,7 @@ from bls_agent.agent import ProjectAgent
 from bls_agent.core.errors import ConfigurationError, Reject
 from bls_agent.core.settings import Settings
 from bls_agent.devserver import start_for_user
-from bls_agent.ops.demo_screen import Screen
-from bls_agent.ops.demo_story import Place, make_agent
+from bls_agent.ops.demo_story import Place, Screen, make_agent
 from bls_agent.ops.texts import Texts
 from bls_agent.ops.web import need_web
 from bls_agent.project.messages import Status

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import unicodedata
+from typing import Final
 
-__all__ = ["count_columns", "visible", "visible_lines", "wrap"]
+from bls_agent.core.codec import parse_timestamp
+
+__all__ = ["CLOCK", "clock_of", "count_columns", "visible", "visible_lines", "wrap"]
+
+CLOCK: Final = "%m-%d %H:%M:%S"
 
 
 def visible(text: str) -> str:
@@ -59,3 +64,13 @@ def _fitting(text: str, columns: int) -> int:
 def visible_lines(text: str) -> str:
     """Make a text of several lines fit to be shown, with its lines."""
     return "\n".join(map(visible, text.replace("\r\n", "\n").split("\n")))
+
+
+def clock_of(timestamp: str, form: str = CLOCK, columns: int = 14) -> str:
+    """Give the local time of a record, whatever its writer takes for a time."""
+    moment = parse_timestamp(timestamp)
+    try:
+        local = moment.astimezone() if moment else None
+    except (OverflowError, OSError, ValueError):  # the year 1, the year 9999
+        local = None
+    return local.strftime(form)[:columns] if local else f"{'--:--:--':>{columns}}"

@@ -28,8 +28,7 @@ from bls_agent import Console, RedisUnavailableError
 from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.demo import at_the_console, conclude, main
 from bls_agent.devserver import DevServer
-from bls_agent.ops.demo_screen import Screen
-from bls_agent.ops.demo_story import STEPS, Mark, Place, Result, go_through
+from bls_agent.ops.demo_story import STEPS, Mark, Place, Result, Screen, go_through
 from bls_agent.ops.terminal import count_columns
 from bls_agent.ops.texts import load_texts
 

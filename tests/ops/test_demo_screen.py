@@ -10,8 +10,7 @@ import tomllib
 import pytest
 
 from bls_agent.core.codec import JSONObject, JSONValue
-from bls_agent.ops.demo_screen import Screen
-from bls_agent.ops.demo_story import STEPS
+from bls_agent.ops.demo_story import STEPS, Screen
 from bls_agent.ops.terminal import count_columns, visible, wrap
 from bls_agent.ops.texts import Texts, choose_language, load_texts
 from bls_agent.project.log.reading import gap_entry

@@ -23,13 +23,7 @@ COMMON: Final = ("redis", "json", "lang", "help")
 
 
 def help_page(command: Any, context: Any, texts: Texts) -> str:
-    """Write the page of a command, its texts in the language already.
-
-    Args:
-        command: typer's command or group.
-        context: Its context: how the command was called.
-        texts: The catalogue ``cli``.
-    """
+    """Write the page of typer's command or group, its texts in the language already."""
     columns = min(shutil.get_terminal_size().columns, WIDEST)
     parameters = command.get_params(context)
     arguments = [one for one in parameters if one.param_type_name == "argument"]
@@ -41,7 +35,7 @@ def help_page(command: Any, context: Any, texts: Texts) -> str:
         _paragraphs(command.help or "", columns),
         _section(texts["arguments"], [_argument(one) for one in arguments], columns),
         _section(texts["options"], [_option(one, texts) for one in own], columns),
-        _section(texts["commands"], [*_commands(command, context)], columns),
+        _section(texts["commands"], [*_commands(command, context, texts)], columns),
         _section(texts["options_common"], [_option(o, texts) for o in shared], columns),
         _paragraphs(command.epilog or "", columns),
     ]
@@ -84,13 +78,13 @@ def _plain_default(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _commands(command: Any, context: Any) -> Iterator[_Row]:
+def _commands(command: Any, context: Any, texts: Texts) -> Iterator[_Row]:
+    """List the subcommands; their modules are not loaded for it."""
     if getattr(command, "commands", None) is None:
         return
+    path = context.command_path.split()[1:]
     for name in command.list_commands(context):
-        inner = command.get_command(context, name)
-        if inner is not None:
-            yield name, (inner.help or "").partition("\n")[0]
+        yield name, texts["_".join(["help", *path, name])].partition("\n")[0]
 
 
 def _section(title: str, rows: Sequence[_Row], columns: int) -> list[str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from bls_agent.core.codec import format_timestamp, parse_timestamp
+from bls_agent.core.codec import format_timestamp
 from bls_agent.ops.cli.output import Cell
+from bls_agent.ops.terminal import CLOCK
 from bls_agent.ops.texts import Texts
 from bls_agent.project.messages import Level, LogEntry, Status
 
 __all__ = [
     "LEVEL_STYLES",
-    "clock_of",
     "describe_entry",
     "now_clock",
     "span",
@@ -32,7 +32,6 @@ LEVEL_STYLES: Final = {
     Level.WARN: "yellow",
     Level.ERROR: "bold red",
 }
-CLOCK: Final = "%m-%d %H:%M:%S"
 MINUTE: Final = 60
 HOUR: Final = 3_600
 DAY: Final = 86_400
@@ -53,16 +52,6 @@ def status_cell(
 def status_name(status: Status | None) -> str | None:
     """Give the English name of a status, for programs: ``online``, ``fault``."""
     return status.name.lower() if status is not None else None
-
-
-def clock_of(timestamp: str, form: str = CLOCK, columns: int = 14) -> str:
-    """Give the local time of a record, whatever its writer takes for a time."""
-    moment = parse_timestamp(timestamp)
-    try:
-        local = moment.astimezone() if moment else None
-    except (OverflowError, OSError, ValueError):  # the year 1, the year 9999
-        local = None
-    return local.strftime(form)[:columns] if local else f"{'--:--:--':>{columns}}"
 
 
 def now_clock(*, iso: bool = False) -> str:

@@ -53,18 +53,11 @@ _MODES: Final = frozenset({"blocking", "compat", "reliable"})
 
 @dataclass(frozen=True)
 class Trial:
-    """One request that is tried: of which right, and what it would say.
-
-    Attributes:
-        right: The row of the table.
-        command: The one command of it, as an ACL names it.
-        key: The key, ``""`` where the command takes none.
-        request: The words of the request.
-    """
+    """One request that is tried for a right."""
 
     right: Right
-    command: str
-    key: str
+    command: str  # the one command of the right, as an ACL names it
+    key: str  # `""` where the command takes none
     request: tuple[Argument, ...]
 
     @property
@@ -140,17 +133,11 @@ def _keys_of(
 
 @dataclass(frozen=True)
 class Role:
-    """What somebody may be in a project, by rights.
+    """What the user may be in a project, by rights."""
 
-    Attributes:
-        name: ``blocking``, ``compat``, ``reliable``, ``replicas`` or ``console``.
-        missing: What is refused.
-        tried: How many requests were tried.
-    """
-
-    name: str
+    name: str  # a mode of an agent, `replicas` or `console`
     missing: Sequence[Trial]
-    tried: int
+    tried: int  # requests
 
     @property
     def possible(self) -> bool:
@@ -161,12 +148,7 @@ class Role:
 def roles_of(
     tried: Mapping[str, Sequence[Trial]], answers: Mapping[tuple[Argument, ...], Reply]
 ) -> list[Role]:
-    """Sum up by roles; what could not be answered counts as allowed.
-
-    Args:
-        tried: Role → its requests.
-        answers: Request → what ACL DRYRUN said of it, where it could.
-    """
+    """Sum up by roles what ACL DRYRUN said; a request without answer counts as allowed."""
     return [
         Role(
             name,
@@ -178,13 +160,7 @@ def roles_of(
 
 
 def judge_access(user: str, project: str, roles: Iterable[Role]) -> Iterator[Finding]:
-    """Tell whether a user can be an agent or a console of a project, and what is weaker.
-
-    Args:
-        user: As ACL WHOAMI says it.
-        project: Its name.
-        roles: Of :func:`roles_of`.
-    """
+    """Tell whether a user can be an agent or a console of a project, and what is weaker."""
     known = {role.name: role for role in roles}
     if not known:
         return

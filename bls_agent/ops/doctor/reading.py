@@ -1,4 +1,4 @@
-"""What is read of a key: decided here, without I/O, within bounds.
+"""What a key is, and what is read of it: decided here, without I/O, within bounds.
 
 Two trips for many keys at once. The first asks how long a key lives, how long it is and
 how heavy; the second for some of its content, as much as its weight allows. A list of
@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from bls_agent.connection.endpoint import Reply, Request
 from bls_agent.core.errors import RedisUnavailableError
-from bls_agent.core.keys import KEYS, RedisType
-from bls_agent.core.names import encode_key
-from bls_agent.ops.doctor.kinds import Kind
-from bls_agent.ops.doctor.rule import Question, Sample
+from bls_agent.core.keys import KEYS, KeyTemplate, RedisType
+from bls_agent.core.names import encode_key, key_beside
+from bls_agent.ops.doctor.rule import Question, Sample, Values
 
-__all__ = ["Look"]
+__all__ = ["Kind", "Look", "is_loose", "kind_of", "project_of"]
 
 BEGINNING: Final = 4_096  # bytes of a string that are read at first
 WHOLE: Final = 65_536  # bytes of a string that is read to its end
@@ -39,23 +38,21 @@ _LENGTH: Final = {
     RedisType.HASH: "HLEN",
     RedisType.STREAM: "XLEN",
 }
+# Of a key that can be read in many ways all of them are made: of none that is as long
+# as no pair of names makes it.
+LONGEST: Final = 1_200
+
+_CONSOLE_ROWS: Final = ("project_status", "project_console", "control")
 
 
 @dataclass
 class Look:
-    """One key that is being looked at.
-
-    Attributes:
-        key: The key.
-        kind: What it is.
-        refused: Why it could not be read, ``""`` if it could.
-        gone: It has vanished meanwhile.
-    """
+    """One key that is being looked at."""
 
     key: str
     kind: Kind
-    refused: str = ""
-    gone: bool = False
+    refused: str = ""  # why it could not be read
+    gone: bool = False  # it has vanished meanwhile
     _type: str = ""
     _ttl: float | None = None
     _size: int = 0
@@ -151,13 +148,7 @@ class Look:
         connected: frozenset[str] | None,
         answers: Mapping[Question, Any],
     ) -> Sample:
-        """Give what was found.
-
-        Args:
-            now: Unix seconds by the server's clock.
-            connected: Instances of agents that are connected, if that is known.
-            answers: Where answers to the rules' questions will stand.
-        """
+        """Give what was found; answers to the rules' questions are filled in later."""
         expected, content = self._expected, self._type == self._expected
         items, oldest = self._items() if content else ([], 0)
         read = len(items)
@@ -242,3 +233,49 @@ def _plan_content(
         case _:
             scan, count = "SSCAN" if kind is RedisType.SET else "HSCAN", fit(SOME)
             return [(scan, key, 0, "COUNT", count)] if count else []
+
+
+class Kind(NamedTuple):
+    """What a key is."""
+
+    row: str  # in `KEYS`; `""` for a key of no contract
+    fields: Values  # what the key says: field of the row → value
+
+
+def is_loose(row: KeyTemplate) -> bool:
+    """Tell a form that keys of others may well have, too: ``{type}_update_{code}``."""
+    return row.ambiguous and row.template.startswith("{")
+
+
+def _ends(row: KeyTemplate) -> tuple[str, str]:
+    return row.template.partition("{")[0], row.template.rpartition("}")[2]
+
+
+def _order(name: str) -> tuple[bool, bool]:
+    """Loose forms come last; a form with an end of its own before one without."""
+    return is_loose(KEYS[name]), not _ends(KEYS[name])[1]
+
+
+_ROWS: Final = [
+    (name, *_ends(KEYS[name]), KEYS[name]) for name in sorted(KEYS, key=_order)
+]
+
+
+def kind_of(key: str) -> Kind:
+    """Find the row of a key; of several the one that says most of it."""
+    for name, head, tail, row in _ROWS:
+        if key.startswith(head) and key.endswith(tail):
+            if row.ambiguous and len(key) > LONGEST:
+                continue
+            readings = row.readings(key)
+            if readings:
+                return Kind(name, readings[0] if len(readings) == 1 else {})
+    return Kind("", {})
+
+
+def project_of(kind: Kind) -> str:
+    """Give the project of contract 002 that a key belongs to, ``""`` if none."""
+    if kind.row in _CONSOLE_ROWS:
+        return kind.fields["project"]
+    place = kind.fields.get("place", "")
+    return project_of(kind_of(key_beside(place))) if place else ""

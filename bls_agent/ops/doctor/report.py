@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bls_agent.core.codec import cut_text
 from bls_agent.core.names import encode_key
 from bls_agent.ops.doctor.access import Role
 from bls_agent.ops.doctor.rule import Finding, Severity
 from bls_agent.ops.doctor.rules.server import Facts
+from bls_agent.ops.texts import Texts
 
-__all__ = ["Group", "Report", "Tally", "show_key"]
+__all__ = ["Group", "Report", "Tally", "Words", "show_key", "word"]
 
 LONGEST_KEY: Final = 1_200  # bytes of a key that are shown
 KEPT: Final = 20  # findings of one rule that are kept
@@ -26,19 +27,12 @@ def show_key(key: str) -> str:
 
 @dataclass
 class Group:
-    """The findings of one rule.
-
-    Attributes:
-        rule: Its code.
-        severity: The worst of them.
-        findings: The first of them.
-        count: How many there are in all.
-    """
+    """The findings of one rule and severity."""
 
     rule: str
     severity: Severity
-    findings: list[Finding] = field(default_factory=list[Finding])
-    count: int = 0
+    findings: list[Finding] = field(default_factory=list[Finding])  # the first ones
+    count: int = 0  # of all
 
     @property
     def more(self) -> int:
@@ -53,7 +47,6 @@ class Tally:
     """Collects findings; of each rule the first 20 of each severity are kept."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         self._groups: dict[tuple[str, Severity], Group] = {}
 
     def add(self, finding: Finding) -> None:
@@ -171,3 +164,22 @@ def _role_to_dict(role: Role) -> Mapping[str, object]:
         "tried": role.tried,
         "missing": [trial.shown for trial in role.missing],
     }
+
+
+class Words(NamedTuple):
+    """What people read of a finding."""
+
+    wrong: str
+    contract: str
+    remedy: str
+
+
+def word(finding: Finding, texts: Texts) -> Words:
+    """Put a finding into words of the catalogue ``doctor``."""
+    values = dict(finding.values)
+    if weaker := values.get("weaker"):  # a sentence of ours: it has a text, too
+        values["weaker"] = texts[weaker]
+    said = (
+        texts[f"{finding.rule}_{part}"].format_map(values) for part in Words._fields
+    )
+    return Words(*said)

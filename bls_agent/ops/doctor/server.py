@@ -34,14 +34,8 @@ class Server:
     """One server, over one connection that leaves no trace in the keys' ages."""
 
     def __init__(self, wire: Wire, *, whole: bool) -> None:
-        """Remember the wire; nothing is opened yet.
-
-        Args:
-            wire: To the server.
-            whole: Whether it is one of all that there are, if it is a cluster's.
-        """
         self._wire = wire
-        self._whole = whole
+        self._whole = whole  # all nodes are looked at, if it is a cluster's
         self._quiet = -1  # in which life of the connection NO-TOUCH was asked for
 
     @property
@@ -52,8 +46,7 @@ class Server:
     async def ask(self, requests: Sequence[Request]) -> list[Reply]:
         """Send requests that change nothing; error replies stand in the list.
 
-        Raises:
-            RedisUnavailableError: The connection failed, twice.
+        A connection that is lost is opened once more.
         """
         replies: list[Reply] = []
         for begin in range(0, len(requests), BATCH):
@@ -84,11 +77,7 @@ class Server:
         return reply
 
     async def facts(self, clock: Callable[[], float]) -> Facts:
-        """Ask a server about itself; what it refuses is noted.
-
-        Args:
-            clock: Gives Unix seconds by our clock.
-        """
+        """Ask a server about itself, and what it refuses; ``clock`` gives Unix seconds."""
         refused: dict[str, str] = {}
         rtt, offset = await self._measure(clock, refused)
         names = [("CONFIG", "GET", name) for name in _SETTINGS]

@@ -11,7 +11,7 @@ from bls_agent import LogEntry
 from bls_agent.ops.cli.commands.logs import Filter, for_people, for_pipe
 from bls_agent.ops.cli.errors import find_likely
 from bls_agent.ops.cli.output import Column, Screen, escape_json
-from bls_agent.ops.cli.text import clock_of
+from bls_agent.ops.terminal import clock_of
 from bls_agent.project.log.reading import gap_entry
 from bls_agent.project.messages import Level
 

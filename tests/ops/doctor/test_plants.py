@@ -13,11 +13,10 @@ from redis import Redis
 from bls_agent.core.keys import KEYS
 from bls_agent.devserver import DevServer
 from bls_agent.ops.doctor.examine import examine
-from bls_agent.ops.doctor.report import Report
+from bls_agent.ops.doctor.report import Report, word
 from bls_agent.ops.doctor.rule import Finding, Rule, Sample
 from bls_agent.ops.doctor.rules.crawl import RULES as CRAWL_RULES
 from bls_agent.ops.doctor.rules.table import KEY_RULES
-from bls_agent.ops.doctor.wording import word
 from bls_agent.ops.texts import LANGUAGES, load_texts
 from tests.ops.doctor.plants import (
     CLOSE,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import anyio
 from typer import Argument, Option
 
+from bls_agent.assets import AssetLibrary
 from bls_agent.core.errors import ManifestError, ManifestFault
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, find_likely, misspelt
@@ -22,12 +23,7 @@ from bls_agent.ops.cli.tables import Layout
 from bls_agent.ops.texts import Texts
 
 if TYPE_CHECKING:
-    from bls_agent.assets import (
-        AssetLibrary,
-        AssetManifest,
-        Source,
-        SyncReport,
-    )
+    from bls_agent.assets import AssetManifest, Source, SyncReport
     from bls_agent.assets.sync import SyncStep
 
 __all__ = [
@@ -102,8 +98,6 @@ def _open_source(source: str, branch: str, base_path: str, base_url: str) -> Sou
 @asynccontextmanager
 async def _library(invocation: Invocation) -> AsyncGenerator[AssetLibrary]:
     """Open the library; what it leaves out, and outages, are told on standard error."""
-    from bls_agent.assets import AssetLibrary
-
     with _told(invocation):
         async with AssetLibrary(invocation.redis) as library:
             yield library

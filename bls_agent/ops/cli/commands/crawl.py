@@ -8,24 +8,21 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import anyio
 from typer import Argument, Option
 
 from bls_agent.core.redaction import redact
+from bls_agent.crawl.namespace import CleanupReport, Namespace, cleanup as clean
+from bls_agent.crawl.overview import QueueOverview, QueueView
+from bls_agent.crawl.queue import FailedRequest, RequestQueue
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, find_likely, misspelt, normalise
 from bls_agent.ops.cli.options import complete_crawl_project, complete_spider
 from bls_agent.ops.cli.output import Cell, Column, Invocation
 from bls_agent.ops.cli.tables import Layout, LiveTable, poll, wants_live
 from bls_agent.ops.cli.text import span
-
-if TYPE_CHECKING:
-    from bls_agent.crawl.namespace import CleanupReport, Namespace
-    from bls_agent.crawl.overview import QueueOverview, QueueView
-    from bls_agent.crawl.queue import FailedRequest, RequestQueue
-
 
 __all__ = ["cleanup", "crawl", "failed", "requeue", "stats"]
 
@@ -37,7 +34,7 @@ FAILED: Final = Layout(
 UNKNOWN: Final = "-"
 SHOWN: Final = 3  # spiders that are suggested
 
-_Look: TypeAlias = "Callable[[], Awaitable[list[QueueView]]]"
+_Look: TypeAlias = Callable[[], Awaitable[list[QueueView]]]
 
 ProjectArgument = Annotated[
     str,
@@ -97,8 +94,6 @@ async def stats(
 
 
 def _overview(invocation: Invocation) -> QueueOverview:
-    from bls_agent.crawl.overview import QueueOverview
-
     return QueueOverview(invocation.redis, timeout=10.0)
 
 
@@ -182,9 +177,6 @@ async def _queue(
     invocation: Invocation, project: str, spider: str
 ) -> AsyncGenerator[RequestQueue]:
     """Open a queue that is there."""
-    from bls_agent.crawl.namespace import Namespace
-    from bls_agent.crawl.queue import RequestQueue
-
     project = normalise(invocation, project)
     name = Namespace(project, spider or None)
     async with RequestQueue(invocation.redis, *name) as queue:
@@ -270,8 +262,6 @@ async def cleanup(
     yes: Annotated[bool, Option("--yes", "-y", help="opt_yes")] = False,
 ) -> Exit:
     """Delete the keys of a queue and its filters; what would be deleted is shown first."""
-    from bls_agent.crawl.namespace import cleanup as clean
-
     project = normalise(invocation, project)
     names = invocation.redis, project, spider or None
     with invocation.waiting("waiting_redis"):

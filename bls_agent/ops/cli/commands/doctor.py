@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 from typer import Option
 
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit
 from bls_agent.ops.cli.output import Cell, Column, Invocation, Screen
+from bls_agent.ops.doctor.examine import examine
+from bls_agent.ops.doctor.report import Group, Report, show_key, word
 from bls_agent.ops.doctor.rule import Severity
 from bls_agent.ops.terminal import visible, wrap
 from bls_agent.ops.texts import Texts, load_texts
-
-if TYPE_CHECKING:
-    from bls_agent.ops.doctor.report import Group, Report
 
 __all__ = ["doctor"]
 
@@ -38,8 +37,6 @@ async def doctor(
     ] = "",
 ) -> Exit:
     """Check a live Redis against the contracts."""
-    from bls_agent.ops.doctor.examine import examine
-
     texts = load_texts("doctor", invocation.language)
     with invocation.waiting("waiting_redis") as progress:
 
@@ -58,8 +55,6 @@ async def doctor(
 
 def _in_words(report: Report, texts: Texts) -> dict[str, Any]:
     """Give the report as plain values, each finding with its words."""
-    from bls_agent.ops.doctor.wording import word
-
     told = report.to_dict()
     for group, shown in zip(report.groups, told["findings"], strict=True):
         for finding, one in zip(group.findings, shown["shown"], strict=True):
@@ -69,9 +64,6 @@ def _in_words(report: Report, texts: Texts) -> dict[str, Any]:
 
 def _write_rows(report: Report, texts: Texts, invocation: Invocation) -> None:
     """Write one line for each finding, for programs; the summary goes beside it."""
-    from bls_agent.ops.doctor.report import show_key
-    from bls_agent.ops.doctor.wording import word
-
     rows: list[Sequence[Cell]] = []
     for group in report.groups:
         for finding in group.findings:
@@ -105,9 +97,6 @@ def _show(report: Report, texts: Texts, screen: Screen) -> None:
 
 def _show_group(group: Group, texts: Texts, screen: Screen) -> None:
     """Write the findings of a rule; what they have in common is said once."""
-    from bls_agent.ops.doctor.report import show_key
-    from bls_agent.ops.doctor.wording import word
-
     screen.write("")
     said: tuple[str, ...] = ()
     for finding in group.findings:

@@ -6,11 +6,12 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import anyio
 from typer import Option
 
+from bls_agent.console import Console
 from bls_agent.core.codec import cut_text, encode, parse_timestamp
 from bls_agent.core.errors import (
     BlsError,
@@ -28,13 +29,12 @@ from bls_agent.ops.cli.errors import (
 )
 from bls_agent.ops.cli.options import ProjectArgument
 from bls_agent.ops.cli.output import Cell, Invocation, json_text
-from bls_agent.ops.cli.text import LEVEL_STYLES, clock_of, describe_entry
+from bls_agent.ops.cli.text import LEVEL_STYLES, describe_entry
+from bls_agent.ops.fleet import Fleet
+from bls_agent.ops.terminal import clock_of
 from bls_agent.project.messages import Level, LogEntry
 
-if TYPE_CHECKING:
-    from bls_agent.console import Console
-
-__all__ = ["Filter", "LevelName", "for_people", "for_pipe", "logs", "told_metadata"]
+__all__ = ["Filter", "LevelName", "for_people", "for_pipe", "logs"]
 
 LINES: Final = 200  # records that are shown unless somebody says how many
 MOST: Final = 100_000  # with --since, which bounds them by time
@@ -132,8 +132,6 @@ async def _refuse_unknown(
     invocation: Invocation, console: Console, project: str
 ) -> None:
     """End the command if the project has left no other key, either."""
-    from bls_agent.ops.fleet import Fleet
-
     try:
         known = await console.status(project) is not None
     except ContractError:
@@ -234,7 +232,7 @@ class Filter:
 def for_people(entry: LogEntry) -> tuple[list[Cell], bool]:
     """Write a record for a terminal; and tell whether something had to be cut."""
     level = entry.level.value.ljust(LEVEL_COLUMNS)
-    pairs = " ".join(f"{key}={_plain(value)}" for key, value in told_metadata(entry))
+    pairs = " ".join(f"{key}={_plain(value)}" for key, value in _told_metadata(entry))
     message = cut_text(entry.message, LONGEST_MESSAGE)
     shown = cut_text(pairs, LONGEST_METADATA)
     style = "yellow" if entry.is_gap else ""
@@ -256,7 +254,7 @@ def for_pipe(entry: LogEntry) -> list[Cell]:
     return [entry.timestamp or "-", entry.level.value, entry.message, metadata]
 
 
-def told_metadata(entry: LogEntry) -> list[tuple[str, Any]]:
+def _told_metadata(entry: LogEntry) -> list[tuple[str, Any]]:
     """Choose what people want to see: of an outcome its result alone."""
     outcome = entry.outcome
     if outcome is None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import anyio
 from typer import Option
 
+from bls_agent.connection.endpoint import Endpoint
+from bls_agent.connection.keyed_wires import default_endpoint
+from bls_agent.console import Console
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import (
     ConfigurationError,
@@ -33,9 +36,6 @@ from bls_agent.ops.fleet import Condition, Fleet, Presence, ProjectView
 from bls_agent.ops.texts import Texts
 from bls_agent.project.messages import Status
 
-if TYPE_CHECKING:
-    from bls_agent.console import Console
-
 __all__ = [
     "TOP",
     "arrange",
@@ -46,7 +46,6 @@ __all__ = [
     "is_healthy",
     "project_cells",
     "projects",
-    "shown_status",
     "status",
     "summary",
     "top",
@@ -90,9 +89,6 @@ async def projects(invocation: Invocation) -> Exit:
         ],
     )
     if not found:
-        from bls_agent.connection.endpoint import Endpoint
-        from bls_agent.connection.keyed_wires import default_endpoint
-
         given = invocation.redis
         where = Endpoint.of(given) if given else default_endpoint(os.environ)
         invocation.hint("no_projects", address=where.address)
@@ -144,7 +140,7 @@ def _status_rows(
     )
     rows: list[list[Cell]] = [
         [texts["project"], view.project],
-        [texts["status"], shown_status(view, texts, meaning_too=people)],
+        [texts["status"], _shown_status(view, texts, meaning_too=people)],
         [texts["freshness"], freshness(view, texts)],
         [texts["queue"], other if view.queue is None else str(view.queue)],
         [texts["log"], log],
@@ -193,7 +189,7 @@ def _print_change(invocation: Invocation, view: ProjectView) -> None:
     texts, people = invocation.texts, invocation.out.terminal
     invocation.out.fields(
         (now_clock(iso=not people), "dim"),
-        shown_status(view, texts, meaning_too=people),
+        _shown_status(view, texts, meaning_too=people),
         freshness(view, texts),
     )
 
@@ -271,7 +267,7 @@ def project_cells(
     about = "~" if view.estimated else ""
     return {
         "project": view.project,
-        "status": shown_status(view, texts, meaning_too=people),
+        "status": _shown_status(view, texts, meaning_too=people),
         "age": age,
         "queue": (queue, "yellow") if view.queue else queue,
         "rate": f"{about}{view.rate:.1f}/s" if view.records else "-",
@@ -290,7 +286,7 @@ def is_healthy(view: ProjectView) -> bool:
     return view.status in WELL
 
 
-def shown_status(view: ProjectView, texts: Texts, *, meaning_too: bool = True) -> Cell:
+def _shown_status(view: ProjectView, texts: Texts, *, meaning_too: bool = True) -> Cell:
     """Give the status in words: also that there is none, or that it is none of the four."""
     if view.status is None and view.status_text:
         return texts["status_bad"].format(value=view.status_text), "bold red"

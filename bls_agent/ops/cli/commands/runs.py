@@ -15,8 +15,8 @@ from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure
 from bls_agent.ops.cli.output import Cell, Invocation, json_text
 from bls_agent.ops.cli.tables import Layout, LiveTable, poll, wants_live
-from bls_agent.ops.cli.text import clock_of, span
-from bls_agent.ops.terminal import visible_lines
+from bls_agent.ops.cli.text import span
+from bls_agent.ops.terminal import clock_of, visible_lines
 from bls_agent.ops.texts import Texts
 from bls_agent.runs import (
     EventStore,
@@ -34,7 +34,6 @@ from bls_agent.runs.event_ids import find_id
 __all__ = [
     "RUNS",
     "count_runs",
-    "describe_run",
     "follow",
     "for_people",
     "for_pipe",
@@ -42,8 +41,6 @@ __all__ = [
     "list_runs",
     "run_cells",
     "runs",
-    "say_left_out",
-    "source_of",
     "text_of",
 ]
 
@@ -124,13 +121,13 @@ def _show(invocation: Invocation, found: RunList) -> None:
     def cells(run: RunSummary) -> Mapping[str, Cell]:
         return run_cells(run, texts, now, people=people)
 
-    RUNS.write(invocation, found.runs, describe_run, cells)
+    RUNS.write(invocation, found.runs, _describe_run, cells)
     if not found.total and not invocation.json:
         invocation.hint("no_runs")
     elif people and not invocation.json:
         invocation.hint("plain", text=count_runs(found, texts))
     if found.left_out:
-        told = say_left_out(sorted(found.left_out.items()), texts)
+        told = _say_left_out(sorted(found.left_out.items()), texts)
         invocation.hint("runs_left_out", told=told)
 
 
@@ -143,7 +140,7 @@ async def _print_changes(invocation: Invocation, store: EventStore, limit: int) 
         for run in reversed(found.runs):
             if known.get(run.run_id) != (run.state.value, run.last_id):
                 cells = run_cells(run, texts, _now(), people=people)
-                RUNS.write_change(invocation, describe_run(run), cells)
+                RUNS.write_change(invocation, _describe_run(run), cells)
         known.clear()
         known.update((one.run_id, (one.state.value, one.last_id)) for one in found)
 
@@ -209,7 +206,7 @@ def _stamp(at: float | None) -> str:
     return "-" if at is None else format_timestamp(at)
 
 
-def describe_run(run: RunSummary, **more: object) -> dict[str, Any]:
+def _describe_run(run: RunSummary, **more: object) -> dict[str, Any]:
     """Describe a run for programs."""
     return {**run.to_dict(), "healthy": is_well(run), **more}
 
@@ -227,7 +224,7 @@ def count_runs(found: RunList, texts: Texts) -> str:
     return f"{told} · {texts['runs_more'].format(count=more)}" if more > 0 else told
 
 
-def say_left_out(left_out: Iterable[tuple[str, int]], texts: Texts) -> str:
+def _say_left_out(left_out: Iterable[tuple[str, int]], texts: Texts) -> str:
     """Say what has the key of a run and is none, in one line."""
     return ", ".join(
         texts[f"runs_left_out_{why}"].format(count=count) for why, count in left_out
@@ -337,7 +334,7 @@ def text_of(event: StreamEvent) -> str | None:
     return next((text for text in told if isinstance(text, str)), None)
 
 
-def source_of(event: StreamEvent) -> str:
+def _source_of(event: StreamEvent) -> str:
     """Name the source of an event, in one word."""
     source = event.source or {}
     names = ("agent_name", "agent_id", "agent_type", "team_name")
@@ -365,7 +362,7 @@ def _event_line(event: StreamEvent, *, data: bool) -> list[Cell]:
         f" {event.sequence:>4} ",
         (cut_text(event.name, LONGEST_NAME), style),
     ]
-    if source := source_of(event):
+    if source := _source_of(event):
         line += [" ", (cut_text(source, LONGEST_NAME), "bold")]
     if data and event.data:
         line += ["  ", (cut_text(json_text(event.data), LONGEST_DATA), "dim")]
@@ -379,6 +376,6 @@ def for_pipe(one: Followed) -> list[Cell]:
     if isinstance(one, StreamEvent):
         number = str(one.sequence)
         told = json_text(one.data)
-        return [one.id, one.timestamp or "-", number, source_of(one), one.name, told]
+        return [one.id, one.timestamp or "-", number, _source_of(one), one.name, told]
     name = "gap" if isinstance(one, Gap) else "writer_lost"
     return [one.after, "-", "-", "", name, json_text(one.to_dict())]

@@ -7,11 +7,12 @@ import shlex
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, cast
+from typing import Annotated, Any, Final, TypeAlias, cast
 
 import anyio
 from typer import Argument, Option
 
+from bls_agent.console import Console
 from bls_agent.core.codec import decode, decode_object
 from bls_agent.core.errors import (
     BlsError,
@@ -32,18 +33,9 @@ from bls_agent.ops.cli.output import Invocation, json_text
 from bls_agent.ops.cli.tables import Layout
 from bls_agent.project.messages import Command, Outcome, Status
 
-if TYPE_CHECKING:
-    from bls_agent.console import Console
-
 __all__ = [
     "SOURCE",
-    "ArgOption",
-    "ArgsFileOption",
-    "JsonArgsOption",
-    "RecordOption",
-    "TextOption",
     "call",
-    "gather_args",
     "no_outcome",
     "queue",
     "refusing_unseen",
@@ -63,19 +55,19 @@ QUEUE: Final = Layout(
     "queue", dict.fromkeys(("time", "id", "command", "args", "source"), 0), least=8
 )
 
-ArgOption: TypeAlias = Annotated[
+_ArgOption: TypeAlias = Annotated[
     list[str] | None, Option("--arg", "-a", metavar="NAME=VALUE", help="opt_arg")
 ]
-TextOption: TypeAlias = Annotated[
+_TextOption: TypeAlias = Annotated[
     list[str] | None, Option("--string", "-s", metavar="NAME=TEXT", help="opt_string")
 ]
-JsonArgsOption: TypeAlias = Annotated[
+_JsonArgsOption: TypeAlias = Annotated[
     str | None, Option("--json-args", metavar="{…}", help="opt_json_args")
 ]
-ArgsFileOption: TypeAlias = Annotated[
+_ArgsFileOption: TypeAlias = Annotated[
     str, Option("--args-file", metavar="FILE", help="opt_args_file")
 ]
-RecordOption: TypeAlias = Annotated[bool, Option("--record", help="opt_record")]
+_RecordOption: TypeAlias = Annotated[bool, Option("--record", help="opt_record")]
 
 
 @command("send")
@@ -83,17 +75,17 @@ async def send(
     invocation: Invocation,
     project: ProjectArgument,
     name: CommandArgument,
-    arg: ArgOption = None,
-    string: TextOption = None,
-    json_args: JsonArgsOption = None,
-    args_file: ArgsFileOption = "",
+    arg: _ArgOption = None,
+    string: _TextOption = None,
+    json_args: _JsonArgsOption = None,
+    args_file: _ArgsFileOption = "",
     id: Annotated[str, Option("--id", metavar="ID", help="opt_id")] = "",  # noqa: A002 - the contract's name
     broadcast: Annotated[bool, Option("--broadcast", help="opt_broadcast")] = False,
-    record: RecordOption = False,
+    record: _RecordOption = False,
     force: ForceOption = False,
 ) -> Exit:
     """Send and go: nobody waits for the outcome."""
-    args = gather_args(arg or (), json_args, args_file, string or ())
+    args = _gather_args(arg or (), json_args, args_file, string or ())
     project = normalise(invocation, project)
     async with invocation.console() as console:
         with invocation.waiting("waiting_redis"):
@@ -117,7 +109,7 @@ async def send(
     return Exit.DONE
 
 
-def gather_args(
+def _gather_args(
     pairs: Sequence[str],
     text: str | None,
     file: str = "",
@@ -195,17 +187,17 @@ async def call(
     invocation: Invocation,
     project: ProjectArgument,
     name: CommandArgument,
-    arg: ArgOption = None,
-    string: TextOption = None,
-    json_args: JsonArgsOption = None,
-    args_file: ArgsFileOption = "",
+    arg: _ArgOption = None,
+    string: _TextOption = None,
+    json_args: _JsonArgsOption = None,
+    args_file: _ArgsFileOption = "",
     timeout: TimeoutOption = 10.0,
     broadcast: Annotated[bool, Option("--broadcast", help="opt_call_all")] = False,
-    record: RecordOption = False,
+    record: _RecordOption = False,
     force: ForceOption = False,
 ) -> Exit:
     """Wait for the outcome; 0 if the command succeeded, else 1."""
-    args = gather_args(arg or (), json_args, args_file, string or ())
+    args = _gather_args(arg or (), json_args, args_file, string or ())
     project = normalise(invocation, project)
     options: dict[str, Any] = {
         "args": args,

@@ -27,7 +27,6 @@ __all__ = [
     "describe_worker",
     "find_kinds",
     "is_well",
-    "kind_name",
     "worker_cells",
     "workers",
 ]
@@ -63,12 +62,12 @@ _TOLD: Final = frozenset(
 )  # fmt: skip
 
 
-def kind_name(row: str) -> str:
+def _kind_name(row: str) -> str:
     """Give a kind as people type it: the row without ``_heartbeat``."""
     return row.removesuffix(_END)
 
 
-KIND_NAMES: Final = tuple(map(kind_name, HEARTBEATS))
+KIND_NAMES: Final = tuple(map(_kind_name, HEARTBEATS))
 
 
 def _complete_kind(incomplete: str) -> list[str]:
@@ -123,7 +122,7 @@ def _row_of(word: str) -> str | None:
 
 def find_kinds(word: str) -> list[str]:
     """Find the rows that a word may mean: one for a name, or for a clear beginning."""
-    wanted = kind_name(word.replace("-", "_").casefold())
+    wanted = _kind_name(word.replace("-", "_").casefold())
     if wanted in KIND_NAMES:
         return [wanted + _END]
     return [name + _END for name in KIND_NAMES if wanted and name.startswith(wanted)]
@@ -232,7 +231,7 @@ def worker_cells(
 
     For people they are in words, and cut.
     """
-    kind = kind_name(worker.kind)
+    kind = _kind_name(worker.kind)
     raw = worker.raw
     running, most = raw.get("running_tasks"), raw.get("max_tasks")
     tasks = running if most is None else f"{running}/{most}"

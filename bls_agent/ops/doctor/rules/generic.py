@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from bls_agent.core.keys import KEYS, Contract, KeyTemplate
-from bls_agent.ops.doctor.kinds import is_loose
+from bls_agent.ops.doctor.reading import is_loose
 from bls_agent.ops.doctor.rule import Check, Rule, Sample, Severity, Values
 
 __all__ = ["FAR", "GENERIC_RULES", "TTL_ADVISED", "TTL_OPEN"]
