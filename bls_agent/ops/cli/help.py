@@ -84,7 +84,8 @@ def _commands(command: Any, context: Any, texts: Texts) -> Iterator[_Row]:
         return
     path = context.command_path.split()[1:]
     for name in command.list_commands(context):
-        yield name, texts["_".join(["help", *path, name])].partition("\n")[0]
+        key = "_".join(["help", *path, name])
+        yield name, texts[key].partition("\n")[0]
 
 
 def _section(title: str, rows: Sequence[_Row], columns: int) -> list[str]:

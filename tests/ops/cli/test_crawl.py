@@ -12,7 +12,7 @@ from bls_agent.crawl import CrawlRequest, RequestQueue, SeenFilter
 from bls_agent.devserver import DevServer
 from tests.ops.cli.conftest import Bls
 from tests.ops.cli.terminal import start_at_terminal
-from tests.ops.cli.test_completion import offered
+from tests.ops.cli.test_options import offered
 
 SECRET = "https://user:geheim@news.example/1"
 

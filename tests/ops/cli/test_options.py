@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import time
+from typing import Any
 
+import pytest
+from redis.asyncio import Redis
+
+from bls_agent import Console, ProjectAgent
+from bls_agent.devserver import DevServer
 from bls_agent.ops.cli.options import arrange
 from bls_agent.ops.texts import find_language, find_value
+from tests.ops.cli.terminal import Ran, run_piped
 
 
 @pytest.mark.parametrize(
@@ -74,3 +81,74 @@ def test_the_last_value_counts() -> None:
     """As for every parser of options."""
     assert find_value("--redis", ["--redis", "a", "logs", "--redis=b"]) == "b"
     assert find_value("--redis", ["logs"]) == ""
+
+
+def complete(*words: str, **env: Any) -> Ran:
+    """What bash is offered for the last word."""
+    line = " ".join(["bls-agent", *words])
+    return run_piped(
+        _BLS_AGENT_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(words)), **env
+    )  # fmt: skip
+
+
+def offered(*words: str, **env: Any) -> list[str]:
+    """The names: at the second or third Tab, if a busy machine took too long."""
+    for _ in range(3):
+        if found := complete(*words, **env).text.split():
+            return found
+    return []
+
+
+async def test_names_of_projects(own_server: DevServer, admin: Redis) -> None:
+    """Those at the Redis that is named; not those that a terminal would obey."""
+    for name in ("订单系统", "订货", "库存", "订\x1b[2J"):
+        await admin.set(f"{name}_项目状态", "在线")
+    found = offered("logs", "订", BLS_REDIS_URL=own_server.url)
+    assert sorted(found) == sorted(["订单系统", "订货"])
+    assert offered("--redis", own_server.url, "call", "库") == ["库存"]
+
+
+async def test_names_of_commands(own_server: DevServer, redis_url: str) -> None:
+    """Those that its log tells of: of the answer to help, and what has been run."""
+    async with ProjectAgent("库房", redis=own_server.url) as agent:
+        agent.command("重建")(_nothing)
+        agent.command("rebuild")(_nothing)
+        async with Console(own_server.url) as console:
+            await console.call("库房", "help")
+    env = {"BLS_REDIS_URL": own_server.url}
+    assert offered("call", "库房", "re", **env) == ["rebuild"]
+    assert sorted(offered("commands", "库房", "", **env)) == sorted(
+        ["ping", "help", "stats", "set_log_level", "rebuild", "重建"]
+    )
+    async with Console(own_server.url) as console:
+        assert len(await console.queue("库房")) == 0  # a Tab sends nothing
+
+
+async def _nothing() -> None: ...
+
+
+def test_commands_and_options() -> None:
+    """Without any Redis."""
+    assert complete("st").text.split() == ["status"]
+    assert "--follow" in complete("logs", "x", "--fo").text
+    assert complete("workers", "bac").text.split() == ["backtest_worker"]
+
+
+def test_nothing_is_waited_for(own_server: DevServer) -> None:
+    """A server that hangs, none at all, a URL that is none: no names, no noise."""
+    own_server.freeze()
+    began = time.perf_counter()
+    for url in (own_server.url, "redis://127.0.0.1:1", "nonsense"):
+        ran = complete("logs", "订", BLS_REDIS_URL=url)
+        assert (ran.text.strip(), ran.said) == ("", "")
+    took = time.perf_counter() - began
+    own_server.thaw()
+    assert took < 30  # far from a hang; three starts of an interpreter among it
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_scripts(shell: str) -> None:
+    """What a shell loads."""
+    ran = run_piped(_BLS_AGENT_COMPLETE=f"source_{shell}")
+    assert ran.code == 0
+    assert "_BLS_AGENT_COMPLETE" in ran.text
