@@ -22,6 +22,7 @@ from bls_agent.crawl.overview import QueueView
 from bls_agent.ops.fleet import ProjectView
 from bls_agent.ops.web.commands import forget_project, send_command, withdraw_command
 from bls_agent.ops.web.feeds.logs import encode_records
+from bls_agent.ops.web.feeds.runs import read_back, read_on, write_pages
 from bls_agent.ops.web.feeds.watch import later
 from bls_agent.ops.web.requests import (
     ANY_ASSET,
@@ -37,9 +38,9 @@ from bls_agent.ops.web.requests import (
     read_command,
     read_limit,
     read_number,
+    run_in_path,
     show_name,
 )
-from bls_agent.ops.web.run_api import run_api_routes
 from bls_agent.ops.web.state import (
     check_project,
     existing_project,
@@ -47,8 +48,9 @@ from bls_agent.ops.web.state import (
     requester,
     web_state,
 )
-from bls_agent.ops.web.streams import log_events
 from bls_agent.project.messages import Command, LogEntry, Outcome
+from bls_agent.runs import RunSummary
+from bls_agent.runs.event_ids import check_id
 from bls_agent.workers import Worker
 
 __all__ = ["api_routes"]
@@ -110,7 +112,6 @@ async def _send_and_wait(
 
 
 def _describe_outcome(outcome: Outcome) -> JSONObject:
-    """Describe how a command ended, as its record does."""
     told: dict[str, Any] = {
         "kind": outcome.kind.value,
         "durationMs": outcome.duration_ms,
@@ -282,6 +283,61 @@ def _describe_worker(worker: Worker, late: float) -> JSONObject:
     }
 
 
+async def _get_runs(request: Request) -> Response:
+    """``GET /api/runs``: the runs there are, the one with the newest event first."""
+    limit = read_limit(request.query_params.get("limit"))
+    watch = web_state(request).runs
+    await watch.fresh()
+    told = [_describe_run(run) for run in list(watch.runs.values())[:limit]]
+    return json_answer({"runs": told, "total": watch.total, "leftOut": watch.left_out})
+
+
+def _describe_run(run: RunSummary) -> JSONObject:
+    return {
+        "runId": run.run_id,
+        "state": run.state.value,
+        "length": run.length,
+        "sequence": run.sequence,
+        "firstId": run.first_id,
+        "lastId": run.last_id,
+        "startedAt": run.started_at,
+        "lastAt": run.last_at,
+        "ttl": run.ttl,
+        "task": run.task,
+        "error": run.error,
+        "source": run.source,
+        "last": run.last,
+    }
+
+
+async def _get_run(request: Request) -> Response:
+    """``GET /api/runs/{run}``: one run, and how it stands."""
+    found = await web_state(request).store.describe(run_in_path(request))
+    if found is None:
+        raise HTTPException(404, "there is no such run")
+    return json_answer(_describe_run(found))
+
+
+async def _get_events(request: Request) -> Response:
+    """``GET /api/runs/{run}/events``: a page of events behind or before a place."""
+    run_id = run_in_path(request)
+    limit = read_limit(request.query_params.get("limit"))
+    after, before = map(request.query_params.get, ("after", "before"))
+    if after is not None and before is not None:
+        raise FieldError({"before": "give it, or after, and not both"})
+    store = web_state(request).store
+    if before is None:
+        last = None if after is None else check_id("after", after)
+        pages = read_on(store, run_id, last, limit)
+        written, place = await write_pages(pages)
+    else:
+        pages = read_back(store, run_id, check_id("before", before), limit)
+        written, place = await write_pages(pages, backwards=True)
+    if not written and not await store.exists(run_id):
+        raise HTTPException(404, "there is no such run")
+    return list_answer("events", written, {"runId": run_id, "next": place})
+
+
 async def _get_assets(request: Request) -> Response:
     """``GET /api/assets``: the index of the asset library, and its last synchronisation."""
     feed = web_state(request).assets
@@ -368,13 +424,14 @@ api_routes: Final[list[BaseRoute]] = [
     Route("/api/commands", _get_commands),
     Route("/api/commands", _delete_command, methods=["DELETE"]),
     Route("/api/logs", _get_logs),
-    Route("/api/logs/stream", log_events),
     Route("/api/projects", _get_projects),
     Route(f"/api/projects/{ANY_NAME}", _get_project),
     Route(f"/api/projects/{ANY_NAME}", _delete_project, methods=["DELETE"]),
     Route("/api/changes", _get_changes),
     Route("/api/workers", _get_workers),
-    *run_api_routes,
+    Route("/api/runs", _get_runs),
+    Route("/api/runs/{run}", _get_run),
+    Route("/api/runs/{run}/events", _get_events),
     Route("/api/assets", _get_assets),
     Route(f"/api/assets/{ANY_ASSET}", _get_asset),
     Route("/api/crawl", _get_queues),

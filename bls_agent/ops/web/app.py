@@ -35,16 +35,17 @@ from bls_agent.ops.web.feeds.fleet import FleetFeed
 from bls_agent.ops.web.feeds.logs import LogFeeds
 from bls_agent.ops.web.feeds.runs import RunFeed
 from bls_agent.ops.web.feeds.workers import WorkerFeed
-from bls_agent.ops.web.middleware import SecurityMiddleware, refuse_request
+from bls_agent.ops.web.middleware import (
+    SecurityMiddleware,
+    login_routes,
+    refuse_request,
+)
 from bls_agent.ops.web.pages.listings import listing_routes
-from bls_agent.ops.web.pages.login import login_routes
 from bls_agent.ops.web.pages.projects import project_routes
-from bls_agent.ops.web.pages.rendering import STATIC, CachedFiles, error_page
+from bls_agent.ops.web.pages.rendering import STATIC, CachedFiles, refuse_with
 from bls_agent.ops.web.requests import (
     RETRY_AFTER,
     FieldError,
-    error_answer,
-    is_data,
     status_of,
 )
 from bls_agent.ops.web.security import (
@@ -198,25 +199,17 @@ async def _on_refusal(request: Request, error: HTTPException) -> Response:
 
 
 async def _on_field_error(request: Request, error: FieldError) -> Response:
-    if is_data(request):
-        return error_answer(400, "fields are wrong", fields=error.fields)
-    return error_page(request, 400, detail=str(error))
+    reason = "fields are wrong"
+    return refuse_with(request, 400, reason, shown=str(error), fields=error.fields)
 
 
 async def _on_error_of_ours(request: Request, error: BlsError) -> Response:
+    fields: dict[str, str] = {}
+    if isinstance(error, ConfigurationError):
+        fields[_FIELDS.get(error.name, error.name)] = error.rule
     status = status_of(error)
-    wait = RETRY_AFTER if status == 503 else 0  # noqa: PLR2004
-    if is_data(request):
-        fields = (
-            {_FIELDS.get(error.name, error.name): error.rule}
-            if isinstance(error, ConfigurationError)
-            else None
-        )
-        return error_answer(status, str(error), fields=fields, wait=wait)
-    answer = error_page(request, status, detail=str(error))
-    if wait:
-        answer.headers["retry-after"] = str(wait)
-    return answer
+    headers = {"retry-after": RETRY_AFTER} if status == 503 else None  # noqa: PLR2004
+    return refuse_with(request, status, str(error), fields=fields, headers=headers)
 
 
 _FIELDS = {"project": "targetProjectName"}
@@ -229,6 +222,5 @@ async def _on_gone(_: Request, __: Exception) -> Response:
 
 async def _on_surprise(request: Request, _: Exception) -> Response:
     """Answer for a fault of our own; what it was stands in the log of the server."""
-    if is_data(request):
-        return error_answer(500, "something went wrong here; see the console's log")
-    return error_page(request, 500)
+    reason = "something went wrong here; see the console's log"
+    return refuse_with(request, 500, reason, shown="")

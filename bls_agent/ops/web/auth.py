@@ -222,7 +222,6 @@ class Sessions:
         self._sessions: dict[bytes, Session] = {}  # the one used last at the end
 
     def __len__(self) -> int:
-        """Count the sessions that are remembered."""
         return len(self._sessions)
 
     def start(self, user: str, now: float) -> str:

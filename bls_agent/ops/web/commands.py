@@ -107,7 +107,6 @@ async def requeue_failed(request: Request, shown: str) -> int:
 
 
 def _count_command(request: Request) -> None:
-    """Count a command of a user, or raise 429."""
     state = web_state(request)
     wait = state.commands.take(requester(request), state.now())
     if wait:

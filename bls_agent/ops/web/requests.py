@@ -6,7 +6,6 @@ the name as surrogates. Addresses carry the bytes, so that each name comes back 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -30,6 +29,7 @@ from bls_agent.core.errors import (
     UnknownProjectError,
     WrongTypeError,
 )
+from bls_agent.runs.event_ids import check_run_id
 
 __all__ = [
     "ANY_ASSET",
@@ -55,6 +55,7 @@ __all__ = [
     "read_limit",
     "read_number",
     "route_path",
+    "run_in_path",
     "show_name",
     "status_of",
 ]
@@ -109,6 +110,16 @@ def project_in_query(scope: Mapping[str, Any]) -> str:
     return next((value for name, value in fields if name == FIELD), "")
 
 
+def run_in_path(request: Request) -> int:
+    """Read the id of a run from an address, or raise 404."""
+    text: str = request.path_params["run"]
+    plain = text.isascii() and text.isdigit() and text == (text.lstrip("0") or "0")
+    try:
+        return check_run_id(int(text) if plain else None)
+    except (ConfigurationError, ValueError):
+        raise HTTPException(404, "the id of a run is a number") from None
+
+
 ANY_NAME = "{project:any_name}"
 ANY_ASSET = "{asset:any_name}"
 ANY_QUEUE = "{queue:any_name}"
@@ -138,7 +149,7 @@ LONGEST_ID: Final = 200  # characters
 LONGEST_PROJECT: Final = 512
 LONGEST_COMMAND: Final = 1_000
 FORM_FIELDS: Final = 500
-RETRY_AFTER: Final = 2  # seconds, while Redis is away
+RETRY_AFTER: Final = "2"  # seconds, while Redis is away
 
 _One = TypeVar("_One")
 _Other = TypeVar("_Other")
@@ -228,7 +239,6 @@ def _wrong_names(told: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _wrong_origin(told: Mapping[str, Any]) -> dict[str, str]:
-    """Check the command's source and time, and whether it is recorded."""
     wrong: dict[str, str] = {}
     source, timestamp = told.get("source"), told.get("timestamp")
     if source is not None and not _is_text(source, LONGEST_ID):
@@ -332,20 +342,16 @@ def json_answer(
 
 def error_answer(
     status: int,
-    message: str,
+    reason: str,
     *,
     fields: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
-    wait: float = 0,
 ) -> Response:
-    """Answer with an error in JSON; ``wait`` is said in ``Retry-After``."""
-    content: dict[str, Any] = {"error": message}
+    """Answer with an error in JSON."""
+    content: dict[str, Any] = {"error": reason}
     if fields:
         content["fields"] = dict(fields)
-    told = dict(headers or {})
-    if wait:
-        told["retry-after"] = str(math.ceil(wait))
-    return json_answer(content, status, told)
+    return json_answer(content, status, headers)
 
 
 def list_answer(

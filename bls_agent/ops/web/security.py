@@ -160,7 +160,8 @@ class Bucket:
 
     def take(self, now: float) -> float:
         """Take a token, or say for how many seconds there is none."""
-        self._fill(now)
+        self.level = min(self.size, self.level + max(0.0, now - self.at) * self.rate)
+        self.at = now
         if self.level >= 1:
             self.level -= 1
             return 0.0
@@ -169,15 +170,6 @@ class Bucket:
     def give_back(self) -> None:
         """Put a token back."""
         self.level = min(self.size, self.level + 1)
-
-    def is_full(self, now: float) -> bool:
-        """Tell whether it is as if it had never been used."""
-        self._fill(now)
-        return self.level >= self.size
-
-    def _fill(self, now: float) -> None:
-        self.level = min(self.size, self.level + max(0.0, now - self.at) * self.rate)
-        self.at = now
 
 
 class Buckets:
@@ -190,7 +182,6 @@ class Buckets:
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
 
     def __len__(self) -> int:
-        """Count the clients that are remembered."""
         return len(self._buckets)
 
     def take(self, client: str, now: float) -> float:

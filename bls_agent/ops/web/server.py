@@ -134,7 +134,6 @@ class _PatientProtocol(H11Protocol):
 
 
 def _write_refusal(status: str, text: str) -> bytes:
-    """Write an answer after which the connection is closed."""
     answer = _REFUSAL.format(status=status, text=text, length=len(text), head=_HEAD)
     return answer.encode()
 

@@ -63,11 +63,11 @@ class RedisHealth:
         """Say why Redis does not answer, ``None`` if it does."""
         async with self._lock:
             if anyio.current_time() - self._at > FRESH:
-                self._fault = await self._ask()
+                self._fault = await self._find_fault()
                 self._at = anyio.current_time()
             return self._fault
 
-    async def _ask(self) -> RedisUnavailableError | None:
+    async def _find_fault(self) -> RedisUnavailableError | None:
         try:
             await self._console.status(self._project)
         except RedisRefusedError as error:

@@ -19,15 +19,14 @@ from bls_agent.core.codec import encode
 from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
 from bls_agent.ops.web.auth import Session
 from bls_agent.ops.web.feeds.logs import LogFeed, encode_records
-from bls_agent.ops.web.feeds.runs import make_run_card
+from bls_agent.ops.web.feeds.runs import encode_event, make_run_card, read_back
 from bls_agent.ops.web.feeds.watch import Item, SharedWatch, clock
-from bls_agent.ops.web.requests import project_in_query, read_limit
-from bls_agent.ops.web.run_api import encode_event, read_back, run_in_path
+from bls_agent.ops.web.requests import project_in_query, read_limit, run_in_path
 from bls_agent.ops.web.state import WebState, existing_project, requester, web_state
 from bls_agent.runs import Followed, Follower, Gap, StreamEvent
 from bls_agent.runs.event_ids import BEGINNING, check_id
 
-__all__ = ["EVENT_SIZE", "count_rows", "log_events", "stream_routes", "write_followed"]
+__all__ = ["EVENT_SIZE", "count_rows", "stream_routes", "write_followed"]
 
 RETRY: Final = b"retry: 2000\n\n"
 HEARTBEAT = b"event: beat\ndata: {}\n\n"  # a comment would not reach the page
@@ -52,7 +51,6 @@ class _Stream(EventSourceResponse):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream, as one of a bounded number."""
         with self._state.streams.hold(self._user):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._end_with_console, tasks.cancel_scope)
@@ -111,7 +109,7 @@ async def _pictures_of(
             yield _write_event(kind, data) if data else b""
 
 
-async def log_events(request: Request) -> Response:
+async def _follow_log(request: Request) -> Response:
     """``GET /api/logs/stream``: the newest records of a project, and what follows."""
     limit = read_limit(request.query_params.get("limit"))
     project = await existing_project(request, project_in_query(request.scope))
@@ -148,7 +146,6 @@ async def _log_events(
 
 
 async def _first_events(feed: LogFeed, limit: int) -> tuple[list[bytes], int]:
-    """Write what a new follower gets, and find where it goes on."""
     try:
         page, place = await feed.newest(limit)
     except BlsError as error:
@@ -185,7 +182,6 @@ def _write_array(kind: str, items: Sequence[Item]) -> bytes:
 
 
 def _write_end(error: BlsError) -> bytes:
-    """Write why a stream ends."""
     kind = error.kind if isinstance(error, RedisUnavailableError) else "wrong_type"
     return _write_event("unavailable", encode({"kind": kind, "reason": str(error)}))
 
@@ -282,13 +278,11 @@ class _RunStream:
                 yield b""
 
     async def _last_frames(self) -> list[bytes]:
-        """Say that the run has ended, or is gone."""
         head = await self._head()
         reason = "gone" if head == NO_RUN else "closed"
         return [head, _write_event("end", encode({"reason": reason}))]
 
     async def _wait(self, follower: Follower) -> list[Followed]:
-        """Wait for what happens, or for the end of the console."""
         found: list[Followed] = []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_cancel_at_end, self.state, tasks.cancel_scope)
@@ -350,4 +344,5 @@ stream_routes: Final = [
     _pictures_at("crawl", "queues"),
     _pictures_at("runs", "runs"),
     Route("/events/runs/{run}", _run_events),
+    Route("/api/logs/stream", _follow_log),
 ]

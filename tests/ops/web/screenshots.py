@@ -118,63 +118,13 @@ TOOL = {
 STEPS = ["订单已入库", "库存已锁定", "支付已确认", "运单已生成"]
 
 
-NOTE = [
-    "Both",
-    "markets",
-    "opened",
-    "slightly",
-    "higher,",
-    "and",
-    "turnover",
-    "is",
-    "a",
-    "tenth",
-    "above",
-    "yesterday's.",
-    "Consumer",
-    "names",
-    "lead;",
-    "the",
-    "spread",
-    "has",
-    "narrowed",
-    "to",
-    "two",
-    "ticks",
-    "while",
-    "volume",
-    "kept",
-    "growing.\n\nNothing",
-    "in",
-    "the",
-    "order",
-    "book",
-    "points",
-    "to",
-    "a",
-    "reversal",
-    "before",
-    "the",
-    "close.",
-]
-PLAN = [
-    "The",
-    "quotes",
-    "do",
-    "not",
-    "come.",
-    "I",
-    "ask",
-    "the",
-    "second",
-    "source,",
-    "and",
-    "then",
-    "go",
-    "on",
-    "with",
-    "the",
-]
+NOTE = (
+    "Both markets opened slightly higher, and turnover is a tenth above "
+    "yesterday's. Consumer names lead; the spread has narrowed to two ticks "
+    "while volume kept growing.\n\nNothing in the order book points to a reversal "
+    "before the close."
+)
+PLAN = "The quotes do not come. I ask the second source, and then go on with the"
 
 
 def write_statuses(redis: Redis) -> None:
@@ -218,12 +168,15 @@ async def write_run(url: str) -> None:
             NewEvent("agent", "tool_result", {"rows": 2, "ms": 183}, analyst),
             *(
                 NewEvent("llm", "stream", {"content": f"{one} "}, analyst)
-                for one in NOTE
+                for one in NOTE.split(" ")
             ),
             NewEvent("system", "warning", {"message": "the quotes are 2.3 s late"}),
             NewEvent("agent", "tool_call", call, analyst),
             NewEvent("agent", "error", {"message": "quotes.latest: timeout"}, analyst),
-            *(NewEvent("llm", "stream", {"content": f"{one} "}, lead) for one in PLAN),
+            *(
+                NewEvent("llm", "stream", {"content": f"{one} "}, lead)
+                for one in PLAN.split(" ")
+            ),
         ]
         await store.add_many(42, events)
 

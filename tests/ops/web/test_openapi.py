@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from bls_agent import ProjectAgent
 from bls_agent.ops.fleet import Condition
-from bls_agent.ops.web import api
+from bls_agent.ops.web import api, streams
 from bls_agent.ops.web.app import create_app
 from bls_agent.ops.web.config import Limits, WebConfig
 from bls_agent.project.messages import OutcomeKind, Status
@@ -42,8 +42,9 @@ def test_every_route_is_described_and_every_description_has_a_route() -> None:
     """Paths and methods, both ways."""
     routes = {
         (method, re.sub(r":\w+", "", route.path))
-        for route in api.api_routes
+        for route in (*api.api_routes, *streams.stream_routes)
         if isinstance(route, Route)
+        if route.path.startswith("/api/")
         for method in route.methods or ()
         if method != "HEAD"
     }

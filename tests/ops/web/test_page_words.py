@@ -28,7 +28,6 @@ from bls_agent.ops.web.help import KEPT, HelpCache, find_manual, read_manual
 from bls_agent.ops.web.pages.rendering import (
     Words,
     choose_page_language,
-    draw_spark,
     in_other_language,
 )
 from bls_agent.ops.web.requests import (
@@ -195,8 +194,8 @@ def test_freshness() -> None:
 
 def test_sparkline() -> None:
     """Each record shows, the highest bar is full, silence is empty."""
-    assert draw_spark((0,) * 30) == draw_spark(()) == ""
-    path = draw_spark((0, 1, 1_000))
+    assert WORDS.spark((0,) * 30) == WORDS.spark(()) == ""
+    path = WORDS.spark((0, 1, 1_000))
     assert path.count("M") == 2
     assert "v-1.5h" in path
     assert "v-24h" in path

@@ -19,11 +19,12 @@ from bls_agent.ops.web import streams
 from bls_agent.ops.web.config import Limits, WebConfig
 from bls_agent.ops.web.feeds import runs as run_feed, watch
 from bls_agent.ops.web.feeds.runs import (
+    LONGEST_EVENT,
     STATES,
+    encode_event,
     make_run_card,
     place_of_run,
 )
-from bls_agent.ops.web.run_api import LONGEST, encode_event
 from bls_agent.ops.web.streams import EVENT_SIZE, count_rows, write_followed
 from bls_agent.runs import (
     EventStore,
@@ -136,7 +137,7 @@ def test_an_event_has_a_bound_and_says_what_is_wrong() -> None:
     plain = event("a.b", 1, n=1)
     assert encode_event(plain) is plain.json
     written = encode_event(event("a.b", 1, text="x" * 200_000))
-    assert len(written) <= LONGEST
+    assert len(written) <= LONGEST_EVENT
     assert orjson.loads(written)["cut"] is True
     odd = StreamEvent.decode(7, b"1-0", [b"\xff", b"\xfe", b"data", b"[1]"])
     told = orjson.loads(encode_event(odd))

@@ -118,7 +118,7 @@ def make_sync_sheet(
         "kind": SYNC_STATES.get(shown, "odd"),
         "said": "" if shown in SYNC_STATES else shorten(shown),
         "age": None if at is None else max(0.0, now - at),
-        "time": _time(at),
+        "time": _format_time(at),
         "commit": shorten(state.last_commit_sha),
         "count": state.synced_count,
         "source": "" if report is None else shorten(report.source),
@@ -145,10 +145,10 @@ def make_asset_sheet(asset: Asset) -> JSONObject:
         "about": visible_lines(_cut(asset.description)),
         "path": shorten(asset.github_path, LONGEST_REASON),
         "sha": shorten(asset.github_sha),
-        "created": _time(asset.created_at),
-        "updated": _time(asset.updated_at),
+        "created": _format_time(asset.created_at),
+        "updated": _format_time(asset.updated_at),
         "config": [
-            [_say(item.get(name)) for name in COLUMNS]
+            [_format(item.get(name)) for name in COLUMNS]
             for item in asset.config_schema[:MOST_ROWS]
         ],
         "agent_specs": _indent(asset.agent_specs),
@@ -156,7 +156,7 @@ def make_asset_sheet(asset: Asset) -> JSONObject:
     }
 
 
-def _say(value: Any) -> str:
+def _format(value: Any) -> str:
     if value is None or value in ("", []):
         return ""
     text = value if isinstance(value, str) else encode(value).decode()
@@ -171,7 +171,7 @@ def _cut(text: str) -> str:
     return text[:LONGEST_TEXT] + "…" * (len(text) > LONGEST_TEXT)
 
 
-def _time(at: int | None) -> str:
+def _format_time(at: int | None) -> str:
     if at is None:
         return ""
     text = format_timestamp(at) if at < LATEST else str(at)

@@ -95,10 +95,10 @@ def _figures(stats: QueueStats | None, rates: _Rates | None) -> JSONObject:
         for name in counted
     }
     pairs = zip(("push_rate", "take_rate"), rates or (None, None), strict=True)
-    return told | {name: _say_rate(rate) for name, rate in pairs}
+    return told | {name: _format_rate(rate) for name, rate in pairs}
 
 
-def _say_rate(rate: float | None) -> str:
+def _format_rate(rate: float | None) -> str:
     if rate is None:
         return UNKNOWN
     return f"{rate:,.0f}" if rate >= WHOLE or not rate else f"{rate:.1f}"
@@ -109,7 +109,7 @@ def make_failure(one: FailedRequest) -> JSONObject:
     request = one.request
     url = "" if request is None else f"{request.method} {request.url}"
     return {
-        "time": _time(one.failed_at),
+        "time": _format_time(one.failed_at),
         "attempts": f"{one.attempts:,}",
         "priority": f"{one.priority:g}",
         "request": shorten(redact(url), LONGEST_TEXT),
@@ -118,7 +118,7 @@ def make_failure(one: FailedRequest) -> JSONObject:
     }
 
 
-def _time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     try:
         return format_timestamp(seconds)[:19].replace("T", " ")
     except (ValueError, OverflowError, OSError):

@@ -82,7 +82,7 @@ class LogFeed:
         """Read until cancelled, or until Redis refuses for good (:attr:`error`)."""
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._ask_when_quiet)
+                tasks.start_soon(self._check_when_quiet)
                 await self._read()
         except* BlsError as group:
             self.error = _first(group)
@@ -91,7 +91,7 @@ class LogFeed:
             self.ring.wake()
 
     async def _read(self) -> None:
-        if not await self._newest():
+        if not await self._wait_for_redis():
             self.begun.set()
         entries = self._console.follow_logs(self._project, last=FIRST)
         async for entry in entries:
@@ -116,7 +116,7 @@ class LogFeed:
                 await self.ring.wait(self.ring.end, ALIGN)
         return page, self.ring.end if known else place
 
-    async def _newest(self) -> list[LogEntry]:
+    async def _wait_for_redis(self) -> list[LogEntry]:
         """Read the newest record, once Redis is there: nothing comes of an empty list."""
         while True:
             try:
@@ -124,17 +124,17 @@ class LogFeed:
             except RedisRefusedError:
                 raise
             except RedisUnavailableError as error:
-                self._take_fault(error)
+                self._record_fault(error)
                 await anyio.sleep(AGAIN)
 
-    async def _ask_when_quiet(self) -> None:
+    async def _check_when_quiet(self) -> None:
         """Tell the followers when Redis goes away, and when it is back."""
         while True:
             await anyio.sleep(QUIET)
             if anyio.current_time() - self._last > QUIET:
-                self._take_fault(await self._fault())
+                self._record_fault(await self._find_fault())
 
-    async def _fault(self) -> RedisUnavailableError | None:
+    async def _find_fault(self) -> RedisUnavailableError | None:
         try:
             await self._console.status(self._project)
         except RedisUnavailableError as error:
@@ -143,7 +143,7 @@ class LogFeed:
             return None
         return None
 
-    def _take_fault(self, fault: RedisUnavailableError | None) -> None:
+    def _record_fault(self, fault: RedisUnavailableError | None) -> None:
         before, self.unavailable = self.unavailable, fault
         if fault is not None and before is None:
             self.begun.set()
@@ -179,7 +179,6 @@ class LogFeeds:
         self._feeds: dict[str, LogFeed] = {}
 
     def __len__(self) -> int:
-        """Count the lists that are read."""
         return len(self._feeds)
 
     def open(self, tasks: TaskGroup) -> None:
@@ -218,7 +217,6 @@ class LogFeeds:
 
 
 async def _end_unwanted(feed: LogFeed, scope: anyio.CancelScope) -> None:
-    """End a reader that had no follower for some time."""
     while True:
         left = anyio.current_time()
         while not feed.followers:

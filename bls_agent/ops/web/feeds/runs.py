@@ -1,4 +1,4 @@
-"""Runs: one watch for any number of pages, and the card of a run.
+"""Runs: one watch for any number of pages, the card of a run, and its events in pages.
 
 A card is language-independent. Its texts are fit to be shown
 (:func:`~bls_agent.ops.terminal.visible`); the page words and colours it.
@@ -6,9 +6,10 @@ A card is language-independent. Its texts are fit to be shown
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import anyio
 
@@ -21,9 +22,26 @@ from bls_agent.ops.web.feeds.watch import (
     pause_after,
     shorten,
 )
-from bls_agent.runs import EventStore, RunList, RunState, RunSummary
+from bls_agent.ops.web.requests import convert, encode_cut
+from bls_agent.runs import (
+    EventPage,
+    EventStore,
+    RunList,
+    RunState,
+    RunSummary,
+    StreamEvent,
+)
 
-__all__ = ["STATES", "RunFeed", "make_run_card", "place_of_run", "run_path"]
+__all__ = [
+    "STATES",
+    "RunFeed",
+    "encode_event",
+    "make_run_card",
+    "place_of_run",
+    "read_back",
+    "read_on",
+    "write_pages",
+]
 
 # How a run may stand → the colour and shape of a status like it.
 STATES: Final[Mapping[str, str]] = MappingProxyType(
@@ -40,11 +58,11 @@ STATES: Final[Mapping[str, str]] = MappingProxyType(
 LONGEST_NAME: Final = 60  # characters
 INTERVAL: Final = 2.0  # seconds between two looks, at least
 MOST: Final = 500  # runs that are shown
-
-
-def run_path(run_id: int) -> str:
-    """Give the address of a run's page."""
-    return f"/runs/{run_id}"
+LONGEST_EVENT: Final = 65_536  # bytes of one event; longer ones are shortened
+SLICE: Final = 50  # events that are written without letting other tasks run
+PORTION: Final = 500  # events that are read at once
+FIRST_PORTION: Final = 50  # before it is known how large they are
+PAGE_BYTES: Final = 4 * 1024 * 1024  # of events on one page
 
 
 def make_run_card(run: RunSummary, now: float, *, whole: bool = False) -> JSONObject:
@@ -59,7 +77,7 @@ def make_run_card(run: RunSummary, now: float, *, whole: bool = False) -> JSONOb
     names = ("agent_name", "agent_id", "agent_type", "team_name")
     return {
         "id": str(run.run_id),
-        "path": run_path(run.run_id),
+        "path": f"/runs/{run.run_id}",
         "state": run.state.value,
         "kind": STATES[run.state.value],
         "length": run.length,
@@ -137,7 +155,7 @@ class RunFeed(SharedWatch):
         cards = [
             make_run_card(run, now)
             for run_id, run in self.runs.items()
-            if run_id not in before or _looks_other(run, before[run_id])
+            if run_id not in before or _is_different(run, before[run_id])
         ]
         gone = before.keys() - self.runs.keys()
         turned = self.unavailable is not None or self.total != found.total
@@ -148,8 +166,87 @@ class RunFeed(SharedWatch):
             self._publish(cards, map(str, sorted(gone)))
 
 
-def _looks_other(run: RunSummary, before: RunSummary) -> bool:
+def _is_different(run: RunSummary, before: RunSummary) -> bool:
     seen, known = (
         (one.state, one.last_id, one.length, one.first_id) for one in (run, before)
     )
     return seen != known
+
+
+def encode_event(event: StreamEvent) -> bytes:
+    """Write an event; one that is too long is shortened, and says so in ``cut``.
+
+    One that breaks the contract says what is wrong with it in ``faults``, and what
+    stands there in ``raw``.
+    """
+    if not event.faults and len(event.json) <= LONGEST_EVENT:
+        return event.json
+    fields: dict[str, Any] = event.to_dict()
+    if event.faults:
+        raw = {
+            name.decode("utf-8", "backslashreplace"): value.decode(
+                "utf-8", "backslashreplace"
+            )
+            for name, value in (event.raw or {}).items()
+        }
+        fields |= {"faults": list(event.faults), "raw": raw}
+    return encode_cut(fields, LONGEST_EVENT)
+
+
+def read_on(
+    store: EventStore, run_id: int, after: str | None, limit: int
+) -> AsyncGenerator[EventPage]:
+    """Give what stands behind a place, page by page."""
+    return _read_pages(
+        lambda place, count: store.page(run_id, after=place, limit=count), after, limit
+    )
+
+
+def read_back(
+    store: EventStore, run_id: int, before: str | None, limit: int
+) -> AsyncGenerator[EventPage]:
+    """Give what stands before a place, page by page, the newest page first."""
+    return _read_pages(
+        lambda place, count: store.page_back(run_id, before=place, limit=count),
+        before,
+        limit,
+    )
+
+
+async def _read_pages(
+    read: Callable[[str | None, int], Awaitable[EventPage]],
+    place: str | None,
+    limit: int,
+) -> AsyncGenerator[EventPage]:
+    left, portion = limit, FIRST_PORTION
+    while left > 0:
+        page = await read(place, min(portion, left))
+        yield page
+        if page.next is None:
+            return
+        left -= len(page.events)
+        place, portion = page.next, _next_portion(page)
+
+
+def _next_portion(page: EventPage) -> int:
+    """Say how many events to read next, so that large ones do not make it slow."""
+    size = sum(len(event.json) for event in page.events)
+    each = max(1, size // max(1, len(page.events)))
+    return max(1, min(PORTION, 4 * len(page.events), PAGE_BYTES // 4 // each))
+
+
+async def write_pages(
+    pages: AsyncGenerator[EventPage], *, backwards: bool = False
+) -> tuple[list[bytes], str | None]:
+    """Write events, oldest first, fewer where they are large; and where they go on."""
+    written: list[bytes] = []
+    size, place = 0, None
+    async with aclosing(pages):
+        async for page in pages:
+            found = await convert(page.events, encode_event, SLICE)
+            written = found + written if backwards else written + found
+            place = page.next
+            size += sum(map(len, found))
+            if size >= PAGE_BYTES:
+                break
+    return written, place

@@ -169,7 +169,7 @@ class SharedWatch(ABC):
 
     async def ready(self, timeout: float = 2.0) -> None:
         """See to it that what was seen is fresh; return after this time in any case."""
-        self._touch()
+        self._keep_watching()
         with anyio.move_on_after(timeout):
             await self._seen.wait()
 
@@ -181,13 +181,13 @@ class SharedWatch(ABC):
         with self.wanted():
             await self.ready()
             place = self._ring.end
-            yield self._whole()
+            yield self._current_picture()
             while not self.closed:
                 await self._ring.wait(place, heartbeat)
                 items, missed = self._ring.since(place)
                 place = self._ring.end
                 if missed:
-                    yield self._whole()
+                    yield self._current_picture()
                 elif not items:
                     yield b""
                 for item in () if missed else items:
@@ -202,14 +202,14 @@ class SharedWatch(ABC):
     def wanted(self) -> Generator[None]:
         """Watch while the block lasts."""
         self._followers += 1
-        self._touch()
+        self._keep_watching()
         try:
             yield
         finally:
             self._followers -= 1
-            self._touch()
+            self._keep_watching()
 
-    def _touch(self) -> None:
+    def _keep_watching(self) -> None:
         self._wanted_until = anyio.current_time() + GRACE
         if not self.watching and not self.closed and self._tasks is not None:
             self.watching = True
@@ -231,7 +231,7 @@ class SharedWatch(ABC):
         await self.ready()
         self.check(strictly=True)
 
-    def _whole(self) -> bytes:
+    def _current_picture(self) -> bytes:
         """Write the picture, once for all followers of the same moment."""
         now = anyio.current_time()
         if self._picture[0] != self._ring.end or now - self._picture[1] > SAME_MOMENT:
@@ -273,7 +273,6 @@ class SharedWatch(ABC):
             self._seen = anyio.Event()
 
     async def _stop_unwanted(self, scope: anyio.CancelScope) -> None:
-        """End the watch when it had no follower for some time."""
         while True:
             await anyio.sleep(1)
             if self._followers:

@@ -69,7 +69,7 @@ def make_worker_card(worker: Worker, late: float = 0.0) -> JSONObject:
         "figures": [
             [shorten(part, LONGEST_FIGURE) for part in pair] for pair in figures
         ],
-        "said": _said_by(worker),
+        "said": _unread_text(worker),
     }
 
 
@@ -87,7 +87,6 @@ def _state_of(worker: Worker) -> str:
 
 
 def _figures_of(worker: Worker) -> list[tuple[str, str]]:
-    """Say in a few figures what a heartbeat counts."""
     if worker.heartbeat is None:
         return []
     read: dict[str, Any] = worker.heartbeat.to_dict()
@@ -107,7 +106,7 @@ def _figures_of(worker: Worker) -> list[tuple[str, str]]:
     return found + [(name, _text(value)) for name, value in stats.items()]
 
 
-def _said_by(worker: Worker) -> str:
+def _unread_text(worker: Worker) -> str:
     """Show what stands there, unless the figures say it better."""
     if worker.heartbeat is not None or not worker.raw:
         return ""

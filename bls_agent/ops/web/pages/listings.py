@@ -25,8 +25,7 @@ from bls_agent.ops.web.pages.rendering import (
     render_large,
     texts_of,
 )
-from bls_agent.ops.web.requests import ANY_ASSET, ANY_QUEUE, quote_name
-from bls_agent.ops.web.run_api import run_in_path
+from bls_agent.ops.web.requests import ANY_ASSET, ANY_QUEUE, quote_name, run_in_path
 from bls_agent.ops.web.state import web_state
 from bls_agent.runs import EventCategory, RunState, RunSummary
 from bls_agent.workers import Worker
@@ -64,7 +63,6 @@ async def _show_cards(
 
 
 async def _show_workers(request: Request) -> Response:
-    """Show every worker, by kind, the worst first."""
     return await _show_cards(
         request,
         "workers.html",
@@ -77,7 +75,6 @@ async def _show_workers(request: Request) -> Response:
 
 
 async def _show_runs(request: Request) -> Response:
-    """Show the newest runs."""
     watch = web_state(request).runs
     await watch.ready()
     return await _show_cards(
@@ -92,7 +89,6 @@ async def _show_runs(request: Request) -> Response:
 
 
 async def _show_run(request: Request) -> Response:
-    """Show one run: how it stands, and its events as they come."""
     run_id = run_in_path(request)
     found = await web_state(request).store.describe(run_id)
     run = found or RunSummary(run_id, RunState.OPEN, 0)
@@ -107,7 +103,6 @@ async def _show_run(request: Request) -> Response:
 
 
 async def _show_assets(request: Request) -> Response:
-    """Show every asset of the index, and how the last synchronisation went."""
     feed = web_state(request).assets
     await feed.ready()
     return await _show_cards(
@@ -135,14 +130,12 @@ async def _show_sync(request: Request) -> Response:
 
 
 async def _show_asset(request: Request) -> Response:
-    """Show all of one asset."""
     told = await _describe_asset(request)
     status = 200 if told["asset"] else 503 if told["away"] else 404
     return render(request, "asset.html", status, here="/assets", **told)
 
 
 async def _show_asset_again(request: Request) -> Response:
-    """Give all of one asset, if it has changed."""
     return render_if_new(request, "asset_sheet.html", **await _describe_asset(request))
 
 
@@ -172,7 +165,6 @@ async def _describe_asset(request: Request) -> dict[str, Any]:
 
 
 async def _show_queues(request: Request) -> Response:
-    """Show every crawl queue."""
     return await _show_cards(
         request,
         "queues.html",
@@ -185,7 +177,6 @@ async def _show_queues(request: Request) -> Response:
 
 
 async def _show_queue(request: Request) -> Response:
-    """Show one crawl queue."""
     told = await _describe_queue(request)
     status = 200 if told["card"] else 503 if told["away"] else 404
     told |= await _describe_failed(request)
@@ -193,7 +184,6 @@ async def _show_queue(request: Request) -> Response:
 
 
 async def _show_queue_again(request: Request) -> Response:
-    """Give what one queue holds, if it has changed."""
     return render_if_new(request, "crawl_sheet.html", **await _describe_queue(request))
 
 
@@ -212,7 +202,6 @@ async def _describe_queue(request: Request) -> dict[str, Any]:
 
 
 async def _show_failed(request: Request) -> Response:
-    """Give the failed requests of one queue, if they have changed."""
     told = await _describe_failed(request)
     return render_if_new(request, "crawl_failed.html", **told)
 

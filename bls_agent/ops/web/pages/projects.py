@@ -82,7 +82,6 @@ _BLANK: Final[JSONObject] = make_card(ProjectView(project=""))
 
 
 async def _show_wallboard(request: Request) -> Response:
-    """Show every project, worst first."""
     fleet = web_state(request).fleet
     await fleet.ready()
     views = dict(fleet.views)  # as it is now, whatever comes in between
@@ -107,7 +106,6 @@ async def _show_wallboard(request: Request) -> Response:
 
 
 async def _show_project(request: Request) -> Response:
-    """Show one project: its card, log and commands."""
     project = project_in_path(request.scope)
     fleet = web_state(request).fleet
     await fleet.ready()
@@ -141,7 +139,6 @@ async def _newcomer(request: Request, project: str) -> ProjectView | None:
 
 
 async def _show_changes(request: Request) -> Response:
-    """Show which statuses have changed; what happens next, the page asks for."""
     return render(request, "changes.html", here="/changes", kinds=KINDS)
 
 
@@ -187,7 +184,7 @@ async def _show_commands(request: Request) -> Response:
     except RedisUnavailableError:
         manual, note = _NOT_ASKED, texts["js_not_known"]
     chosen = request.query_params.get("chosen", "")
-    return _form(
+    return _render_form(
         request, project, manual, _chosen(manual, chosen, note or _note(manual, texts))
     )
 
@@ -226,7 +223,6 @@ def _chosen(manual: Manual, chosen: str, note: str = "") -> _Filled:
 
 
 async def _ask_help(request: Request) -> Response:
-    """Ask the agent what it can do."""
     project = await existing_project(request, project_in_query(request.scope))
     texts = texts_of(request)
     note = ""
@@ -244,7 +240,7 @@ async def _ask_help(request: Request) -> Response:
     manual = web_state(request).manuals.put(project, entries, time.monotonic())
     filled = _chosen(manual, "", note or _note(manual, texts))
     focus = "chosen" if entries else "command"
-    return _form(request, project, manual, replace(filled, focus=focus))
+    return _render_form(request, project, manual, replace(filled, focus=focus))
 
 
 async def _review(request: Request) -> Response:
@@ -260,15 +256,17 @@ async def _review(request: Request) -> Response:
     errors: dict[str, str] = {}  # in the order of the form
     if not command.strip() or len(command) > LONGEST_COMMAND:
         errors["command"] = texts["field_command"]
-    errors |= {name: _say(error, texts) for name, error in told.errors.items()}
+    errors |= {
+        name: _format_misfit(error, texts) for name, error in told.errors.items()
+    }
     if errors:
         focus = next(iter(errors))
         wrong = replace(filled, typed=typed, errors=errors, focus=focus)
-        return _form(request, project, manual, wrong, retarget=True)
-    return _ask_before(request, project, command, told.arguments)
+        return _render_form(request, project, manual, wrong, retarget=True)
+    return _show_review(request, project, command, told.arguments)
 
 
-def _say(error: MisfitError, texts: Texts) -> str:
+def _format_misfit(error: MisfitError, texts: Texts) -> str:
     values = {
         name: visible(text[:LONGEST_VALUE]) for name, text in error.values.items()
     }
@@ -279,7 +277,7 @@ def _say(error: MisfitError, texts: Texts) -> str:
     return texts["field_item"].format(place=place, fault=fault)
 
 
-def _ask_before(
+def _show_review(
     request: Request, project: str, command: str, arguments: Mapping[str, JSONValue]
 ) -> Response:
     before, _, after = texts_of(request)["will_send"].partition("{project}")
@@ -334,7 +332,7 @@ def _as_sent(command: Command, request: Request) -> str:
     ).decode()
 
 
-def _form(
+def _render_form(
     request: Request,
     project: str,
     manual: Manual,
@@ -379,7 +377,6 @@ def _show_default(one: Field) -> str:
 
 
 def _options(one: Field) -> list[tuple[str, str]]:
-    """Give value and text of each option of a list."""
     if one.kind is FieldKind.BOOLEAN:
         return [("true", "true"), ("false", "false")]
     return [
@@ -401,8 +398,7 @@ def _limits(one: Field) -> str:
 
 
 async def _show_queue(request: Request) -> Response:
-    """Give the commands that wait for a project."""
-    return await _queue(request, project_in_query(request.scope))
+    return await _render_queue(request, project_in_query(request.scope))
 
 
 async def _withdraw(request: Request) -> Response:
@@ -417,7 +413,7 @@ async def _withdraw(request: Request) -> Response:
     else:
         text = texts["withdrawn" if withdrawn else "not_waiting"]
         note = text.format(id=visible(number))
-    return await _queue(request, project, note)
+    return await _render_queue(request, project, note)
 
 
 async def _forget(request: Request) -> Response:
@@ -427,15 +423,15 @@ async def _forget(request: Request) -> Response:
     try:
         await forget_project(request, project)
     except LeaseHeldError:
-        return await _queue(request, project, texts["still_online"])
+        return await _render_queue(request, project, texts["still_online"])
     except BlsError as error:
         note = texts["not_forgotten"].format(reason=visible(str(error)))
-        return await _queue(request, project, note)
+        return await _render_queue(request, project, note)
     root: str = request.scope.get("root_path", "")
     return Response(headers={"hx-redirect": f"{root}/"})
 
 
-async def _queue(request: Request, project: str, note: str = "") -> Response:
+async def _render_queue(request: Request, project: str, note: str = "") -> Response:
     console = web_state(request).console
     try:
         waiting = await console.queue(project, WAITING + 1)

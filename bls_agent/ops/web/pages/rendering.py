@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -25,8 +25,10 @@ from starlette.types import Scope
 from bls_agent.core.codec import JSONObject, JSONValue, encode
 from bls_agent.ops.terminal import visible, visible_lines
 from bls_agent.ops.texts import LANGUAGES, Texts, load_texts
-from bls_agent.ops.web.requests import convert
-from bls_agent.ops.web.state import WebState
+from bls_agent.ops.web.requests import convert, error_answer, is_data
+
+if TYPE_CHECKING:
+    from bls_agent.ops.web.state import WebState
 
 __all__ = [
     "LANGUAGE_TAGS",
@@ -35,10 +37,9 @@ __all__ = [
     "Words",
     "asset_version",
     "choose_page_language",
-    "draw_spark",
     "error_page",
     "in_other_language",
-    "language_of",
+    "refuse_with",
     "render",
     "render_if_new",
     "render_large",
@@ -214,24 +215,19 @@ class Words:
         return self.texts.get(f"js_figure_{name}", name)
 
     def spark(self, rates: Sequence[int]) -> str:
-        """Give the path of a sparkline."""
-        return draw_spark(rates)
+        """Draw bars as the ``d`` of a path: nothing for no record, the highest is full."""
+        width, height = SPARK
+        step = width / max(len(rates), 1)
+        highest = max([*rates, 1])
+        return "".join(
+            f"M{place * step + 0.4:g} {height}v-{max(height * rate / highest, 1.5):.4g}h{step - 0.8:.4g}V{height}z"
+            for place, rate in enumerate(rates)
+            if rate
+        )
 
 
 def _about(card: JSONObject) -> str:
     return "≈" if card["estimated"] else ""
-
-
-def draw_spark(rates: Sequence[int]) -> str:
-    """Draw bars as the ``d`` of a path: nothing for no record, the highest is full."""
-    width, height = SPARK
-    step = width / max(len(rates), 1)
-    highest = max([*rates, 1])
-    return "".join(
-        f"M{place * step + 0.4:g} {height}v-{max(height * rate / highest, 1.5):.4g}h{step - 0.8:.4g}V{height}z"
-        for place, rate in enumerate(rates)
-        if rate
-    )
 
 
 STATIC: Final = Path(__file__).parent.with_name("static")
@@ -305,8 +301,7 @@ def _script_texts(language: str) -> str:
     return encode(told).decode()
 
 
-def language_of(request: Request) -> str:
-    """Choose the language of an answer."""
+def _language_of(request: Request) -> str:
     fallback = getattr(getattr(request.app.state, "web", None), "config", None)
     return choose_page_language(
         request.query_params,
@@ -318,7 +313,7 @@ def language_of(request: Request) -> str:
 
 def texts_of(request: Request) -> Texts:
     """Give the catalogue in the language of an answer."""
-    return _texts(language_of(request))
+    return _texts(_language_of(request))
 
 
 def render(
@@ -351,8 +346,7 @@ async def render_large(request: Request, template: str, **values: Any) -> HTMLRe
 
 
 def _context(request: Request) -> dict[str, Any]:
-    """Give what every page has."""
-    language = language_of(request)
+    language = _language_of(request)
     texts = _texts(language)
     root = _root_of(request)
     title, redis = _place_of(request)
@@ -394,7 +388,7 @@ def _answer(
     headers: Mapping[str, str] | None = None,
 ) -> HTMLResponse:
     answer = HTMLResponse(text, status, dict(headers or {}))
-    language, root = language_of(request), _root_of(request)
+    language, root = _language_of(request), _root_of(request)
     if request.query_params.get("lang") in LANGUAGES:
         answer.set_cookie(
             "lang", language, max_age=YEAR, path=root or "/", samesite="strict"
@@ -442,3 +436,23 @@ def error_page(
         detail=visible(detail[:LONGEST_DETAIL]),
         again=AGAIN if status == 503 else 0,  # noqa: PLR2004
     )
+
+
+def refuse_with(
+    request: Request,
+    status: int,
+    reason: str,
+    *,
+    shown: str | None = None,
+    fields: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Say what is wrong: as JSON where data was asked for, elsewhere as a page.
+
+    The page shows ``shown`` instead of the reason, where that is given.
+    """
+    if is_data(request):
+        return error_answer(status, reason, fields=fields, headers=headers)
+    answer = error_page(request, status, detail=reason if shown is None else shown)
+    answer.headers.update(headers or {})
+    return answer
