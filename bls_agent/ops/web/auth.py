@@ -47,6 +47,8 @@ REMEMBERED: Final = 256  # passwords of programs that were right a moment ago
 FRESH: Final = 60.0  # seconds for which they are believed
 _USERS_FILE: Final = 1_000_000  # bytes
 _NAME: Final = re.compile(r"[^:\s#][^:]{0,63}")
+TOKEN_BYTES: Final = 32
+USER_SESSIONS: Final = 50  # of one user; the one used longest ago makes room
 
 
 class BusyError(BlsError):
@@ -193,10 +195,6 @@ class Verifier:
 
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
-
-
-TOKEN_BYTES: Final = 32
-USER_SESSIONS: Final = 50  # of one user; the one used longest ago makes room
 
 
 @dataclass

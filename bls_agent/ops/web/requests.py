@@ -64,6 +64,16 @@ PROJECTS: Final = "/projects/"
 FIELD: Final = "projectName"
 UNSPEAKABLE: Final = frozenset({"", ".", ".."})  # a browser takes them out of a path
 MOST_FIELDS: Final = 50
+MOST_LOGS: Final = 1_000
+DIGITS: Final = 4
+LONGEST_NUMBER: Final = 15  # digits
+DEFAULT_LOGS: Final = 200
+LONGEST_WAIT: Final = 30.0  # seconds
+LONGEST_ID: Final = 200  # characters
+LONGEST_PROJECT: Final = 512
+LONGEST_COMMAND: Final = 1_000
+FORM_FIELDS: Final = 500
+RETRY_AFTER: Final = "2"  # seconds, while Redis is away
 
 
 def quote_name(name: str) -> str:
@@ -139,17 +149,6 @@ class _AnyName(Convertor[str]):
 
 register_url_convertor("any_name", _AnyName())
 
-
-MOST_LOGS: Final = 1_000
-DIGITS: Final = 4
-LONGEST_NUMBER: Final = 15  # digits
-DEFAULT_LOGS: Final = 200
-LONGEST_WAIT: Final = 30.0  # seconds
-LONGEST_ID: Final = 200  # characters
-LONGEST_PROJECT: Final = 512
-LONGEST_COMMAND: Final = 1_000
-FORM_FIELDS: Final = 500
-RETRY_AFTER: Final = "2"  # seconds, while Redis is away
 
 _One = TypeVar("_One")
 _Other = TypeVar("_Other")

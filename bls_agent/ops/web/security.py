@@ -44,15 +44,32 @@ _HOST: Final = re.compile(
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+NOT_JSON: Final = "programs send JSON, with Content-Type: application/json"
+NETWORK: Final = 64  # bits of an IPv6 address that one customer has
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; "
+    "object-src 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types console"  # that of guard.js
+)
+HEADERS: Final = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",  # for what does not know frame-ancestors
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": (
+        "accelerometer=(), camera=(), display-capture=(), geolocation=(), "
+        "gyroscope=(), magnetometer=(), microphone=(), payment=(), usb=()"
+    ),
+}
 
 
 def split_host(header: str) -> tuple[str, str] | None:
     """Take a ``Host`` header apart into a name in lower case and a port, or ``""``."""
     found = _HOST.fullmatch(header.lower())
     return (found["name"], found["port"] or "") if found else None
-
-
-NOT_JSON: Final = "programs send JSON, with Content-Type: application/json"
 
 
 @dataclass(frozen=True)
@@ -144,9 +161,6 @@ def local_target(path: str, *, default: str = "/") -> str:
     if not plain or path[1:2] in {"/", "\\"} or "\\" in path:
         return default
     return path
-
-
-NETWORK: Final = 64  # bits of an IPv6 address that one customer has
 
 
 @dataclass
@@ -244,26 +258,6 @@ def group_address(address: str) -> str:
         return str(found.ipv4_mapped)
     return str(ipaddress.ip_network((int(found), NETWORK), strict=False))
 
-
-POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; "
-    "object-src 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types console"  # that of guard.js
-)
-
-HEADERS: Final = {
-    "content-security-policy": POLICY,
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",  # for what does not know frame-ancestors
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "permissions-policy": (
-        "accelerometer=(), camera=(), display-capture=(), geolocation=(), "
-        "gyroscope=(), magnetometer=(), microphone=(), payment=(), usb=()"
-    ),
-}
 
 _LAST: Final = frozenset({408, 429})
 

@@ -43,10 +43,13 @@ _REFUSAL: Final = (
     "content-length: {length}\r\nconnection: close\r\ncache-control: no-store\r\n"
     "{head}\r\n{text}"
 )
-
-
 # Asked by a tool that sends an address as it was typed.
 _ASCII: Final = "In an address every byte that is not ASCII has to be written as %NN."
+BACKLOG: Final = 128  # connections that are taken in one go
+SPARE: Final = 2 * BACKLOG + 64  # files beside the connections: those refused, Redis
+KEEP_ALIVE: Final = 15  # seconds
+ADDRESSES: Final = 1_024  # that are counted before the table is swept
+GRACE: Final = 1  # seconds that answers get to come to their end
 
 
 class _PatientProtocol(H11Protocol):
@@ -155,13 +158,6 @@ def _watch_peer(transport: Transport, stall: float) -> None:
     with suppress(OSError):  # a Unix socket has no such thing
         # Later than our own clocks, which count what they drop.
         channel.setsockopt(socket.IPPROTO_TCP, option, int(stall * 1500))
-
-
-BACKLOG: Final = 128  # connections that are taken in one go
-SPARE: Final = 2 * BACKLOG + 64  # files beside the connections: those refused, Redis
-KEEP_ALIVE: Final = 15  # seconds
-ADDRESSES: Final = 1_024  # that are counted before the table is swept
-GRACE: Final = 1  # seconds that answers get to come to their end
 
 
 class _Listener(socket.socket):

@@ -34,6 +34,13 @@ FIRST_WAIT = 5.0  # seconds for the first look at a list
 PATIENCE = 0.3  # seconds for streams to end when the console does
 EVENT_SIZE = 256 * 1024  # bytes of one event with records
 
+ROWS: Final = 2_000  # rows of a page; streamed text of one speaker shares one
+WHOLE: Final = 12_000  # events that a stream begins with at most
+FIRST_BYTES: Final = 8 * 1024 * 1024  # of them
+LOOK: Final = 1.0  # seconds for which events are waited for
+HEAD: Final = 2.0  # seconds between two looks at how the run stands
+QUIET_HEAD: Final = 5.0  # while nothing happens
+
 
 class _Stream(EventSourceResponse):
     """A stream that counts, and ends with the console and with its session."""
@@ -186,12 +193,6 @@ def _write_end(error: BlsError) -> bytes:
     return _write_event("unavailable", encode({"kind": kind, "reason": str(error)}))
 
 
-ROWS: Final = 2_000  # rows of a page; streamed text of one speaker shares one
-WHOLE: Final = 12_000  # events that a stream begins with at most
-FIRST_BYTES: Final = 8 * 1024 * 1024  # of them
-LOOK: Final = 1.0  # seconds for which events are waited for
-HEAD: Final = 2.0  # seconds between two looks at how the run stands
-QUIET_HEAD: Final = 5.0  # while nothing happens
 NO_RUN: Final = _write_event("run", b"null")
 
 

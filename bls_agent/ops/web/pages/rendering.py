@@ -49,6 +49,20 @@ __all__ = [
 LANGUAGE_TAGS: Final = {"zh": "zh-CN", "en": "en"}
 MOST_RANGES: Final = 20  # of an Accept-Language header that are read
 MOST_FIELDS: Final = 50
+MINUTE: Final = 60
+HOUR: Final = 3_600
+DAY: Final = 86_400
+SPARK: Final = (90, 24)  # the view box of a sparkline
+OLD: Final = 5 * MINUTE  # in which errors are counted
+WHOLE: Final = 10  # a rate from here on is said without a fraction
+STATIC: Final = Path(__file__).parent.with_name("static")
+FOR_EVER: Final = "public, max-age=31536000, immutable"
+TEMPLATES: Final = Path(__file__).with_name("templates")
+THEMES: Final = ("light", "dark")
+LONGEST_DETAIL: Final = 500  # characters
+AGAIN: Final = 3  # seconds after which a page that needs Redis tries again
+YEAR: Final = 31_536_000  # seconds
+SLICE: Final = 25  # pieces of a page without letting other tasks run
 
 
 def choose_page_language(
@@ -89,14 +103,6 @@ def in_other_language(query: str, language: str) -> str:
         if name != "lang":
             fields.append((name, value))
     return f"?{urlencode(fields, errors='surrogateescape')}"
-
-
-MINUTE: Final = 60
-HOUR: Final = 3_600
-DAY: Final = 86_400
-SPARK: Final = (90, 24)  # the view box of a sparkline
-OLD: Final = 5 * MINUTE  # in which errors are counted
-WHOLE: Final = 10  # a rate from here on is said without a fraction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,10 +236,6 @@ def _about(card: JSONObject) -> str:
     return "≈" if card["estimated"] else ""
 
 
-STATIC: Final = Path(__file__).parent.with_name("static")
-FOR_EVER: Final = "public, max-age=31536000, immutable"
-
-
 class CachedFiles(StaticFiles):
     """Files with an ETag; ``?v=…`` in the address says that they never change."""
 
@@ -262,13 +264,7 @@ def asset_version() -> str:
     return digest.hexdigest()[:12]
 
 
-TEMPLATES: Final = Path(__file__).with_name("templates")
-THEMES: Final = ("light", "dark")
-LONGEST_DETAIL: Final = 500  # characters
-AGAIN: Final = 3  # seconds after which a page that needs Redis tries again
 _WITH_HEADLINE: Final = frozenset({400, 403, 404, 405, 413, 429, 500, 503})
-YEAR: Final = 31_536_000  # seconds
-SLICE: Final = 25  # pieces of a page without letting other tasks run
 
 
 @cache
