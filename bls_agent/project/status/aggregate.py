@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from bls_agent.project.messages import Status
 
-__all__ = ["ErrorWindow", "StatusAggregator", "StatusCounts"]
+__all__ = ["StatusAggregator", "StatusCounts"]
 
 
 class StatusAggregator:
@@ -71,29 +69,6 @@ class StatusAggregator:
         """Give the next moment at which a source changes by itself, or infinity."""
         moments = [until for _, until in self._sources.copy().values()]
         return min(until for until in moments if until > now)
-
-
-class ErrorWindow:
-    """Turns 在线 into 报错 until some seconds have passed without an error record.
-
-    ``check`` has the status written if it has changed.
-    """
-
-    SOURCE: Final = "error window"
-
-    def __init__(
-        self, aggregator: StatusAggregator, seconds: float, check: Callable[[], None]
-    ) -> None:
-        self._aggregator = aggregator
-        self._seconds = seconds
-        self._check = check
-        aggregator.set(self.SOURCE, Status.ONLINE)
-
-    def record(self) -> None:
-        """Record an error; from anywhere, also from what interrupts this very line."""
-        until = time.monotonic() + self._seconds
-        self._aggregator.set(self.SOURCE, Status.ERROR, until=until)
-        self._check()
 
 
 @dataclass

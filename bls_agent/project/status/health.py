@@ -8,9 +8,18 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+)
 
 import anyio
 
@@ -179,8 +188,7 @@ def _nothing() -> None:
     pass
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
     """Why a call counts as failed."""
 
     type: str  # one word, or the exception's type
@@ -194,30 +202,28 @@ class Failure:
         return {"type": self.type, "message": self.message}
 
 
-@dataclass(frozen=True)
-class Alarm:
+class Alarm(NamedTuple):
     """The status has to become 故障."""
 
     failure: Failure
     failures: int
 
 
-@dataclass(frozen=True)
-class Recovery:
+class Recovery(NamedTuple):
     """The fault is over; it lasted this many seconds, from its first failure on."""
 
     seconds: float
     failures: int
 
 
-@dataclass
 class HealthState:
     """How a check has been doing: decisions only."""
 
-    limit: int = FAILURES  # failures in a row that are an alarm
-    failures: int = 0  # failures in a row until now
-    alarmed: bool = False  # whether the alarm was given and is not over
-    _since: float = field(default=0.0, repr=False)
+    def __init__(self, limit: int) -> None:
+        self.limit = limit  # failures in a row that are an alarm
+        self.failures = 0  # in a row until now
+        self.alarmed = False  # whether the alarm was given and is not over
+        self._since = 0.0
 
     def record(self, failure: Failure | None, now: float) -> Alarm | Recovery | None:
         """Record the end of a call, at these monotonic seconds, and say what to do."""
@@ -258,7 +264,8 @@ class HealthMonitor:
         self._project = project
         self._check_status = check
         self._states: dict[str, HealthState] = {}
-        self._calls: dict[str, _Call] = {}
+        # name → the task of a call, and the Unix second at which it began
+        self._calls: dict[str, tuple[asyncio.Task[Failure | None], float]] = {}
         self._threads = HandlerThreads()
         self._wakeup = ThreadSafeEvent()
         self._rng = random.Random()  # noqa: S311 - jitter, not secrets
@@ -279,8 +286,8 @@ class HealthMonitor:
         finally:
             self._wakeup.unbind()
             with suppress(RuntimeError):  # the loop is closed: nothing runs any more
-                for call in self._calls.values():
-                    call.task.cancel()
+                for task, _ in self._calls.values():
+                    task.cancel()
 
     def close(self) -> None:
         """Let idle threads end, and let go of the registry."""
@@ -340,7 +347,7 @@ class HealthMonitor:
         task = asyncio.get_running_loop().create_task(
             self._attempt(check, began), name=f"bls-agent {check.source}"
         )
-        self._calls[check.name] = _Call(task, began)
+        self._calls[check.name] = task, began
         await asyncio.wait({task}, timeout=check.timeout)
         if not task.done():
             task.cancel()  # a thread goes on all the same
@@ -361,9 +368,9 @@ class HealthMonitor:
             with anyio.move_on_after(check.timeout):
                 while check.name in going_on:  # noqa: ASYNC110 - a thread tells no event
                     await anyio.sleep(0.01)
-        elif not call.task.done():
-            call.task.cancel()  # it has swallowed the one before
-            return call.began
+        elif not call[0].done():
+            call[0].cancel()  # it has swallowed the one before
+            return call[1]
         return going_on.get(check.name)
 
     async def _attempt(self, check: HealthCheck, now: float) -> Failure | None:
@@ -380,11 +387,3 @@ class HealthMonitor:
         if result is False:
             return Failure("ReturnedFalse", "it returned False")
         return None
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A call that was begun, at this moment in Unix seconds."""
-
-    task: asyncio.Task[Failure | None]
-    began: float

@@ -27,11 +27,7 @@ from bls_agent.core.errors import (
 )
 from bls_agent.project.log.log import LogStream
 from bls_agent.project.messages import Level, Status
-from bls_agent.project.status.aggregate import (
-    ErrorWindow,
-    StatusAggregator,
-    StatusCounts,
-)
+from bls_agent.project.status.aggregate import StatusAggregator, StatusCounts
 from bls_agent.project.status.replicas import ReplicaRegistry
 from bls_agent.runtime.tasks import ThreadSafeEvent
 from bls_agent.runtime.watchdog import StallCounts
@@ -48,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 # SET … GET: before Redis 6.2, or without the right to read the key.
 _UNGUARDED: Final = ("unsupported", "no_permission")
+ERROR_WINDOW: Final = "error window"  # a source of the status
 SLACK: Final = 0.1  # seconds by which two clocks may have drifted since the last write
 SIGHTINGS: Final = 2  # in a row; one may be a server whose clock was set back
 
@@ -316,10 +313,21 @@ class StatusReporter:
             self._wakeup.set()
 
     def open_error_window(self, seconds: float | None) -> Callable[[], None] | None:
-        """Let errors count for the status, and give what records one; ``None`` for never."""
+        """Turn 在线 into 报错 until some seconds have passed without an error record.
+
+        Gives what records an error, from anywhere, also from what interrupts one of its
+        lines; ``None`` if errors do not count.
+        """
         if seconds is None:
             return None
-        return ErrorWindow(self._aggregator, seconds, self.check).record
+        self._aggregator.set(ERROR_WINDOW, Status.ONLINE)
+
+        def record_error() -> None:
+            until = time.monotonic() + seconds
+            self._aggregator.set(ERROR_WINDOW, Status.ERROR, until=until)
+            self.check()
+
+        return record_error
 
     @property
     def written(self) -> bool:
