@@ -230,9 +230,9 @@ def _read_text(named: Mapping[bytes, bytes], name: bytes, faults: list[str]) -> 
 
 
 def _read_sequence(named: Mapping[bytes, bytes], faults: list[str]) -> int:
-    told = named.get(b"sequence", b"")
-    if told.isdigit() and len(told) <= _DIGITS:
-        return int(told)
+    value = named.get(b"sequence", b"")
+    if value.isdigit() and len(value) <= _DIGITS:
+        return int(value)
     faults.append("sequence")
     return 0
 
@@ -246,11 +246,11 @@ def _read_data(named: Mapping[bytes, bytes], faults: list[str]) -> JSONObject:
 
 
 def _read_source(named: Mapping[bytes, bytes]) -> dict[str, str] | None:
-    told = {
+    value = {
         name: named.get(stands, b"").decode("utf-8", "backslashreplace")
         for stands, name in _SOURCE_FIELDS
     }
-    return told if any(told.values()) else None
+    return value if any(value.values()) else None
 
 
 class GapReason(StrEnum):

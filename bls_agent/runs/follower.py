@@ -32,8 +32,8 @@ from bls_agent.runs.topic import RunTopic
 
 __all__ = ["Cursor", "Follower"]
 
-DOUBT: Final = 5.0  # seconds for a writer to tell by its next event what was lost
-MEANWHILE: Final = 0.1  # seconds from one look at what others have read to the next
+DOUBT: Final = 5.0  # seconds for the next event to show how many were lost
+MEANWHILE: Final = 0.1  # seconds between two probes while others stand elsewhere
 LONGEST: Final = 5.0  # the same at most: it doubles while nothing changes
 
 BATCH: Final = 500  # events that are given at once
@@ -54,29 +54,26 @@ class Cursor:
     )
 
     def __init__(self, last_id: EventId) -> None:
-        self.id = last_id  # the place; ``$`` until the end of the run was looked up
-        # the sequence there, or where it stood before it had to go back; ``None`` if
-        # nobody knows
+        self.id = last_id  # ``$`` until the end of the run was looked up
+        # the sequence there, or of the place before it went back; ``None`` if unknown
         self.known: int | None = 0 if last_id == BEGINNING else None
         self.is_event = True  # whether an event surely stood there once
         self.closes = False  # whether that one has ended the run
-        # whether the run ever was, as far as we know
+        # whether the run is known to have existed
         self.existed = last_id not in (BEGINNING, END)
-        # how long the writer has to tell what the server has forgotten; ``None`` as
-        # long as it knows the place
+        # the server lost the place: when to give the gap without waiting for an event
         self.gap_due_at: float | None = None
-        # when to look again if others stand elsewhere still; ``None`` as long as we
-        # stand where they do
+        # the other followers stand elsewhere: when to request the next probe
         self.recheck_at: float | None = None
         self._meanwhile = MEANWHILE
 
     @property
     def gap_pending(self) -> bool:
-        """Whether the server has forgotten where we stood, and nothing came since."""
+        """Whether the server has lost the place, and no event has come since."""
         return self.gap_due_at is not None
 
     def note(self, event: StreamEvent) -> None:
-        """Go behind an event; all who follow come here for each, so it has to be short."""
+        """Go behind an event. Every follower calls this for each: it has to be short."""
         self.id, self.known = event.id, sequence_of(event)
         self.closes, self.is_event, self.existed = event.closes, True, True
         self.gap_due_at = self.recheck_at = None
@@ -89,26 +86,26 @@ class Cursor:
             self.note(last)
 
     def open(self, opening: ResumePoint) -> None:
-        """Begin as was answered from what Redis tells about the place."""
+        """Begin where :func:`find_resume_point` said."""
         self.id, self.known = opening.place, opening.known
         self.is_event, self.closes = opening.is_event, opening.closes
 
     def go_back(self, place: EventId, now: float) -> None:
-        """Go to the end that is there: the server has forgotten where we stood."""
+        """Go back to the end that is there: the server has lost the place."""
         self.id = place
         self.gap_due_at = now + DOUBT
 
     def misses_nothing(self, first: StreamEvent) -> bool:
-        """Tell whether an event is surely the next one, or the first that we are given."""
+        """Tell whether an event is surely the next one, or the first of all."""
         is_fresh = self.id == BEGINNING and self.known is None
         is_begin = is_fresh and not self.gap_pending
         return is_begin or continues(self.known, first)
 
     def is_diverged(self, now: float) -> bool:
-        """Tell whether we stand where others do not for so long that it has to be looked.
+        """Tell whether the others stand elsewhere for so long that a probe is due.
 
-        Mostly one of us has only read earlier. But perhaps the server has forgotten
-        what it has told: then nothing would ever come behind our place.
+        Mostly one has only read earlier. But perhaps the server has lost events that it
+        gave out: then nothing would ever come behind this place.
         """
         if self.recheck_at is None:
             self._meanwhile, self.recheck_at = MEANWHILE, now + MEANWHILE
@@ -145,7 +142,7 @@ class Follower:
         """Remember where to begin; nothing is read yet.
 
         Args:
-            hubs: Who waits for new events.
+            hubs: Where new events are waited for.
             run_id: The run.
             last_id: Behind which event; ``$`` for the end.
             is_plain: Give events only, and never end by what is read.
@@ -165,7 +162,7 @@ class Follower:
         self._is_left = False
         self._cursor = Cursor(last_id)
         self._number: int | None = None  # of what comes next, in the topic's buffer
-        self._rewinds = 0  # of the topic that we have heard of
+        self._rewinds = 0  # of the topic that were handled
         # topic.news when nothing but events was left to take from its buffer
         self._known_news: int | None = None
         self._reported_loss: tuple[bytes, int] | None = None  # whose loss
@@ -174,7 +171,7 @@ class Follower:
         self._failure: RedisUnavailableError | None = None
         self._backoff: Backoff | None = None
         self._pause_until = -math.inf  # before the next try
-        self._until = -math.inf  # who waits for what comes next, at most
+        self._until = -math.inf  # the end of the wait under way
 
     def __repr__(self) -> str:
         state = "ended" if self.ended else "open"
@@ -242,7 +239,7 @@ class Follower:
         return items
 
     async def aclose(self) -> None:
-        """End: nothing more is given, and whoever waits with it is told so.
+        """End: nothing more is given, and a wait under way returns.
 
         There is nothing else to close.
         """
@@ -258,8 +255,8 @@ class Follower:
     async def _next(self, until: float = math.inf) -> list[Followed]:
         """Give what comes next, at least one; empty at the end, or when time is up.
 
-        What is given is noted in the very step in which it leaves: who is cancelled
-        before that has lost nothing.
+        The place moves in the very step that returns events: a wait that is cancelled
+        before loses none.
         """
         if not self._has_yielded:
             await anyio.lowlevel.checkpoint()
@@ -281,11 +278,9 @@ class Follower:
         return []
 
     def _take_more(self, topic: RunTopic) -> list[Followed] | None:
-        """Give what has come since, and nothing else has happened: the usual case.
+        """Take new events from the buffer: the usual case, for each event of each follower.
 
-        All who follow a run come here for each event: it has to be short.
-
-        ``None`` if it is not here any more.
+        ``None`` if they are not there any more.
         """
         events = topic.buffer.after(self._number or 0, BATCH)
         if events:
@@ -303,11 +298,11 @@ class Follower:
             else:
                 with anyio.CancelScope(deadline=until):
                     await topic.wait()
-        finally:  # who was cancelled needs no waking, which would wake all others, too
+        finally:  # a cancelled wait needs no waking, which would wake all others, too
             self._waits_with = None
 
     async def _find_more(self) -> list[Followed]:
-        """Do what comes next in every other case."""
+        """Find what comes next in every other case."""
         self._known_news = None
         if self._reader is None:
             self._hub = self._hubs.here
@@ -318,7 +313,7 @@ class Follower:
         return await self._try(self._hub, self._reader)
 
     async def _try(self, hub: Hub, reader: RunReader) -> list[Followed]:
-        """Do what comes next; if Redis is away, wait a little."""
+        """Make the next step; while Redis is away, wait before the next try."""
         if not await self._pause():
             return []
         try:
@@ -343,7 +338,7 @@ class Follower:
         return self._pause_until <= max(self._until, anyio.current_time())
 
     async def _step(self, hub: Hub, reader: RunReader) -> list[Followed]:
-        """Do what comes next: begin, take from the buffer, wait, or read from Redis."""
+        """Begin, take from the buffer, wait, or read from Redis."""
         if not self._begun:
             gap = await self._begin(reader)
             if gap is not None or self._is_over:
@@ -374,7 +369,7 @@ class Follower:
         return gap
 
     def _take_from_topic(self, topic: RunTopic) -> list[Followed] | None:
-        """Give what the others have, too; ``None`` if Redis has to be asked."""
+        """Take events from the topic; ``None`` if they have to be read from Redis."""
         if topic.failure is not None:
             self._topic = None
             raise topic.failure
@@ -384,7 +379,7 @@ class Follower:
         if self._number is None:
             self._number = buffer.locate(self._cursor.id)
             if self._number is None and order(self._cursor.id) > order(buffer.head):
-                return self._report_state(topic)  # we have read further than it has
+                return self._report_state(topic)  # this follower has read further
         events = None
         if self._number is not None:
             events = buffer.after(self._number, BATCH)
@@ -408,14 +403,14 @@ class Follower:
         return [self._make_gap(GapReason.EXPIRED, topic)]
 
     def _apply_rewind(self, topic: RunTopic) -> None:
-        """Go back to the end that is there, if the server has forgotten our place."""
+        """Go back to the end that is there, if the server has lost the place."""
         in_ring = self._number is not None
         self._rewinds, self._number = topic.rewinds, None
         if topic.must_go_back(self._cursor.id, in_ring=in_ring):
             self._cursor.go_back(topic.rewound_to, anyio.current_time())
 
     def _report_state(self, topic: RunTopic) -> list[Followed] | None:
-        """Say what else there is to be told to one who has been given every event."""
+        """Give a gap, a lost writer or the end to a follower that has every event."""
         liveness, cursor, found = topic.liveness, self._cursor, list[Followed]()
         if self._is_plain:
             return found if topic.is_open else self._leave_topic()
@@ -442,7 +437,7 @@ class Follower:
         return found
 
     def _leave_topic(self) -> list[Followed] | None:
-        """Leave a topic that nobody feeds any more."""
+        """Leave a topic that has ended."""
         self._topic = self._number = None
         return None
 
@@ -453,18 +448,18 @@ class Follower:
         return Gap(self.run_id, reason, self.place, None, missing or None)
 
     async def _wait_with(self, hub: Hub, topic: RunTopic) -> None:
-        """Wait for what comes; not for long in doubt, or where others do not stand."""
+        """Wait for events; a pending gap and a diverged place limit the wait."""
         cursor, until = self._cursor, self._until
         if self._number is None:
             if cursor.is_diverged(anyio.current_time()):
-                hub.doubt(topic, BEGINNING if self._is_plain else cursor.id)
+                hub.request_probe(topic, BEGINNING if self._is_plain else cursor.id)
             until = min(until, cursor.recheck_at or until)
         if cursor.gap_due_at is not None:
             until = min(until, cursor.gap_due_at)
         await self._wait_for_more(topic, until)
 
     async def _read_page(self, hub: Hub, reader: RunReader) -> list[Followed]:
-        """Read on from Redis, and join those who wait if that was all."""
+        """Read on from Redis, and join the run's topic if that was all."""
         began = anyio.current_time()
         page = await hub.pages.read(reader, self._cursor.id, self._page_size.count)
         gap = await self._find_gap(page.events[0], reader) if page.events else None
@@ -479,7 +474,7 @@ class Follower:
         return []
 
     def _go_on(self, hub: Hub, reader: RunReader, page: Page) -> None:
-        """Go behind a page, and find those who follow the run, too."""
+        """Go behind a page, and find or make the run's topic."""
         cursor = self._cursor
         if page.events:
             cursor.note(page.events[-1])

@@ -24,16 +24,16 @@ __all__ = [
     "sequence_of",
 ]
 
-LOOK: Final = 5.0  # seconds between two looks
+LOOK: Final = 5.0  # seconds between two probes
 BEHIND: Final = 0.05  # seconds after the end of a lease
-SOON: Final = 1.0  # the same while events come and nobody knows their writer
+SOON: Final = 1.0  # the same while events come and their writer is unknown
 LEASE: Final = 15.0  # seconds: a writer's usual lease
-CONFIRMED: Final = 0.25  # seconds from the first look without a lease to the second
+CONFIRMED: Final = 0.25  # seconds from the first probe without a lease to the second
 UNSEEN: Final = 2.0  # the same where no lease was ever probe
 UNOWNED: Final = 5.0  # seconds that a run without a lease has to come back
-SLOW: Final = 0.5  # seconds: a look that took longer has probe an outage …
+SLOW: Final = 0.5  # seconds: a probe that took longer has met an outage …
 USUAL: Final = 4  # … if it took so many times longer than they usually take
-RISE: Final = 1.5  # from one look to the next, of what is thought usual
+RISE: Final = 1.5  # from one probe to the next, of the usual duration
 
 
 def sequence_of(event: StreamEvent) -> int | None:
@@ -51,7 +51,7 @@ def continues(known: int | None, event: StreamEvent) -> bool:
 
 @dataclass(frozen=True)
 class GapEvidence:
-    """What Redis tells about a place and what stands behind it."""
+    """What Redis holds at a place and behind it."""
 
     stands: bool  # whether the event at the place is still there
     oldest: EventId | None  # id of the oldest event that is there
@@ -69,7 +69,7 @@ def classify_jump(
     is_event: bool = True,
     gap_pending: bool = False,
 ) -> Gap | None:
-    """Judge an event whose sequence does not continue that of the place before."""
+    """Decide whether a gap stands before an event whose sequence does not continue."""
     sequence = sequence_of(first) or 0
     missing = sequence - known - 1 if known is not None else 0
     if known is not None and missing <= 0 and (evidence.noted or place == BEGINNING):
@@ -79,8 +79,7 @@ def classify_jump(
         reason = GapReason.LOST
     if reason is None:
         return None
-    told = missing if missing > 0 else None
-    return Gap(first.run_id, reason, place, first.id, told)
+    return Gap(first.run_id, reason, place, first.id, max(missing, 0) or None)
 
 
 def _find_reason(
@@ -106,14 +105,14 @@ def _had_tail(place: EventId, oldest: EventId | None) -> bool:
 
 @dataclass(frozen=True)
 class ResumeFacts:
-    """What Redis tells about the place at which somebody begins."""
+    """What Redis holds at the place where a follower begins."""
 
     at: StreamEvent | None  # the event at the place, if it is there
     exists: bool  # whether the run is there
-    last: EventId | None  # of the last event ever added; ``None`` if nobody knows
+    last: EventId | None  # of the last event ever added; ``None`` if unknown
     booked: tuple[EventId, int] | None  # id and sequence of the last one in the books
     lives: bool  # whether a writer has a lease on the run
-    newest: StreamEvent | None = None  # that is there; ``None`` if nobody knows
+    newest: StreamEvent | None = None  # that is there; ``None`` if unknown
 
 
 class ResumePoint(NamedTuple):
@@ -121,14 +120,14 @@ class ResumePoint(NamedTuple):
 
     place: EventId  # read behind it
     known: int | None = None  # the sequence there, if that is known
-    gap: Gap | None = None  # what to tell first
+    gap: Gap | None = None  # to be given first
     is_event: bool = True  # whether an event surely stood at the place once
     closes: bool = False  # whether its writer has ended the run with it
     is_over: bool = False  # whether nothing more can come
 
 
 def find_resume_point(run_id: int, place: EventId, start: ResumeFacts) -> ResumePoint:
-    """Say how to begin behind an id that was given from outside."""
+    """Decide where to begin behind an id that was given from outside."""
     if start.at is not None:
         return ResumePoint(place, sequence_of(start.at), closes=start.at.closes)
     if start.exists:
@@ -138,7 +137,7 @@ def find_resume_point(run_id: int, place: EventId, start: ResumeFacts) -> Resume
             return ResumePoint(start.last, None, gap, closes=ends)
         return ResumePoint(place, is_event=False)
     if start.booked is not None and order(start.booked[0]) <= order(place):
-        # Deleted under its writer, who goes on behind his last event; or it has ended.
+        # Deleted under its writer, which goes on behind its last event; or it has ended.
         behind: tuple[EventId, int | None] = (
             start.booked if start.lives else (place, None)
         )
@@ -162,10 +161,10 @@ class Probe:
 
 
 class WriterLiveness:
-    """What is known of a run and its writer.
+    """Whether a run exists and its writer lives, by one probe after the other.
 
-    A lease that is gone is no dead writer if nobody could renew it: after an outage a
-    living writer gets the time of a lease to come back.
+    A lease that is gone does not prove a dead writer where it could not be renewed: after
+    an outage a living writer gets the time of a lease to come back.
     """
 
     def __init__(self, now: float, *, existed: bool) -> None:
@@ -173,9 +172,9 @@ class WriterLiveness:
         self.is_gone = False  # whether it was there and has disappeared
         self.lost: bytes | None = None  # token of the writer that is lost now
         self.returns = 0  # how often one has come back
-        self.probe_at = now  # when to look again
-        self._looked_at = float("-inf")
-        self._usual: float | None = None  # seconds that a look takes
+        self.probe_at = now  # when to probe again
+        self._probed_at = float("-inf")
+        self._usual: float | None = None  # seconds that a probe takes
         self._lease = 0.0  # the longest that was probe
         self._lives_until = float("-inf")  # the end of the lease that was probe last
         self._lost_not_before = self._gone_not_before = now
@@ -183,54 +182,51 @@ class WriterLiveness:
         self._too_long_since: float | None = None  # when more was left than its length
 
     def note_events(self) -> bool:
-        """Hear that events have come: somebody writes them, perhaps with a lease.
+        """Note that events have come, perhaps of a writer with a lease.
 
-        Whether to look earlier than was planned.
+        Returns whether to probe earlier than was planned.
         """
         self.existed = True
         if (
-            self._lives_until >= self._looked_at
-            or self.probe_at <= self._looked_at + SOON
+            self._lives_until >= self._probed_at
+            or self.probe_at <= self._probed_at + SOON
         ):
             return False
-        self.probe_at = self._looked_at + SOON
+        self.probe_at = self._probed_at + SOON
         return True
 
     def note_outage(self, now: float) -> None:
-        """Give a writer the time to come back: nobody could speak to Redis."""
+        """Give the writer time to come back after an outage."""
         self._wait_for_writer(now)
         self.probe_at = now
 
     def _wait_for_writer(self, now: float, most: float = float("inf")) -> None:
-        """Give a writer the time of its lease, and no more than so many seconds."""
+        """Give the writer the time of its lease, and no more than so many seconds."""
         self._lost_not_before = now + min(most, self._lease or LEASE)
         self._gone_not_before = now + min(most, self._lease or UNOWNED)
         self._missed = None
 
     def record(self, probe: Probe, now: float) -> bool:
-        """Take what was probe.
-
-        Whether followers have something to be told.
-        """
-        self._looked_at = now
+        """Record a probe; tell whether followers have to be notified."""
+        self._probed_at = now
         self.probe_at = now + LOOK
         probe = replace(probe, left=self._correct_lease(probe, now))
         if probe.left is not None:
             self._lease = max(self._lease, probe.left)
             self._lives_until = now + probe.left
-            # A look that leaves now arrives when the answer of this one was given, and
-            # later: so it need not leave after the end of the lease.
+            # A probe that is sent now reaches the server later than this one's reply
+            # left it: so it may be sent before the end of the lease.
             ends_at = self._lives_until - probe.elapsed
             self.probe_at = min(self.probe_at, ends_at + BEHIND)
         if self._is_slow(probe.elapsed):
             self._wait_for_writer(now, USUAL * probe.elapsed)
-        told = self._record_writer(probe, now)
-        return self._record_run(probe, now) or told
+        is_lost = self._record_writer(probe, now)
+        return self._record_run(probe, now) or is_lost
 
     def _correct_lease(self, probe: Probe, now: float) -> float | None:
         """Give what is left of a lease, by our clock where the server's was set back.
 
-        More than its length is left then, until its owner renews it.
+        The server says more than the lease's length then, until its owner renews it.
         """
         if probe.left is None or probe.length is None or probe.left <= probe.length:
             self._too_long_since = None
@@ -241,9 +237,9 @@ class WriterLiveness:
         return left if left > 0 else None
 
     def _is_slow(self, elapsed: float) -> bool:
-        """Tell whether nobody could speak to Redis; a far server is no outage.
+        """Tell whether a probe has met an outage; a far server is none.
 
-        The first look tells how far it is; it waits for the connection, too.
+        The first probe measures how far it is, and waits for the connection, too.
         """
         if self._usual is None:
             self._usual = elapsed

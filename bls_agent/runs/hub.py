@@ -41,17 +41,17 @@ MOST_MARGIN: Final = 10.0  # the same for a server that is far away
 FIRST_PAUSE: Final = 0.05  # seconds from one UNBLOCK to the next, then twice as many
 GRACE: Final = 1.5  # seconds from the first UNBLOCK until the connection is given up
 OF_ITS_KEY: Final = ("wrong_type", "no_permission")  # others may be read
-COUNT: Final = 100  # events of all runs in one reply, while nobody knows their size
+COUNT: Final = 100  # events of all runs in one reply, while their size is unknown
 
 NAME: Final = "bls-agent-runs"  # of the tasks
-AT_ONCE: Final = 0.02  # seconds: looks that are due within it go into one write
+AT_ONCE: Final = 0.02  # seconds: probes that are due within it go into one write
 
 
 class StreamReader:
     """Reads the new events of all its runs with one XREAD; on a cluster those of a slot.
 
-    The places are ours, not the server's: a read may be given up at any time, with its
-    reply, and asked again.
+    The reader keeps the places itself: a read may be given up at any time, with its
+    reply, and sent again.
     """
 
     def __init__(self, wires: KeyedWires, key: str, wake: Callable[[], None]) -> None:
@@ -75,7 +75,7 @@ class StreamReader:
 
     @property
     def runs(self) -> bool:
-        """Whether somebody reads."""
+        """Whether its task runs."""
         return self._task is not None and not self._task.done()
 
     def add(self, topic: RunTopic) -> None:
@@ -90,7 +90,7 @@ class StreamReader:
             self._task.add_done_callback(self._note_over)
 
     def restart_read(self) -> None:
-        """Give up the read that is parked: it asks for the wrong places."""
+        """Give up the parked read, which waits behind the wrong places."""
         self._is_stale = True
         if self._scope is not None:
             self._scope.cancel()
@@ -116,14 +116,14 @@ class StreamReader:
             await self.wire.aclose()
 
     def _note_over(self, _: asyncio.Task[None]) -> None:
-        """Wake all who wait if somebody has cancelled us: they begin anew."""
+        """Wake all followers when the task has ended or was cancelled: they begin anew."""
         self._ended.set()
         for topic in self.topics.values():
             topic.close()
         self.topics.clear()
 
     def _keep_wanted(self) -> bool:
-        """Forget the runs for which nobody waits any more; tell whether any are left."""
+        """Drop the runs that no follower waits for; tell whether any are left."""
         now = anyio.current_time()
         for run_id, topic in list(self.topics.items()):
             if not topic.is_open or not topic.is_wanted(now):
@@ -132,14 +132,14 @@ class StreamReader:
         return bool(self.topics)
 
     async def _read(self) -> None:
-        """Wait for events once, and take what has come."""
+        """Wait for events once, and hand them out."""
         if self._is_stale and self.wire.pending:
             await self._release()
         if not self.wire.pending:
             await self._post()
         reply, has_come = await self._collect(self._posted_at + BLOCK + self._margin)
         if has_come:
-            await self._take(reply)
+            await self._deliver(reply)
         elif not self._is_stale:
             await self._check_silence()
 
@@ -168,7 +168,7 @@ class StreamReader:
             topic.outage = outage
 
     def _notice_opening(self) -> None:
-        """Have it looked whether the server still knows what we have read."""
+        """After a reconnect: request a probe whether the server still has what was read."""
         if self._generation and not self._given_up:
             now = anyio.current_time()
             for topic in self.topics.values():
@@ -191,7 +191,7 @@ class StreamReader:
         return None, False
 
     async def _check_silence(self) -> None:
-        """Give the connection up if nothing comes over it, however late."""
+        """Give up a connection over which nothing has come for too long."""
         if self.wire.received != self._received:  # a large reply over a narrow link
             self._posted_at = anyio.current_time() - BLOCK
             return
@@ -201,7 +201,7 @@ class StreamReader:
         )
 
     async def _release(self) -> None:
-        """Have the server end the read that is parked; else give the connection up."""
+        """Make the server end the parked read; else give the connection up."""
         pause, end = FIRST_PAUSE, anyio.current_time() + GRACE
         while self.wire.pending:
             released = await self._unblock()
@@ -210,7 +210,7 @@ class StreamReader:
                 await self.wire.drop()
                 return
             with anyio.move_on_after(pause):
-                await self._take(await self.wire.collect())
+                await self._deliver(await self.wire.collect())
             pause *= 2
 
     async def _unblock(self) -> bool:
@@ -226,8 +226,8 @@ class StreamReader:
             return False
         return True
 
-    async def _take(self, reply: Any) -> None:
-        """Give each run what has come for it."""
+    async def _deliver(self, reply: Any) -> None:
+        """Hand the events of a reply to their runs."""
         jumps: list[tuple[RunTopic, Arrivals]] = []
         size = count = 0
         for key, entries in reply or ():
@@ -235,13 +235,13 @@ class StreamReader:
             sizes = [sum(map(len, fields)) for _, fields in entries]
             size, count = size + sum(sizes), count + len(sizes)
             if not topic.is_open or topic.buffer.head != place:
-                continue  # the server has forgotten the place meanwhile
+                continue  # the topic was rewound meanwhile
             events = decode_entries(topic.keys.run_id, entries)
             if topic.liveness.note_events():
                 self._wake()
             come = Arrivals(events, sizes)
             if topic.continues(events):
-                topic.take(come)
+                topic.append(come)
             else:
                 jumps.append((topic, come))
         if count:
@@ -249,24 +249,24 @@ class StreamReader:
             asked = self._asked * len(self._posted)
             self._room = min(PAGE_BYTES // each, GROWTH * asked)
         for topic, come in jumps:
-            await self._take_jump(topic, come)
+            await self._deliver_jump(topic, come)
 
-    async def _take_jump(self, topic: RunTopic, come: Arrivals) -> None:
-        """Take what may not stand right behind what we have, after a look."""
+    async def _deliver_jump(self, topic: RunTopic, come: Arrivals) -> None:
+        """Hand out events that may not stand right behind the head, after a query."""
         head = topic.buffer.head
         reader = RunReader(self._wires, topic.keys.run_id)
         evidence = await fetch_evidence(reader, head, come.events[0].id)
         if topic.buffer.head != head:
             return
         if evidence.stands and not evidence.noted:
-            topic.take(come)
+            topic.append(come)
         else:
             topic.skip(come)
 
     async def _handle_error(
         self, error: RedisUnavailableError, backoff: Backoff
     ) -> None:
-        """Find out what an error means, and wait before the next try."""
+        """Fail the runs that are refused, or note an outage and wait."""
         if isinstance(error, RedisRefusedError):
             try:
                 await self._fail_refused(error)
@@ -278,31 +278,31 @@ class StreamReader:
         await anyio.sleep(backoff.failed())
 
     async def _fail_refused(self, error: RedisRefusedError) -> None:
-        """Find the runs that cannot be read; if it is none of them, it is all."""
+        """Fail the runs that cannot be read; all of them if none is found."""
         topics = list(self.topics.values())
         found: list[tuple[RunTopic, BlsError]] = []
         if not error.connecting:
             found = await find_refused(self._wires, topics)
             if not found and error.kind in OF_ITS_KEY and not self._doubted:
-                self._doubted = True  # one may have been wrong for a moment
+                self._doubted = True  # it may have been mended meanwhile
                 raise error
         for topic, failure in found or [(one, error) for one in topics]:
             topic.fail(failure)
             self.topics.pop(topic.keys.run_id, None)
 
     async def aclose(self) -> None:
-        """End; who waits is woken."""
+        """End; waiting followers are woken."""
         if self._task is not None and self.runs:
             self._task.cancel()
             await self._ended.wait()
 
 
 class Hub:
-    """The streams of one event loop, and the one who looks after runs and writers."""
+    """The followed runs of one event loop, and the task that probes runs and writers."""
 
     def __init__(self, wires: KeyedWires) -> None:
         self.wires = wires
-        self.is_closed = False  # whether its store was closed here: who follows ends
+        self.is_closed = False  # its store was closed in this loop: followers end
         self._openings = 0
         self.pages = SharedPages()  # what several followers read at the same time
         self._streams: dict[int, StreamReader] = {}
@@ -312,12 +312,12 @@ class Hub:
         register(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: the tasks are the parent's, who waits there does so there."""
-        self._forsake()
+        """In a forked child: tasks and waiting followers are the parent's."""
+        self._detach()
         keep(self)
 
     def find(self, run_id: int, key: str) -> RunTopic | None:
-        """Give the topic of a run that somebody follows already."""
+        """Give the topic of a run that is followed already."""
         stream = self._streams.get(self.wires.slot_of(key))
         topic = stream.topics.get(run_id) if stream is not None else None
         return topic if topic is not None and topic.is_open else None
@@ -344,8 +344,8 @@ class Hub:
             self._task.add_done_callback(lambda _: self._ended.set())
         return topic
 
-    def doubt(self, topic: RunTopic, place: EventId) -> None:
-        """Have it looked at once whether a run still goes as far as we have read."""
+    def request_probe(self, topic: RunTopic, place: EventId) -> None:
+        """Request a probe whether the run still goes as far as a follower has read."""
         topic.reach = max(topic.reach, place, key=order)
         topic.needs_check = True
         self._wake()
@@ -359,7 +359,7 @@ class Hub:
         return [topic for stream in streams for topic in stream.topics.values()]
 
     async def _probe_runs(self) -> None:
-        """See now and then whether the runs are there and their writers alive."""
+        """Probe now and then whether runs are there and their writers alive."""
         self._ended = anyio.Event()
         backoff = Backoff()
         while topics := self._topics:
@@ -391,7 +391,10 @@ class Hub:
                 stream.restart_read()
         now = anyio.current_time()
         before, self._openings = self._openings, self.wires.openings
-        if before not in (0, self._openings):  # a restart that nobody else has noticed
+        if before not in (
+            0,
+            self._openings,
+        ):  # a restart that the waiting read has not noticed
             for topic in self._topics:
                 topic.liveness.note_outage(now)
                 topic.needs_check = True
@@ -402,7 +405,7 @@ class Hub:
                 topic.close()
 
     async def _sleep(self) -> None:
-        """Sleep until a look is due, or somebody comes."""
+        """Sleep until a probe is due or requested."""
         topics = self._topics
         if not topics:
             return
@@ -415,7 +418,7 @@ class Hub:
             self._woken = anyio.Event()
 
     async def aclose(self) -> None:
-        """End; who follows is woken and ends, too."""
+        """End; followers are woken and end, too."""
         self.is_closed = True
         if self._task is not None and not self._task.done():
             self._task.cancel()
@@ -424,15 +427,15 @@ class Hub:
             await stream.aclose()
 
     def forget_loop(self) -> None:
-        """Let go of everything: the loop was closed under us."""
-        self._forsake()
+        """Drop everything: the loop was closed before the store."""
+        self._detach()
         for stream in self._streams.values():
             stream.wire.forget_loop()
 
-    def _forsake(self) -> None:
+    def _detach(self) -> None:
         self.is_closed = True
         for topic in self._topics:
-            topic.forsake()
+            topic.detach()
 
 
 class Hubs:

@@ -41,12 +41,12 @@ __all__ = [
 
 PREVIEW: Final = 400  # bytes of a text that is taken from an event
 LONGEST_REASON: Final = 8 * 1024  # bytes of why a run failed
-PORTION: Final = 250  # runs that are looked at together
+PORTION: Final = 250  # runs that are read together
 FIRST_PORTION: Final = 10  # before it is known how large their events are
 PORTION_BYTES: Final = 2 * 1024 * 1024  # of events in one reply, about
 _TASK: Final = ("task", "title", "name", "input")  # what a run may be about
 
-TOGETHER: Final = 500  # runs of which nothing large is asked
+TOGETHER: Final = 500  # runs of which nothing large is read
 LESS: Final = 4  # by which a portion is divided that has not come through in time
 MOST: Final = 10_000
 _GIVE_EVENTS: Final = ("XRANGE", "XREVRANGE")
@@ -193,7 +193,7 @@ class RunFacts(NamedTuple):
 
 
 def summarise(run_id: int, facts: RunFacts) -> RunSummary | None:
-    """Say how a run stands; ``None`` if there is none."""
+    """Summarise a run; ``None`` if there is none."""
     if facts.ttl == NO_KEY:
         return None
     newest = [StreamEvent.decode(run_id, *entry) for entry in facts.last]
@@ -218,10 +218,10 @@ def summarise(run_id: int, facts: RunFacts) -> RunSummary | None:
 
 
 def summarise_end(summary: RunSummary, end: Sequence[Entry]) -> RunSummary:
-    """Say how a run has ended behind whose end late events stand."""
-    told = [StreamEvent.decode(summary.run_id, *entry) for entry in end]
-    state = _how_closed(told)
-    error = _error_of(told) if state is RunState.FAILED else ""
+    """Put in how a run has ended behind whose end late events stand."""
+    events = [StreamEvent.decode(summary.run_id, *entry) for entry in end]
+    state = _end_state(events)
+    error = _error_of(events) if state is RunState.FAILED else ""
     return replace(summary, state=state, error=error)
 
 
@@ -230,13 +230,13 @@ def _state_of(newest: Sequence[StreamEvent], *, alive: bool, owned: bool) -> Run
         return RunState.RUNNING
     last = newest[0] if newest else None
     if last is not None and last.closes:
-        return _how_closed(newest)
+        return _end_state(newest)
     if owned:
         return RunState.LOST
     return (_end_of(last) if last else None) or RunState.OPEN
 
 
-def _how_closed(end: Sequence[StreamEvent]) -> RunState:
+def _end_state(end: Sequence[StreamEvent]) -> RunState:
     return next(filter(None, map(_end_of, end)), RunState.CLOSED)
 
 
@@ -254,13 +254,13 @@ def _task_of(first: StreamEvent | None) -> str:
 def _error_of(newest: Sequence[StreamEvent]) -> str:
     for event in newest:
         if _end_of(event) is RunState.FAILED:
-            told: Any = event.data.get("error", event.data.get("message"))
-            if isinstance(told, dict):
-                inner = cast("JSONObject", told)
-                kind, told = inner.get("type"), inner.get("message") or inner
-                if isinstance(kind, str) and kind and isinstance(told, str):
-                    told = f"{kind}: {told}"
-            return _preview(told, LONGEST_REASON) if told else ""
+            reason: Any = event.data.get("error", event.data.get("message"))
+            if isinstance(reason, dict):
+                inner = cast("JSONObject", reason)
+                kind, reason = inner.get("type"), inner.get("message") or inner
+                if isinstance(kind, str) and kind and isinstance(reason, str):
+                    reason = f"{kind}: {reason}"
+            return _preview(reason, LONGEST_REASON) if reason else ""
     return ""
 
 
@@ -271,7 +271,7 @@ def _preview(value: object, longest: int = PREVIEW) -> str:
 
 
 def next_portion(before: int, size: int) -> int:
-    """Say how many runs to look at next, so that large events do not make it slow."""
+    """Choose how many runs to read next, so that large events do not make it slow."""
     fitting = PORTION_BYTES * before // max(size, 1)
     return max(1, min(PORTION, 2 * before, fitting))
 

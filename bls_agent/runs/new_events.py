@@ -135,7 +135,7 @@ def check_data(data: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def check_source(source: Mapping[str, str | None] | None) -> Source:
-    """Give the four parts of a source, empty where they are not told."""
+    """Give the four parts of a source, empty where they are missing."""
     if source is None:
         return NO_SOURCE
     given = cast("object", source)
@@ -145,13 +145,13 @@ def check_source(source: Mapping[str, str | None] | None) -> Source:
     if not _PARTS.issuperset(source):
         shown = ", ".join(sorted(str(name) for name in source if name not in _PARTS))
         raise ConfigurationError("source", shown, rule, "Put the rest into the data.")
-    told = source.get
+    get = source.get
     one, two, three, four = SOURCE
     return (
-        _check_part(one, told(one)),
-        _check_part(two, told(two)),
-        _check_part(three, told(three)),
-        _check_part(four, told(four)),
+        _check_part(one, get(one)),
+        _check_part(two, get(two)),
+        _check_part(three, get(three)),
+        _check_part(four, get(four)),
     )
 
 
@@ -228,13 +228,13 @@ def sanitize_source(source: object) -> Source:
     if not isinstance(source, Mapping):
         return NO_SOURCE
     try:
-        told = cast("Mapping[str, object]", source).get
+        get = cast("Mapping[str, object]", source).get
         one, two, three, four = SOURCE
         return (
-            sanitize_word(told(one)),
-            sanitize_word(told(two)),
-            sanitize_word(told(three)),
-            sanitize_word(told(four)),
+            sanitize_word(get(one)),
+            sanitize_word(get(two)),
+            sanitize_word(get(three)),
+            sanitize_word(get(four)),
         )
     except Exception:  # noqa: BLE001 - a foreign Mapping
         return NO_SOURCE
@@ -269,7 +269,7 @@ def _sanitize_text(value: object) -> str:
 
 
 def as_new(event: Any) -> NewEvent:
-    """Give an event that was told as one, or as a tuple of its first fields."""
+    """Give an event that was passed as one, or as a tuple of its first fields."""
     if isinstance(event, NewEvent):
         return event
     parts = list(cast("Any", event)) if isinstance(event, tuple) else []
@@ -330,9 +330,9 @@ def add_arguments(
 
 
 def log_mended(reply: Reply, keys: RunKeys) -> Reply:
-    """Give what ``add_events.lua`` says, without the word that the books were mended.
+    """Give the reply of ``add_events.lua`` without its mark that the books were mended.
 
-    The host's log is told: it happens once, because the script has written them anew.
+    That is logged: it happens once, because the script has written the books anew.
     """
     if reply[-1] != b"mended":
         return reply

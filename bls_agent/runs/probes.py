@@ -1,8 +1,8 @@
-"""Where to go on when the server has forgotten what was read: where the common past ends.
+"""What Redis is asked about runs besides their events.
 
 A server that took over from another one may lack the last events, and its clock may be
 behind: what is written there then gets ids below those that were read. All that stands
-behind the newest event that we know is new.
+behind the newest event that is known and still there is new.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = [
 ]
 
 DIGITS: Final = 16  # a sequence has fewer
-ASKED: Final = 4  # requests of a look at one run
+ASKED: Final = 4  # requests of a probe of one run
 
 
 async def fetch_evidence(
     reader: RunReader, place: EventId, first: EventId
 ) -> GapEvidence:
-    """Ask what tells whether events are missing between a place and an event."""
+    """Read what decides whether events are missing between a place and an event."""
     keys = reader.keys
     at, oldest, noted = await reader.ask_many(
         [
@@ -57,7 +57,7 @@ async def fetch_evidence(
 
 
 async def fetch_resume_facts(reader: RunReader, place: EventId) -> ResumeFacts:
-    """Ask what tells how to begin at a place."""
+    """Read what decides how to begin at a place."""
     keys = reader.keys
     at, about, books, left = await reader.ask_many(
         [
@@ -86,7 +86,7 @@ async def fetch_resume_facts(reader: RunReader, place: EventId) -> ResumeFacts:
 def read_last(about: Reply) -> tuple[EventId | None, bool]:
     """Read from XINFO STREAM the last id that was ever given, and whether there is a run.
 
-    ``None`` for the id if nobody may know it.
+    The id is ``None`` where the right to know it is missing.
     """
     if isinstance(about, BlsError):
         if "no such key" in str(about).lower():
@@ -99,10 +99,10 @@ def read_last(about: Reply) -> tuple[EventId | None, bool]:
 async def probe_runs(
     wires: KeyedWires, topics: Sequence[RunTopic]
 ) -> tuple[list[Probe], bool]:
-    """See whether runs are there and their writers alive, all in one write.
+    """Probe runs and their writers, all in one write.
 
-    What was seen of each, and whether one had to be set back because the server has
-    forgotten what was read.
+    Returns a probe of each, and whether a topic was rewound because the server has lost
+    events that were read.
     """
     began = anyio.current_time()
     requests: list[Request] = []
@@ -120,13 +120,13 @@ async def probe_runs(
     requests += [("XINFO", "STREAM", topic.keys.events) for topic in doubted]
     replies = await wires.read_many(requests)
     elapsed = anyio.current_time() - began
-    seen = list[Probe]()
+    probes = list[Probe]()
     for at, (topic, before) in enumerate(zip(topics, existed, strict=True)):
         exists, length, owner, left = map(
             _known, replies[at * ASKED : (at + 1) * ASKED]
         )
         topic.record_length(length or 0)
-        seen.append(
+        probes.append(
             Probe(
                 exists != 0,
                 owner,
@@ -136,15 +136,15 @@ async def probe_runs(
                 length=length_of(owner),
             )
         )
-    told = zip(doubted, places, replies[len(topics) * ASKED :], strict=True)
-    checked = [await _check(wires, *one) for one in told]
-    return seen, any(checked)
+    infos = zip(doubted, places, replies[len(topics) * ASKED :], strict=True)
+    checked = [await _check(wires, *one) for one in infos]
+    return probes, any(checked)
 
 
 async def _check(
     wires: KeyedWires, topic: RunTopic, place: EventId, about: Reply
 ) -> bool:
-    """Set a topic back if the server has forgotten what was read; tell whether it was."""
+    """Rewind a topic if the server has lost what was read; tell whether it was."""
     run_id = topic.keys.run_id
     last, _ = read_last(about)
     first = _read_entry(run_id, about, b"first-entry")
@@ -155,12 +155,12 @@ async def _check(
         return False
     reader = RunReader(wires, run_id)
     if first is None and await _was_deleted(reader, place):
-        topic.needs_check = False  # it was deleted, and nothing is forgotten
+        topic.needs_check = False  # nothing was lost
         return False
     end = await find_common_past(reader, topic.past)
     if end is None:
         end = BEGINNING if begins_anew(first, topic.origin) else last
-    if topic.buffer.head != head:  # something has come meanwhile: look again
+    if topic.buffer.head != head:  # something has come meanwhile: probe again
         return False
     topic.needs_check = False
     topic.rewind(end, last)
@@ -168,7 +168,7 @@ async def _check(
 
 
 async def _was_deleted(reader: RunReader, place: EventId) -> bool:
-    """Tell whether the books of a run still go as far as it was read."""
+    """Tell whether the books still go as far as the run was read: it was deleted then."""
     booked = _known((await reader.ask_many([("HGET", reader.keys.books, "id")]))[0])
     last = find_id(booked.decode("ascii", "replace")) if booked else None
     return last is not None and order(last) >= order(place)
@@ -185,7 +185,7 @@ def _read_entry(run_id: int, about: Reply, name: bytes) -> StreamEvent | None:
 async def find_refused(
     wires: KeyedWires, topics: Sequence[RunTopic]
 ) -> list[tuple[RunTopic, BlsError]]:
-    """Find the runs of which Redis refuses to tell anything."""
+    """Find the runs that Redis refuses to read."""
     keys = [topic.keys.events for topic in topics]
     requests = [("XREAD", "COUNT", 1, "STREAMS", key, "$") for key in keys]
     replies = await wires.read_many(requests)
@@ -202,9 +202,9 @@ def _as_ours(error: BlsError, key: str) -> BlsError:
     return error
 
 
-def _known(reply: Reply, *, otherwise: Any = None) -> Any:
-    """Give a reply; what we may not know is not known."""
-    return otherwise if isinstance(reply, BlsError) else reply
+def _known(reply: Reply) -> Any:
+    """Give a reply; ``None`` for an error, such as a missing right."""
+    return None if isinstance(reply, BlsError) else reply
 
 
 def _number(text: bytes | None) -> int:
@@ -223,10 +223,7 @@ def _seconds(left: int | None) -> float | None:
 async def find_common_past(
     reader: RunReader, past: Sequence[Sequence[EventId]]
 ) -> EventId | None:
-    """Find the newest of the events that we know.
-
-    ``None`` if none of them is there.
-    """
+    """Find the newest event of those that were read; ``None`` if none is there."""
     for known in past:
         page = await reader.read(known[0], "+", len(known))
         there = {event.id for event in page.events}
@@ -237,7 +234,7 @@ async def find_common_past(
 
 
 def begins_anew(first: StreamEvent | None, origin: EventId | None) -> bool:
-    """Tell whether a run that holds nothing we know is all new."""
+    """Tell whether a run that holds no known event is all new."""
     if first is None:
         return True
     return origin not in (None, first.id) and sequence_of(first) == 1

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 NO_KEY: Final = -2  # what PTTL says
-FIRST_PAGE: Final = 10  # events that are read at once while nobody knows their size
+FIRST_PAGE: Final = 10  # events that are read at once while their size is unknown
 GROWTH: Final = 10  # how many times longer a page may be than the one before
 TYPES: Final = ("stream", "hash", "string")  # of the three keys of a run
 PAGE: Final = 500  # events of the longest one
@@ -65,8 +65,8 @@ class RunKeys:
 
 def run_id_of(key: bytes) -> int | None:
     """Read the run from its key; ``None`` if that is the key of no run."""
-    told = RUN_EVENTS.parse(key)
-    digits = told["run_id"] if told else ""
+    fields = RUN_EVENTS.parse(key)
+    digits = fields["run_id"] if fields else ""
     if not (digits.isascii() and digits.isdigit()) or digits != digits.lstrip("0"):
         return 0 if digits == "0" else None
     try:
@@ -108,7 +108,7 @@ class PageSize:
         self._most = PAGE
 
     def shrink(self, error: RedisUnavailableError) -> bool:
-        """Ask for less if it was too much for the link; tell whether there is less."""
+        """Request less if it was too much for the link; tell whether there is less."""
         was_under_way = error.kind == "timeout" or error.ambiguous
         if error.connecting or not was_under_way or self.count == 1:
             return False
@@ -211,6 +211,6 @@ def size_of(entries: Sequence[Entry]) -> int:
 def next_page_size(
     entries: Sequence[Entry], asked: int, most_bytes: int = PAGE_BYTES
 ) -> int:
-    """Say how many events to read next, so that a page does not grow too large."""
+    """Choose how many events to read next, so that a page does not grow too large."""
     each = max(1, size_of(entries) // max(1, len(entries)))
     return max(1, min(PAGE, most_bytes // each, GROWTH * asked))

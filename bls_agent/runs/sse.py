@@ -67,7 +67,7 @@ _NAME: Final = re.compile(
 def write_unnamed(frames: bytes) -> bytes:
     """Take the names out of frames, for clients that only know ``onmessage``.
 
-    Data of a gap, a lost writer and the end say what they are in ``type``.
+    Data of a gap, a lost writer and the end get a field ``type`` instead.
     """
     return _NAME.sub(
         lambda name: b'data: {"type":"%b",' % name[1] if name[1] else b"", frames
@@ -220,7 +220,7 @@ class EventFrames:
             self._waiting.cancel()
 
     async def aclose(self) -> None:
-        """Stop following; not while somebody waits for the next chunk."""
+        """Stop following; not while the next chunk is waited for."""
         await self._chunks.aclose()
 
     async def _write(self) -> AsyncGenerator[bytes]:
@@ -247,7 +247,7 @@ class EventFrames:
     async def _next(self) -> list[Followed]:
         """Wait for what comes next, until it is time for a comment, or for the end."""
         if not self._ending:
-            # Who is cancelled in a batch has lost nothing.
+            # A batch that is cancelled loses nothing.
             with anyio.CancelScope() as self._waiting:
                 return await self._follower.batch(self._heartbeat)
         return []
@@ -256,7 +256,7 @@ class EventFrames:
 def _write_chunks(items: deque[Followed]) -> Iterator[bytes]:
     """Write what a follower gave, in few chunks that are not too large.
 
-    What is written is let go of: a client that reads slowly holds the rest only.
+    An item is dropped once it is written: a client that reads slowly holds the rest only.
     """
     frames: list[bytes] = []
     size = 0
@@ -278,8 +278,8 @@ class FramePump:
     """Sends what :func:`~bls_agent.runs.sse.event_frames` gives, and costs less.
 
     A scope and a timer for each wait cost more than the event. So there is one scope
-    around all of them, cancelled only by who has seen that nothing is being sent, and
-    one who looks at the clock beside it: :meth:`send_heartbeats`.
+    around all waits, cancelled only while nothing is being sent, and one task beside it
+    that looks at the clock: :meth:`send_heartbeats`.
     """
 
     def __init__(
@@ -297,12 +297,12 @@ class FramePump:
         """End at once without a last word: the client is to come back."""
         self._is_ending = True
         if self._is_waiting and self._scope is not None:
-            self._scope.cancel()  # who is cancelled in a batch has lost nothing
+            self._scope.cancel()  # a batch that is cancelled loses nothing
 
     async def run(self, send: Send) -> None:
         """Send what comes until the run ends, or :meth:`end` is called.
 
-        Where following cannot go on it ends, too: who comes back is told why.
+        Where following cannot go on it ends, too: a client that comes back is told why.
         """
         try:
             with anyio.CancelScope() as self._scope:

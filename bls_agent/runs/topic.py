@@ -25,7 +25,7 @@ KEPT: Final = 4  # pages
 PAGE_BYTES: Final = 1024 * 1024  # of a page, about: each of many followers may hold one
 FRESH: Final = 1.0  # seconds for which a page is given to others
 
-LINGER: Final = 5.0  # seconds that a run is followed on after the last who waited
+LINGER: Final = 5.0  # seconds that a run is followed on after the last wait
 TRAIL: Final = 100  # ids that are remembered of a page
 
 
@@ -60,7 +60,7 @@ class EventBuffer:
         return [self.base, *(event.id for event in self._events)]
 
     def add(self, events: Sequence[StreamEvent], sizes: Sequence[int]) -> None:
-        """Take events that stand right behind the head; the oldest ones may go."""
+        """Append events that stand right behind the head; the oldest ones may go."""
         self._events += events
         self._sizes += sizes
         self._bytes += sum(sizes)
@@ -83,10 +83,7 @@ class EventBuffer:
         self.base = self.head = head
 
     def after(self, number: int, most: int) -> list[StreamEvent] | None:
-        """Give events from a number on.
-
-        ``None`` if some of them are gone.
-        """
+        """Give events from a number on; ``None`` if some of them are gone."""
         at = number - self.first
         if at < 0:
             return None
@@ -95,8 +92,8 @@ class EventBuffer:
     def locate(self, place: EventId) -> int | None:
         """Give the number of the event right behind a place.
 
-        ``None`` if not all that stands behind it is here, or if it is no place of
-        an event that is here: nobody knows then what stood between.
+        ``None`` if the place is neither the base nor that of an event in the buffer:
+        events may have stood between it and the next one here.
         """
         if place == self.head:
             return self.end
@@ -122,7 +119,7 @@ class _Kept:
 
 @dataclass
 class _Turn:
-    """Those who want to read the same run: one after the other."""
+    """Requests for pages of one run, sent one after the other."""
 
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     users: int = 0
@@ -131,8 +128,8 @@ class _Turn:
 class SharedPages:
     """Lets followers that go through a run side by side read each page once.
 
-    Else a thousand that fall behind together would ask for a thousand pages each time,
-    and never catch up again. What is kept is bounded, and given for a second only.
+    Without it a thousand followers that fall behind together would request a thousand
+    pages each time, and never catch up. At most four pages are kept, for a second.
     """
 
     def __init__(self) -> None:
@@ -163,7 +160,7 @@ class SharedPages:
         kept = self._kept.get((run_id, place))
         if kept is None:
             return None
-        # What stood behind the last one when others asked, they do not know.
+        # A last page says nothing about what was added after it was requested.
         oldest = came_at if kept.page.is_last else came_at - FRESH
         return kept.page if kept.asked_at >= oldest else None
 
@@ -176,38 +173,38 @@ class SharedPages:
             self._kept.popitem(last=False)
 
     def forget(self) -> None:
-        """Keep nothing any more."""
+        """Drop all pages."""
         self._kept.clear()
 
 
 class Arrivals(NamedTuple):
-    """What one reply has brought for one run."""
+    """The events of one run in one reply."""
 
     events: list[StreamEvent]  # oldest first, at least one
     sizes: list[int]  # of each in bytes
 
 
 class RunTopic:
-    """The newest events of one run, and what wakes those who wait for more.
+    """The newest events of one run, and what wakes the followers that wait for more.
 
-    It is not told who follows: it lives as long as somebody waits, and some seconds
-    longer. Who comes back later reads from Redis and makes a new one.
+    It does not know its followers: it lives as long as one waits, and some seconds
+    longer. A follower that comes back later reads from Redis and makes a new topic.
     """
 
     def __init__(
         self, keys: RunKeys, head: EventId, known: int | None, *, seen: bool
     ) -> None:
         now = anyio.current_time()
-        self.keys = keys  # of the run
+        self.keys = keys
         self.buffer = EventBuffer(head)  # its newest events, up to where it was read
         self.known = known  # the sequence at the head, if it is known
-        # the furthest place that somebody has read up to: the head or behind it
+        # the furthest place that any follower has read up to: the head or behind it
         self.reach: EventId = head
         # ids of the last events of a page, up to where the buffer began or behind it
         self.trail: list[EventId] = []
-        # id of the run's oldest event when we looked last; ``None`` if unknown
+        # id of the run's oldest event at the last probe; ``None`` if unknown
         self.origin: EventId | None = None
-        # how many events there were when we looked last, and the head then
+        # how many events there were at the last probe, and the head then
         self.length: tuple[int, EventId] | None = None
         self.news = 0  # how often something has happened besides events that have come
         self.rewinds = 0  # how often the server had forgotten what was read
@@ -228,11 +225,11 @@ class RunTopic:
         self._left_at = now
 
     def is_wanted(self, now: float) -> bool:
-        """Tell whether somebody waits, or has waited a moment ago."""
+        """Tell whether a follower waits, or has waited within the last seconds."""
         return self._waiting > 0 or now - self._left_at < LINGER
 
     async def wait(self) -> None:
-        """Wait until something has happened."""
+        """Wait for the next change."""
         self._waiting += 1
         try:
             await self._changed.wait()
@@ -242,12 +239,12 @@ class RunTopic:
                 self._left_at = anyio.current_time()
 
     def notify(self) -> None:
-        """Wake all who wait: they have to look what has happened."""
+        """Wake all followers to something else than new events."""
         self.news += 1
         self.wake()
 
     def wake(self) -> None:
-        """Wake all who wait; who finds nothing new waits again."""
+        """Wake all followers; one that finds nothing new waits again."""
         if self._waiting:
             self._changed.set()
             self._changed = anyio.Event()
@@ -256,13 +253,13 @@ class RunTopic:
         """Tell whether events surely stand right behind the head."""
         return continues(self.known, events[0])
 
-    def take(self, come: Arrivals) -> None:
-        """Take events that stand right behind the head, and wake all who wait."""
+    def append(self, come: Arrivals) -> None:
+        """Append events that stand right behind the head, and wake all followers."""
         self.buffer.add(come.events, come.sizes)
         self._note_last(come)
 
     def skip(self, come: Arrivals) -> None:
-        """Go on behind events; followers have to find out what stands before them."""
+        """Go on behind events; followers find out by themselves what stands before them."""
         self.buffer.restart(come.events[-1].id)
         self._note_last(come)
 
@@ -272,16 +269,16 @@ class RunTopic:
         self.wake()
 
     def record_page(self, events: Sequence[StreamEvent]) -> None:
-        """Hear what somebody has read from Redis, if it goes as far as the buffer."""
+        """Note a page that a follower has read, if it goes as far as the buffer."""
         if events and order(events[-1].id) >= order(self.furthest):
             self.reach = events[-1].id
             self.trail = [event.id for event in events[-TRAIL:]]
 
     def record_length(self, length: int) -> None:
-        """Hear how many events there are.
+        """Note how many events there are.
 
-        If others came than have come over the waiting connection, they may stand before
-        the place behind which it waits.
+        A count that has changed without new events over the waiting connection means
+        that events may stand before the place behind which it waits.
         """
         before, self.length = self.length, (length, self.buffer.head)
         if before is not None and before[1] == self.buffer.head:
@@ -289,17 +286,21 @@ class RunTopic:
 
     @property
     def furthest(self) -> EventId:
-        """The last place that somebody has read up to."""
+        """The last place that any follower has read up to."""
         return max(self.buffer.head, self.reach, key=order)
 
     @property
     def past(self) -> list[list[EventId]]:
-        """What is known of the ids that were read, the newest first."""
+        """The ids that were read and are still remembered, the newest list first."""
         known = [ids for ids in (self.buffer.ids, self.trail) if ids]
         return sorted(known, key=lambda ids: order(ids[-1]), reverse=True)
 
     def rewind(self, place: EventId, last: EventId) -> None:
-        """Go back to a place behind which all is new on a server that has forgotten."""
+        """Go back to the newest known event on a server that lost events behind it.
+
+        The buffer starts anew if its head stands behind the server's last id; else only
+        followers that have read further go back.
+        """
         self.rewound_to, self._rewound_from = place, last
         self.reach, self.trail = place, []
         self.rewinds += 1
@@ -310,9 +311,9 @@ class RunTopic:
         self.notify()
 
     def must_go_back(self, place: EventId, *, in_ring: bool) -> bool:
-        """Tell whether who has read up to a place has to go back, after a rewind.
+        """Tell whether a follower at a place has to go back, after a rewind.
 
-        What is new may already stand before that place, and be given to others.
+        New events may already stand before that place, and have gone to others.
         """
         if order(place) > order(self._rewound_from):
             return True
@@ -320,16 +321,16 @@ class RunTopic:
         return self._lost_ring and in_ring and is_behind
 
     def fail(self, failure: BlsError) -> None:
-        """Have every follower raise an error: the run cannot be read."""
+        """Make every follower raise an error: the run cannot be read."""
         self.failure = failure
         self.close()
 
     def close(self) -> None:
-        """Be followed no longer; who waits finds out what to do."""
-        self.forsake()
+        """End; followers that wait find another topic, or end."""
+        self.detach()
         self.wake()
 
-    def forsake(self) -> None:
-        """Be followed no longer: whoever waits does so in a loop that is not ours."""
+    def detach(self) -> None:
+        """End without waking followers, which wait in a loop of another process."""
         self.is_open = False
         self.news += 1

@@ -70,7 +70,7 @@ class HighWaterMarks:
         self._lock = threading.Lock()
 
     def of(self, run_id: int, now: float) -> tuple[int, str]:
-        """Give what the next event has to come after: a sequence and an id.
+        """Give the sequence and the id that the next event has to come after.
 
         A run that has expired is not forgotten by an accident: it begins anew.
         """
@@ -78,7 +78,7 @@ class HighWaterMarks:
         return (sequence, event_id) if now < until else (0, BEGINNING)
 
     def raise_to(self, run_id: int, sequence: int, event_id: str, until: float) -> None:
-        """Note what was written; what is older than what is known changes nothing."""
+        """Record what was written; an older mark changes nothing."""
         with self._lock:  # event loops in several threads may share a store
             known_sequence, known_id, known = self._marks.pop(run_id, _UNKNOWN)
             highest = max(known_id, event_id, key=order)
@@ -88,13 +88,13 @@ class HighWaterMarks:
                 self._marks.popitem(last=False)
 
     def expire(self, run_id: int, until: float) -> None:
-        """Note that a run was told when to expire."""
+        """Record when a run expires."""
         with self._lock:
             if run_id in self._marks:
                 self._marks[run_id] = (*self._marks[run_id][:2], until)
 
     def forget(self, run_id: int) -> None:
-        """Know nothing more of a run: it was deleted, and begins anew."""
+        """Drop the mark of a run that was deleted, and begins anew."""
         with self._lock:
             self._marks.pop(run_id, None)
 
@@ -102,8 +102,7 @@ class HighWaterMarks:
 class RunLease:
     """The lease of one writer on its run, from its opening to its end.
 
-    It keeps the run alive, too: each renewal begins the time anew for which the run is
-    kept, however long nothing is written.
+    Each renewal starts the run's own TTL anew, too, however long nothing is written.
     """
 
     def __init__(
@@ -116,16 +115,16 @@ class RunLease:
         rng: random.Random,
         is_dead: Callable[[str], bool],
     ) -> None:
-        self.keys = keys  # of the run
-        self.token = token  # what tells this writer from all others
-        # seconds until somebody else may take the run if we say nothing
+        self.keys = keys
+        self.token = token  # of this writer alone
+        # seconds until another writer may take the run if it is not renewed
         self.lease = lease
-        self.due = 0.0  # when to ask next, by the clock of the event loop
-        # set when the first answer is there, or none is to be expected soon
+        self.due = 0.0  # when to send the next request, by the event loop's clock
+        # set at the first reply, and where none is to be expected soon
         self.answered = anyio.Event()
-        # what is to be raised where the run was opened, if anything
+        # what opening the run raises, if anything
         self.refusal: BlsError | None = None
-        self.ttl = ttl  # seconds for which a run is kept after its last sign of life
+        self.ttl = ttl  # of the run, in seconds
         self._rng = rng
         self._is_dead = is_dead
         self._dead = ""
@@ -139,15 +138,12 @@ class RunLease:
         return boot_seconds() < self._valid_until
 
     def request(self) -> Run:
-        """Ask for the lease, or to renew it."""
+        """Make the request that takes or renews the lease."""
         lease = max(1, int(self.lease * 1000))
         return self.keys.all, (self.token, lease, self.ttl, self._dead)
 
     def handle_reply(self, reply: Reply, *, sent_at: float) -> float:
-        """Note what a reply says.
-
-        In how many seconds to ask again.
-        """
+        """Handle a reply; give the seconds until the next request."""
         if self._over:
             return NEVER
         self._backoff.succeeded()
@@ -163,14 +159,14 @@ class RunLease:
                 self._dead = owner
                 return 0.0
             left = _seconds(remaining)
-            self._judge(LeaseHeldError(self.keys.events, left, REMEDY))
+            self._refuse(LeaseHeldError(self.keys.events, left, REMEDY))
         self.answered.set()
         if what == b"ended":
             return NEVER
         return jittered(self.lease / PARTS, self._rng)
 
     def note_renewed(self, *, sent_at: float) -> None:
-        """Note that a batch of events has renewed the lease; in the event loop."""
+        """Note that a batch of events has renewed the lease."""
         if self._over:
             return
         until = valid_until(sent_at, self.lease)
@@ -181,10 +177,7 @@ class RunLease:
     def fail(
         self, error: RedisUnavailableError, wrong: WrongTypeError | None = None
     ) -> float:
-        """Note that it could not be asked for.
-
-        In how many seconds to ask again.
-        """
+        """Note that a request failed; give the seconds until the next one."""
         refused = isinstance(error, RedisRefusedError)
         if wrong is not None:
             self.refusal = wrong
@@ -192,7 +185,7 @@ class RunLease:
         return self._backoff.failed(permanent=refused)
 
     def finish(self) -> None:
-        """Own nothing any more; what is still said about it does not count."""
+        """Give up the lease here; later replies do not count."""
         self._over = True
         self.due = NEVER
         self._valid_until = -NEVER
@@ -203,15 +196,15 @@ class RunLease:
             self._logged_lost = False
             logger.info("run %d is ours again", self.keys.run_id)
 
-    def _judge(self, error: LeaseHeldError) -> None:
-        """Note for who opens the run that it is another's; later the log is told."""
+    def _refuse(self, error: LeaseHeldError) -> None:
+        """Refuse the opening: the run is another writer's. Later this is only logged."""
         if self.answered.is_set():
             self.log_lost()
         else:
             self.refusal = error
 
     def log_lost(self) -> None:
-        """Say once in the log that the run is not ours any more."""
+        """Log once that the run is not ours any more."""
         if not self._logged_lost:
             self._logged_lost = True
             text = (
@@ -260,7 +253,7 @@ class WriterPool:
             await self._ended.wait()
 
     def add(self, lease: RunLease) -> None:
-        """Have a lease taken soon, and renewed from then on."""
+        """Request a lease soon, and renew it from then on."""
         self._leases[id(lease)] = lease
         lease.due = anyio.current_time()
         if self._away:  # its opening does not wait for Redis
@@ -268,7 +261,7 @@ class WriterPool:
         self._wakeup.set()
 
     def remove(self, lease: RunLease) -> None:
-        """Renew a lease no longer."""
+        """Stop renewing a lease."""
         self._leases.pop(id(lease), None)
 
     def _note_back(self) -> None:
@@ -280,7 +273,7 @@ class WriterPool:
         self._wakeup.set()
 
     async def give_back(self, lease: RunLease) -> None:
-        """End a lease that is perhaps ours, of a run in which nothing was written."""
+        """End a lease that Redis may have given, of a run in which nothing was written."""
         self.remove(lease)
         nothing = add_arguments(
             (), maxlen=1, ttl=lease.ttl, floor=(0, BEGINNING),
@@ -329,7 +322,7 @@ class WriterPool:
             return reply
 
     async def _open(self, wire: Wire) -> None:
-        """Connect; while Redis is away one tries for all."""
+        """Connect; while Redis is away there is one try for all."""
         if not wire.connected:
             await self._gate.enter(wire.open)
 
@@ -341,11 +334,11 @@ class WriterPool:
         return await find_wrong_type(self._access.wires, keys)
 
     def _warn(self, error: RedisUnavailableError, wrong: WrongTypeError | None) -> None:
-        told: BlsError = wrong or error
+        shown: BlsError = wrong or error
         if error.kind == "no_permission":
-            told = BlsError(str(error))
+            shown = BlsError(str(error))
         if not error.connecting:
-            self._gate.complaints.say("events of runs cannot be written", told)
+            self._gate.complaints.say("events of runs cannot be written", shown)
 
     async def _run(self) -> None:
         self._wakeup.bind()
@@ -361,7 +354,7 @@ class WriterPool:
             self._wakeup.unbind()
 
     async def _wait(self) -> list[RunLease]:
-        """Wait until leases are to be renewed; give those, and what is due soon."""
+        """Wait until leases are due; give them, and those that are due soon."""
         while True:
             now = anyio.current_time()
             leases = list(self._leases.values())

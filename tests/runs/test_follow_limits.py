@@ -43,13 +43,13 @@ async def test_no_wait_for_who_has_fallen_behind_the_ring(
     store: EventStore, run_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even with 0 all is given that is there: what others have no more is read."""
-    take, taken = RunTopic.take, list[str]()
+    append, taken = RunTopic.append, list[str]()
 
     def note(self: RunTopic, come: Arrivals) -> None:
-        take(self, come)
+        append(self, come)
         taken.append(self.buffer.base)
 
-    monkeypatch.setattr(RunTopic, "take", note)
+    monkeypatch.setattr(RunTopic, "append", note)
     follower = store.follow(run_id)
     first = await store.add(run_id, "a", "b")
     assert len(await follower.batch()) == 1
@@ -113,14 +113,14 @@ async def test_many_runs_share_the_first_reply(
     runs = [run_id + number for number in range(COUNT)]
     followers = [store.follow(one, "$") for one in runs]
     asked: list[int] = []
-    take = StreamReader._take
+    take = StreamReader._deliver
 
     async def note(self: StreamReader, reply: Any) -> None:
         if reply:
             asked.append(self._asked * len(self._posted))
         await take(self, reply)
 
-    monkeypatch.setattr(StreamReader, "_take", note)
+    monkeypatch.setattr(StreamReader, "_deliver", note)
 
     async def follow(number: int) -> None:
         async for _ in followers[number]:
