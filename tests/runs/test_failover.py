@@ -1,26 +1,48 @@
-"""Another server answers, which has forgotten something and whose clock is behind.
+"""Followers while links are cut, servers stop, and other servers answer in their place.
 
-What is written then gets ids below those that followers have read: nobody may wait for
-ever behind them, or miss what is there.
+A server that takes over may have lost events, and its clock may be behind: what is
+written then gets ids below those that followers have read. No follower may wait for ever
+behind them, or miss what is there.
 """
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import anyio
 import pytest
 from redis.asyncio import Redis
 
+from bls_agent import RedisRefusedError, RedisUnavailableError, WrongTypeError
 from bls_agent.devserver import DevServer
-from bls_agent.runs import EventStore, Gap, GapReason
+from bls_agent.runs import (
+    EventStore,
+    Followed,
+    Gap,
+    GapReason,
+    WriterLost,
+    gaps,
+    hub,
+)
 from bls_agent.runs.reading import RunKeys
 from bls_agent.runs.topic import RunTopic
 from tests.engines import LOOPBACK, ask, until
 from tests.failovers import Told
-from tests.harness import eventually
-from tests.kit import Cut, Direction, FaultProxy
+from tests.harness import (
+    PASSWORD,
+    eventually,
+    execute,
+    needs_selectors,
+    url_with_rights,
+)
+from tests.kit import Cut, Direction, FaultProxy, Swallow
+from tests.runs.writing import take, write
+from tests.soak.followers import follow_through_cuts
 
 RUN = 1
 KEPT = 5  # events that the other server has, too
@@ -69,7 +91,7 @@ async def plant(server: DevServer, first: int, count: int) -> list[str]:
     return ids
 
 
-async def write(server: DevServer, count: int) -> list[str]:
+async def write_at(server: DevServer, count: int) -> list[str]:
     """Add events as a writer that knows nothing of what was before."""
     async with EventStore(server.url) as store:
         return await store.add_many(RUN, [("llm", "stream")] * count)
@@ -102,7 +124,7 @@ async def test_a_server_that_is_behind(
             followers.append(Told(store.follow(RUN)))
         lost = await plant(own_server, KEPT + 1, 4)
         await followers[-1].take(KEPT + 4)
-        new = await write(other_server, 2) if when == "before" else []
+        new = await write_at(other_server, 2) if when == "before" else []
         fail_over(proxy, other_server)
         await proxy.heal()
         async with anyio.create_task_group() as tasks:
@@ -110,8 +132,8 @@ async def test_a_server_that_is_behind(
                 tasks.start_soon(one.take, len(one.ids) + 4)
             if when == "afterwards":
                 await until(lambda: waiting.follower.unavailable is None)
-                new = await write(other_server, 2)
-            new += await write(other_server, 2)
+                new = await write_at(other_server, 2)
+            new += await write_at(other_server, 2)
         ahead = followers[-1]
         assert ahead.gaps == [Gap(RUN, GapReason.LOST, lost[-1], new[0])]
         assert ahead.ids == [*ids, *lost, *new]
@@ -133,7 +155,7 @@ async def test_a_server_that_is_emptied(
         await one.take(3)
         assert await one.follower.batch(0.1) == []
         ask(own_server.port, "FLUSHALL")
-        new = await write(own_server, 2)
+        new = await write_at(own_server, 2)
         await one.take(5)
         assert one.gaps == [Gap(RUN, GapReason.LOST, ids[-1], new[0])]
         assert one.ids == [*ids, *new]
@@ -149,14 +171,14 @@ async def test_a_place_that_the_server_has_forgotten(
         lost = await plant(own_server, KEPT + 1, 4)
         here = Told(store.follow(RUN))
         await here.take(KEPT + 4)
-        first = await write(other_server, 2)
+        first = await write_at(other_server, 2)
         fail_over(proxy, other_server)
         back = Told(store.follow(RUN, lost[-1]))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(back.take, 2)
             await until(lambda: bool(back.gaps))
             tasks.start_soon(here.take, KEPT + 4 + 4)
-            second = await write(other_server, 2)
+            second = await write_at(other_server, 2)
         assert back.gaps == [Gap(RUN, GapReason.LOST, lost[-1])]
         assert back.ids == second
         assert len(here.gaps) == 1
@@ -175,14 +197,14 @@ async def test_a_place_that_nobody_remembers(
         await here.take(KEPT)
         await eventually(lambda: not store._hubs.here._topics)
         fail_over(proxy, other_server)
-        await write(other_server, 2)
+        await write_at(other_server, 2)
         back = Told(store.follow(RUN, "0-0"))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(back.take, 4)
             await until(lambda: len(back.ids) == 2)
             tasks.start_soon(here.take, KEPT + 1)
             await until(lambda: here.follower._cursor.gap_pending)
-            new = await write(other_server, 2)
+            new = await write_at(other_server, 2)
         assert back.gaps == []
         assert here.gaps == [Gap(RUN, GapReason.LOST, ids[-1], new[0])]
         assert here.ids == [*ids, *new]
@@ -200,3 +222,276 @@ async def test_who_has_read_what_is_new_does_not_go_back() -> None:
     assert topic.must_go_back("6-0", in_ring=True)
     assert not topic.must_go_back("6-0", in_ring=False)  # it may be what is new
     assert not topic.must_go_back("5-0", in_ring=True)
+
+
+# -- faults
+
+
+async def test_cuts_and_a_restart(own_server: DevServer) -> None:
+    """20 followers, cuts, and a server that is killed and keeps its data: the short form."""
+    done = await follow_through_cuts(own_server, events=1_500, cuts=6, restarts=1)
+    assert done.missed == done.twice == 0
+    assert done.delivered == 20 * 1_500
+
+
+async def test_a_dead_link(
+    own_server: DevServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing comes over the waiting connection any more, and nobody says so."""
+    monkeypatch.setattr(hub, "BLOCK", 1.0)
+    async with (
+        FaultProxy(own_server.url) as proxy,
+        EventStore(proxy.url, timeout=1.0) as store,
+        EventStore(own_server.url) as writer,
+    ):
+        follower = store.follow(1)
+        await write(writer, 1)
+        assert await take(follower, 1) == [1]
+        assert await follower.batch(0.1) == []
+        async with proxy.during(Swallow()):
+            await write(writer, 1)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(follower.batch, 0.5)
+                await eventually(lambda: _is_away(follower))
+        assert await take(follower, 1) == [2]
+        assert follower.unavailable is None
+
+
+def _is_away(follower: Any) -> bool:
+    return follower.unavailable is not None
+
+
+async def test_a_frozen_server(
+    own_server: DevServer, admin: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Followers wait, are told why, and no living writer is called dead."""
+    monkeypatch.setattr(hub, "BLOCK", 1.0)
+    async with EventStore(own_server.url, timeout=0.5) as store:
+        await write(store, 1)
+        await execute(admin, "HSET", "bls_agent:{run:1:events}:books", "owner", "a")
+        await execute(admin, "SET", "bls_agent:{run:1:events}:owner", "a", "PX", 1500)
+        follower = store.follow(1)
+        assert await take(follower, 1) == [1]
+        assert await follower.batch(0.2) == []
+        own_server.freeze()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(follower.batch, 6)
+                await eventually(lambda: _is_away(follower))
+                tasks.cancel_scope.cancel()
+        finally:
+            own_server.thaw()
+        assert await follower.batch(0.5) == []
+        await execute(admin, "SET", "bls_agent:{run:1:events}:owner", "a", "PX", 60_000)
+        await write(store, 1)
+        assert await take(follower, 1) == [2]
+        assert follower.unavailable is None
+
+
+async def test_a_wrong_key_disturbs_no_other(
+    store: EventStore, run_id: int, bare: Redis
+) -> None:
+    """Only who follows it hears of it, at once or when it becomes one."""
+    good, bad = store.follow(run_id), store.follow(run_id + 10**5)
+    await write(store, run_id + 10**5)
+    assert await take(bad, 1) == [1]
+    key = f"run:{run_id + 10**5}:events"
+    await bare.set(key, "no stream")
+    assert await good.batch(0.05) == []
+    with pytest.raises(WrongTypeError), anyio.fail_after(20):
+        await bad.batch()
+    with pytest.raises(WrongTypeError):
+        await store.follow(run_id + 10**5).batch()
+    with pytest.raises(WrongTypeError):
+        await store.follow(run_id + 10**5, "5-0").batch()
+    await write(store, run_id)
+    assert await take(good, 1) == [1]
+    await bare.delete(key)
+    await write(store, run_id + 10**5)
+
+
+@needs_selectors
+async def test_a_run_that_may_not_be_read_disturbs_no_other(
+    own_server: DevServer, admin: Redis
+) -> None:
+    url = await url_with_rights(
+        admin, own_server, "+@all", "~run:1:*", "~bls_agent:*", "%W~run:2:*"
+    )
+    async with EventStore(url) as store, EventStore(own_server.url) as writer:
+        good = store.follow(1)
+        assert await good.batch(0.05) == []
+        with pytest.raises(RedisRefusedError):
+            await store.follow(2).batch()
+        await write(writer, 1)
+        assert await take(good, 1) == [1]
+        await execute(admin, "ACL", "SETUSER", "agent", "~run:3:*")
+        other = store.follow(3)
+        assert await other.batch(0.05) == []
+        await execute(
+            admin, "ACL", "SETUSER", "agent", "resetkeys", "~run:1:*", "~bls_agent:*"
+        )
+        with pytest.raises(RedisRefusedError), anyio.fail_after(20):
+            await other.batch()
+        await write(writer, 1)
+        assert await take(good, 1) == [2]
+        await write(writer, 3)
+        await execute(admin, "ACL", "SETUSER", "agent", "~run:3:*")
+        assert await take(other, 1) == [1]  # mended: the same one goes on
+
+
+@needs_selectors
+async def test_a_password_that_is_wrong_now_ends_the_iteration(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """Who follows is told, decides, and may go on with the same follower: nothing lost."""
+    url = await url_with_rights(admin, own_server, "+@all", "~*")
+    async with EventStore(url) as store, EventStore(own_server.url) as writer:
+        follower = store.follow(1)
+        await write(writer, 1)
+        assert await take(follower, 1) == [1]
+        await execute(admin, "ACL", "SETUSER", "agent", "resetpass", ">other")
+        await execute(admin, "CLIENT", "KILL", "USER", "agent")
+        with pytest.raises(RedisRefusedError, match="auth"), anyio.fail_after(20):
+            await follower.batch()
+        await write(writer, 1)
+        await execute(admin, "ACL", "SETUSER", "agent", f">{PASSWORD}")
+        assert await take(follower, 1) == [2]
+
+
+async def test_a_server_that_forgets_everything(
+    run_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is gone, and so is what was not read: said, and the end."""
+    monkeypatch.setattr(gaps, "UNOWNED", 0.5)
+    with DevServer() as server:
+        async with EventStore(server.url) as store:
+            follower = store.follow(run_id)
+            ids = await write(store, run_id, 3)
+            assert await take(follower, 3) == [1, 2, 3]
+            found: list[Followed] = []
+
+            async def go_on() -> None:
+                found.extend([one async for one in follower])
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(go_on)
+                await anyio.wait_all_tasks_blocked()
+                server.restart()
+                with anyio.fail_after(20):
+                    await eventually(lambda: follower.ended)
+            assert found == [Gap(run_id, GapReason.LOST, ids[-1])]
+
+
+async def test_a_run_deleted_under_its_writer_is_no_loss(
+    own_server: DevServer, run_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither after a cut, nor when somebody comes who says to have read further."""
+    monkeypatch.setattr("bls_agent.runs.follower.DOUBT", 0.05)
+    async with (
+        FaultProxy(own_server.url) as proxy,
+        EventStore(proxy.url) as store,
+        EventStore(own_server.url) as writer,
+        writer.run(run_id) as run,
+    ):
+        follower = store.follow(run_id)
+        assert await take(follower, 1) == [1]
+        assert await follower.batch(0.1) == []
+        await eventually(lambda: proxy.accepted == 2)  # one of them waits
+        assert await writer.delete(run_id)
+        before = proxy.accepted
+        proxy.break_all()
+        with anyio.fail_after(30):
+            while proxy.accepted == before:
+                assert await follower.batch(0.1) == []
+        assert await follower.batch(1.0) == []
+        stranger = store.follow(run_id, "99999999999999-0")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stranger.batch)
+            assert await follower.batch(1.0) == []
+            tasks.cancel_scope.cancel()
+        run.emit("a", "b")
+        assert await take(follower, 1) == [2]
+        assert await take(stranger, 1) == [2]
+
+
+async def test_a_living_writer_brings_its_run_back(run_id: int) -> None:
+    """A server that forgets everything, under a writer that goes on: nobody ends."""
+    with DevServer() as server:
+        async with EventStore(server.url) as store, Redis.from_url(server.url) as bare:
+            place = f"bls_agent:{{run:{run_id}:events}}"
+            await bare.hset(f"{place}:books", "owner", "a")
+            await bare.set(f"{place}:owner", "a", px=4_000)
+            follower = store.follow(run_id)
+            await write(store, run_id, 3)
+            assert await take(follower, 3) == [1, 2, 3]
+            assert await follower.batch(0.1) == []
+            server.restart()
+            assert await follower.batch(1.0) == []
+            assert not follower.ended
+            await write(store, run_id, 2)
+            assert await take(follower, 2) == [4, 5]
+
+
+WRITER = """
+import asyncio, sys
+from bls_agent.runs import EventStore
+from bls_agent.runs.reading import RunKeys
+from bls_agent.connection.scripts import HOLD_RUN
+async def main(url, run_id, lease):
+    store = EventStore(url)
+    keys = RunKeys(run_id).all
+    await store.add(run_id, "lifecycle", "started")
+    while True:
+        async with store._access.wires.to(keys[0]) as wire:
+            await HOLD_RUN.run(wire, keys, ("token", int(lease * 1000), 1000, ""))
+        print("held", flush=True)
+        await store.add(run_id, "llm", "stream")
+        await asyncio.sleep(lease / 3)
+asyncio.run(main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))
+"""
+
+
+async def test_a_writer_that_is_killed(redis_url: str, run_id: int) -> None:
+    """Followers are told within its lease and a second, and go on."""
+    lease = 1.5
+    words = [sys.executable, "-c", WRITER, redis_url, str(run_id), str(lease)]
+    process = await anyio.to_thread.run_sync(
+        lambda: subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    )
+    killed_at = told_at = 0.0
+    try:
+        async with EventStore(redis_url) as store:
+            follower = store.follow(run_id)
+            await take(follower, 4)  # its lease was renewed meanwhile
+            process.send_signal(signal.SIGKILL)
+            killed_at = time.monotonic()
+            found: list[Followed] = []
+            with anyio.fail_after(20):
+                while not any(isinstance(one, WriterLost) for one in found):
+                    found += await follower.batch()
+            told_at = time.monotonic()
+            assert isinstance(found[-1], WriterLost)
+            assert not follower.ended
+            await write(store, run_id)
+            assert len(await take(follower, 1)) == 1
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout:
+            process.stdout.close()
+    assert told_at - killed_at < lease + 1.5  # goal: 1 s; a busy machine is late
+
+
+async def test_redis_away(own_server: DevServer) -> None:
+    """A follower with a place waits; one that asks for the end is told."""
+    async with EventStore(own_server.url, timeout=0.5) as store:
+        own_server.kill()
+        follower = store.follow(1)
+        assert await follower.batch(0.3) == []
+        assert isinstance(follower.unavailable, RedisUnavailableError)
+        with pytest.raises(RedisUnavailableError):
+            await store.follow(1, "$").batch()
+        own_server.restart()
+        await write(store, 1)
+        assert await take(follower, 1) == [1]
+        assert follower.unavailable is None

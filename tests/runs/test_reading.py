@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import time
 from typing import Any
 
 import anyio
 import pytest
 from redis.asyncio import Redis
 
-from bls_agent import ConfigurationError, RedisUnavailableError, WrongTypeError
+from bls_agent import (
+    ConfigurationError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
 from bls_agent.devserver import DevServer
-from bls_agent.runs import EventStore
+from bls_agent.runs import (
+    EventStore,
+)
 from bls_agent.runs.reading import (
     FIRST_PAGE,
     PAGE,
@@ -20,6 +27,10 @@ from bls_agent.runs.reading import (
     PageSize,
     RunReader,
     next_page_size,
+)
+from tests.harness import (
+    are_blocked,
+    eventually,
 )
 from tests.kit import FaultProxy, Rate
 from tests.runs.writing import write
@@ -298,3 +309,73 @@ async def test_large_events_come_through_a_narrow_link(own_server: DevServer) ->
                         break
             assert [one.sequence for one in found] == list(range(1, count + 1))
             assert len(await reader.get_events(1)) == count
+
+
+# -- the document's blocking read
+
+
+async def test_a_loop_of_single_reads_misses_none(
+    store: EventStore, run_id: int, bare: Redis
+) -> None:
+    """tail, then subscribe behind what was given: no call opens a connection of its own."""
+    await write(store, run_id, 3)
+    found: list[int] = []
+    last = await store.tail(run_id)
+    before = store._access.wires.openings
+
+    async def produce() -> None:
+        for _ in range(500):
+            await write(store, run_id)
+            await anyio.sleep(0.002)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(produce)
+        with anyio.fail_after(30):
+            while len(found) < 500:
+                for event in await store.subscribe(run_id, last):
+                    found.append(event.sequence)
+                    last = event.id
+    assert found == list(range(4, 504))
+    assert store._access.wires.openings == before
+
+
+async def test_a_single_read(store: EventStore, run_id: int) -> None:
+    """Nothing in time is nothing; neither a close nor a gap ends or fills it."""
+    assert await store.subscribe(run_id, block_ms=50) == []
+    ids = await write(store, run_id, 2)
+    assert [e.id for e in await store.subscribe(run_id, "0-0")] == ids
+    assert [e.id for e in await store.subscribe(run_id, ids[0])] == ids[1:]
+    closed = await store.add(run_id, "system", "close")
+    assert [e.id for e in await store.subscribe(run_id, ids[1])] == [closed]
+    began = time.monotonic()
+    assert await store.subscribe(run_id, closed or "", block_ms=100) == []
+    assert time.monotonic() - began >= 0.09
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_write_soon, store, run_id)
+        found = await store.subscribe(run_id, "$", block_ms=0)
+    assert [e.sequence for e in found] == [4]
+
+
+async def _write_soon(store: EventStore, run_id: int) -> None:
+    await anyio.sleep(0.05)
+    await write(store, run_id)
+
+
+async def test_a_single_read_while_redis_is_away(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """Down is not empty."""
+    async with EventStore(own_server.url, timeout=0.5) as store:
+        await write(store, 1)
+        last = await store.tail(1)
+        async with anyio.create_task_group() as tasks:
+
+            async def read(block_ms: int) -> None:
+                with pytest.raises(RedisUnavailableError):
+                    await store.subscribe(1, last, block_ms=block_ms)
+
+            tasks.start_soon(read, 1_500)
+            await eventually(lambda: are_blocked(admin, 1))
+            own_server.kill()
+        await read(100)
+        await read(0)

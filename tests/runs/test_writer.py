@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 from typing import Any
 
 import anyio
@@ -22,15 +21,11 @@ from bls_agent.runs import RunWriter, StreamEvent
 from bls_agent.runs.new_events import add_arguments
 from bls_agent.runs.reading import RunKeys
 from tests.harness import eventually, is_gone, is_there
-from tests.runs.writing import take_over
+from tests.runs.writing import written
 
 
 def names(events: list[StreamEvent]) -> list[str]:
     return [event.name for event in events]
-
-
-async def written(store: EventStore, run_id: int) -> list[str]:
-    return names(await store.get_events(run_id))
 
 
 async def test_a_run(store: EventStore, bare: Redis, run_id: int) -> None:
@@ -417,84 +412,6 @@ async def test_emit_takes_anything(
     assert run.stats().dropped == {}
 
 
-async def test_tokens_are_merged_and_nothing_is_lost(
-    store: EventStore, run_id: int
-) -> None:
-    """The first is written at once; all together say what was emitted."""
-    async with store.run(run_id) as run:
-        await run.flush()
-        for n in range(300):
-            run.emit("llm", "stream", {"content": f"{n};", "index": 0})
-            if n % 50 == 0:
-                await anyio.sleep(0.01)
-        run.emit("llm", "stream", {"content": "end", "index": 1})
-    events = await store.get_events(run_id)
-    texts = [event.data["content"] for event in events if event.action == "stream"]
-    assert "".join(texts) == "".join(f"{n};" for n in range(300)) + "end"
-    assert 2 <= len(texts) < 20
-    assert texts[-1] == "end"
-    stats = run.stats()
-    assert stats.merged == 301 - len(texts)
-    assert stats.written == stats.accepted == 304
-
-
-async def test_nothing_is_merged_where_that_is_not_wanted(
-    store: EventStore, run_id: int
-) -> None:
-    async with store.run(run_id, coalesce=0) as run:
-        for n in range(100):
-            run.emit("llm", "stream", {"content": str(n)})
-    events = await store.get_events(run_id)
-    assert [event.data.get("content") for event in events[1:-2]] == [
-        str(n) for n in range(100)
-    ]
-    assert run.stats().merged == 0
-
-
-async def test_eight_threads(store: EventStore, run_id: int) -> None:
-    """Each thread's events are all there, in its order."""
-    async with store.run(run_id, coalesce=0, buffer=20_000) as run:
-
-        def write(thread: int) -> None:
-            for n in range(500):
-                run.emit("agent", "worker", {"thread": thread, "n": n})
-
-        threads = [threading.Thread(target=write, args=(n,)) for n in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            await anyio.to_thread.run_sync(thread.join)
-        assert await run.flush(30)
-    events = await store.get_events(run_id)
-    assert [event.sequence for event in events] == list(range(1, 4_004))
-    for number in range(8):
-        theirs = [e.data["n"] for e in events if e.data.get("thread") == number]
-        assert theirs == list(range(500))
-
-
-async def test_what_comes_behind_the_end(store: EventStore, run_id: int) -> None:
-    """A thread that has looked before the run was closed comes too late: counted."""
-    async with store.run(run_id) as run:
-        pass
-    sink: Any = run._sink
-    late = sink.own_event("agent", "worker", {})
-    batch = sink.prepare([late])
-    assert list(batch) == []
-    stats = run.stats()
-    assert stats.dropped == {"closed": 1}
-
-
-async def test_an_end_stands_last_in_its_batch(store: EventStore, run_id: int) -> None:
-    async with store.run(run_id) as run:
-        await run.flush()
-        sink: Any = run._sink
-        end = sink.own_event("system", "close", {})
-        end.ends = True
-        batch = sink.prepare([end, sink.own_event("agent", "worker", {})])
-        assert [event.category for event in batch] == ["agent", "system"]
-        sink._ended = False
-
-
 async def test_stats_and_repr(redis_url: str, run_id: int, bare: Redis) -> None:
     """They tell how it is, and no secrets."""
     url = redis_url.replace("redis://", "redis://:geheim@", 1)
@@ -557,79 +474,6 @@ async def test_a_run_that_is_deleted_goes_on(
     await other.add(run_id, "a", "b")
     assert [event.sequence for event in await store.get_events(run_id)] == [1]
     await other.aclose()
-
-
-async def test_taken_over(
-    store: EventStore, bare: Redis, run_id: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Somebody else has the run: said once; events are written on, its end is not."""
-    keys = RunKeys(run_id)
-    async with store.run(run_id, lease=0.3) as run:
-        await take_over(run, bare, keys)
-        await eventually(lambda: "belongs to another writer" in caplog.text)
-        run.emit("agent", "worker")
-    assert await written(store, run_id) == [
-        "lifecycle.started", "agent.worker", "lifecycle.completed",
-    ]  # fmt: skip
-    assert await bare.get(keys.owner) == b"somebody"
-    assert await bare.hget(keys.books, "owner") == b"somebody"
-    told = [r for r in caplog.records if "another writer" in r.message]
-    assert len(told) == 1
-
-
-async def test_an_end_alone_in_its_batch(
-    store: EventStore, bare: Redis, run_id: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Of a run that is another's: nothing is left to write, and that is no fault."""
-    async with store.run(run_id, coalesce=0, buffer=2_000) as run:
-        await bare.set(RunKeys(run_id).owner, "somebody", px=60_000)
-        delivery: Any = run._delivery
-        for n in range(499):  # with the last word but one a full batch
-            run.emit("a", "b", {"n": n})
-        assert len(delivery.buffer) == 499
-    found = await written(store, run_id)
-    assert len(found) == 501
-    assert found[-1] == "lifecycle.completed"
-    assert "belongs to another writer" in caplog.text
-    assert run.stats().dropped == {}
-
-
-async def test_taken_over_and_ended(
-    store: EventStore, bare: Redis, run_id: int
-) -> None:
-    """The other one has ended the run: it is neither opened nor closed once more."""
-    keys = RunKeys(run_id)
-    async with store.run(run_id, lease=0.3) as run:
-        await take_over(run, bare, keys)
-        await bare.hdel(keys.books, "owner")
-        await bare.delete(keys.owner)
-        lease: Any = run._run_lease
-        await eventually(lambda: lease.due == float("inf"))
-        assert await bare.exists(keys.owner) == 0
-    assert await written(store, run_id) == ["lifecycle.started", "lifecycle.completed"]
-
-
-async def test_the_other_one_died(store: EventStore, bare: Redis, run_id: int) -> None:
-    """It had taken the run over and did not end it: then it is ours again, with its end."""
-    keys = RunKeys(run_id)
-    async with store.run(run_id, lease=0.3) as run:
-        await take_over(run, bare, keys)
-        await bare.delete(keys.owner)
-        await eventually(lambda: run.is_owner)
-    assert (await written(store, run_id))[-1] == "system.close"
-    assert await bare.hget(keys.books, "owner") is None
-
-
-async def test_a_late_request_opens_nothing(
-    store: EventStore, bare: Redis, run_id: int
-) -> None:
-    """A renewal that arrives behind the end of the run does nothing."""
-    async with store.run(run_id) as run:
-        lease: Any = run._run_lease
-        pool: Any = run._pool
-    await pool._renew([lease])
-    assert await bare.exists(RunKeys(run_id).owner) == 0
-    assert await bare.hget(RunKeys(run_id).books, "owner") is None
 
 
 async def test_many_runs_share_a_task_and_a_connection(

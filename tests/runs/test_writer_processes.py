@@ -7,13 +7,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
-from bls_agent import EventStore, LeaseHeldError
+from bls_agent import (
+    EventStore,
+    LeaseHeldError,
+)
 from bls_agent.runs.reading import RunKeys
 from tests.harness import eventually, is_gone
+from tests.runs.writing import take_over, written
 
 # Older redis-py complains of a connection that a closed loop has left; nothing of ours does.
 OURS = "bls_agent/"
@@ -265,3 +270,76 @@ async def test_the_program_ends_inside(
     found = await names(store, run_id)
     assert len(found) == 1_003
     assert found[-2:] == ["lifecycle.cancelled", "system.close"]
+
+
+async def test_taken_over(
+    store: EventStore, bare: Redis, run_id: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody else has the run: said once; events are written on, its end is not."""
+    keys = RunKeys(run_id)
+    async with store.run(run_id, lease=0.3) as run:
+        await take_over(run, bare, keys)
+        await eventually(lambda: "belongs to another writer" in caplog.text)
+        run.emit("agent", "worker")
+    assert await written(store, run_id) == [
+        "lifecycle.started", "agent.worker", "lifecycle.completed",
+    ]  # fmt: skip
+    assert await bare.get(keys.owner) == b"somebody"
+    assert await bare.hget(keys.books, "owner") == b"somebody"
+    told = [r for r in caplog.records if "another writer" in r.message]
+    assert len(told) == 1
+
+
+async def test_an_end_alone_in_its_batch(
+    store: EventStore, bare: Redis, run_id: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a run that is another's: nothing is left to write, and that is no fault."""
+    async with store.run(run_id, coalesce=0, buffer=2_000) as run:
+        await bare.set(RunKeys(run_id).owner, "somebody", px=60_000)
+        delivery: Any = run._delivery
+        for n in range(499):  # with the last word but one a full batch
+            run.emit("a", "b", {"n": n})
+        assert len(delivery.buffer) == 499
+    found = await written(store, run_id)
+    assert len(found) == 501
+    assert found[-1] == "lifecycle.completed"
+    assert "belongs to another writer" in caplog.text
+    assert run.stats().dropped == {}
+
+
+async def test_taken_over_and_ended(
+    store: EventStore, bare: Redis, run_id: int
+) -> None:
+    """The other one has ended the run: it is neither opened nor closed once more."""
+    keys = RunKeys(run_id)
+    async with store.run(run_id, lease=0.3) as run:
+        await take_over(run, bare, keys)
+        await bare.hdel(keys.books, "owner")
+        await bare.delete(keys.owner)
+        lease: Any = run._run_lease
+        await eventually(lambda: lease.due == float("inf"))
+        assert await bare.exists(keys.owner) == 0
+    assert await written(store, run_id) == ["lifecycle.started", "lifecycle.completed"]
+
+
+async def test_the_other_one_died(store: EventStore, bare: Redis, run_id: int) -> None:
+    """It had taken the run over and did not end it: then it is ours again, with its end."""
+    keys = RunKeys(run_id)
+    async with store.run(run_id, lease=0.3) as run:
+        await take_over(run, bare, keys)
+        await bare.delete(keys.owner)
+        await eventually(lambda: run.is_owner)
+    assert (await written(store, run_id))[-1] == "system.close"
+    assert await bare.hget(keys.books, "owner") is None
+
+
+async def test_a_late_request_opens_nothing(
+    store: EventStore, bare: Redis, run_id: int
+) -> None:
+    """A renewal that arrives behind the end of the run does nothing."""
+    async with store.run(run_id) as run:
+        lease: Any = run._run_lease
+        pool: Any = run._pool
+    await pool._renew([lease])
+    assert await bare.exists(RunKeys(run_id).owner) == 0
+    assert await bare.hget(RunKeys(run_id).books, "owner") is None

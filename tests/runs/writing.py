@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import anyio
 from redis.asyncio import Redis
 
-from bls_agent.runs import EventStore, RunWriter
+from bls_agent.runs import (
+    EventStore,
+    RunWriter,
+    StreamEvent,
+)
 from bls_agent.runs.reading import RunKeys
-from tests.harness import eventually
+from tests.harness import (
+    eventually,
+)
 
 
 async def write(store: EventStore, run_id: int, count: int = 1) -> list[str]:
@@ -20,3 +29,19 @@ async def take_over(run: RunWriter, redis: Redis, keys: RunKeys) -> None:
     await redis.set(keys.owner, "somebody", px=60_000)
     await redis.hset(keys.books, "owner", "somebody")
     await eventually(lambda: not run.is_owner)
+
+
+async def take(follower: Any, count: int) -> list[int]:
+    """The sequences of so many events; nothing else may come."""
+    found: list[int] = []
+    with anyio.fail_after(30):
+        while len(found) < count:
+            for one in await follower.batch():
+                assert isinstance(one, StreamEvent), one
+                found.append(one.sequence)
+    return found
+
+
+async def written(store: EventStore, run_id: int) -> list[str]:
+    """The names of a run's events."""
+    return [event.name for event in await store.get_events(run_id)]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
 from itertools import pairwise
 from typing import Any
 
+import anyio
 import pytest
 from hypothesis import given, strategies as st
 
+from bls_agent import (
+    EventStore,
+)
 from bls_agent.runs.writer_task import LONGEST, TEXTS, PendingEvent, capture, merge
 
 MIB = 1024 * 1024
@@ -224,3 +229,81 @@ def test_anything_is_taken(data: object, *, too_long: bool) -> None:
     assert len(payload) <= MIB
     assert isinstance(json.loads(payload), dict)
     assert (cut or cut_now) is too_long
+
+
+async def test_tokens_are_merged_and_nothing_is_lost(
+    store: EventStore, run_id: int
+) -> None:
+    """The first is written at once; all together say what was emitted."""
+    async with store.run(run_id) as run:
+        await run.flush()
+        for n in range(300):
+            run.emit("llm", "stream", {"content": f"{n};", "index": 0})
+            if n % 50 == 0:
+                await anyio.sleep(0.01)
+        run.emit("llm", "stream", {"content": "end", "index": 1})
+    events = await store.get_events(run_id)
+    texts = [event.data["content"] for event in events if event.action == "stream"]
+    assert "".join(texts) == "".join(f"{n};" for n in range(300)) + "end"
+    assert 2 <= len(texts) < 20
+    assert texts[-1] == "end"
+    stats = run.stats()
+    assert stats.merged == 301 - len(texts)
+    assert stats.written == stats.accepted == 304
+
+
+async def test_nothing_is_merged_where_that_is_not_wanted(
+    store: EventStore, run_id: int
+) -> None:
+    async with store.run(run_id, coalesce=0) as run:
+        for n in range(100):
+            run.emit("llm", "stream", {"content": str(n)})
+    events = await store.get_events(run_id)
+    assert [event.data.get("content") for event in events[1:-2]] == [
+        str(n) for n in range(100)
+    ]
+    assert run.stats().merged == 0
+
+
+async def test_eight_threads(store: EventStore, run_id: int) -> None:
+    """Each thread's events are all there, in its order."""
+    async with store.run(run_id, coalesce=0, buffer=20_000) as run:
+
+        def write(thread: int) -> None:
+            for n in range(500):
+                run.emit("agent", "worker", {"thread": thread, "n": n})
+
+        threads = [threading.Thread(target=write, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            await anyio.to_thread.run_sync(thread.join)
+        assert await run.flush(30)
+    events = await store.get_events(run_id)
+    assert [event.sequence for event in events] == list(range(1, 4_004))
+    for number in range(8):
+        theirs = [e.data["n"] for e in events if e.data.get("thread") == number]
+        assert theirs == list(range(500))
+
+
+async def test_what_comes_behind_the_end(store: EventStore, run_id: int) -> None:
+    """A thread that has looked before the run was closed comes too late: counted."""
+    async with store.run(run_id) as run:
+        pass
+    sink: Any = run._sink
+    late = sink.own_event("agent", "worker", {})
+    batch = sink.prepare([late])
+    assert list(batch) == []
+    stats = run.stats()
+    assert stats.dropped == {"closed": 1}
+
+
+async def test_an_end_stands_last_in_its_batch(store: EventStore, run_id: int) -> None:
+    async with store.run(run_id) as run:
+        await run.flush()
+        sink: Any = run._sink
+        end = sink.own_event("system", "close", {})
+        end.ends = True
+        batch = sink.prepare([end, sink.own_event("agent", "worker", {})])
+        assert [event.category for event in batch] == ["agent", "system"]
+        sink._ended = False
