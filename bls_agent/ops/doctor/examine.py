@@ -22,7 +22,7 @@ from bls_agent.core.keys import CONTROL, KEYS, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.core.names import check_name, encode_key
 from bls_agent.core.settings import check_seconds
 from bls_agent.ops.doctor.access import Role, judge_access, roles_of, trials
-from bls_agent.ops.doctor.misencoded_keys import find_twin, name_fault
+from bls_agent.ops.doctor.misencoded_keys import find_meant, name_fault
 from bls_agent.ops.doctor.reading import Kind, Look, kind_of, project_of
 from bls_agent.ops.doctor.report import Report, Tally
 from bls_agent.ops.doctor.rule import Finding, Question, Sample, Severity
@@ -193,7 +193,7 @@ class _Examination:
         if not self._project:
             return True
         if not kind.row:
-            meant = find_twin(key)
+            meant = find_meant(key)
             kind = kind_of(meant) if meant else kind
         return project_of(kind) == self._project
 

@@ -14,12 +14,12 @@ from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.core.names import check_name
 from bls_agent.ops.doctor.rule import show
 
-__all__ = ["find_twin", "name_fault", "quote_name", "tidy_name"]
+__all__ = ["find_meant", "name_fault", "quote_name", "tidy_name"]
 
 _ROWS = (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL)
 
 
-def find_twin(key: str) -> str | None:
+def find_meant(key: str) -> str | None:
     """Find the key of contract 002 that a key of no contract was meant to be.
 
     Args:
@@ -31,7 +31,7 @@ def find_twin(key: str) -> str | None:
     if key.isascii():  # also UTF-16 has bytes that are not
         return None
     for meant in _other_readings(key):
-        tidied = _tidy(meant)
+        tidied = tidy_name(meant)
         if tidied != key and any(row.match(tidied) for row in _ROWS):
             return tidied
     return None
@@ -58,8 +58,8 @@ def _decoded(raw: bytes, encoding: str) -> Iterator[str]:
         return
 
 
-def _tidy(text: str) -> str:
-    """Write a text as it would be typed: NFKC, nothing invisible, no blanks around."""
+def tidy_name(text: str) -> str:
+    """Write a name as most people would type it: NFKC, nothing invisible, no blanks around."""
     if text.isprintable() and unicodedata.is_normalized("NFKC", text):
         return text.strip()
     plain = unicodedata.normalize("NFKC", text)
@@ -94,8 +94,3 @@ def quote_name(project: str) -> str:
         read = next(_decoded(raw, "gb18030"), "")
         return f"{show(raw)} (GBK: {show(read)})" if read else show(raw)
     return show(repr(project))
-
-
-def tidy_name(project: str) -> str:
-    """Write a project's name as most people would type it."""
-    return _tidy(project)

@@ -6,7 +6,7 @@ import pytest
 
 from bls_agent.core.keys import KEYS, find_templates
 from bls_agent.ops.doctor.misencoded_keys import (
-    find_twin,
+    find_meant,
     name_fault,
     quote_name,
     tidy_name,
@@ -87,7 +87,7 @@ def test_a_twin_is_seen_through(how: str) -> None:
     """Whatever made other bytes of a project's key."""
     key = foreign(TWINS[how])
     assert kind_of(key).row == ""
-    meant = find_twin(key)
+    meant = find_meant(key)
     assert meant is not None
     assert kind_of(meant).fields["project"].startswith("订单系统")
 
@@ -112,7 +112,7 @@ def test_a_broken_name_is_quoted(raw: bytes, quoted: str) -> None:
 )  # fmt: skip
 def test_other_keys_are_no_twins(key: str) -> None:
     """Keys of others are none of our business."""
-    assert find_twin(key) is None
+    assert find_meant(key) is None
 
 
 @pytest.mark.parametrize(

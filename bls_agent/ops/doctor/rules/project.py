@@ -2,24 +2,54 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
-from bls_agent.core.keys import INFLIGHT_LISTS, KEYS, OWNER
+from bls_agent.connection.wire import client_name
+from bls_agent.core.codec import JSONObject, JSONValue, parse_timestamp
+from bls_agent.core.keys import (
+    INFLIGHT_LISTS,
+    INSTANCES,
+    KEYS,
+    OWNER,
+    PROJECT_CONSOLE,
+    PROJECT_STATUS,
+)
 from bls_agent.core.names import place_beside
 from bls_agent.ops.doctor.misencoded_keys import (
-    find_twin,
+    find_meant,
     name_fault,
     quote_name,
     tidy_name,
 )
-from bls_agent.ops.doctor.rule import Question, Rule, Sample, Severity, Values, show
-from bls_agent.ops.doctor.rules.project_commands import COMMAND_RULES
-from bls_agent.ops.doctor.rules.project_records import RECORD_RULES
-from bls_agent.project.messages import Status
+from bls_agent.ops.doctor.rule import (
+    Check,
+    Question,
+    Rule,
+    Sample,
+    Severity,
+    Values,
+    bad_items,
+    bad_objects,
+    bad_texts,
+    is_no_text,
+    lacks_zone,
+    read_object,
+    show,
+)
+from bls_agent.project.messages import Level, Status
 
 __all__ = ["RULES"]
 
 LAPSING: Final = 2.0  # seconds before a status vanishes
+SIZE_LIMIT: Final = 65_536  # bytes of one message
+CAP: Final = 50_000  # records; agents of this package keep 10,000
+AHEAD: Final = 120.0  # seconds that a clock may be ahead of the server's
+OLD: Final = 60.0  # seconds after which a command should have been taken
+BACKLOG: Final = 1_000  # commands
+LOG: Final = "project_console"
+CONTROL_LIST: Final = "control"
+LEVELS: Final = frozenset(level.value for level in Level)
 
 _STATES: Final = frozenset(status.value.encode() for status in Status)
 
@@ -48,8 +78,8 @@ def _lapsing_status(sample: Sample) -> Values | None:
     return {"seconds": f"{sample.ttl:.1f}"}
 
 
-def _twin(sample: Sample) -> Values | None:
-    meant = find_twin(sample.key)
+def _other_bytes(sample: Sample) -> Values | None:
+    meant = find_meant(sample.key)
     return {"meant": show(meant)} if meant else None
 
 
@@ -69,7 +99,7 @@ def _ask_for_tidied(sample: Sample) -> list[Question]:
     return [_tidied(sample)] if tidy not in ("", name) else []
 
 
-def _twin_name(sample: Sample) -> Values | None:
+def _untidy_name(sample: Sample) -> Values | None:
     """Find a name that looks like another one that is in use; broken ones are told."""
     if not _ask_for_tidied(sample) or name_fault(sample.fields["project"]):
         return None
@@ -112,7 +142,255 @@ def _never_ends(sample: Sample) -> Values | None:
     return {} if sample.ttl is None else None
 
 
+def _is_no_object(item: bytes) -> bool:
+    """Tell text that is no JSON object; what is too long to be parsed counts as one."""
+    if len(item) > SIZE_LIMIT or is_no_text(item):
+        return False
+    return read_object(item) is None
+
+
+def _no_objects(sample: Sample) -> Values | None:
+    if None not in sample.objects:
+        return None
+    return bad_items(_is_no_object)(sample)
+
+
+def _too_long(sample: Sample) -> Values | None:
+    """Find messages beyond the contract's 64 KB, read or only weighed."""
+    longest = max(map(len, sample.items), default=0)
+    longest = max(longest, int(sample.mean_bytes) if not sample.items else 0)
+    return {"bytes": f"{longest:,}"} if longest > SIZE_LIMIT else None
+
+
+def _lacks_time(record: JSONObject) -> bool:
+    return parse_timestamp(record.get("timestamp")) is None
+
+
+def _lacks_zone(record: JSONObject) -> bool:
+    return lacks_zone(record.get("timestamp"))
+
+
+def _is_ahead(sample: Sample) -> Values | None:
+    newest: JSONObject = sample.records[-1] if sample.records else {}
+    moment = parse_timestamp(newest.get("timestamp"))
+    if moment is None or _lacks_zone(newest):
+        return None
+    ahead = moment.timestamp() - sample.now
+    if ahead <= AHEAD:
+        return None
+    return {"seconds": f"{ahead:,.0f}", "shown": show(newest["timestamp"])}
+
+
+def _has_other_level(record: JSONObject) -> bool:
+    level = record.get("level")
+    return not isinstance(level, str) or level not in LEVELS
+
+
+def _lacks_message(record: JSONObject) -> bool:
+    return not isinstance(record.get("message"), str)
+
+
+def _has_odd_metadata(record: JSONObject) -> bool:
+    return not isinstance(record.get("metadata", {}), dict)
+
+
+def _is_uncapped(sample: Sample) -> Values | None:
+    return {"length": f"{sample.size:,}"} if sample.size > CAP else None
+
+
+def _roster_of(sample: Sample) -> Question:
+    status = PROJECT_STATUS.locate(project=sample.fields["project"])
+    return ("EXISTS", INSTANCES.locate(place=place_beside(status)))
+
+
+def _two_agents(sample: Sample) -> Values | None:
+    """Find two processes that write in turn and share no roster.
+
+    A successor's records come after its predecessor's; where A's come after B's after
+    A's, both live. If it is known who is connected, both must be.
+    """
+    if sample.answers.get(_roster_of(sample)) != 0:
+        return None
+    order = _writers(sample)
+    returned = any(one in order[: at - 1] for at, one in enumerate(order) if at > 1)
+    writers = set(order)
+    if sample.connected is not None:
+        writers = {one for one in writers if client_name(one) in sample.connected}
+    elif not returned:
+        return None
+    if len(writers) < 2:  # noqa: PLR2004 - two
+        return None
+    return {"instances": show(", ".join(sorted(writers)))}
+
+
+def _ask_roster(sample: Sample) -> list[Question]:
+    return [_roster_of(sample)] if len(set(_writers(sample))) > 1 else []
+
+
+def _writers(sample: Sample) -> list[str]:
+    """Give the instances that wrote the newest records, each run of one once."""
+    order = [""]
+    for record in sample.objects[sample.oldest :]:
+        name = "" if record is None else _writer_of(record)
+        if name and name != order[-1]:
+            order.append(name)
+    return order[1:]
+
+
+def _writer_of(record: JSONObject) -> str:
+    """Give the instance of a record id, ``""`` for a record without one."""
+    metadata: JSONValue = record.get("metadata")
+    agent = metadata.get("agent") if isinstance(metadata, dict) else None
+    if not isinstance(agent, str):
+        return ""
+    name, _, number = agent.rpartition("#")
+    return name if number.isdecimal() else ""
+
+
+def _lacks_name(command: JSONObject) -> bool:
+    name = command.get("command")
+    return not isinstance(name, str) or not name.strip()
+
+
+def _has_odd_args(command: JSONObject) -> bool:
+    return not isinstance(command.get("args"), dict | None)
+
+
+def _lacks_id(command: JSONObject) -> bool:
+    number = command.get("id")
+    return not isinstance(number, str) or not number
+
+
+def _lacks_source(command: JSONObject) -> bool:
+    source = command.get("source")
+    return not isinstance(source, str) or not source
+
+
+def _repeated(sample: Sample) -> Values | None:
+    """Find ids that stand twice among those that were read."""
+    numbers = Counter(str(one["id"]) for one in sample.records if one.get("id"))
+    twice = [number for number, count in numbers.items() if count > 1]
+    return {"count": str(len(twice)), "shown": show(twice[0])} if twice else None
+
+
+def _status_of(sample: Sample) -> Question:
+    return ("GET", PROJECT_STATUS.locate(project=sample.fields["project"]))
+
+
+def _ask_status(sample: Sample) -> list[Question]:
+    return [_status_of(sample)] if _age(sample) > OLD else []
+
+
+def _log_of(sample: Sample) -> Question:
+    return ("EXISTS", PROJECT_CONSOLE.locate(project=sample.fields["project"]))
+
+
+def _ask_whether_used(sample: Sample) -> list[Question]:
+    """Ask of a list whose oldest command is old, or does not say how old it is."""
+    first = sample.objects[0] if sample.objects else None
+    if _age(sample) > OLD or _lacks_time(first or {}):
+        return [_status_of(sample), _log_of(sample)]
+    return []
+
+
+def _age(sample: Sample) -> float:
+    """Give the seconds for which the oldest command has waited; 0 if it does not say."""
+    oldest = sample.objects[0] if sample.objects else None
+    moment = parse_timestamp((oldest or {}).get("timestamp"))
+    return 0.0 if moment is None else sample.now - moment.timestamp()
+
+
+def _is_alive(sample: Sample) -> bool:
+    """Tell whether the project has a status, and not the one of a normal end."""
+    told = sample.answers.get(_status_of(sample))
+    return told is not None and told != Status.OFFLINE.value.encode()
+
+
+def _waiting(sample: Sample) -> Values:
+    return {"count": f"{sample.size:,}", "age": _duration(_age(sample))}
+
+
+def _untaken(sample: Sample) -> Values | None:
+    if _age(sample) <= OLD or not _is_alive(sample):
+        return None
+    told = sample.answers[_status_of(sample)]
+    return _waiting(sample) | {"status": show(told)}
+
+
+def _unclaimed(sample: Sample) -> Values | None:
+    if _age(sample) <= OLD or _is_alive(sample) or _to_nobody(sample):
+        return None
+    return _waiting(sample)
+
+
+def _to_nobody(sample: Sample) -> Values | None:
+    """Find commands for a project that has neither a status nor a log."""
+    status, log = _status_of(sample), _log_of(sample)
+    if not {status, log} <= sample.answers.keys():
+        return None
+    if sample.answers[status] is not None or sample.answers[log]:
+        return None
+    return {"count": f"{sample.size:,}", "name": show(sample.fields["project"])}
+
+
+def _backlog(sample: Sample) -> Values | None:
+    return {"count": f"{sample.size:,}"} if sample.size > BACKLOG else None
+
+
+def _duration(seconds: float) -> str:
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.0f} {unit}"
+    return f"{seconds:,.0f} s"
+
+
+def _record_rule(code: str, severity: Severity, check: Check) -> Rule:
+    return Rule(code, LOG, severity, "002 §2.2", check)
+
+
+def _command_rule(code: str, severity: Severity, check: Check) -> Rule:
+    return Rule(code, CONTROL_LIST, severity, "002 §3.1", check)
+
+
 _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
+
+_RECORD_RULES: Final = (
+    Rule("log-not-utf8", LOG, _E, "002 §4", bad_texts),
+    _record_rule("log-not-json", _W, _no_objects),
+    _record_rule("log-timestamp", _W, bad_objects(_lacks_time)),
+    _record_rule("log-zone", _N, bad_objects(_lacks_zone)),
+    _record_rule("log-ahead", _W, _is_ahead),
+    _record_rule("log-level", _W, bad_objects(_has_other_level)),
+    _record_rule("log-message", _W, bad_objects(_lacks_message)),
+    _record_rule("log-metadata", _W, bad_objects(_has_odd_metadata)),
+    Rule("log-too-long", LOG, _W, "002 §4", _too_long),
+    _record_rule("log-uncapped", _W, _is_uncapped),
+    Rule("two-agents", LOG, _W, "002 §1", _two_agents, _ask_roster),
+)
+
+_COMMAND_RULES: Final = (
+    Rule("command-not-utf8", CONTROL_LIST, _E, "002 §4", bad_texts),
+    _command_rule("command-not-json", _E, bad_items(_is_no_object)),
+    _command_rule("command-without-name", _E, bad_objects(_lacks_name)),
+    _command_rule("command-args", _E, bad_objects(_has_odd_args)),
+    _command_rule("command-id", _W, bad_objects(_lacks_id)),
+    _command_rule("command-timestamp", _W, bad_objects(_lacks_time)),
+    _command_rule("command-source", _N, bad_objects(_lacks_source)),
+    _command_rule("command-repeated", _W, _repeated),
+    Rule("command-too-long", CONTROL_LIST, _W, "002 §4", _too_long),
+    _command_rule("command-backlog", _W, _backlog),
+    Rule("commands-untaken", CONTROL_LIST, _W, "002 §3.1", _untaken, _ask_status),
+    Rule("commands-unclaimed", CONTROL_LIST, _W, "002 §3.1", _unclaimed, _ask_status),
+    Rule(
+        "commands-to-nobody",
+        CONTROL_LIST,
+        _W,
+        "002 §3.1",
+        _to_nobody,
+        _ask_whether_used,
+    ),
+)
+
 _PROJECT_ROWS: Final = ("project_status", "project_console", "control")
 
 RULES: Final = (
@@ -120,12 +398,12 @@ RULES: Final = (
     Rule("status-blanks", "project_status", _W, "002 §2.1", _status_in_blanks),
     Rule("status-untimed", "project_status", _N, "002 §2.1", _untimed_status),
     Rule("status-lapsing", "project_status", _N, "002 §2.1", _lapsing_status),
-    *RECORD_RULES,
-    *COMMAND_RULES,
-    Rule("twin-key", "", _E, "002 §1, §4", _twin),
+    *_RECORD_RULES,
+    *_COMMAND_RULES,
+    Rule("twin-key", "", _E, "002 §1, §4", _other_bytes),
     *(Rule("name-broken", row, _W, "002 §1", _broken_name) for row in _PROJECT_ROWS),
     *(
-        Rule("twin-name", row, _W, "002 §1", _twin_name, _ask_for_tidied)
+        Rule("twin-name", row, _W, "002 §1", _untidy_name, _ask_for_tidied)
         for row in _PROJECT_ROWS
     ),
     Rule("inflight-orphan", "inflight", _W, "bls_agent", _orphan, _ask_about_inflight),

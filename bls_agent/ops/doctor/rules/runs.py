@@ -1,4 +1,4 @@
-"""What a doctor holds against the events of a run (contract 003)."""
+"""What a doctor holds against the events of a run (contract 003), and against our books of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 
 from bls_agent.core.codec import decode_object, parse_timestamp
 from bls_agent.core.errors import DecodeError
+from bls_agent.core.names import key_beside
 from bls_agent.ops.doctor.rule import (
     Check,
     Question,
@@ -18,7 +19,8 @@ from bls_agent.ops.doctor.rule import (
     count_bad,
     show,
 )
-from bls_agent.ops.doctor.rules.run_books import BOOK_RULES
+from bls_agent.runs.event_ids import find_id
+from bls_agent.runs.events import StreamEvent
 from bls_agent.runs.reading import RunKeys, run_id_of
 
 __all__ = ["RULES"]
@@ -34,7 +36,9 @@ HEAVY: Final = 64 * 1024 * 1024  # bytes of a run; 10,000 events of 6 KiB
 AHEAD: Final = 300.0  # seconds that an id may be before the server's clock
 WAITING: Final = 3_600.0  # seconds behind its end after which a run should be closed
 DIGITS: Final = 20  # of a number of 64 bit
+SEQUENCE_DIGITS: Final = 15  # sequences are at most 10^15 - 1
 ROW: Final = "run_events"
+BOOKS: Final = "run_books"
 
 
 def _bad_events(is_bad: Callable[[_Event], bool]) -> Check:
@@ -203,7 +207,77 @@ def _too_heavy(sample: Sample) -> Values | None:
     return {"size": f"{size / 2**20:,.0f}"} if size > HEAVY else None
 
 
+def _keys(sample: Sample) -> RunKeys | None:
+    """Give the keys of the run that the books are of."""
+    beside = key_beside(sample.fields.get("place", ""))
+    run_id = run_id_of(beside.encode("utf-8", "surrogateescape"))
+    return None if run_id is None else RunKeys(run_id)
+
+
+def _ask_of_writer(sample: Sample) -> list[Question]:
+    """Ask whether its writer lives, and what it wrote last."""
+    keys = _keys(sample)
+    if keys is None:
+        return []
+    return [("EXISTS", keys.owner), _last_of(keys)]
+
+
+def _last_of(keys: RunKeys) -> Question:
+    return ("XREVRANGE", keys.events, "+", "-", "COUNT", "1")
+
+
+def _lost(sample: Sample) -> Values | None:
+    """Find a run whose writer has neither ended it nor keeps its lease."""
+    keys = _keys(sample)
+    last = None if keys is None else _last_event(keys, sample)
+    if keys is None or last is None or last.closes or not _is_deserted(keys, sample):
+        return None
+    return {"run": str(keys.run_id), "shown": show(last.id)}
+
+
+def _is_deserted(keys: RunKeys, sample: Sample) -> bool:
+    owned = b"owner" in sample.pairs
+    return owned and sample.answers.get(("EXISTS", keys.owner)) == 0
+
+
+def _last_event(keys: RunKeys, sample: Sample) -> StreamEvent | None:
+    entries = sample.answers.get(_last_of(keys))
+    if not entries:
+        return None
+    return StreamEvent.decode(keys.run_id, *entries[0])
+
+
+def _gone(sample: Sample) -> Values | None:
+    """Find books without a run; a living writer that has written nothing has some."""
+    keys = _keys(sample)
+    if keys is None or sample.answers.get(_last_of(keys)) != []:
+        return None
+    if sample.answers.get(("EXISTS", keys.owner)) != 0:
+        return None
+    return {"run": str(keys.run_id), "shown": show(sample.pairs.get(b"sequence"))}
+
+
+def _odd_books(sample: Sample) -> Values | None:
+    """Find what the script that counts could not read."""
+    sequence, last = sample.pairs.get(b"sequence"), sample.pairs.get(b"id")
+    if sequence is not None and not _is_count(sequence):
+        return {"field": "sequence", "shown": show(sequence)}
+    if last is not None and find_id(last.decode("ascii", "replace")) is None:
+        return {"field": "id", "shown": show(last)}
+    return None
+
+
+def _is_count(written: bytes) -> bool:
+    return written.isdigit() and len(written) <= SEQUENCE_DIGITS
+
+
 _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
+
+_BOOK_RULES: Final = (
+    Rule("run-lost", BOOKS, _W, "bls_agent", _lost, _ask_of_writer),
+    Rule("run-gone", BOOKS, _W, "bls_agent", _gone, _ask_of_writer),
+    Rule("run-books", BOOKS, _E, "bls_agent", _odd_books),
+)
 
 RULES: Final = (
     Rule("run-id", ROW, _W, "003 §1.1", _other_id),
@@ -221,5 +295,5 @@ RULES: Final = (
     Rule("run-too-long", ROW, _W, "003 §4.1", _too_long),
     Rule("run-large", ROW, _W, "003 §2.1", _too_large),
     Rule("run-heavy", ROW, _W, "003 §4.1", _too_heavy),
-    *BOOK_RULES,
+    *_BOOK_RULES,
 )
