@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from threading import RLock
 from typing import TYPE_CHECKING, Final, TypeVar
+
+import anyio
 
 from bls_agent.connection.access import Access
 from bls_agent.connection.complaints import Complaints
@@ -20,18 +22,22 @@ from bls_agent.core.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
+from bls_agent.runtime.lease import Lease
 from bls_agent.runtime.tasks import start_background
 from bls_agent.workers.caching.cached_function import UNKNOWN, CachedFunction, Found
 
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Availability", "CacheBackend"]
+__all__ = ["Availability", "CacheBackend", "DistributedLock"]
 
 T = TypeVar("T")
 PROBE: Final = 6.0  # seconds after which a probe without an answer is given up
 CONSEQUENCE: Final = "a function's result is not cached"
 GLANCE: Final = 1.0  # seconds between two questions whether another server took over
+LOCK_BASE: Final = 0.02  # seconds: first ceiling of the pauses between two tries
+LOCK_CAP: Final = 0.25
+RENEWALS: Final = 3  # in one TTL of the lease
 
 
 class Availability:
@@ -138,11 +144,11 @@ class CacheBackend:
         if not self.is_worth_asking(function, key):
             return UNKNOWN
         try:
-            replies = await self.ask(function.questions(key))
+            replies = await self.ask(function.read_requests(key))
         except RedisUnavailableError:
             function.counts.add("redis_failures")
             return UNKNOWN
-        return self.understand(function, key, replies)
+        return self.decode(function, key, replies)
 
     def is_worth_asking(self, function: CachedFunction, key: str) -> bool:
         """Tell whether Redis is there; if not, send a probe in its time, from any thread."""
@@ -151,7 +157,7 @@ class CacheBackend:
         if self.availability.probe_is_due():
             self._loop.call_soon_threadsafe(
                 start_background,
-                partial(self._probe, function.questions(key)),
+                partial(self._probe, function.read_requests(key)),
                 "bls-agent-cache-probe",
             )
         function.counts.add("redis_failures")
@@ -163,14 +169,12 @@ class CacheBackend:
         except RedisUnavailableError:
             return
 
-    def understand(
-        self, function: CachedFunction, key: str, replies: list[Reply]
-    ) -> Found:
-        """Say what replies mean, and complain if they are refusals."""
+    def decode(self, function: CachedFunction, key: str, replies: list[Reply]) -> Found:
+        """Decode the replies to a read, and log refusals among them."""
         try:
-            return function.understand(key, replies)
+            return function.decode(key, replies)
         except WrongTypeError as error:
-            function.say_wrong_type(error)
+            function.log_wrong_type(error)
         except RedisUnavailableError as error:
             function.counts.add("redis_failures")
             self.availability.refused(error)
@@ -182,13 +186,13 @@ class CacheBackend:
             function.counts.add("redis_failures")
             return
         try:
-            replies = await self.ask(function.writing(key, payload))
+            replies = await self.ask(function.write_requests(key, payload))
         except RedisUnavailableError:
             function.counts.add("redis_failures")
             return
-        self.check_written(function, replies)
+        self.count_refusals(function, replies)
 
-    def check_written(self, function: CachedFunction, replies: list[Reply]) -> None:
+    def count_refusals(self, function: CachedFunction, replies: list[Reply]) -> None:
         """Count a write that was refused."""
         for reply in replies:
             if isinstance(reply, RedisUnavailableError):
@@ -272,6 +276,123 @@ class CacheBackend:
         if task.cancelled():
             raise RedisUnavailableError("closed", "the event loop is ending")
         return task.result()
+
+
+class DistributedLock:
+    """The right of one process of the fleet to compute a missing value; the others wait.
+
+    The lease stands beside the entry's key and is renewed while the function runs, so
+    that a process that dies or freezes is replaced after at most one TTL of the lease.
+    """
+
+    def __init__(
+        self, backend: CacheBackend, function: CachedFunction, key: str
+    ) -> None:
+        """Remember the value; nothing is requested yet."""
+        self._backend = backend
+        self._function = function
+        self._key = key
+        self._lease: Lease | None = None  # made in the backend's loop
+        self._wire: Wire | None = None
+        self._exit = AsyncExitStack()  # gives the wire back
+        self._had = False
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def enter(self) -> Found | None:
+        """Wait until the caller may compute, or another process has.
+
+        Returns:
+            The other's result; ``None`` if the caller shall compute, because it has the
+            lock, or Redis is away, or the time is up.
+        """
+        policy, pause = self._function.policy, Backoff(base=LOCK_BASE, cap=LOCK_CAP)
+        end = anyio.current_time() + policy.lock_timeout
+        while not self._backend.availability.away:
+            ours = await self.try_once()
+            found = await self._backend.read(self._function, self._key)
+            if found.fresh:
+                await self.leave()
+                return found
+            left = end - anyio.current_time()
+            if ours is not False or not found.writable or left <= 0:
+                return None
+            await anyio.sleep(min(pause.failed(), left))
+        return None
+
+    async def try_once(self) -> bool | None:
+        """Take the lock if it is free; ``None`` if Redis does not answer."""
+        try:
+            with anyio.fail_after(self._backend.timeout):
+                wire, lease = await self._prepare()
+            if not wire.connected and not await self._connect(wire):
+                return None
+            with anyio.fail_after(self._backend.timeout):
+                ours = await lease.acquire()
+        except (RedisUnavailableError, TimeoutError) as error:
+            self._failed(error)
+            return None
+        self._had = ours
+        if ours and self._renewing is None:
+            renew = partial(_renew, lease)
+            self._renewing = start_background(renew, "bls-agent-cache-lock")
+        return ours
+
+    async def _prepare(self) -> tuple[Wire, Lease]:
+        if self._wire is None:
+            wire = self._backend.wire_to(self._key)
+            self._wire = await self._exit.enter_async_context(wire)
+        if self._lease is None:
+            ttl = self._function.policy.lock_ttl
+            self._lease = Lease(self._wire, self._key, ttl)
+        return self._wire, self._lease
+
+    async def _connect(self, wire: Wire) -> bool:
+        """Wait for a connection; where it takes longer, it is there for the next one."""
+        import asyncio  # noqa: PLC0415 - waits for a task without cancelling it
+
+        async def connect() -> None:
+            try:
+                await wire.open()
+            except RedisUnavailableError as error:
+                self._failed(error)
+
+        task = start_background(connect, "bls-agent-cache-connect")
+        await asyncio.wait([task], timeout=self._backend.timeout)
+        return wire.connected
+
+    def _failed(self, error: Exception) -> None:
+        self._function.counts.add("redis_failures")
+        if isinstance(error, RedisUnavailableError):
+            self._backend.availability.refused(error)
+
+    @property
+    def lost(self) -> bool:
+        """Whether another process may compute by now: our result is not stored then."""
+        return self._had and self._lease is not None and not self._lease.valid
+
+    async def leave(self) -> None:
+        """Give the lock back, if we have it."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            self._renewing = None
+        try:
+            if self._lease is not None and self._lease.token:
+                with anyio.fail_after(self._backend.timeout):
+                    await self._lease.give_back()
+        except (RedisUnavailableError, TimeoutError) as error:
+            self._failed(error)  # it ends by itself
+        finally:
+            await self._exit.aclose()
+
+
+async def _renew(lease: Lease) -> None:
+    while True:
+        await anyio.sleep(lease.ttl / RENEWALS)
+        try:
+            if not await lease.renew():
+                return
+        except RedisUnavailableError:
+            continue  # the next may do; until then it is valid or not by itself
 
 
 def _retrieve(task: asyncio.Task[T]) -> None:

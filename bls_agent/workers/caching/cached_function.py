@@ -280,17 +280,17 @@ class CachedFunction:
         finally:
             self.writes.discard(mine)
 
-    def questions(self, key: str) -> tuple[Request, ...]:
+    def read_requests(self, key: str) -> tuple[Request, ...]:
         """Give the requests that read an entry."""
         if self.policy.reads_ttl:
             return (("GET", key), ("PTTL", key))
         return (("GET", key),)
 
-    def writing(self, key: str, payload: bytes) -> tuple[Request, ...]:
+    def write_requests(self, key: str, payload: bytes) -> tuple[Request, ...]:
         """Give the request that writes an entry."""
         return (("SET", key, payload, *self.policy.expiry),)
 
-    def understand(self, key: str, replies: Sequence[Reply]) -> Found:
+    def decode(self, key: str, replies: Sequence[Reply]) -> Found:
         """Decode the replies; a value that cannot be believed is counted and missing.
 
         Raises:
@@ -361,7 +361,7 @@ class CachedFunction:
         """Log an exception that no caller gets, once a minute."""
         self._log("raised", "%s raised %r: %s", self.name, error, consequence)
 
-    def say_wrong_type(self, error: WrongTypeError) -> None:
+    def log_wrong_type(self, error: WrongTypeError) -> None:
         """Log a key that is not ours, once a minute."""
         self._log("type", "%s: a result is not cached: %s", self.name, error)
 

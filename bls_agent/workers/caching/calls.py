@@ -20,14 +20,17 @@ import anyio
 from bls_agent.connection.access import Access
 from bls_agent.connection.loop_local import LoopLocal
 from bls_agent.runtime.tasks import start_background
-from bls_agent.workers.caching.backend import Availability, CacheBackend
+from bls_agent.workers.caching.backend import (
+    Availability,
+    CacheBackend,
+    DistributedLock,
+)
 from bls_agent.workers.caching.cached_function import (
     MISSING,
     BrokenEntryError,
     CachedFunction,
     Found,
 )
-from bls_agent.workers.caching.distributed_lock import DistributedLock
 
 if TYPE_CHECKING:
     import asyncio

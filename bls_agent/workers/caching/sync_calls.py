@@ -22,7 +22,11 @@ from bls_agent.connection.endpoint import Reply, Request
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.runtime.loop_thread import LoopThread, result_of
 from bls_agent.runtime.threads import HandlerThreads
-from bls_agent.workers.caching.backend import Availability, CacheBackend
+from bls_agent.workers.caching.backend import (
+    Availability,
+    CacheBackend,
+    DistributedLock,
+)
 from bls_agent.workers.caching.cached_function import (
     MISSING,
     UNKNOWN,
@@ -36,7 +40,6 @@ from bls_agent.workers.caching.calls import (
     awaiting,
     is_circular,
 )
-from bls_agent.workers.caching.distributed_lock import DistributedLock
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -251,11 +254,11 @@ class SyncCalls:
             backend = self._find_backend()
             if not backend.is_worth_asking(function, job.key):
                 return UNKNOWN
-            replies = self._request(backend, function.questions(job.key))
+            replies = self._request(backend, function.read_requests(job.key))
         except RedisUnavailableError:
             function.counts.add("redis_failures")
             return UNKNOWN
-        return backend.understand(function, job.key, replies)
+        return backend.decode(function, job.key, replies)
 
     def _write(self, job: _Job, payload: bytes) -> None:
         backend, counts = self._backend, job.function.counts
@@ -263,11 +266,13 @@ class SyncCalls:
             counts.add("redis_failures")
             return
         try:
-            replies = self._request(backend, job.function.writing(job.key, payload))
+            replies = self._request(
+                backend, job.function.write_requests(job.key, payload)
+            )
         except RedisUnavailableError:
             counts.add("redis_failures")
             return
-        backend.check_written(job.function, replies)
+        backend.count_refusals(job.function, replies)
 
     def _find_backend(self) -> CacheBackend:
         backend = self._backend
