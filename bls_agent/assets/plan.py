@@ -20,19 +20,12 @@ MANY: Final = 0.2  # of all assets: more deletions need force
 
 @dataclass(frozen=True, slots=True)
 class KnownAsset:
-    """What Redis holds of an asset, as far as a plan needs it.
+    """What Redis holds of an asset, as far as a plan needs it."""
 
-    Attributes:
-        id: Which one.
-        path: Its manifest, ``""`` if nothing says so.
-        sha: Of that manifest.
-        is_sound: Whether hash, index and category sets agree.
-    """
-
-    id: str
-    path: str = ""
-    sha: str = ""
-    is_sound: bool = True
+    id: str  # which one
+    path: str = ""  # its manifest, ``""`` if nothing says so
+    sha: str = ""  # of that manifest
+    is_sound: bool = True  # whether hash, index and category sets agree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

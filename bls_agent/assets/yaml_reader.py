@@ -84,15 +84,13 @@ class YamlReader:
 
     It stands on the parser's events: a limit ends the work where it is reached, before
     anything large is built.
-
-    Attributes:
-        lines: Where each value begins, by its place; the root is ``()``.
     """
 
     def __init__(self, content: bytes) -> None:
         self._content = content
         self._anchors: dict[str, _Node] = {}
         self._aliases = self._nodes = 0
+        # Where each value begins, by its place; the root is ``()``.
         self.lines: dict[Place, int] = {}
 
     def read(self) -> Any:

@@ -32,17 +32,13 @@ class Heir(Protocol):
 
 
 class _Heirs:
-    """Everything in this process that has to be reset in a forked child.
-
-    Attributes:
-        forks: Grows before and after each fork of this process.
-        inherited: What the child must keep: a finaliser would be noisy, or worse.
-    """
+    """Everything in this process that has to be reset in a forked child."""
 
     def __init__(self) -> None:
         self._by_id: WeakValueDictionary[int, Heir] = WeakValueDictionary()
         self._watching = False
-        self.forks = 0
+        self.forks = 0  # grows before and after each fork of this process
+        # What the child must keep: a finaliser would be noisy, or worse.
         self.inherited: list[object] = []
 
     def add(self, heir: Heir) -> None:

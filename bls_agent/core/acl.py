@@ -81,19 +81,12 @@ _UNSEEN: Final = "replicas are not listed"
 
 
 class KeyAccess(NamedTuple):
-    """Commands on patterns of keys, as one selector of an ACL opens them.
+    """Commands on patterns of keys, as one selector of an ACL opens them."""
 
-    Attributes:
-        part: What needs them: a class, or what an operator does.
-        keys: Glob patterns; none for commands without keys.
-        commands: As an ACL names them, with blanks between.
-        access: ``%R~``, ``%W~`` or ``%RW~``.
-    """
-
-    part: str
-    keys: tuple[str, ...]
-    commands: str
-    access: str = READ
+    part: str  # what needs them: a class, or what an operator does
+    keys: tuple[str, ...]  # glob patterns; none for commands without keys
+    commands: str  # as an ACL names them, with blanks between
+    access: str = READ  # ``%R~``, ``%W~`` or ``%RW~``
 
     @property
     def writes(self) -> bool:
@@ -128,14 +121,10 @@ def _rules_of(
 
 @dataclass(frozen=True)
 class KeyGroup:
-    """Keys that one script touches together, so that one selector must open them all.
+    """Keys that one script touches together, so that one selector must open them all."""
 
-    Attributes:
-        beside: The key of the contract that lends the others their hash tag.
-        members: The keys, that one included if the script touches it.
-    """
-
-    beside: KeyTemplate
+    beside: KeyTemplate  # the key of the contract that lends the others their hash tag
+    # The keys, that one included if the script touches it.
     members: tuple[KeyTemplate, ...]
 
     @property

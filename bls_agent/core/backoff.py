@@ -21,17 +21,12 @@ class Backoff:
     """Full jitter: a delay between 0 and a ceiling that doubles up to ``cap``.
 
     A permanent fault (wrong password, missing right) waits 30 to 60 seconds instead.
-
-    Attributes:
-        base: First ceiling in seconds.
-        cap: Last ceiling in seconds (``reconnect_max``).
-        failures: Failures in a row.
     """
 
-    base: float = 0.1
-    cap: float = 2.0
+    base: float = 0.1  # first ceiling in seconds
+    cap: float = 2.0  # last ceiling in seconds (``reconnect_max``)
     rng: random.Random = field(default_factory=random.Random)
-    failures: int = 0
+    failures: int = 0  # failures in a row
 
     def failed(self, *, permanent: bool = False, longest: bool = False) -> float:
         """Record a failure and give the seconds to wait.

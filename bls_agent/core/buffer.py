@@ -45,21 +45,13 @@ T = TypeVar("T", bound=Sized)
 
 @dataclass(frozen=True)
 class BufferStats:
-    """What went through a buffer; ``accepted == delivered + sum(dropped) + queued``.
+    """What went through a buffer; ``accepted == delivered + sum(dropped) + queued``."""
 
-    Attributes:
-        accepted: Items ever put.
-        delivered: Items that were written.
-        dropped: Reason → items given up.
-        queued: Items waiting or in flight.
-        queued_bytes: Their bytes.
-    """
-
-    accepted: int
-    delivered: int
-    dropped: dict[str, int]
-    queued: int
-    queued_bytes: int
+    accepted: int  # items ever put
+    delivered: int  # items that were written
+    dropped: dict[str, int]  # reason → items given up
+    queued: int  # items waiting or in flight
+    queued_bytes: int  # their bytes
 
 
 class BoundedBuffer(Generic[T]):

@@ -28,25 +28,15 @@ _HOST: Final = re.compile(
 
 @dataclass(frozen=True, repr=False)
 class SeveralHosts:
-    """What a URL of several servers says.
+    """What a URL of several servers says."""
 
-    Attributes:
-        kind: Whether the hosts are sentinels or nodes of a cluster.
-        base: The scheme by which one of the servers is reached.
-        login: User and password as they stand in the URL, with the ``@``, or ``""``.
-        hosts: Host and port of each.
-        service: The name under which sentinels know the master.
-        database: Its number, as text.
-        query: The options, with the ``?``, or ``""``.
-    """
-
-    kind: Kind
-    base: str
-    login: str
-    hosts: tuple[tuple[str, int], ...]
-    service: str
-    database: str
-    query: str
+    kind: Kind  # whether the hosts are sentinels or nodes of a cluster
+    base: str  # the scheme by which one of the servers is reached
+    login: str  # user and password as they stand in the URL, with the ``@``, or ``""``
+    hosts: tuple[tuple[str, int], ...]  # host and port of each
+    service: str  # the name under which sentinels know the master
+    database: str  # its number, as text
+    query: str  # the options, with the ``?``, or ``""``
 
     @property
     def address(self) -> str:

@@ -66,21 +66,13 @@ class _Waiter:
 
 @dataclass(eq=False)
 class _Write:
-    """What leaves in one write: up to three runs of scripts, in this order.
+    """What leaves in one write: up to three runs of scripts, in this order."""
 
-    Attributes:
-        settlements: Ends and renewals of leases.
-        batches: Requests that are pushed.
-        count: How many requests are taken; -1 if none is looked for.
-        token: Of the leases of what is taken; none where it is taken for good.
-        sent_at: By the clock of leases.
-    """
-
-    settlements: Sequence[Settlement]
-    batches: Sequence[Batch]
-    count: int
-    token: str
-    sent_at: float = field(default_factory=boot_seconds)
+    settlements: Sequence[Settlement]  # ends and renewals of leases
+    batches: Sequence[Batch]  # requests that are pushed
+    count: int  # how many requests are taken; -1 if none is looked for
+    token: str  # of the leases of what is taken; none where it is taken for good
+    sent_at: float = field(default_factory=boot_seconds)  # by the clock of leases
 
     def runs(self, keys: QueueKeys, options: QueueOptions) -> list[_Run]:
         """Give scripts, keys and arguments."""
@@ -101,11 +93,7 @@ class _Write:
 
 
 class Exchange:
-    """What the tasks of one event loop ask of a queue, and the task that asks Redis.
-
-    Attributes:
-        options: How the queue is used.
-    """
+    """What the tasks of one event loop ask of a queue, and the task that asks Redis."""
 
     def __init__(
         self,
@@ -114,7 +102,7 @@ class Exchange:
         options: QueueOptions,
         complaints: Complaints,
     ) -> None:
-        self.options = options
+        self.options = options  # how the queue is used
         self._wires = wires
         self._keys = keys
         self._complaints = complaints

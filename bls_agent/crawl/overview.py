@@ -16,17 +16,11 @@ __all__ = ["QueueOverview", "QueueView"]
 
 
 class QueueView(NamedTuple):
-    """How one queue stands.
+    """How one queue stands."""
 
-    Attributes:
-        name: Whose it is.
-        stats: What it holds; ``None`` if that cannot be counted.
-        problem: Why not: ``wrong_type``, ``no_permission``; else nothing.
-    """
-
-    name: Namespace
-    stats: QueueStats | None
-    problem: str = ""
+    name: Namespace  # whose it is
+    stats: QueueStats | None  # what it holds; ``None`` if that cannot be counted
+    problem: str = ""  # why not: ``wrong_type``, ``no_permission``; else nothing
 
 
 class QueueOverview(Store):

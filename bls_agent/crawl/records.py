@@ -86,25 +86,15 @@ class Push(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Held:
-    """A request that was taken, and the right of this worker to it.
+    """A request that was taken, and the right of this worker to it."""
 
-    Attributes:
-        member: By which it stands in the sorted sets.
-        token: Of its lease; none where it was taken for good.
-        body: As it stands in Redis; nothing where there was none.
-        priority: With which it was taken.
-        attempt: 1 for the first.
-        request: What the body says.
-        valid_until: By the clock of leases.
-    """
-
-    member: bytes
-    token: str
-    body: bytes = b""
-    priority: float = 0.0
-    attempt: int = 1
-    request: CrawlRequest | None = None
-    valid_until: float = math.inf
+    member: bytes  # by which it stands in the sorted sets
+    token: str  # of its lease; none where it was taken for good
+    body: bytes = b""  # as it stands in Redis; nothing where there was none
+    priority: float = 0.0  # with which it was taken
+    attempt: int = 1  # 1 for the first
+    request: CrawlRequest | None = None  # what the body says
+    valid_until: float = math.inf  # by the clock of leases
 
     def failed_entry(self, reason: str) -> bytes:
         """Write the entry of the failed list."""

@@ -24,37 +24,27 @@ __all__ = ["AgentState"]
 
 @dataclass(eq=False)
 class AgentState:
-    """What an agent keeps from one session to the next.
-
-    Attributes:
-        project: The project's name.
-        clock: Gives Unix seconds.
-        router: The handlers.
-        stream: The log on its way out.
-        board: The status and where it comes from.
-        checks: The health checks.
-        threads: Where plain handlers run.
-        instance: Name of this process; ``""`` before the first session.
-        forked: Whether this process inherited all that from its parent.
-        numbers: The next log record's number.
-        outcomes: How commands ended.
-        status_counts: How often the status was written.
-        stall_counts: How often and how long the event loop stood still.
-    """
+    """What an agent keeps from one session to the next."""
 
     project: str
-    clock: Callable[[], float]
-    router: Router
-    stream: LogStream
+    clock: Callable[[], float]  # gives Unix seconds
+    router: Router  # the handlers
+    stream: LogStream  # the log on its way out
+    # The status and where it comes from.
     board: StatusAggregator = field(default_factory=StatusAggregator)
     checks: HealthChecks = field(default_factory=HealthChecks)
+    # Where plain handlers run.
     threads: HandlerThreads = field(default_factory=HandlerThreads)
-    instance: str = ""
+    instance: str = ""  # name of this process; ``""`` before the first session
+    # The next log record's number.
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    # How commands ended.
     outcomes: Counter[OutcomeKind] = field(default_factory=Counter[OutcomeKind])
+    # How often the status was written.
     status_counts: StatusCounts = field(default_factory=StatusCounts)
+    # How often and how long the event loop stood still.
     stall_counts: StallCounts = field(default_factory=StallCounts)
-    forked: bool = False
+    forked: bool = False  # whether this process inherited all that from its parent
 
     def __post_init__(self) -> None:
         """Have it reset by a fork, also before the first session: records wait already."""

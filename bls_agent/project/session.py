@@ -70,15 +70,7 @@ class AgentSession:
     """Everything between opening and closing an agent.
 
     Attributes:
-        faults: Failures of the agent itself; each is in the host's log.
-        stop_requested: Set when the end has begun.
-        ended_unasked: Whether the session was cancelled from outside.
-        loop: Where it runs, once it does.
         inherited: Whether it goes on in the parent process, and not here.
-        signal: The signal that began the end, if one did.
-        failure: What ended it that should not have happened.
-        opened: Set when the loops run.
-        closed: Set when everything is over.
     """
 
     def __init__(
@@ -87,18 +79,21 @@ class AgentSession:
         self._state = state
         self._settings = settings
         self._final_status = Status.OFFLINE
-        self.stop_requested = anyio.Event()
+        self.stop_requested = anyio.Event()  # set when the end has begun
         self._forced = anyio.Event()
-        self.faults = 0
-        self.ended_unasked = False
+        self.faults = 0  # failures of the agent itself; each is in the host's log
+        self.ended_unasked = False  # whether the session was cancelled from outside
+        # Where it runs, once it does.
         self.loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
+        # The signal that began the end, if one did.
         self.signal: signal.Signals | None = None
+        # What ended it that should not have happened.
         self.failure: BaseException | None = None
         self._detached = self.inherited = False
         register(self)
-        self.opened = anyio.Event()
-        self.closed = anyio.Event()
+        self.opened = anyio.Event()  # set when the loops run
+        self.closed = anyio.Event()  # set when everything is over
         self._status_key = PROJECT_STATUS.build(project=state.project)
         self._control_key = CONTROL.build(project=state.project)
         self._console_key = PROJECT_CONSOLE.build(project=state.project)

@@ -82,17 +82,12 @@ class Flushed:
 
 @dataclass(eq=False)
 class _Batch(Generic[T]):
-    """What is taken out of the buffer at once, and what becomes of it on the wire.
+    """What is taken out of the buffer at once, and what becomes of it on the wire."""
 
-    Attributes:
-        items: As they were put.
-        prepared: What is written; ``None`` while the sink has not made it.
-        faults: Failures of ours, no failure of Redis, that it has met.
-    """
-
-    items: Sequence[T]
+    items: Sequence[T]  # as they were put
+    # What is written; ``None`` while the sink has not made it.
     prepared: Sequence[T] | None = None
-    faults: int = 0
+    faults: int = 0  # failures of ours, no failure of Redis, that it has met
 
 
 class BatchWriter(Generic[T]):
@@ -100,13 +95,6 @@ class BatchWriter(Generic[T]):
 
     Order is kept and nothing is written twice, except where :meth:`Sink.was_written`
     cannot find out; those items are counted.
-
-    Attributes:
-        buffer: What waits.
-        resent: Items written again after an ambiguous failure had not landed.
-        refused: Whether Redis refuses the batch for good; it is tried again slowly.
-        running: Whether :meth:`run` is at work.
-        maybe_repeated: Of these, items that may stand twice at their destination.
     """
 
     def __init__(
@@ -116,10 +104,11 @@ class BatchWriter(Generic[T]):
         pace: float = PACE,
         batch_bytes: int = BATCH_BYTES,
     ) -> None:
-        self.buffer = buffer
+        self.buffer = buffer  # what waits
         self._batch_bytes = self._most = batch_bytes
         self._pace = pace
-        self.resent = 0
+        self.resent = 0  # items written again after an ambiguous failure had not landed
+        # Of these, items that may stand twice at their destination.
         self.maybe_repeated = 0
         self._wakeup = ThreadSafeEvent()
         self._settled = anyio.Event()
@@ -131,7 +120,8 @@ class BatchWriter(Generic[T]):
         self._flushing = 0  # callers that wait: no batch grows then
         self._hurried = anyio.Event()
         self._runs = 0
-        self.running = False
+        self.running = False  # whether :meth:`run` is at work
+        # Whether Redis refuses the batch for good; it is tried again slowly.
         self.refused = False
 
     def put(self, item: T) -> None:

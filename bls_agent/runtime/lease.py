@@ -83,20 +83,15 @@ class Lease:
     check :attr:`valid` before each thing that only the owner may do: it is true only as
     long as the server surely still says the same, by our own clock from the moment
     *before* the last request was sent.
-
-    Attributes:
-        key: What is owned.
-        owner_key: Where the owner's token stands.
-        ttl: Seconds until the lease ends if nobody renews it.
-        token: Ours, ``""`` once it is surely not in office any more.
     """
 
     def __init__(self, wire: Wire, key: str, ttl: float) -> None:
         self._wire = wire
-        self.key = key
+        self.key = key  # what is owned
+        # Where the owner's token stands.
         self.owner_key = OWNER.locate(place=place_beside(key))
-        self.ttl = ttl
-        self.token = ""
+        self.ttl = ttl  # seconds until the lease ends if nobody renews it
+        self.token = ""  # ours, ``""`` once it is surely not in office any more
         self._valid_until = float("-inf")
         register(self)
 
@@ -169,38 +164,25 @@ class Lease:
 
 
 class Ownership(StrEnum):
-    """Whose a key is, as far as we know.
+    """Whose a key is, as far as we know."""
 
-    Attributes:
-        UNKNOWN: No reply yet, or our lease has ended and nobody has another.
-        OURS: We own it.
-        HELD: Another process owns it.
-        STANDS: Nobody owns it, but a stranger's value stands there.
-        WRONG_TYPE: It, or the key of its lease, holds another type.
-    """
-
-    UNKNOWN = "unknown"
-    OURS = "ours"
-    HELD = "held"
-    STANDS = "stands"
-    WRONG_TYPE = "wrong_type"
+    UNKNOWN = "unknown"  # no reply yet, or our lease has ended and nobody has another
+    OURS = "ours"  # we own it
+    HELD = "held"  # another process owns it
+    STANDS = "stands"  # nobody owns it, but a stranger's value stands there
+    WRONG_TYPE = "wrong_type"  # it, or the key of its lease, holds another type
 
 
 class LeaseReply(NamedTuple):
-    """What ``beat.lua`` has replied.
+    """What ``beat.lua`` has replied."""
 
-    Attributes:
-        what: The script's word: ``written``, ``refreshed``, ``held``, ``stands``,
-            ``lapsed``, ``late``, ``wrong_type``.
-        remaining: Seconds until the other lease or value ends; ``None`` for never.
-        strange: Whether another process had overwritten the value.
-        whose: The token of the owner, or the key of the wrong type.
-    """
-
+    # The script's word: ``written``, ``refreshed``, ``held``, ``stands``, ``lapsed``,
+    # ``late``, ``wrong_type``.
     what: str
+    # Seconds until the other lease or value ends; ``None`` for never.
     remaining: float | None = 0.0
-    strange: bool = False
-    whose: str = ""
+    strange: bool = False  # whether another process had overwritten the value
+    whose: str = ""  # the token of the owner, or the key of the wrong type
 
     @classmethod
     def of(cls, reply: Reply) -> LeaseReply:
@@ -230,26 +212,18 @@ class LeaseState:
     decides what to ask for and what the replies mean; it does no I/O. Only a write that
     takes a key needs care afterwards: one that keeps it does nothing behind the end of
     our lease, however late it arrives.
-
-    Attributes:
-        key: What is owned.
-        owner_key: Where the owner's token stands.
-        ttl: Seconds until key and lease end if nobody writes again.
-        token: Ours; made here if none is given.
-        standing: What the last reply says.
-        losses: How often another process has got the key from us.
-        digest: SHA-1 of the value that was last asked to be written.
     """
 
     def __init__(self, key: str, ttl: float, token: str = "") -> None:
-        self.key = key
+        self.key = key  # what is owned
+        # Where the owner's token stands.
         self.owner_key = OWNER.locate(place=place_beside(key))
-        self.ttl = ttl
-        self.token = token or secrets.token_hex(16)
-        self.standing = Ownership.UNKNOWN
-        self.losses = 0
+        self.ttl = ttl  # seconds until key and lease end if nobody writes again
+        self.token = token or secrets.token_hex(16)  # ours; made here if none is given
+        self.standing = Ownership.UNKNOWN  # what the last reply says
+        self.losses = 0  # how often another process has got the key from us
         self._numbers = itertools.count(1)
-        self.digest = ""
+        self.digest = ""  # SHA-1 of the value that was last asked to be written
         self._valid_until = float("-inf")
         self._in_doubt = False
         self._harmless_at = float("-inf")

@@ -38,14 +38,11 @@ def is_coroutine_function(function: Callable[..., Any]) -> bool:
 
 
 class HandlerThreads:
-    """Runs plain functions in daemon threads that are made when they are needed.
-
-    Attributes:
-        on_freed: Called in the loop's thread when an abandoned call has ended after all.
-    """
+    """Runs plain functions in daemon threads that are made when they are needed."""
 
     def __init__(self) -> None:
         self._pool = _Pool()
+        # Called in the loop's thread when an abandoned call has ended after all.
         self.on_freed: Callable[[], None] = _nothing
 
     @property

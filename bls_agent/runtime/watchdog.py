@@ -54,14 +54,10 @@ class StallTimer:
 
     Time that the thread itself did not live through is not counted: after a suspend or
     a debugger both have stood still, and the loop gets its time to move.
-
-    Attributes:
-        seen: The loop's count at the last check.
-        seconds: For how long it has not changed.
     """
 
-    seen: int = -1
-    seconds: float = 0.0
+    seen: int = -1  # the loop's count at the last check
+    seconds: float = 0.0  # for how long it has not changed
 
     def check(self, count: int, elapsed: float, asked: float, longest: float) -> None:
         """Check once more.
@@ -79,20 +75,14 @@ class StallTimer:
 
 
 class StallListener(Protocol):
-    """What is published for a stalled loop. All of it is called in the watchdog's thread.
+    """What is published for a stalled loop. All of it is called in the watchdog's thread."""
 
-    Attributes:
-        endpoint: Where to publish.
-        stall_after: Seconds of standing still from which on it is a stall.
-        publish_after: Seconds of standing still after which what the loop wrote last
-            has to be refreshed; may be shorter.
-        interval: Seconds between two writes.
-    """
-
-    endpoint: Endpoint
-    stall_after: float
+    endpoint: Endpoint  # where to publish
+    stall_after: float  # seconds of standing still from which on it is a stall
+    # Seconds of standing still after which what the loop wrote last has to be
+    # refreshed; may be shorter.
     publish_after: float
-    interval: float
+    interval: float  # seconds between two writes
 
     def connect(self) -> Connections:
         """Make connections for the thread; nothing is opened yet."""
@@ -124,17 +114,12 @@ class StallListener(Protocol):
 
 
 class LoopWatch:
-    """Watches the loop of one listener, from :meth:`begin` to :meth:`end`.
-
-    Attributes:
-        listener: What is published meanwhile.
-        closed: Whether nothing is begun for it any more.
-        publishing: Whether the thread publishes for it, or may have something in flight.
-    """
+    """Watches the loop of one listener, from :meth:`begin` to :meth:`end`."""
 
     def __init__(self, listener: StallListener) -> None:
-        self.listener = listener
-        self.closed = True
+        self.listener = listener  # what is published meanwhile
+        self.closed = True  # whether nothing is begun for it any more
+        # Whether the thread publishes for it, or may have something in flight.
         self.publishing = False
         self._monitor: _LoopMonitor | None = None
 
@@ -160,26 +145,17 @@ class LoopWatch:
 
 
 class _LoopMonitor:
-    """A timer that counts in one event loop as long as the loop moves.
-
-    Attributes:
-        loop: Where it runs.
-        count: How often the timer has fired.
-        at: Monotonic seconds of the last time.
-        thread: Where the loop runs.
-        period: Seconds between two counts.
-        watches: What wants to know; the timer ends with the last of them.
-        timer: What the watchdog's thread has seen of the count.
-    """
+    """A timer that counts in one event loop as long as the loop moves."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self.count = 0
-        self.at = time.monotonic()
-        self.thread = 0
-        self.period = LONGEST
+        self.loop = loop  # where it runs
+        self.count = 0  # how often the timer has fired
+        self.at = time.monotonic()  # monotonic seconds of the last time
+        self.thread = 0  # where the loop runs
+        self.period = LONGEST  # seconds between two counts
+        # What wants to know; the timer ends with the last of them.
         self.watches: dict[int, LoopWatch] = {}
-        self.timer = StallTimer()
+        self.timer = StallTimer()  # what the watchdog's thread has seen of the count
         self._handle: asyncio.TimerHandle | None = None
 
     def add(self, watch: LoopWatch, shortest: float) -> None:

@@ -91,14 +91,11 @@ def squeeze(name: str) -> str:
 
 
 class SecretNames:
-    """Tells which names hold secrets.
-
-    Attributes:
-        extra: The user's own names, as they were given.
-    """
+    """Tells which names hold secrets."""
 
     def __init__(self, extra: Iterable[str] = ()) -> None:
         names = extra.split(",") if isinstance(extra, str) else extra
+        # The user's own names, as they were given.
         self.extra = tuple(name.strip() for name in names if name.strip())
         own = {squeeze(name) for name in self.extra if not name.startswith("-")}
         own.discard("")
