@@ -294,6 +294,25 @@ async def test_one_connection_for_everybody(
         assert len(mine) == 1
 
 
+async def test_closed_again_and_again(own_server: DevServer, admin: Redis) -> None:
+    """Each call after a close opens a connection, and each close leaves none."""
+    cache = FunctionCache(own_server.url)
+
+    @cache.cached(ttl=60)
+    async def load(number: int) -> int:
+        return number
+
+    async def is_closed() -> bool:
+        names = [client["name"] for client in await admin.client_list()]
+        return not any(name.startswith("bls-agent") for name in names)
+
+    for _ in range(3):
+        assert await load(1) == 1
+        assert not await is_closed()
+        await cache.aclose()
+        await eventually(is_closed)
+
+
 async def test_a_cancelled_caller_does_not_cut_the_connection(
     own_server: DevServer, admin: Redis
 ) -> None:

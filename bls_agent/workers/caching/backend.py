@@ -228,13 +228,14 @@ class CacheBackend:
         return replies
 
     async def aclose(self) -> None:
-        """End what is under way, without the connections; the next request begins anew."""
+        """Close the connection, with what is under way; the next request opens it again."""
         import asyncio  # noqa: PLC0415 - as above
 
         self._closings += 1
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait([self._opening])
+        await self._wires.aclose()
 
     async def _exchange(self, requests: Sequence[Request], due: float) -> list[Reply]:
         """Send, and once more what a connection was lost under."""

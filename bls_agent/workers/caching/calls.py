@@ -288,7 +288,7 @@ class AsyncCalls:
         return here
 
     async def aclose(self) -> None:
-        """End what goes on in the background of this loop, without the connections."""
+        """End what goes on in the background of this loop, and its connection."""
         here = self._here.find()
         if here is not None:
             backend, flights = here
