@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,23 +15,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount
 from starlette.types import Receive, Scope, Send
 
-from bls_agent.assets.library import AssetLibrary
-from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.keyed_wires import default_endpoint
-from bls_agent.console import Console
 from bls_agent.core.errors import BlsError, ConfigurationError
-from bls_agent.crawl.overview import QueueOverview
-from bls_agent.ops.fleet import Fleet
 from bls_agent.ops.web.api import api_routes
-from bls_agent.ops.web.auth import Sessions, Verifier
 from bls_agent.ops.web.config import WebConfig
-from bls_agent.ops.web.feeds.assets import AssetFeed
-from bls_agent.ops.web.feeds.changes import Journal, Webhook
-from bls_agent.ops.web.feeds.crawl import CrawlFeed
-from bls_agent.ops.web.feeds.fleet import FleetFeed
-from bls_agent.ops.web.feeds.logs import LogFeeds
-from bls_agent.ops.web.feeds.runs import RunFeed
-from bls_agent.ops.web.feeds.workers import WorkerFeed
 from bls_agent.ops.web.middleware import (
     SecurityMiddleware,
     login_routes,
@@ -49,16 +32,10 @@ from bls_agent.ops.web.requests import (
     status_of,
 )
 from bls_agent.ops.web.security import (
-    Bucket,
-    Buckets,
-    HostRule,
-    StreamQuota,
     with_headers,
 )
-from bls_agent.ops.web.state import RedisHealth, WebState
+from bls_agent.ops.web.state import WebState
 from bls_agent.ops.web.streams import stream_routes
-from bls_agent.runs import EventStore
-from bls_agent.workers import WorkerRegistry
 
 __all__ = ["ConsoleApp", "create_app"]
 
@@ -95,8 +72,7 @@ def create_app(config: WebConfig | None = None) -> ConsoleApp:
     Raises:
         ConfigurationError: The URL or client of Redis cannot be used.
     """
-    config = config or WebConfig()
-    state = _make_state(config)
+    state = WebState(config or WebConfig())
     app = ConsoleApp(
         routes=_routes(),
         middleware=[Middleware(SecurityMiddleware, state=state)],
@@ -105,49 +81,6 @@ def create_app(config: WebConfig | None = None) -> ConsoleApp:
     )
     app.web = app.state.web = state
     return app
-
-
-def _make_state(config: WebConfig) -> WebState:
-    limits, redis = config.limits, config.redis
-    endpoint = default_endpoint(os.environ) if redis is None else Endpoint.of(redis)
-    address = re.sub(r"//[^/]*@", "//", endpoint.address)
-    console, store = Console(redis), EventStore(redis)
-    fleet, counts = FleetFeed(Fleet(redis)), Counter[str]()
-    webhook = None
-    if config.webhook is not None:
-        about = {"title": config.title, "redis": address}
-        webhook = Webhook(config.webhook, about, counts)
-    bound = "" if config.unix_socket else config.host
-    return WebState(
-        config=config,
-        console=console,
-        fleet=fleet,
-        journal=Journal(fleet, [] if webhook is None else [webhook.put]),
-        webhook=webhook,
-        workers=WorkerFeed(WorkerRegistry(redis)),
-        store=store,
-        runs=RunFeed(store),
-        assets=AssetFeed(AssetLibrary(redis)),
-        crawl=CrawlFeed(QueueOverview(redis)),
-        logs=LogFeeds(console),
-        health=RedisHealth(console),
-        sessions=Sessions(
-            most=limits.sessions,
-            idle=limits.session_idle,
-            lifetime=limits.session_lifetime,
-        ),
-        verifier=(
-            Verifier(config.users, at_once=limits.hashing) if config.users else None
-        ),
-        hosts=HostRule(bound, frozenset(map(str.lower, config.allowed_hosts))),
-        requests=Buckets(limits.request_burst, limits.requests),
-        commands=Buckets(limits.command_burst, limits.commands),
-        logins=Buckets(limits.logins, 1 / 30),
-        all_logins=Bucket(limits.all_logins, 1 / 2, limits.all_logins, 0.0),
-        counts=counts,
-        streams=StreamQuota(each=limits.user_streams, total=limits.streams),
-        redis=address.removeprefix("redis://"),
-    )
 
 
 def _routes() -> list[BaseRoute]:

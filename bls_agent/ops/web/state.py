@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import re
 import secrets
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from bls_agent.assets.library import AssetLibrary
+from bls_agent.connection.endpoint import Endpoint
+from bls_agent.connection.keyed_wires import default_endpoint
 from bls_agent.console import Console
 from bls_agent.core.errors import (
     ContractError,
     RedisRefusedError,
     RedisUnavailableError,
 )
+from bls_agent.crawl.overview import QueueOverview
+from bls_agent.ops.fleet import Fleet
 from bls_agent.ops.web.auth import Sessions, Verifier
 from bls_agent.ops.web.config import WebConfig
 from bls_agent.ops.web.feeds.assets import AssetFeed
@@ -32,10 +38,11 @@ from bls_agent.ops.web.help import HelpCache
 from bls_agent.ops.web.requests import FieldError
 from bls_agent.ops.web.security import Bucket, Buckets, HostRule, StreamQuota
 from bls_agent.runs import EventStore
+from bls_agent.workers import WorkerRegistry
 
 __all__ = [
-    "RedisHealth",
     "WebState",
+    "_RedisHealth",
     "check_project",
     "client_address",
     "existing_project",
@@ -49,7 +56,7 @@ FRESH: Final = 1.0  # seconds for which an answer of Redis is believed
 LONGEST: Final = 512  # bytes of a project's name
 
 
-class RedisHealth:
+class _RedisHealth:
     """Asks Redis, at most once a second, for a status that no project has."""
 
     def __init__(self, console: Console) -> None:
@@ -80,35 +87,49 @@ class RedisHealth:
         return None
 
 
-@dataclass
 class WebState:
-    """One running console."""
+    """One running console: everything that its configuration asks for."""
 
-    config: WebConfig
-    console: Console
-    fleet: FleetFeed
-    journal: Journal
-    webhook: Webhook | None  # None where changes of statuses are posted nowhere
-    workers: WorkerFeed
-    store: EventStore
-    runs: RunFeed
-    assets: AssetFeed
-    crawl: CrawlFeed
-    logs: LogFeeds
-    health: RedisHealth
-    sessions: Sessions
-    verifier: Verifier | None  # None without users
-    hosts: HostRule
-    requests: Buckets  # of each client
-    commands: Buckets  # of each user
-    logins: Buckets  # that failed, of each address
-    all_logins: Bucket  # that failed, of all addresses
-    streams: StreamQuota
-    manuals: HelpCache = field(default_factory=HelpCache)
-    counts: Counter[str] = field(default_factory=Counter[str])  # refused and dropped
-    closing: anyio.Event = field(default_factory=anyio.Event)
-    started: float = field(default_factory=time.monotonic)
-    redis: str = ""  # its address, without credentials
+    def __init__(self, config: WebConfig) -> None:
+        limits, redis = config.limits, config.redis
+        endpoint = default_endpoint(os.environ) if redis is None else Endpoint.of(redis)
+        address = re.sub(r"//[^/]*@", "//", endpoint.address)
+        self.config = config
+        self.redis = address.removeprefix("redis://")  # without credentials
+        self.counts = Counter[str]()  # what was refused and dropped
+        self.started = time.monotonic()
+        self.closing = anyio.Event()
+        self.console, self.store = Console(redis), EventStore(redis)
+        self.health = _RedisHealth(self.console)
+        self.fleet = FleetFeed(Fleet(redis))
+        self.workers = WorkerFeed(WorkerRegistry(redis))
+        self.runs = RunFeed(self.store)
+        self.assets = AssetFeed(AssetLibrary(redis))
+        self.crawl = CrawlFeed(QueueOverview(redis))
+        self.logs = LogFeeds(self.console)
+        self.webhook: Webhook | None = None
+        if config.webhook is not None:
+            about = {"title": config.title, "redis": address}
+            self.webhook = Webhook(config.webhook, about, self.counts)
+        listeners = [] if self.webhook is None else [self.webhook.put]
+        self.journal = Journal(self.fleet, listeners)
+        self.manuals = HelpCache()
+        self.sessions = Sessions(
+            most=limits.sessions,
+            idle=limits.session_idle,
+            lifetime=limits.session_lifetime,
+        )
+        self.verifier = (
+            Verifier(config.users, at_once=limits.hashing) if config.users else None
+        )
+        bound = "" if config.unix_socket else config.host
+        self.hosts = HostRule(bound, frozenset(map(str.lower, config.allowed_hosts)))
+        self.requests = Buckets(limits.request_burst, limits.requests)
+        self.commands = Buckets(limits.command_burst, limits.commands)
+        # Logins that failed: of each address, and of all.
+        self.logins = Buckets(limits.logins, 1 / 30)
+        self.all_logins = Bucket(limits.all_logins, 1 / 2, limits.all_logins, 0.0)
+        self.streams = StreamQuota(each=limits.user_streams, total=limits.streams)
 
     @property
     def watches(self) -> tuple[SharedWatch, ...]:
