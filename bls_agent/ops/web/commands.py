@@ -35,8 +35,7 @@ async def send_command(
     Without a login its ``source`` is the one given. ``create`` sends it also to a project
     that has no key. Raises as :meth:`bls_agent.Console.send`, and 429 for too many.
     """
-    _count_command(request)
-    sent_by: str = request.state.sent_by
+    sent_by = _count_command(request)
     sent = await web_state(request).console.send(
         told.project,
         told.command,
@@ -56,8 +55,7 @@ async def send_command(
 
 async def ask_help(request: Request, project: str, timeout: float) -> Outcome:
     """Ask a project's agent what it can do, and wait for the outcome."""
-    _count_command(request)
-    sent_by: str = request.state.sent_by
+    sent_by = _count_command(request)
     return await web_state(request).console.call(
         project, HELP, timeout=timeout, record=True, sent_by=sent_by
     )
@@ -67,11 +65,9 @@ async def withdraw_command(
     request: Request, project: str, number: str
 ) -> Command | None:
     """Take a command out of a project's queue, as :meth:`bls_agent.Console.withdraw`."""
-    state = web_state(request)
-    _count_command(request)
-    withdrawn = await state.console.withdraw(project, number)
+    sent_by = _count_command(request)
+    withdrawn = await web_state(request).console.withdraw(project, number)
     if withdrawn is not None:
-        sent_by: str = request.state.sent_by
         logger.info("%s withdrew %r from %r", sent_by, visible(number), project)
     return withdrawn
 
@@ -81,12 +77,10 @@ async def forget_project(
 ) -> list[str]:
     """Delete a project's keys, as :meth:`bls_agent.Console.forget`."""
     state = web_state(request)
-    _count_command(request)
+    sent_by = _count_command(request)
     deleted = await state.console.forget(project, force=force)
     await state.fleet.forget(project)
-    logger.info(
-        "%s deleted %d keys of %r", request.state.sent_by, len(deleted), project
-    )
+    logger.info("%s deleted %d keys of %r", sent_by, len(deleted), project)
     return deleted
 
 
@@ -98,18 +92,20 @@ def crawl_queue(request: Request, shown: str) -> RequestQueue:
 
 async def requeue_failed(request: Request, shown: str) -> int:
     """Queue the failed requests of a crawl queue once more; say how many."""
-    _count_command(request)
+    sent_by = _count_command(request)
     async with crawl_queue(request, shown) as queue:
         count = await queue.requeue_failed()
-    sent_by: str = request.state.sent_by
     logger.info("%s queued %d failed requests of %r again", sent_by, count, shown)
     return count
 
 
-def _count_command(request: Request) -> None:
+def _count_command(request: Request) -> str:
+    """Count a command of a user, or raise 429; give what its record names."""
     state = web_state(request)
     wait = state.commands.take(requester(request), state.now())
     if wait:
         state.counts["commands_refused"] += 1
         headers = {"retry-after": str(int(wait) + 1)}
         raise HTTPException(429, "too many commands", headers)
+    sent_by: str = request.state.sent_by
+    return sent_by
