@@ -248,12 +248,17 @@ class RunEventsResponse(Response):
         self._more = headers
         self._pump: FramePump | None = None
         self._is_ending = False
+        self._open_streams = set[RunEventsResponse]()  # those of its application
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Find out what to answer, and answer; a client that leaves ends it quietly."""
-        answer = await self._answer(Request(scope))
-        with suppress(OSError):  # what servers raise for a client that has gone
-            await answer(scope, receive, send)
+        self._open_streams.add(self)
+        try:
+            answer = await self._answer(Request(scope))
+            with suppress(OSError):  # what servers raise for a client that has gone
+                await answer(scope, receive, send)
+        finally:
+            self._open_streams.discard(self)
         if self.background is not None:
             await self.background()
 
@@ -407,13 +412,11 @@ class RunEventsApp(Starlette):
             return refusal
         if len(self._streams) >= self._max_streams:
             return _send_away(request)
-        return _CountedResponse(
-            self._streams,
-            self._store,
-            run_id,
-            wait=self._wait,
-            heartbeat=self._heartbeat,
+        response = RunEventsResponse(
+            self._store, run_id, wait=self._wait, heartbeat=self._heartbeat
         )
+        response._open_streams = self._streams  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - of this module
+        return response
 
     async def _refuse(self, request: Request, run_id: int) -> Response | None:
         """Give the refusal of who may not read a run."""
@@ -428,30 +431,6 @@ class RunEventsApp(Starlette):
         if allowed is True:  # a closed door does not open for what is merely not false
             return None
         return _error_response(403, "this run is not for you")
-
-
-class _CountedResponse(RunEventsResponse):
-    """A stream that stands among the open ones."""
-
-    def __init__(
-        self,
-        streams: set[RunEventsResponse],
-        store: EventStore,
-        run_id: int,
-        *,
-        wait: bool,
-        heartbeat: float,
-    ) -> None:
-        super().__init__(store, run_id, wait=wait, heartbeat=heartbeat)
-        self._streams = streams
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, and count meanwhile."""
-        self._streams.add(self)
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._streams.discard(self)
 
 
 def _send_away(request: Request) -> Response:

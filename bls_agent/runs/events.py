@@ -96,9 +96,6 @@ class EventAction(StrEnum):
     ERROR = "error"
 
 
-_SOURCE: Final = ("agent_id", "agent_type", "agent_name", "team_name")
-
-
 _SOURCE_FIELDS: Final = (
     (b"source_agent_id", "agent_id"),
     (b"source_agent_type", "agent_type"),

@@ -110,14 +110,6 @@ def _order_of(event: StreamEvent) -> tuple[int, int]:
 
 
 @dataclass
-class _Kept:
-    """A page, and when it was asked for."""
-
-    page: Page
-    asked_at: float
-
-
-@dataclass
 class _Turn:
     """Requests for pages of one run, sent one after the other."""
 
@@ -133,7 +125,8 @@ class SharedPages:
     """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[int, EventId], _Kept] = OrderedDict()
+        # run and place → a page, and when it was requested
+        self._kept: OrderedDict[tuple[int, EventId], tuple[Page, float]] = OrderedDict()
         self._turns: dict[int, _Turn] = {}
 
     async def read(self, reader: RunReader, place: EventId, portion: int) -> Page:
@@ -145,11 +138,11 @@ class SharedPages:
             async with turn.lock:
                 page = self._find(run_id, place, came_at)
                 if page is None:
-                    asked_at = anyio.current_time()
+                    now = anyio.current_time()
                     page = await reader.read(
                         next_id(place), "+", portion, most_bytes=PAGE_BYTES
                     )
-                    self._keep(run_id, place, _Kept(page, asked_at))
+                    self._keep(run_id, place, page, now)
                 return page
         finally:
             turn.users -= 1
@@ -157,18 +150,18 @@ class SharedPages:
                 del self._turns[run_id]
 
     def _find(self, run_id: int, place: EventId, came_at: float) -> Page | None:
-        kept = self._kept.get((run_id, place))
-        if kept is None:
+        page, asked_at = self._kept.get((run_id, place), (None, 0.0))
+        if page is None:
             return None
         # A last page says nothing about what was added after it was requested.
-        oldest = came_at if kept.page.is_last else came_at - FRESH
-        return kept.page if kept.asked_at >= oldest else None
+        oldest = came_at if page.is_last else came_at - FRESH
+        return page if asked_at >= oldest else None
 
-    def _keep(self, run_id: int, place: EventId, kept: _Kept) -> None:
-        for key, other in list(self._kept.items()):
-            if other.asked_at < kept.asked_at - FRESH:
+    def _keep(self, run_id: int, place: EventId, page: Page, now: float) -> None:
+        for key, (_, asked_at) in list(self._kept.items()):
+            if asked_at < now - FRESH:
                 del self._kept[key]
-        self._kept[run_id, place] = kept
+        self._kept[run_id, place] = page, now
         while len(self._kept) > KEPT:
             self._kept.popitem(last=False)
 

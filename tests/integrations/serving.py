@@ -11,16 +11,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
+import anyio
+import httpx2 as httpx
 import uvicorn
 
-from bls_agent.integrations.run_events import RunEventsApp, allow_all
+from bls_agent.integrations.run_events import (
+    RunEventsApp,
+    allow_all,
+)
 from bls_agent.runs import EventStore
+from tests.event_source import EventSourceParser, Message
 
+OWN = "http://127.0.0.1:8000"
 ROOT = Path(__file__).parents[2]
 FACTORY = "tests.integrations.serving:make_app"
 START = 30.0  # seconds
@@ -130,3 +137,66 @@ def serving(app: Any) -> Iterator[str]:
         server.should_exit = True
         thread.join(START)
         assert not thread.is_alive()
+
+
+@asynccontextmanager
+async def asking(app: Any, **more: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application, without a server; for answers that end."""
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url=OWN, **more) as client:
+        yield client
+
+
+async def write(store: EventStore, run_id: int, count: int) -> list[str]:
+    return await store.add_many(
+        run_id, [("llm", "stream", {"文本": f"{n}"}) for n in range(count)]
+    )
+
+
+@asynccontextmanager
+async def following(
+    url: str, run_id: int, last_id: str | None = None, **more: Any
+) -> AsyncIterator[Followed]:
+    """Follow a run."""
+    headers = {} if last_id is None else {"Last-Event-ID": last_id}
+    async with (
+        httpx.AsyncClient(timeout=30, headers=headers, **more) as client,
+        client.stream("GET", f"{url}/runs/{run_id}/events/stream") as answer,
+    ):
+        assert answer.status_code == 200, await answer.aread()
+        yield Followed(answer)
+
+
+class Followed:
+    """A stream that is read bit by bit."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        self.answer = answer
+        self.parser = EventSourceParser()
+        self.messages: list[Message] = []
+        self._chunks = answer.aiter_raw()
+
+    async def read(self) -> bool:
+        """Read a piece; tell whether there was one."""
+        with anyio.fail_after(30):
+            async for chunk in self._chunks:
+                self.messages += self.parser.feed(chunk)
+                return True
+        return False
+
+    async def until(self, count: int) -> list[Message]:
+        """Read until there are so many messages."""
+        while len(self.messages) < count:
+            assert await self.read(), f"it ended after {self.messages}"
+        return self.messages
+
+    async def rest(self) -> list[Message]:
+        """Read to the end."""
+        while await self.read():
+            pass
+        return self.messages
+
+    @property
+    def ids(self) -> list[str]:
+        """Ids of the run's events."""
+        return [one.last_event_id for one in self.messages if "." in one.type]
