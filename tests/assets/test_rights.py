@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,10 +14,10 @@ from bls_agent.assets import AssetLibrary, AssetSync, parse_manifest
 from bls_agent.core.acl import ASSET_RIGHTS, KeyAccess, asset_acl_rules
 from bls_agent.core.keys import KEYS
 from bls_agent.devserver import DevServer
+from tests.acl_rules import documented_rules, each_right, may, refused, rules_without
 from tests.assets.memory_source import MemorySource, manifest
-from tests.harness import execute, needs_selectors, url_with_rights
+from tests.harness import needs_selectors, url_with_rights
 
-DOCUMENT = Path(__file__).parents[2] / "docs/rights.md"
 OWNER = "bls_agent:{asset:sync:state}:owner"
 
 
@@ -62,11 +59,6 @@ async def read_everything(url: str) -> None:
                 pass
 
 
-async def refused(admin: Redis) -> list[Any]:
-    """What was refused to anybody."""
-    return [one[one.index(b"object") + 1] for one in await execute(admin, "ACL", "LOG")]
-
-
 @needs_selectors
 async def test_the_rights_are_enough(own_server: DevServer, admin: Redis) -> None:
     """Nothing is refused, to a synchronisation or to a reader; a reader cannot write."""
@@ -90,29 +82,13 @@ async def test_flat_rules_are_enough(own_server: DevServer, admin: Redis) -> Non
     assert await refused(admin) == []
 
 
-def each_right() -> Iterator[object]:
-    for place, right in enumerate(ASSET_RIGHTS):
-        for command in right.commands.split() if right.keys else ():
-            yield pytest.param(right, command, id=f"{place}-{command}")
-
-
 @needs_selectors
-@pytest.mark.parametrize(("right", "command"), [*each_right()])
+@pytest.mark.parametrize(("right", "command"), [*each_right(ASSET_RIGHTS)])
 async def test_no_right_is_too_many(
     right: KeyAccess, command: str, own_server: DevServer, admin: Redis
 ) -> None:
     """Without any one of them something is refused to a synchronisation, or to a reader."""
-    rules = ["-@all"]
-    for one in ASSET_RIGHTS:
-        if one.keys and one.writes is not right.writes:
-            continue
-        words = one.commands.split()
-        if one == right:
-            words.remove(command)
-        if one.keys and words:
-            rules.append(one._replace(commands=" ".join(words)).selector)
-        elif not one.keys:
-            rules += [f"+{word}" for word in words]
+    rules = rules_without(ASSET_RIGHTS, right, command)
     url = await url_with_rights(admin, own_server, *rules)
     if not right.writes:
         await write_everything(own_server.url)
@@ -130,12 +106,11 @@ async def test_other_keys_stay_closed(own_server: DevServer, admin: Redis) -> No
             continue
         key = row.locate(**dict.fromkeys(row.fields, "x"))
         for words in (["HGETALL", key], ["DEL", key], ["SET", key, "x"]):
-            said = await execute(admin, "ACL", "DRYRUN", "agent", *words)
-            assert said not in (b"OK", "OK"), name
+            assert not await may(admin, *words), name
 
 
 def test_the_document_shows_both_lines() -> None:
     """As they are printed."""
-    lines = re.findall(r"^-@all .*$", DOCUMENT.read_text("utf-8"), re.MULTILINE)
+    lines = documented_rules()
     assert " ".join(asset_acl_rules()) in lines
     assert " ".join(asset_acl_rules(write=False)) in lines

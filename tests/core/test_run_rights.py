@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -19,9 +15,9 @@ from bls_agent.core.errors import LeaseHeldError, RedisUnavailableError
 from bls_agent.core.keys import KEYS
 from bls_agent.devserver import DevServer
 from bls_agent.runs.writer_pool import RunLease
-from tests.harness import eventually, execute, needs_selectors, url_with_rights
+from tests.acl_rules import documented_rules, each_right, may, refused, rules_without
+from tests.harness import eventually, needs_selectors, url_with_rights
 
-DOCUMENT = Path(__file__).parents[2] / "docs/rights.md"
 RUN, OTHER = 2**63 - 1, 7
 
 
@@ -71,14 +67,6 @@ async def read_everything(url: str) -> None:
             await store.follow(OTHER).batch()
 
 
-async def refused(admin: Redis) -> list[Any]:
-    """What was refused to anybody."""
-    return [
-        entry[entry.index(b"object") + 1]
-        for entry in await execute(admin, "ACL", "LOG")
-    ]
-
-
 @needs_selectors
 async def test_a_writers_rights_are_enough(own_server: DevServer, admin: Redis) -> None:
     """Nothing is refused."""
@@ -118,29 +106,13 @@ async def test_whoever_follows_cannot_write(
     assert await admin.xlen(f"run:{RUN}:events") == 4
 
 
-def each_right() -> Iterator[object]:
-    for place, right in enumerate(RUN_RIGHTS):
-        for command in right.commands.split() if right.keys else ():
-            yield pytest.param(right, command, id=f"{place}-{command}")
-
-
 @needs_selectors
-@pytest.mark.parametrize(("right", "command"), [*each_right()])
+@pytest.mark.parametrize(("right", "command"), [*each_right(RUN_RIGHTS)])
 async def test_no_right_is_too_many(
     right: KeyAccess, command: str, own_server: DevServer, admin: Redis
 ) -> None:
     """Without any one of them something is refused to who writes, or who follows."""
-    rules = ["-@all"]
-    for one in RUN_RIGHTS:
-        if one.keys and one.writes is not right.writes:
-            continue
-        words = one.commands.split()
-        if one == right:
-            words.remove(command)
-        if one.keys and words:
-            rules.append(one._replace(commands=" ".join(words)).selector)
-        elif not one.keys:
-            rules += [f"+{word}" for word in words]
+    rules = rules_without(RUN_RIGHTS, right, command)
     url = await url_with_rights(admin, own_server, *rules)
     if not right.writes:
         await write_everything(own_server.url)
@@ -160,14 +132,12 @@ async def test_other_keys_stay_closed(own_server: DevServer, admin: Redis) -> No
             continue
         key = row.locate(**dict.fromkeys(row.fields, "x"))
         for words in (["XRANGE", key, "-", "+"], ["EXPIRE", key, 1], ["UNLINK", key]):
-            said = await execute(admin, "ACL", "DRYRUN", "agent", *words)
-            assert said not in (b"OK", "OK"), name
-    said = await execute(admin, "ACL", "DRYRUN", "agent", "KEYS", "*")
-    assert said not in (b"OK", "OK")
+            assert not await may(admin, *words), name
+    assert not await may(admin, "KEYS", "*")
 
 
 def test_the_document_shows_both_lines() -> None:
     """As they are printed."""
-    lines = re.findall(r"^-@all .*$", DOCUMENT.read_text("utf-8"), re.MULTILINE)
+    lines = documented_rules()
     assert " ".join(run_acl_rules()) in lines
     assert " ".join(run_acl_rules(write=False)) in lines

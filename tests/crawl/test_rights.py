@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -18,9 +14,9 @@ from bls_agent.core.keys import KEYS
 from bls_agent.crawl import CrawlRequest, RequestQueue, SeenFilter, cleanup
 from bls_agent.crawl.overview import QueueOverview
 from bls_agent.devserver import DevServer
-from tests.harness import execute, needs_selectors, url_with_rights
+from tests.acl_rules import documented_rules, each_right, may, refused, rules_without
+from tests.harness import needs_selectors, url_with_rights
 
-DOCUMENT = Path(__file__).parents[2] / "docs/rights.md"
 PAGE = CrawlRequest("https://news.example/1")
 
 
@@ -81,11 +77,6 @@ async def read_everything(url: str, project: str = "news") -> None:
         await seen.size()
 
 
-async def refused(admin: Redis) -> list[Any]:
-    """What was refused to anybody."""
-    return [one[one.index(b"object") + 1] for one in await execute(admin, "ACL", "LOG")]
-
-
 @pytest.fixture
 async def _odd_key(admin: Redis) -> None:
     """A queue whose key holds something else."""
@@ -120,30 +111,14 @@ async def test_flat_rules_are_enough(own_server: DevServer, admin: Redis) -> Non
     assert await refused(admin) == []
 
 
-def each_right() -> Iterator[object]:
-    for right in crawl_rights("news"):
-        for command in right.commands.split() if right.keys else ():
-            yield pytest.param(right, command, id=f"{right.writes:d}-{command}")
-
-
 @pytest.mark.usefixtures("_odd_key")
 @needs_selectors
-@pytest.mark.parametrize(("right", "command"), [*each_right()])
+@pytest.mark.parametrize(("right", "command"), [*each_right(crawl_rights("news"))])
 async def test_no_right_is_too_many(
     right: KeyAccess, command: str, own_server: DevServer, admin: Redis
 ) -> None:
     """Without any one of them something is refused to a crawler, or to a reader."""
-    rules = ["-@all"]
-    for one in crawl_rights("news"):
-        if one.keys and one.writes is not right.writes:
-            continue
-        words = [
-            word for word in one.commands.split() if one != right or word != command
-        ]
-        if one.keys:
-            rules.append(one._replace(commands=" ".join(words)).selector)
-        else:
-            rules += [f"+{word}" for word in words]
+    rules = rules_without(crawl_rights("news"), right, command)
     url = await url_with_rights(admin, own_server, *rules)
     if not right.writes:
         await write_everything(own_server.url)
@@ -177,8 +152,7 @@ async def test_other_keys_stay_closed(
             ["DEL", key],
             ["SET", key, "x"],
         ):
-            said = await execute(admin, "ACL", "DRYRUN", "agent", *words)
-            assert said not in (b"OK", "OK"), key
+            assert not await may(admin, *words), key
 
 
 def test_names_that_no_pattern_can_hold() -> None:
@@ -190,6 +164,6 @@ def test_names_that_no_pattern_can_hold() -> None:
 
 def test_the_document_shows_both_lines() -> None:
     """As they are printed."""
-    lines = re.findall(r"^-@all .*$", DOCUMENT.read_text("utf-8"), re.MULTILINE)
+    lines = documented_rules()
     assert " ".join(crawl_acl_rules()) in lines
     assert " ".join(crawl_acl_rules(write=False)) in lines

@@ -127,7 +127,7 @@ async def forget_project(wires: KeyedWires, project: str, *, force: bool) -> lis
     keys += [row.locate(place=place) for row in books]
     for row in (INFLIGHT, BROADCAST):
         async for key in _scan(wires, row.pattern(place=place)):
-            if _places_of(key) == {place} and _owner_of(key) not in owners:
+            if _tags_of(key) == {place} and _owner_of(key) not in owners:
                 keys.append(key)
     replies = await wires.call_many([("DEL", encode_key(key)) for key in keys])
     for reply in replies:
@@ -147,7 +147,7 @@ def _owner_of(key: str) -> str:
     return OWNER.locate(place=place_beside(key))
 
 
-def _places_of(key: str) -> set[str]:
+def _tags_of(key: str) -> set[str]:
     """Name whose key it can be: of a name that can be read in two ways, both."""
     readings = (KEYS[row].parse(key) or {} for row in find_templates(key))
     return {reading["place"] for reading in readings if "place" in reading}
