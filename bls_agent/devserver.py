@@ -310,27 +310,27 @@ class _Watchdog:
                 # What is sent to our whole process group must not reach the shell.
                 start_new_session=True,
             )
-        self.pid = int(self._hear() or 0)
+        self.pid = int(self._receive() or 0)
         self._wait_until_ready()
 
     def kill(self) -> None:
         """Kill the server and wait until the shell has buried it."""
-        self._say("kill")
-        self._hear()
+        self._send("kill")
+        self._receive()
 
     def end(self, word: Literal["stop", "leave"]) -> None:
         """Kill the server, remove the folder or leave it, and let the shell go."""
         if self._shell is not None:
             with suppress(BrokenPipeError):  # it ends at once when it gets no folder
-                self._say(word)
+                self._send(word)
             self._shell.wait()
         self._channel.close()
         os.close(self._server_end)
 
-    def _say(self, word: str) -> None:
+    def _send(self, word: str) -> None:
         self._channel.sendall(f"{word}\n".encode())
 
-    def _hear(self) -> str:
+    def _receive(self) -> str:
         with self._channel.makefile("r", encoding="ascii") as lines:
             return lines.readline().strip()
 

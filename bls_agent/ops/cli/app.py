@@ -24,7 +24,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 import bls_agent
-from bls_agent.ops.cli.errors import Exit, misspelt, tell
+from bls_agent.ops.cli.errors import Exit, misspelt, report_failure
 from bls_agent.ops.cli.help import help_page
 from bls_agent.ops.cli.options import JsonOption, LangOption, RedisOption, arrange
 from bls_agent.ops.cli.output import Invocation, Screen
@@ -217,7 +217,7 @@ def _program(
 
 def run_program(arguments: Sequence[str]) -> int:
     """Run one command and give its exit code; whatever happens is told in words."""
-    # Its commands tell in their own words what is wrong; `run` and `console` configure it.
+    # Its commands say in their own words what is wrong; `run` and `console` configure it.
     logging.getLogger("bls_agent").addHandler(logging.NullHandler())
     completing = bool(os.environ.get(COMPLETE))
     language = find_language(arguments, os.environ)
@@ -245,5 +245,5 @@ def run_program(arguments: Sequence[str]) -> int:
         if completing:  # a shell that asks gets nothing, and no noise
             return Exit.FAILED
         redis = find_value("--redis", arguments) or None
-        return tell(error, replace(invocation, redis=redis))
+        return report_failure(error, replace(invocation, redis=redis))
     return int(code or Exit.DONE)

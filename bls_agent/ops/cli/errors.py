@@ -1,6 +1,6 @@
 """How a command fails: exit codes, sentences, and names that somebody may have meant.
 
-:func:`judge` decides without I/O; a traceback is shown for faults of this package alone.
+:func:`decide` decides without I/O; a traceback is shown for faults of this package alone.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ __all__ = [
     "Exit",
     "Failure",
     "Verdict",
+    "decide",
     "find_likely",
     "hint_likely",
-    "judge",
     "likely_names",
     "misspelt",
     "normalise",
-    "tell",
+    "report_failure",
     "unknown_project",
     "unwrap",
 ]
@@ -99,14 +99,14 @@ class Verdict:
     internal: bool = False  # a fault of this package
 
 
-def tell(error: BaseException, invocation: Invocation) -> int:
+def report_failure(error: BaseException, invocation: Invocation) -> int:
     """Say on standard error why a command has failed, and give its exit code."""
     error = unwrap(error)
     if isinstance(error, ReaderGone):
         return Exit.BROKEN_PIPE
     if isinstance(error, KeyboardInterrupt):
         return Exit.INTERRUPTED
-    verdict = judge(error, invocation.texts, os.environ, redis=invocation.redis)
+    verdict = decide(error, invocation.texts, os.environ, redis=invocation.redis)
     err = invocation.err
     details = error.details if isinstance(error, Failure) else ""
     if verdict.internal:
@@ -125,7 +125,7 @@ def unwrap(error: BaseException) -> BaseException:
     return unwrap(inner[0]) if len(inner) == 1 else error
 
 
-def judge(
+def decide(
     error: BaseException,
     texts: Texts,
     environ: Mapping[str, str],
@@ -137,9 +137,9 @@ def judge(
         hint = texts[error.hint].format(**error.values) if error.hint else ""
         return Verdict(error.code, texts[error.text].format(**error.values), hint)
     if hasattr(error, "format_message"):
-        return _judge_usage(error, texts)
+        return _decide_usage(error, texts)
     if isinstance(error, RedisUnavailableError):
-        return _judge_outage(error, texts, environ, redis)
+        return _decide_outage(error, texts, environ, redis)
     if isinstance(error, BlsError | OSError):
         code = Exit.USAGE if isinstance(error, ConfigurationError) else Exit.FAILED
         return Verdict(code, _text_of(error, texts))
@@ -154,7 +154,7 @@ def _text_of(error: Exception, texts: Texts) -> str:
     return str(error)
 
 
-def _judge_outage(
+def _decide_outage(
     error: RedisUnavailableError,
     texts: Texts,
     environ: Mapping[str, str],
@@ -176,7 +176,7 @@ def _judge_outage(
     return Verdict(Exit.UNAVAILABLE, texts[text].format(**values), hint)
 
 
-def _judge_usage(error: Any, texts: Texts) -> Verdict:
+def _decide_usage(error: Any, texts: Texts) -> Verdict:
     """Say what typer did not understand, in the reader's language where we can."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "bls-agent"

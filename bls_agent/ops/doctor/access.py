@@ -22,7 +22,7 @@ from bls_agent.core.keys import (
 from bls_agent.core.names import place_beside
 from bls_agent.ops.doctor.rule import Finding, Severity, show
 
-__all__ = ["Role", "Trial", "judge_access", "roles_of", "trials"]
+__all__ = ["Role", "Trial", "check_access", "roles_of", "trials"]
 
 INSTANCE: Final = "doctor"  # in the place of an instance's name
 _TEXT: Final = "x"
@@ -159,7 +159,7 @@ def roles_of(
     ]
 
 
-def judge_access(user: str, project: str, roles: Iterable[Role]) -> Iterator[Finding]:
+def check_access(user: str, project: str, roles: Iterable[Role]) -> Iterator[Finding]:
     """Tell whether a user can be an agent or a console of a project, and what is weaker."""
     known = {role.name: role for role in roles}
     if not known:

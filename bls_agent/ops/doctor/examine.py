@@ -21,7 +21,7 @@ from bls_agent.core.errors import RedisRefusedError
 from bls_agent.core.keys import CONTROL, KEYS, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.core.names import check_name, encode_key
 from bls_agent.core.settings import check_seconds
-from bls_agent.ops.doctor.access import Role, judge_access, roles_of, trials
+from bls_agent.ops.doctor.access import Role, check_access, roles_of, trials
 from bls_agent.ops.doctor.misencoded_keys import find_meant, name_fault
 from bls_agent.ops.doctor.reading import Kind, Look, kind_of, project_of
 from bls_agent.ops.doctor.report import Report, Tally
@@ -104,20 +104,20 @@ class _Examination:
     async def run(self) -> Report:
         """Look at the servers, then at the keys, then at the rights."""
         began = anyio.current_time()
-        facts = [await self._look_at_server(server) async for server in self._servers()]
+        facts = [await self._examine_server(server) async for server in self._servers()]
         refusal: RedisRefusedError | None = None
         offsets = {known.address: known.offset for known in facts}
         async for server in self._servers():
             self._offset = offsets.get(server.address, 0.0)
             try:
-                await self._look_through(server)
+                await self._search(server)
             except RedisRefusedError as error:
                 refusal = error
         if refusal is not None:
-            await self._look_without_scan(refusal)
-        self._note_unread()
+            await self._examine_known_keys(refusal)
+        self._record_unread()
         if self._project and not self._keys:
-            self._note(_server_finding(ABSENT, Severity.WARNING, self._project))
+            self._record(_server_finding(ABSENT, Severity.WARNING, self._project))
         access = await self._try_rights()
         return Report(
             groups=self._tally.groups,
@@ -136,10 +136,10 @@ class _Examination:
             async for wire in wires:
                 yield Server(wire, whole=self._wires.is_cluster)
 
-    async def _look_at_server(self, server: Server) -> Facts:
+    async def _examine_server(self, server: Server) -> Facts:
         facts = await server.facts(self._clock)
         for rule in SERVER_RULES:
-            self._note(rule.judge(facts))
+            self._record(rule.judge(facts))
         self._total += await server.count_keys()
         names = await server.connected(facts)
         if names is None or self._connected is None:
@@ -148,24 +148,24 @@ class _Examination:
             self._connected |= names
         return facts
 
-    def _note(self, finding: Finding | None) -> None:
+    def _record(self, finding: Finding | None) -> None:
         if finding is not None:
             self._tally.add(finding)
 
-    async def _look_through(self, server: Server) -> None:
+    async def _search(self, server: Server) -> None:
         """Find every key of a server, batch by batch."""
         cursor, first = b"0", True
         while first or cursor != b"0":
             first = False
             cursor, keys = await server.one("SCAN", cursor, "COUNT", SCAN_COUNT)
             for begin in range(0, len(keys), TOGETHER):
-                await self._look_at(server, keys[begin : begin + TOGETHER])
+                await self._examine_keys(server, keys[begin : begin + TOGETHER])
             self._seen += len(keys)
             self._total = max(self._total, self._seen)
             if self._progress is not None:
                 self._progress(self._seen, self._total)
 
-    async def _look_at(self, server: Server, keys: Iterable[bytes]) -> None:
+    async def _examine_keys(self, server: Server, keys: Iterable[bytes]) -> None:
         """Read some keys and apply the rules to them."""
         looks: list[Look] = []
         for encoded in keys:
@@ -178,7 +178,7 @@ class _Examination:
                 looks.append(Look(key, kind))
                 self._remember_project(kind)
             else:
-                self._judge_foreign(key)
+                self._apply_to_foreign(key)
         await server.fill(looks)
         self._unread.update(look.refused for look in looks if look.refused)
         now = self._clock() + self._offset
@@ -187,7 +187,7 @@ class _Examination:
             for look in looks
             if not look.refused and not look.gone
         ]
-        await self._judge(samples)
+        await self._apply(samples)
 
     def _concerns(self, key: str, kind: Kind) -> bool:
         if not self._project:
@@ -202,12 +202,12 @@ class _Examination:
         if name and len(self._projects) < PROJECTS and not name_fault(name):
             self._projects[name] = None
 
-    def _judge_foreign(self, key: str) -> None:
+    def _apply_to_foreign(self, key: str) -> None:
         sample = Sample(key=key, now=self._clock() + self._offset)
         for rule in RULES_OF.get("", ()):
-            self._note(rule.judge(sample))
+            self._record(rule.judge(sample))
 
-    async def _judge(self, samples: Sequence[Sample]) -> None:
+    async def _apply(self, samples: Sequence[Sample]) -> None:
         """Answer what the rules ask for, and apply them."""
         fitting = [sample for sample in samples if _is_of_its_type(sample)]
         self._answers.clear()
@@ -223,25 +223,25 @@ class _Examination:
             of_its_type = _is_of_its_type(sample)
             for rule in RULES_OF.get(sample.row, ()):
                 if of_its_type or rule.code == WRONG_TYPE:
-                    self._note(rule.judge(sample))
+                    self._record(rule.judge(sample))
 
-    def _note_unread(self) -> None:
+    def _record_unread(self) -> None:
         """Say which keys were found and could not be read."""
         if not self._unread:
             return
         said = [f"{why}: {count:,}" for why, count in sorted(self._unread.items())]
-        self._note(_server_finding("keys-unread", Severity.WARNING, ", ".join(said)))
+        self._record(_server_finding("keys-unread", Severity.WARNING, ", ".join(said)))
 
-    async def _look_without_scan(self, refusal: RedisRefusedError) -> None:
+    async def _examine_known_keys(self, refusal: RedisRefusedError) -> None:
         """Where SCAN is refused, look at the keys whose names are known."""
-        self._note(_server_finding("scan-refused", Severity.WARNING, refusal.kind))
+        self._record(_server_finding("scan-refused", Severity.WARNING, refusal.kind))
         if not self._project:
             return
         for row in (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL):
             key = row.locate(project=self._project)
             async with self._wires.to(key) as wire:
                 server = Server(wire, whole=True)
-                await self._look_at(server, [encode_key(key)])
+                await self._examine_keys(server, [encode_key(key)])
 
     async def _try_rights(self) -> _Access:
         """Try what the user may do in the project, or in some of those that were found.
@@ -256,11 +256,11 @@ class _Examination:
                 found = await _try_in(server, best.user, name)
                 if found is None:
                     finding = _server_finding(UNTRIED, Severity.NOTE, best.user)
-                    self._note(finding)
+                    self._record(finding)
                     break
                 best = max(best, found, key=_Access.worth)  # of equals the first
-        for finding in judge_access(best.user, best.project, best.roles):
-            self._note(finding)
+        for finding in check_access(best.user, best.project, best.roles):
+            self._record(finding)
         return best
 
 

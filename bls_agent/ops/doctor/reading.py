@@ -76,7 +76,7 @@ class Look:
             ("MEMORY", "USAGE", key, "SAMPLES", WEIGHED),
         ]
 
-    def note_first(self, replies: Sequence[Reply]) -> None:
+    def record_first(self, replies: Sequence[Reply]) -> None:
         """Take the replies to :meth:`first`."""
         lives, told, *usage = replies
         if isinstance(lives, RedisUnavailableError):
@@ -88,11 +88,11 @@ class Look:
             if told.kind != "wrong_type":
                 self.refused = told.kind
             return
-        self._note_told(told)
+        self._record_reply(told)
         if usage and isinstance(usage[0], int):
             self._usage = usage[0]
 
-    def _note_told(self, told: Reply) -> None:
+    def _record_reply(self, told: Reply) -> None:
         expected = self._expected
         self._type = str(expected)
         if expected is None:
@@ -120,7 +120,7 @@ class Look:
             self._expected, key, self.kind.row, self._size, self._fitting
         )
 
-    def note_second(self, replies: Sequence[Reply]) -> None:
+    def record_second(self, replies: Sequence[Reply]) -> None:
         """Take the replies to :meth:`second`."""
         refusal = next(
             (r for r in replies if isinstance(r, RedisUnavailableError)), None

@@ -50,20 +50,20 @@ class Server:
         """
         replies: list[Reply] = []
         for begin in range(0, len(requests), BATCH):
-            replies += await self._ask_some(requests[begin : begin + BATCH])
+            replies += await self._send(requests[begin : begin + BATCH])
         return replies
 
-    async def _ask_some(self, requests: Sequence[Request]) -> list[Reply]:
+    async def _send(self, requests: Sequence[Request]) -> list[Reply]:
         try:
-            await self._hush()
+            await self._disable_touch()
             return await self._wire.call_many(requests)
         except RedisUnavailableError as error:
             if error.kind != "connection" or error.connecting:
                 raise
-        await self._hush()
+        await self._disable_touch()
         return await self._wire.call_many(requests)
 
-    async def _hush(self) -> None:
+    async def _disable_touch(self) -> None:
         """Ask once in a connection's life that reading a key does not make it younger."""
         if self._quiet != self._wire.generation or not self._wire.connected:
             await self._wire.call_many([("CLIENT", "NO-TOUCH", "ON")])  # since 7.2
@@ -148,8 +148,8 @@ class Server:
 
     async def fill(self, looks: Sequence[Look]) -> None:
         """Read some of each key, all of them in two trips."""
-        await self._trip(looks, Look.first, Look.note_first)
-        await self._trip(looks, Look.second, Look.note_second)
+        await self._trip(looks, Look.first, Look.record_first)
+        await self._trip(looks, Look.second, Look.record_second)
 
     async def _trip(
         self,

@@ -101,14 +101,14 @@ class ProjectState:
         self, value: bytes | None, ttl: float | None, at: Moment, *, wrong: bool = False
     ) -> None:
         """Record the status key: its beginning and its TTL; ``wrong``: it is no string."""
-        before = self._said, self._freshness.exact
+        before = self._shown, self._freshness.exact
         self._exists = value is not None or wrong
         self._value, self._wrong = value, wrong
         self._freshness.record(ttl if self._exists else None, at.now)
         self._was_seen |= self._exists
-        if self._said != before[0] and self._looked:
+        if self._shown != before[0] and self._looked:
             self._changed_at = at.unix
-        if (self._said, self._freshness.exact) != before:
+        if (self._shown, self._freshness.exact) != before:
             self.version += 1
         self._looked = True
         self._record_age(at.now)
@@ -123,7 +123,7 @@ class ProjectState:
             self._told_written = written
 
     @property
-    def _said(self) -> tuple[bytes | None, bool, Presence]:
+    def _shown(self) -> tuple[bytes | None, bool, Presence]:
         return self._value, self._wrong, self._presence
 
     @property
@@ -139,10 +139,10 @@ class ProjectState:
 
     def record_lists(self, sample: Sample, at: Moment, room: int) -> int:
         """Record the lists; give how many records of the tail to read, in ``room`` bytes."""
-        before = self._queue, self._records, self._said
+        before = self._queue, self._records, self._shown
         self._queue, self._records = sample.queue, sample.records
         self._was_seen |= sample.records != 0
-        if (self._queue, self._records, self._said) != before:
+        if (self._queue, self._records, self._shown) != before:
             self.version += 1
         self._record_emptiness(at.now)
         if not sample.looked:

@@ -19,7 +19,7 @@ from bls_agent import BlsError, RedisUnavailableError
 from bls_agent.core.errors import MissingExtraError
 from bls_agent.core.keys import CONTROL, PROJECT_STATUS
 from bls_agent.devserver import DevServer
-from bls_agent.ops.cli.errors import Exit, Failure, judge, unwrap
+from bls_agent.ops.cli.errors import Exit, Failure, decide, unwrap
 from bls_agent.ops.texts import load_texts
 from tests.harness import (
     PASSWORD,
@@ -234,7 +234,7 @@ def test_a_missing_extra_in_both_languages() -> None:
     """Which one, for what, and how it is installed."""
     error = MissingExtraError("web", "the console")
     for language, said in (("en", "needs the extra web"), ("zh", "需要附加依赖 web")):
-        verdict = judge(error, load_texts("cli", language), {}, redis=None)
+        verdict = decide(error, load_texts("cli", language), {}, redis=None)
         assert verdict.code == Exit.USAGE
         assert said in verdict.text
         assert "the console" in verdict.text
@@ -244,10 +244,10 @@ def test_a_missing_extra_in_both_languages() -> None:
 def test_an_error_of_ours() -> None:
     """A fault of this package alone is shown with its traceback."""
     texts = load_texts("cli", "en")
-    verdict = judge(ZeroDivisionError("x"), texts, {}, redis=None)
+    verdict = decide(ZeroDivisionError("x"), texts, {}, redis=None)
     assert verdict.internal
     assert verdict.code == Exit.FAILED
-    assert not judge(BlsError("x"), texts, {}, redis=None).internal
+    assert not decide(BlsError("x"), texts, {}, redis=None).internal
 
 
 def test_groups_of_errors() -> None:
@@ -262,7 +262,7 @@ def test_a_command_that_was_perhaps_sent() -> None:
     """A cut after sending: said, because doing it again does it twice."""
     texts = load_texts("cli", "en")
     error = RedisUnavailableError("connection", "x", ambiguous=True)
-    verdict = judge(error, texts, {"BLS_REDIS_URL": "x"}, redis=None)
+    verdict = decide(error, texts, {"BLS_REDIS_URL": "x"}, redis=None)
     assert verdict.code == 4
     assert "may have been executed" in verdict.hint
 
@@ -271,7 +271,7 @@ def test_hints_are_sentences() -> None:
     """A hint is formatted with the values of its failure."""
     texts = load_texts("cli", "zh")
     failure = Failure("no_such_project", hint="did_you_mean", project="甲", names="乙")
-    verdict = judge(failure, texts, {}, redis=None)
+    verdict = decide(failure, texts, {}, redis=None)
     assert "甲" in verdict.text
     assert "乙" in verdict.hint
 
