@@ -211,6 +211,7 @@ class BlockingReceiver(Receiver):
         self._can_prefetch = True
         self._more = -1
         self._requests: list[Request] = []
+        self._handlers: list[_Handle] = []
 
     async def receive(self, limit: int) -> Sequence[Message]:
         """Wait up to 2 s for at least one command and take up to ``limit``."""
@@ -246,12 +247,13 @@ class BlockingReceiver(Receiver):
         if more != self._more:
             self._more = more
             self._requests = [("BLPOP", self._key, BLOCK)]
+            self._handlers = [self._take_first]
             if more:
                 # Waits in the server's query buffer while the BLPOP blocks: one trip.
                 self._requests.append(("LPOP", self._key, more))
-        handlers = [self._take_first, self._take][: len(self._requests)]
+                self._handlers.append(self._take)
         await self._blocking_read.send(
-            self._requests, handlers, on_refused=self._stop_prefetching
+            self._requests, self._handlers, on_refused=self._stop_prefetching
         )
 
     def _take_first(self, reply: Reply) -> None:
