@@ -158,7 +158,7 @@ class Console(Store):
         payload = message.encode()
         if len(payload) > size_limit:
             raise CommandTooLargeError(len(payload), size_limit)
-        note = self._make_note(message, sent_by, record=record)
+        note = self._audit_record(message, sent_by, record=record)
         await self._find(project, create=create)
         key = CONTROL.locate(project=project)
         if note is None:
@@ -186,14 +186,14 @@ class Console(Store):
             if anyio.current_time() > until:
                 raise UnknownProjectError(project)
             await anyio.sleep(STARTING / 10)
-        self._note_seen(project)
+        self._remember(project)
 
-    def _note_seen(self, project: str) -> None:
+    def _remember(self, project: str) -> None:
         if len(self._seen) >= NAMES_KEPT:
             self._seen.clear()
         self._seen.add(project)
 
-    def _make_note(
+    def _audit_record(
         self, message: Command, sent_by: str, *, record: bool
     ) -> AuditRecord | None:
         if not record:
@@ -217,16 +217,16 @@ class Console(Store):
                 raise reply
         except RedisUnavailableError as error:
             told = as_wrong_type(error, CONTROL, key)
-            await self._note_failure(console, note, told)
+            await self._record_failure(console, note, told)
             raise told from error
         if isinstance(length, int) and length > self._settings.log_list_limit:
             with suppress(BlsError):  # one for one: the list may be longer on purpose
                 await self._call(PROJECT_CONSOLE, console, "LTRIM", 1, -1)
 
-    async def _note_failure(
+    async def _record_failure(
         self, console: str, note: AuditRecord, error: BlsError
     ) -> None:
-        """Say that the command was not sent, or perhaps not, if that can be said."""
+        """Record that the command was not sent, or perhaps not, if that can be written."""
         if isinstance(error, RedisUnavailableError) and error.connecting:
             return
         with suppress(BlsError), anyio.move_on_after(LOOK_TIME):
@@ -334,12 +334,12 @@ class Console(Store):
         roll.command_id = message.id
         await roll.collect(lambda: self._log(project).look(follower), timeout)
         if not roll.outcomes:
-            state, since = await self._find_out(project, message.id)
+            state, since = await self._locate_command(project, message.id)
             raise NoOutcomeError(command, message.id, timeout, state=state, since=since)
         return roll.outcomes
 
-    async def _find_out(self, project: str, command_id: str) -> tuple[str, str]:
-        """Say where a command is that nobody has answered, and since when.
+    async def _locate_command(self, project: str, command_id: str) -> tuple[str, str]:
+        """Find out where a command without an outcome is, and since when.
 
         Returns:
             ``NoOutcomeError.state`` and ``.since``, both empty where it cannot be told.

@@ -279,7 +279,9 @@ class AssetLibrary(Store):
         if self.wires.is_cluster:
             return await self._write_to_cluster(writes)
         runs = [(_keys_of(write), write.arguments(token)) for write in writes]
-        return [_said(reply) for reply in await WRITE_ASSET.run_many(self.wires, runs)]
+        return [
+            _outcome_of(reply) for reply in await WRITE_ASSET.run_many(self.wires, runs)
+        ]
 
     async def _write_to_cluster(self, writes: Sequence[AssetWrite]) -> _Results:
         """Write the keys of each asset one by one, so that readers never miss metadata."""
@@ -315,7 +317,8 @@ class AssetLibrary(Store):
         runs = [([metadata_key(one.id)], one.arguments("")) for one in writes]
         replies = await WRITE_ASSET.run_many(self.wires, runs)
         return {
-            one.id: _said(reply) for one, reply in zip(writes, replies, strict=True)
+            one.id: _outcome_of(reply)
+            for one, reply in zip(writes, replies, strict=True)
         }
 
     async def _send(self, requests: Sequence[Request]) -> None:
@@ -477,7 +480,7 @@ def _keys_of(write: AssetWrite) -> list[str]:
     return [*keys, *map(category_key, categories)]
 
 
-def _said(reply: Reply) -> str | RedisUnavailableError:
+def _outcome_of(reply: Reply) -> str | RedisUnavailableError:
     return reply if isinstance(reply, RedisUnavailableError) else read_text(reply)
 
 

@@ -113,11 +113,11 @@ def files_to_read(
     files: Iterable[SourceFile], known: Iterable[KnownAsset], *, force: bool = False
 ) -> list[SourceFile]:
     """Find the files that are new or changed, or whose asset is not sound in Redis."""
-    unchanged = _places(known)
+    unchanged = _paths_by_content(known)
     return [one for one in files if force or (one.path, one.sha) not in unchanged]
 
 
-def _places(known: Iterable[KnownAsset]) -> dict[tuple[str, str], str]:
+def _paths_by_content(known: Iterable[KnownAsset]) -> dict[tuple[str, str], str]:
     """Give the ids of sound assets by path and SHA, where these name only one."""
     found: dict[tuple[str, str], str] = {}
     twice: set[tuple[str, str]] = set()
@@ -152,7 +152,7 @@ def make_plan(
     shas = {file.path: file.sha for file in files}
     broken_paths = {fault.path for fault in faults}
     ids = {one.id for one in known}
-    unchanged = _places(known)
+    unchanged = _paths_by_content(known)
     claims: dict[str, list[str]] = defaultdict(list)
     for path, sha in shas.items():
         if path in manifests:

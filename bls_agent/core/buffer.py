@@ -4,9 +4,10 @@ Bounded by count and by bytes, what is in flight counted in. When it is full, th
 lowest rank goes first and, within a rank, the oldest. Every drop is counted by reason.
 
 ``put`` may be called from any thread, from a signal handler and from a finaliser: the
-calling thread appends to a lock-free intake and whoever gets the lock sorts it in, so
-that nobody ever waits for somebody else. Who puts sorts in a few at most, because the
-holder of the lock may be held up while seven others append; whoever takes does the rest.
+calling thread appends to a lock-free intake, and the thread that gets the lock drains it,
+so that no thread ever waits for another one. A caller of ``put`` drains a few items at
+most, because it may be held up while seven other threads append; ``take`` drains the
+rest.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ from dataclasses import dataclass
 from heapq import merge
 from typing import Final, Generic, Protocol, TypeVar
 
-__all__ = ["SHARE", "SPARE", "BoundedBuffer", "BufferStats", "Sized"]
+__all__ = ["DRAIN_LIMIT", "SPARE", "BoundedBuffer", "BufferStats", "Sized"]
 
 OVERHEAD_BYTES: Final = 64  # what an item costs beside its payload, about
-SHARE: Final = 16  # items that one who puts sorts in, its own and those of others
-SPARE: Final = 4  # a quarter beyond the bounds: room for what nobody can sort in now
+DRAIN_LIMIT: Final = (
+    16  # items that one call of put() drains, its own and those of others
+)
+SPARE: Final = (
+    4  # a quarter beyond the bounds: room in the intake while the lock is held
+)
 
 
 class Sized(Protocol):
@@ -95,13 +100,13 @@ class BoundedBuffer(Generic[T]):
 
     def put(self, item: T) -> None:
         """Take an item in; never waits, never raises. Evicts when full."""
-        if len(self._intake) > SHARE and self._is_overfull(item):
-            self._sort_in()
+        if len(self._intake) > DRAIN_LIMIT and self._is_overfull(item):
+            self._try_drain()
             if self._is_overfull(item):
                 self._refused.append(None)
                 return
         self._intake.append(item)
-        self._sort_in()
+        self._try_drain()
 
     def _is_overfull(self, item: T) -> bool:
         """Tell whether the intake has no room for an item: the more for a higher rank.
@@ -112,7 +117,7 @@ class BoundedBuffer(Generic[T]):
         items = self.max_items // SPARE * (item.rank + 1) // ranks
         size = self.max_bytes // SPARE * (item.rank + 1) // ranks
         coming = length * (item.size + OVERHEAD_BYTES)
-        return length > SHARE and (
+        return length > DRAIN_LIMIT and (
             self._queued + length > self.max_items + items
             or self._queued_bytes + coming > self.max_bytes + size
         )
@@ -133,7 +138,7 @@ class BoundedBuffer(Generic[T]):
         taken before ``max_bytes`` is passed; a single larger one is taken alone.
         """
         with self._holding():
-            self._admit(max_items - self._queued + len(self._in_flight) + SHARE)
+            self._drain(max_items - self._queued + len(self._in_flight) + DRAIN_LIMIT)
             taken: list[T] = []
             size = 0
             for sequence, item in merge(*self._waiting):  # no two sequences are equal
@@ -159,9 +164,9 @@ class BoundedBuffer(Generic[T]):
             self._dropped[reason] += len(items)
 
     def empty(self, reason: str) -> int:
-        """Drop all that waits (not what is in flight) and say how many it was."""
+        """Drop all that waits (not what is in flight) and give how many it was."""
         with self._holding():
-            self._admit_all()
+            self._drain_all()
             count = 0
             for rank in self._waiting:
                 for _, item in rank:
@@ -176,7 +181,7 @@ class BoundedBuffer(Generic[T]):
     def settled_to(self, sequence: int) -> bool:
         """Tell whether the first so many items have all been delivered or dropped."""
         with self._holding():
-            self._admit_all()
+            self._drain_all()
             oldest = self._oldest()
             first = oldest[0][0] if oldest is not None else self._sequence + 1
             if self._in_flight:
@@ -192,7 +197,7 @@ class BoundedBuffer(Generic[T]):
             if self._inside:
                 return self._snapshot()
             with self._holding():
-                self._admit_all()
+                self._drain_all()
                 return self._snapshot()
 
     def _snapshot(self) -> BufferStats:
@@ -216,9 +221,9 @@ class BoundedBuffer(Generic[T]):
             finally:
                 self._inside = False
 
-    def _sort_in(self) -> None:
-        """Sort a few in, unless somebody is about to: then they do it for us."""
-        left = SHARE
+    def _try_drain(self) -> None:
+        """Drain a few items, unless another thread is about to: then it does so."""
+        left = DRAIN_LIMIT
         while left > 0 and (self._intake or self._refused):
             try:  # around acquire, too: a signal's exception may come right behind it
                 if not self._lock.acquire(blocking=False):
@@ -227,7 +232,7 @@ class BoundedBuffer(Generic[T]):
                     return  # this thread was interrupted there, and goes on afterwards
                 self._inside = True
                 try:
-                    left -= self._admit(left)
+                    left -= self._drain(left)
                 finally:
                     self._inside = False
             finally:
@@ -236,12 +241,12 @@ class BoundedBuffer(Generic[T]):
                 except RuntimeError:  # not ours
                     pass
 
-    def _admit_all(self) -> None:
+    def _drain_all(self) -> None:
         while self._intake or self._refused:
-            self._admit(self.max_items)
+            self._drain(self.max_items)
 
-    def _admit(self, most: int) -> int:
-        """Sort in at most so many and say how many it were."""
+    def _drain(self, most: int) -> int:
+        """Move at most so many items out of the intake and give how many it were."""
         count = 0
         while count < most and self._intake:
             count += 1

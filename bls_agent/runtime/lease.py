@@ -1,7 +1,7 @@
 """One key, one owner, for as long as the owner renews its lease.
 
 The owner's token stands beside the key, never in it, and its TTL is counted by the
-server. So nobody has to compare two machines' clocks, and an owner that dies, freezes
+server. So two machines' clocks are never compared, and an owner that dies, freezes
 or loses its connection is out of office after at most one TTL. A server whose clock is
 set back would keep a dead owner in office for as long; so the token holds the length of
 its lease, and a lease with more time left is cut to that length by the first process
@@ -9,7 +9,7 @@ that wants it.
 
 A worker that was killed is often started again on the same machine within a second. Its
 operating system knows that the former process is dead; with the process's mark in the
-token nobody has to wait for the TTL then.
+token no process has to wait for the TTL then.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def length_of(token: bytes | None) -> float | None:
 
 
 class Lease:
-    """The right to be the only one who works on a key.
+    """The right to be the only process that works on a key.
 
     Held by at most one owner at any time, as far as the server tells. The holder has to
     check :attr:`valid` before each thing that only the owner may do: it is true only as

@@ -310,7 +310,7 @@ class _Watchdog:
             self._publishers -= 1
 
     def _connections_for(self, listener: StallListener) -> Connections:
-        """Give the connections to an endpoint, shared by all who publish there."""
+        """Give the connections to an endpoint, shared by all listeners that publish there."""
         endpoint = listener.endpoint
         key = (endpoint.address, endpoint.likeness or id(endpoint))
         if key not in self._connections:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bls_agent.core.buffer import SHARE, SPARE, BoundedBuffer, BufferStats
+from bls_agent.core.buffer import DRAIN_LIMIT, SPARE, BoundedBuffer, BufferStats
 
 OVERHEAD = 64  # bytes that an item counts beside its size
 PLENTY = 1_000_000
@@ -481,7 +481,7 @@ def held_up(buffer: BoundedBuffer[Item]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("bounds", [(1_000, PLENTY), (PLENTY, 1_000 * (10 + OVERHEAD))])
-def test_what_nobody_can_sort_in_is_bounded_too(bounds: tuple[int, int]) -> None:
+def test_what_nobody_can_try_drain_is_bounded_too(bounds: tuple[int, int]) -> None:
     """A quarter more than the bounds at most, higher ranks have more room, all counts."""
     buffer = make(*bounds, ranks=5)
     with held_up(buffer):
@@ -505,7 +505,7 @@ def test_who_puts_sorts_in_a_few() -> None:
         for number in range(1_000):
             buffer.put(Item(number))
     buffer.put(Item("next"))
-    assert len(buffer._intake) == 1_001 - SHARE
+    assert len(buffer._intake) == 1_001 - DRAIN_LIMIT
     assert names(buffer.take(20, PLENTY)) == "".join(map(str, range(20)))
     assert len(buffer._intake) > 900, "who takes sorts in what it takes, about"
     assert take_all(buffer).endswith("998999next")
