@@ -345,11 +345,7 @@ class SyncConsole:
             WrongTypeError: The control key is no list.
             RedisUnavailableError: Redis cannot answer.
         """
-        return self._call(
-            Console.queue,
-            project,
-            limit,
-        )
+        return self._call(Console.queue, project, limit)
 
     def withdraw(self, project: str, id: str) -> Command | None:  # noqa: A002 - the contract's name
         """Take a command out of a project's control list, before an agent takes it.
@@ -370,11 +366,7 @@ class SyncConsole:
             WrongTypeError: The control key is no list.
             RedisUnavailableError: Not withdrawn; or perhaps, if ``error.ambiguous``.
         """
-        return self._call(
-            Console.withdraw,
-            project,
-            id,
-        )
+        return self._call(Console.withdraw, project, id)
 
     def forget(self, project: str, *, force: bool = False) -> list[str]:
         """Delete every key of a project: its status, its log, its waiting commands.
@@ -395,11 +387,7 @@ class SyncConsole:
             LeaseHeldError: The project is online; nothing was deleted.
             RedisUnavailableError: Some keys may be left; call it again.
         """
-        return self._call(
-            Console.forget,
-            project,
-            force=force,
-        )
+        return self._call(Console.forget, project, force=force)
 
     def log_page(self, project: str, *, before: str = "", limit: int = 200) -> LogPage:
         """Read records page by page, backwards from the newest.
