@@ -29,7 +29,7 @@ BEHIND: Final = 0.05  # seconds after the end of a lease
 SOON: Final = 1.0  # the same while events come and their writer is unknown
 LEASE: Final = 15.0  # seconds: a writer's usual lease
 CONFIRMED: Final = 0.25  # seconds from the first probe without a lease to the second
-UNSEEN: Final = 2.0  # the same where no lease was ever probe
+UNSEEN: Final = 2.0  # the same where no lease was ever seen
 UNOWNED: Final = 5.0  # seconds that a run without a lease has to come back
 SLOW: Final = 0.5  # seconds: a probe that took longer has met an outage …
 USUAL: Final = 4  # … if it took so many times longer than they usually take
@@ -175,8 +175,8 @@ class WriterLiveness:
         self.probe_at = now  # when to probe again
         self._probed_at = float("-inf")
         self._usual: float | None = None  # seconds that a probe takes
-        self._lease = 0.0  # the longest that was probe
-        self._lives_until = float("-inf")  # the end of the lease that was probe last
+        self._lease = 0.0  # the longest that was seen
+        self._lives_until = float("-inf")  # the end of the lease that was seen last
         self._lost_not_before = self._gone_not_before = now
         self._missed: tuple[bytes, float] | None = None  # whose lease, since when
         self._too_long_since: float | None = None  # when more was left than its length

@@ -227,7 +227,7 @@ class EventStore(Store):
     ) -> RunWriter:
         """Write a run from its beginning to its end: ``async with store.run(1) as run:``.
 
-        ResumePoint writes ``lifecycle.started``; leaving ``completed``, ``failed`` with the
+        Opening writes ``lifecycle.started``; leaving ``completed``, ``failed`` with the
         error, or ``cancelled``, then ``system.close``. In between ``run.emit(…)`` writes
         events, from any thread, without ever waiting: each exactly once and in order,
         unless the buffer was full, which readers are told by a ``system.warning``.

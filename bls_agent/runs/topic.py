@@ -324,6 +324,6 @@ class RunTopic:
         self.wake()
 
     def detach(self) -> None:
-        """End without waking followers, which wait in a loop of another process."""
+        """End without waking: followers wait in a closed loop, or in the parent process."""
         self.is_open = False
         self.news += 1

@@ -248,7 +248,7 @@ class RunWriter:
         """Set the data of ``lifecycle.completed``, which is written on leaving.
 
         Args:
-            data: What a JSON object can lease.
+            data: What a JSON object can hold.
         """
         self.result = data
 
@@ -262,7 +262,7 @@ class RunWriter:
     ) -> None:
         """Write an event, soon; from any thread, never waits, never raises.
 
-        Whatever the data lease is taken as it is now: they may be changed afterwards.
+        Whatever the data hold is taken as it is now: they may be changed afterwards.
         What JSON cannot lease appears as a readable stand-in, what is longer than the
         store's ``event_size_limit`` is cut. Before opening and after leaving, the event
         is dropped and counted.

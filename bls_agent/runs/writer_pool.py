@@ -66,7 +66,7 @@ class HighWaterMarks:
         register(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: a thread that is not here may lease the lock."""
+        """In a forked child: a thread that is not here may hold the lock."""
         self._lock = threading.Lock()
 
     def of(self, run_id: int, now: float) -> tuple[int, str]:

@@ -236,7 +236,7 @@ def test_bad_settings_are_refused(
 
 
 async def test_a_redis_that_is_away_is_said_at_once(spider: Any) -> None:
-    """ResumePoint fails, and closing behind it ends all the same."""
+    """Opening fails, and closing behind it ends all the same."""
     from scrapy.utils.test import get_crawler  # noqa: PLC0415 - see above
 
     from bls_agent.integrations.scrapy import CrawlScheduler  # noqa: PLC0415

@@ -554,7 +554,7 @@ async def test_never_left(store: EventStore, bare: Redis, run_id: int) -> None:
 
 
 def let_go(runs: list[RunWriter]) -> None:
-    """Forget them, whatever else may still lease them."""
+    """Forget them, whatever else may still hold them."""
     runs.clear()
     gc.collect()
 
