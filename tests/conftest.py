@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import secrets
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -70,6 +71,16 @@ def unit_of(nodeid: str) -> str:
     if "test_browser" in module:
         return "browsers"  # one after the other: a Chromium keeps a core busy
     return module if module.endswith(TOGETHER) else nodeid
+
+
+@pytest.fixture(autouse=True)
+def _same_logger() -> Iterator[None]:
+    """Give the package's logger back as it was: a program run in here may set it up."""
+    logger = logging.getLogger("bls_agent")
+    handlers, level = logger.handlers[:], logger.level
+    yield
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

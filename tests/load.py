@@ -107,10 +107,12 @@ class Load:
     console: Console
     lag: float = 0.0
     stopped: bool = False
+    producing: int = 0  # tasks that may still send
 
     async def produce(self, subject: Subject) -> None:
         """Push commands, one after the other, whatever happens."""
         number = 0
+        self.producing += 1
         while not self.stopped:
             try:
                 at = time.monotonic()
@@ -123,6 +125,7 @@ class Load:
                     subject.doubtful.add(number)
             number += 1
             await anyio.sleep(PAUSE)
+        self.producing -= 1
 
     async def log(self) -> None:
         """Log, and watch the event loop, which has to go on."""
@@ -150,6 +153,7 @@ class Load:
     async def settle(self, timeout: float = 60.0) -> None:
         """Stop producing, and wait until what was produced is done."""
         self.stopped = True
+        await eventually(lambda: not self.producing, timeout)  # the last is sent
         await eventually(self._is_done, timeout)
         for subject in self.subjects:
             assert await subject.agent.flush(timeout), subject.mode
