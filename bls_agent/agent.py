@@ -1,4 +1,4 @@
-"""The agent: what a service embeds to be on the console."""
+"""The agent that a service embeds to be on the console."""
 
 from __future__ import annotations
 
@@ -95,18 +95,19 @@ def _warn_of_unknown_variables() -> None:
 
 
 class ProjectAgent:
-    """Puts a service on the BLS Project Console (contract 002).
+    """Puts a service on the BLS Project Console.
 
     While it is open it refreshes the project's status, ships log records and runs the
-    commands that the console sends. It is a guest: nothing in it raises into the host,
-    makes it wait or cancels it, and it grows no further than its bounds. Redis may be
-    away at the start and at any time; everything resumes by itself.
+    commands that the console sends. It is a guest: it never raises into the host, makes
+    it wait or cancels it, and its memory is bounded. Redis may be away at the start and
+    at any time; the agent resumes by itself.
 
     Use ``async with agent:`` around the application, or ``await agent.run()`` as the
-    application. An agent can be opened again after it was closed.
+    application; before that nothing is opened, read or started. An agent can be opened
+    again after it was closed.
 
     Args:
-        project: The project's name: the reader's key. UTF-8 in form NFC.
+        project: The name by which consoles find it; UTF-8 in form NFC.
         redis: URL (``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``,
             ``redis+cluster://``) or a client of redis-py, from which address and
             credentials are taken. Default: ``BLS_REDIS_URL``, else
@@ -117,8 +118,8 @@ class ProjectAgent:
             environment (``BLS_STATUS_TTL`` for ``status_ttl``, and so on).
 
     Raises:
-        ConfigurationError: An argument is wrong. What the environment says is checked
-            when the agent is opened.
+        ConfigurationError: An argument is wrong. The environment is checked when the
+            agent is opened.
     """
 
     def __init__(
@@ -130,7 +131,6 @@ class ProjectAgent:
         validate: Literal["core", "pydantic"] = "core",
         **options: Unpack[Options],
     ) -> None:
-        """Remember; nothing is opened, read or started."""
         self.project = check_name("project", project)
         options = check_options(options, settings)
         if validate not in ("core", "pydantic"):
@@ -146,7 +146,7 @@ class ProjectAgent:
             replicas=options.get("replicas", known.replicas),
         )
         stream = LogStream(
-            time.time,  # noqa: TID251 - the one clock; everybody else is given it
+            time.time,  # noqa: TID251 - the one clock; all else gets it as argument
             max_records=options.get("log_buffer", Settings.log_buffer),
             max_bytes=options.get("log_buffer_bytes", Settings.log_buffer_bytes),
         )
@@ -164,7 +164,6 @@ class ProjectAgent:
         self.log = Log(stream)
 
     def __repr__(self) -> str:
-        """Give a diagnostic: state and the counters that tell trouble."""
         stats = self.stats()
         state = f"open, {stats.mode}" if stats.open else "closed"
         dropped = sum(stats.logs_dropped.values())
@@ -176,7 +175,7 @@ class ProjectAgent:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where Redis is; of an agent that was not told, as its settings say."""
+        """The address of Redis: as given, else from the settings."""
         name = "BLS_REDIS_URL" if self._given_settings is None else "redis_url"
         return self._endpoint or Endpoint.of(self._settings().redis_url, name)
 
@@ -186,9 +185,9 @@ class ProjectAgent:
         return self._state.board.status(time.monotonic())
 
     def set_status(self, status: Status | str) -> None:
-        """Set how this service is; written at once, then refreshed.
+        """Set the service's own status; written at once, then refreshed.
 
-        From any thread; never waits.
+        May be called from any thread; never waits.
 
         Args:
             status: ``Status.FAULT``, or its word: ``"故障"``, ``"fault"``.
@@ -218,9 +217,9 @@ class ProjectAgent:
     ) -> Callable[P, R] | CommandDecorator:
         """Register a handler: ``@agent.command`` or ``@agent.command("name", …)``.
 
-        The function is given back unchanged. It may be a coroutine function or a plain
-        one, which runs in a thread. Arguments are bound by name and checked against
-        the annotations before it runs; a parameter annotated
+        The function is returned unchanged. It may be a coroutine function or a plain
+        one, which runs in a thread. Arguments are bound by name and checked against the
+        annotations before it runs; a parameter annotated
         :class:`~bls_agent.CommandContext` gets the context.
 
         Args:
@@ -256,7 +255,7 @@ class ProjectAgent:
         return self._state.threads.wrap(function)
 
     def fallback(self, function: Callable[P, R], /) -> Callable[P, R]:
-        """Register what runs for commands that nobody registered.
+        """Register the handler of commands that have no handler of their own.
 
         It is called with the :class:`~bls_agent.CommandContext` alone.
         """
@@ -300,13 +299,13 @@ class ProjectAgent:
         timeout: float = TIMEOUT,
         failures: int = FAILURES,
     ) -> C | HealthCheckDecorator:
-        """Let something be tried again and again; failing turns the status to 故障.
+        """Register a check that is called again and again; failing means status 故障.
 
         ``@agent.health_check`` or ``@agent.health_check("name", …)``; from any thread.
-        The function takes no arguments and is given back unchanged: a coroutine
-        function, or a plain one, which runs in a thread. It fails if it raises,
-        returns exactly ``False`` or takes longer than its timeout. The first call is
-        made when the agent opens; a success after the alarm takes the 故障 back.
+        The function takes no arguments and is returned unchanged: a coroutine function,
+        or a plain one, which runs in a thread. It fails if it raises, returns exactly
+        ``False`` or takes longer than its timeout. The first call is made when the
+        agent opens; a success after the alarm ends the 故障.
 
         Args:
             function: The check, or its name (default: the function's).
@@ -338,13 +337,13 @@ class ProjectAgent:
         return cast("HealthCheckDecorator", register)
 
     async def flush(self, timeout: float = 5.0) -> Flushed:
-        """Wait until the records put so far have been written.
+        """Wait until the records logged so far are written.
 
         Args:
             timeout: Seconds to wait at most.
 
         Returns:
-            What happened; true if nothing of it still waits.
+            What was written and dropped; true if none of these records still waits.
         """
         self._detach_gone()
         delivery, session = self._state.stream.delivery, self._open_session()
@@ -358,10 +357,10 @@ class ProjectAgent:
         """Wait until the first status has been written.
 
         Args:
-            timeout: Seconds to wait at most; ``None`` for ever.
+            timeout: Seconds to wait at most; ``None`` for no limit.
 
         Raises:
-            RedisUnavailableError: Not within that time.
+            RedisUnavailableError: It was not written within that time.
             ConfigurationError: The agent is not open.
         """
         session = self._require_session()
@@ -376,13 +375,13 @@ class ProjectAgent:
         )
 
     def stats(self) -> AgentStats:
-        """Give a snapshot of every counter and state; from any thread."""
+        """Return a snapshot of every counter and state; from any thread."""
         from bls_agent.project.stats import collect_stats  # noqa: PLC0415 - see _prepare
 
         return collect_stats(self._state, self._open_session())
 
     async def __aenter__(self) -> Self:
-        """Open: the loops run, Redis may still be away.
+        """Open the agent; Redis may still be away.
 
         Raises:
             ConfigurationError: The agent is open already, or the environment holds a
@@ -423,15 +422,15 @@ class ProjectAgent:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close in order; the exception of the body goes on unchanged."""
+        """Close in order; an exception of the body goes on unchanged."""
         from bls_agent.project.session import final_status  # noqa: PLC0415 - loaded by now
 
         await self._close(final_status(error))
 
     async def aclose(self) -> None:
-        """Close from wherever you are; does nothing if the agent is closed.
+        """Close the agent, from any task; does nothing if it is closed.
 
-        In a handler it only begins the end, which waits for that handler.
+        In a handler it only begins the end, because the end waits for that handler.
         """
         session = self._open_session()
         if CURRENT_COMMAND.get() and session is not None:
@@ -461,14 +460,15 @@ class ProjectAgent:
         banner: bool | None = None,
         task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> signal.Signals | None:
-        """Serve until SIGTERM, SIGINT or cancelled; drain; give the signal, if any.
+        """Serve until SIGTERM, SIGINT or a cancellation, drain, and return the signal.
 
         A second signal cuts the time of running handlers short.
 
         Args:
             handle_signals: Listen for the two signals (in the main thread only).
-            banner: Say on standard error where Redis is and how it goes, where nobody has
-                configured logging. Default: the setting (``BLS_BANNER``).
+            banner: Write to standard error where Redis is and what happens, if the
+                program has not configured logging. Default: the setting
+                (``BLS_BANNER``).
             task_status: ``started()`` is called when the first status was written.
         """
         shown = self._settings().banner if banner is None else banner
@@ -491,7 +491,7 @@ class ProjectAgent:
         return session.ended_by()
 
     def in_thread(self) -> AgentThread:
-        """Live in a thread, for a program without an event loop: ``with`` the result.
+        """Run the agent in a thread, for a program without an event loop.
 
         For Flask, Django and scripts::
 
@@ -510,20 +510,18 @@ class ProjectAgent:
 
     @asynccontextmanager
     async def lifespan(self, app: object) -> AsyncGenerator[None]:  # noqa: ARG002 - theirs
-        """Live as long as a Starlette or FastAPI application.
+        """Keep the agent open as long as a Starlette or FastAPI application runs.
 
         Alone it is the application's lifespan, ``FastAPI(lifespan=agent.lifespan)``.
-        With another one it stands in there, outermost if the rest uses the agent::
+        Beside another one it is the outermost block if the rest uses the agent::
 
             @asynccontextmanager
             async def lifespan(app: FastAPI) -> AsyncGenerator[dict[str, Pool]]:
                 async with agent.lifespan(app), connect() as pool:
                     yield {"pool": pool}
 
-        An application that fails to start says 故障, a server that is told to stop 离线.
-
-        Args:
-            app: The application; not used.
+        The last status is 故障 where the application fails to start, 离线 where the
+        server is stopped.
 
         Raises:
             ConfigurationError: As ``async with agent:``; the server does not start.
@@ -544,12 +542,12 @@ class ProjectAgent:
         return session
 
     def _open_session(self) -> AgentSession | None:
-        """Give the session, unless its loop is closed or was left behind by a fork."""
+        """The session, unless its loop is closed or belongs to a parent process."""
         session = self._session
         return None if session is None or session.is_gone else session
 
     def _detach_gone(self) -> None:
-        """Drop a session that cannot end any more, with what it holds."""
+        """Release a session that cannot end any more, and what it holds."""
         session = self._session
         if session is not None and session.is_gone:
             session.detach()
@@ -571,7 +569,7 @@ class ProjectAgent:
         return Settings.from_env(os.environ, **self._options)
 
     def _prepare(self, settings: Settings) -> None:
-        """Apply the settings that only the environment gives; add built-in commands."""
+        """Apply the settings of the environment; add the built-in commands."""
         from bls_agent.project.stats import stats_source  # noqa: PLC0415 - 2 ms, not at import
 
         state = self._state
@@ -588,7 +586,7 @@ class ProjectAgent:
 
 
 def _refuse_unbound(function: Callable[..., Any], name: str) -> None:
-    """Refuse a method without its object: nothing would give it ``self``."""
+    """Refuse a method without its object: no caller would pass ``self``."""
     place = getattr(function, "__qualname__", "").rpartition(".")[0]
     if not inspect.isfunction(function) or place.endswith("<locals>") or not place:
         return

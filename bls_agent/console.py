@@ -1,6 +1,6 @@
-"""The other end of contract 002: what the BLS Project Console does.
+"""The console's side of the console protocol, for tests, tools and the local console.
 
-For tests, tools and the local console. Works with agents written in any language.
+Works with agents written in any language.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Console(Store):
     """Sends commands, reads statuses and logs.
 
     Works with and without ``async with``; close it with :meth:`aclose` when it was
-    used without. Reading never gives "nothing" for "Redis is away": it raises
+    used without. A read never returns "nothing" for "Redis is away": it raises
     :class:`~bls_agent.RedisUnavailableError`.
 
     Args:
@@ -82,7 +82,6 @@ class Console(Store):
     client_name: ClassVar[str] = "bls-console"
 
     def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
-        """Remember where Redis is; nothing is opened yet."""
         super().__init__(redis, timeout=timeout)
         self._clock: Callable[[], float] = time.time  # noqa: TID251 - the outermost place
         self._seen: set[str] = set()  # projects that have, or had, a key
@@ -97,7 +96,7 @@ class Console(Store):
 
     @cached_property
     def redactor(self) -> Redactor:
-        """Takes secrets out of what is shown, by the names of ``BLS_REDACT_KEYS``, too."""
+        """Takes secrets out of what is shown, also the names of ``BLS_REDACT_KEYS``."""
         return Redactor(self._settings.redact_keys)
 
     async def send(
@@ -106,7 +105,7 @@ class Console(Store):
         command: str,
         args: Mapping[str, Any] | None = None,
         *,
-        id: str | None = None,  # noqa: A002 - the contract's name
+        id: str | None = None,  # noqa: A002 - the protocol's name
         broadcast: bool = False,
         create: bool = False,
         size_limit: int = COMMAND_LIMIT,
@@ -115,11 +114,11 @@ class Console(Store):
         source: str = CONSOLE_SOURCE,
         timestamp: str = "",
     ) -> Command:
-        """Put a command into a project's control list (contract 002, section 3.1).
+        """Put a command into a project's control list.
 
         Args:
-            project: Its name. One without a status, a log and a queue is refused: its
-                name is probably misspelt, and the command would wait for ever.
+            project: One without a status, a log and a queue is refused: its name is
+                probably misspelt, and the command would wait for ever.
             command: The command's name.
             args: Its arguments.
             id: Its id; made up if absent.
@@ -127,12 +126,12 @@ class Console(Store):
             create: Send it to a project of which there is no key yet, too.
             size_limit: Longest command in bytes; more than 64 KB where every agent of
                 the project reads longer ones.
-            record: Also write a record into the project's console list that says who
-                sends what, with the arguments without their secrets; and another one if
-                the command then could not be sent. Where a record cannot be written the
-                command is sent without. Beyond ``BLS_LOG_LIST_LIMIT`` records (10,000)
-                the oldest one makes room for it.
-            sent_by: Who sends it, for that record. Default: user and host.
+            record: Also write a record of sender, command and arguments (without their
+                secrets) into the project's console list, and another one if the command
+                then could not be sent. Where the record cannot be written the command
+                is sent without it. At ``BLS_LOG_LIST_LIMIT`` records (10,000) the
+                oldest one makes room.
+            sent_by: The sender, for that record. Default: user and host.
             source: The command's ``source``.
             timestamp: The command's ``timestamp``, ISO-8601 with a zone. Default: now.
 
@@ -168,16 +167,16 @@ class Console(Store):
         return message
 
     async def _find(self, project: str, *, create: bool) -> None:
-        """Refuse a project that has no key; whether it has is asked once per name.
+        """Refuse a project that has no key; Redis is asked once per name.
 
-        An agent that has just been opened may need a moment for its first one.
+        An agent that has just been opened may need a moment for its first key.
         """
         try:
             if project in self._seen:
                 return
             encode_key(project)
         except (TypeError, AttributeError, UnicodeEncodeError):
-            check_name("project", project)  # which says what is wrong
+            check_name("project", project)  # which names what is wrong
         until = anyio.current_time() + STARTING
         while create or not await has_keys(self._wires, project):
             check_name("project", project)
@@ -226,7 +225,6 @@ class Console(Store):
     async def _record_failure(
         self, console: str, note: AuditRecord, error: BlsError
     ) -> None:
-        """Record that the command was not sent, or perhaps not, if that can be written."""
         if isinstance(error, RedisUnavailableError) and error.connecting:
             return
         with suppress(BlsError), anyio.move_on_after(LOOK_TIME):
@@ -247,15 +245,16 @@ class Console(Store):
         record: bool = False,
         sent_by: str = "",
     ) -> Outcome:
-        """Send a command and wait for the record that says how it ended.
+        """Send a command and wait for the record of its outcome.
 
         Of a broadcast, the first one. The other arguments: as for :meth:`send`.
 
         Raises:
             ConfigurationError: As :meth:`send`, or ``timeout`` is no time; not sent.
             UnknownProjectError: As :meth:`send`.
-            NoOutcomeError: No such record within ``timeout`` seconds. It says what is
-                known: whether the command waits, and whether the project is offline.
+            NoOutcomeError: No such record within ``timeout`` seconds. Its fields give
+                what is known: whether the command waits, and whether the project is
+                offline.
             RedisUnavailableError: As :meth:`send`; once it is sent, an outage is
                 waited out.
         """
@@ -287,12 +286,12 @@ class Console(Store):
         record: bool = False,
         sent_by: str = "",
     ) -> dict[str, Outcome]:
-        """Send a broadcast and wait until every living instance has said how it ended.
+        """Send a broadcast and wait for the outcome of every living instance.
 
         The other arguments: as for :meth:`send`.
 
         Returns:
-            Instance → its outcome. Who is missing has not answered in time.
+            Instance → its outcome. One that is missing has not answered in time.
 
         Raises:
             ConfigurationError, UnknownProjectError, NoOutcomeError,
@@ -322,7 +321,6 @@ class Console(Store):
         timeout: float,
         **how: Any,
     ) -> dict[str, Outcome]:
-        """Send a command and collect its outcomes until all of them are there."""
         from bls_agent.project.log.reading import Follower  # noqa: PLC0415 - few do it
         from bls_agent.project.status.replicas import OutcomeCollector  # noqa: PLC0415 - as above
 
@@ -339,10 +337,9 @@ class Console(Store):
         return roll.outcomes
 
     async def _locate_command(self, project: str, command_id: str) -> tuple[str, str]:
-        """Find out where a command without an outcome is, and since when.
+        """Find ``NoOutcomeError.state`` and ``.since`` of a command without an outcome.
 
-        Returns:
-            ``NoOutcomeError.state`` and ``.since``, both empty where it cannot be told.
+        Both are empty if that cannot be found out.
         """
         with suppress(BlsError), anyio.move_on_after(LOOK_TIME):
             key = CONTROL.locate(project=project)
@@ -357,18 +354,11 @@ class Console(Store):
         return "", ""
 
     async def queue(self, project: str, limit: int = 200) -> list[Command]:
-        """Read the commands that wait in a project's control list, the next one first.
+        """Read at most ``limit`` waiting commands of a project, the next one first.
 
         What a running agent has taken is not among them; in mode ``compat`` the first
-        one may be running.
-
-        Args:
-            project: Its name.
-            limit: Commands at most.
-
-        Returns:
-            The commands. An element that is none stands as one whose ``command`` is
-            ``""``; what else is missing is empty, too.
+        one may be running. An element that is no command has ``""`` as its ``command``,
+        and empty values for whatever else is missing.
 
         Raises:
             WrongTypeError: The control key is no list.
@@ -380,19 +370,17 @@ class Console(Store):
         window = await self._read(CONTROL, "LRANGE", key, 0, limit - 1)
         return [Command.peek(item) for item in window]
 
-    async def withdraw(self, project: str, id: str) -> Command | None:  # noqa: A002 - the contract's name
+    async def withdraw(self, project: str, id: str) -> Command | None:  # noqa: A002 - the protocol's name
         """Take a command out of a project's control list, before an agent takes it.
 
-        In one step, by its exact bytes: either the command is withdrawn or an agent gets
-        it, never both. In mode ``compat`` an agent leaves the command that it runs in
-        the list, so that the first one may have been withdrawn while it was running.
-
-        Args:
-            project: Its name.
-            id: The command's id; of several with this id all are withdrawn.
+        In one step, by its exact bytes: either the command is withdrawn or an agent
+        gets it, never both. Of several with this id all are withdrawn. In mode
+        ``compat`` an agent leaves the command that it runs in the list, so the first
+        one may have been running when it was withdrawn.
 
         Returns:
-            The command; ``None`` if it does not wait there: it was taken, or never sent.
+            The command; ``None`` if it does not wait there: it was taken, or never
+            sent.
 
         Raises:
             ConfigurationError: ``id`` is no id.
@@ -420,13 +408,10 @@ class Console(Store):
         """Delete every key of a project: its status, its log, its waiting commands.
 
         Also our own keys beside them: of mode ``reliable``, of replicas and broadcasts.
-        It is no step that excludes others: what a project writes meanwhile may be
-        deleted or stay, and an agent that is online writes its status again.
-
-        Args:
-            project: Its name.
-            force: Also while the project is online. What an agent in mode ``reliable``
-                has taken and not ended is left alone even so.
+        This is not atomic: what a project writes meanwhile may be deleted or stay, and
+        an agent that is online writes its status again. ``force`` deletes also while
+        the project is online; commands that an agent in mode ``reliable`` has taken and
+        not ended stay even then.
 
         Returns:
             The keys that were deleted.
@@ -440,13 +425,13 @@ class Console(Store):
         return deleted
 
     async def instances(self, project: str) -> dict[str, Status]:
-        """Read which replicas of a project live, and what each says of itself.
+        """Read the living replicas of a project, each with its status.
 
         Returns:
             Instance → its status; empty without agents with ``replicas=True``.
 
         Raises:
-            WrongTypeError: The key of the roster is no hash.
+            WrongTypeError: The key of the replicas is no hash.
             RedisUnavailableError: Redis cannot answer.
         """
         from bls_agent.project.status.replicas import read_replicas  # noqa: PLC0415 - few do it
@@ -462,7 +447,7 @@ class Console(Store):
             ``None`` if it has none: it never had one, or it was not refreshed.
 
         Raises:
-            DecodeError: The value is none of the contract's four.
+            DecodeError: The value is none of the four statuses.
             WrongTypeError: The key is no string.
             RedisUnavailableError: Redis cannot answer.
         """
@@ -472,9 +457,9 @@ class Console(Store):
         return None if value is None else Status.decode(value)
 
     async def exists(self, project: str) -> bool:
-        """Tell whether a project has a status, a log or waiting commands.
+        """Find out whether a project has a status, a log or waiting commands.
 
-        A key that may not be looked at, or holds another type, counts as one.
+        A key that may not be read, or holds another type, counts as one.
 
         Raises:
             RedisUnavailableError: Redis cannot answer.
@@ -495,11 +480,9 @@ class Console(Store):
         return await find_projects(self._wires)
 
     async def logs(self, project: str, limit: int = 200) -> list[LogEntry]:
-        """Read the newest records, newest last.
+        """Read the newest records, at most ``limit``, newest last.
 
-        Args:
-            project: Its name.
-            limit: Records at most; fewer where they are very long (16 MiB together).
+        Fewer where they are very long (16 MiB together).
 
         Raises:
             WrongTypeError: The key is no list.
@@ -515,18 +498,19 @@ class Console(Store):
     ) -> LogPage:
         """Read records page by page, backwards from the newest.
 
-        Exact while the list grows and is cut from its front: no record twice and none
-        left out between a page and the one before it. Equal records in a row, without
+        Exact while the list grows and is cut from its front: between a page and the one
+        before it no record is repeated or left out. Equal records in a row, without
         ids, are taken for one another.
 
         Args:
             project: Its name.
-            before: ``page.before`` of the page behind the one that is wanted; ``""``
-                for the newest.
+            before: ``page.before`` of the page read last; ``""`` for the newest
+                records.
             limit: Records at most; fewer where they are very long.
 
         Raises:
-            ConfigurationError: ``before`` or ``limit`` makes no sense.
+            ConfigurationError: ``before`` is not from an earlier page, or ``limit`` is
+                less than 1.
             WrongTypeError: The key is no list.
             RedisUnavailableError: Redis cannot answer.
         """
@@ -540,14 +524,14 @@ class Console(Store):
         """Give records as they are written, until the iteration is left or cancelled.
 
         Exact for records that carry an id (``metadata.agent``), across trimming and
-        reconnects: none missed unnoticed, none twice. For others best effort. Where
-        records are missing an entry with ``is_gap`` stands in their place. While
-        Redis is away it waits; what is refused for good it raises.
+        reconnects: none missed unnoticed, none twice. For others best effort. An entry
+        with ``is_gap`` takes the place of missing records. While Redis is away it
+        waits; a refusal is raised.
 
         Args:
             project: Its name.
             last: Begin with so many records that are there already.
-            interval: Seconds between two looks; more where records are very long.
+            interval: Seconds between two reads; more where records are very long.
         """
         from bls_agent.project.log.reading import Follower  # noqa: PLC0415 - few do it
 

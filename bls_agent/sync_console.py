@@ -1,4 +1,4 @@
-"""The synchronous face of :class:`~bls_agent.Console`."""
+""":class:`~bls_agent.Console` for programs without an event loop."""
 
 from __future__ import annotations
 
@@ -39,12 +39,11 @@ class SyncConsole:
 
     Arguments, results, errors and promises are those of :class:`~bls_agent.Console`.
     Works with and without ``with``; close it with :meth:`close` when it was used
-    without. Any number of threads may use it at once. Ctrl-C gets through at once and
-    ends the request.
+    without. Any number of threads may use it at once. Ctrl-C ends a request at once.
 
     Its connection lives in a daemon thread, started by the first request, which does
     not hold the interpreter's exit. A forked child gets a thread and a connection of
-    its own. Where an event loop runs it would block that loop and refuses to, with a
+    its own. Where an event loop runs it would block that loop, and raises
     :class:`~bls_agent.ConfigurationError`: use :class:`~bls_agent.Console` there.
 
     Args:
@@ -57,7 +56,6 @@ class SyncConsole:
     """
 
     def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
-        """Remember where Redis is; nothing is opened or started yet."""
         self._redis = redis
         self._timeout = timeout
         # By process: a forked child can use nothing of its parent's, not even a lock.
@@ -70,7 +68,6 @@ class SyncConsole:
         return repr(console).replace("Console", "SyncConsole", 1)
 
     def __enter__(self) -> Self:
-        """Open nothing: the first request does."""
         return self
 
     def __exit__(
@@ -79,7 +76,6 @@ class SyncConsole:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the connection and end the thread."""
         self.close()
 
     def __del__(self) -> None:
@@ -93,8 +89,8 @@ class SyncConsole:
     def close(self) -> None:
         """Close the connection and end the thread; the next request opens them again.
 
-        What other threads wait for raises :class:`~bls_agent.RedisUnavailableError`,
-        and iterations of :meth:`follow_logs` end. Takes a second at most.
+        Requests of other threads raise :class:`~bls_agent.RedisUnavailableError`, and
+        iterations of :meth:`follow_logs` end. Takes a second at most.
         """
         thread = self._begin_end()
         if thread is not None:
@@ -109,7 +105,7 @@ class SyncConsole:
         return thread
 
     def _open(self) -> tuple[LoopThread, Console]:
-        """Give this process's thread and what lives in it; without a lock."""
+        """This process's thread and console, made without a lock."""
         refuse_in_event_loop("SyncConsole", "Console")
         opened = self._opened.get(os.getpid())
         if opened is not None:
@@ -137,7 +133,7 @@ class SyncConsole:
         command: str,
         args: Mapping[str, Any] | None = None,
         *,
-        id: str | None = None,  # noqa: A002 - the contract's name
+        id: str | None = None,  # noqa: A002 - the protocol's name
         broadcast: bool = False,
         create: bool = False,
         size_limit: int = COMMAND_LIMIT,
@@ -146,33 +142,15 @@ class SyncConsole:
         source: str = CONSOLE_SOURCE,
         timestamp: str = "",
     ) -> Command:
-        """Put a command into a project's control list (contract 002, section 3.1).
-
-        Args:
-            project: Its name. One without a status, a log and a queue is refused: its
-                name is probably misspelt, and the command would wait for ever.
-            command: The command's name.
-            args: Its arguments.
-            id: Its id; made up if absent.
-            broadcast: Every replica is to run it (agents with ``replicas=True``).
-            create: Send it to a project of which there is no key yet, too.
-            size_limit: Longest command in bytes; more than 64 KB where every agent of
-                the project reads longer ones.
-            record: Also write a record into the project's console list that says who
-                sends what, with the arguments without their secrets; and another one if
-                the command then could not be sent. Where a record cannot be written the
-                command is sent without. Beyond ``BLS_LOG_LIST_LIMIT`` records (10,000)
-                the oldest one makes room for it.
-            sent_by: Who sends it, for that record. Default: user and host.
-            source: The command's ``source``.
-            timestamp: The command's ``timestamp``, ISO-8601 with a zone. Default: now.
+        """Put a command into a control list; arguments as :meth:`Console.send`.
 
         Returns:
             The command as it was sent.
 
         Raises:
             ConfigurationError: A name or an argument cannot be sent; as
-                :class:`~bls_agent.CommandTooLargeError`, it is too long.
+                :class:`~bls_agent.CommandTooLargeError`, it is longer than
+                ``size_limit`` bytes.
             UnknownProjectError: There is no such project.
             RedisUnavailableError: Not sent; or perhaps, if ``error.ambiguous``.
             WrongTypeError: The project's control key is no list.
@@ -206,17 +184,12 @@ class SyncConsole:
         record: bool = False,
         sent_by: str = "",
     ) -> Outcome:
-        """Send a command and wait for the record that says how it ended.
-
-        Of a broadcast, the first one. The other arguments: as for :meth:`send`.
+        """Send a command and wait for its outcome; as :meth:`Console.call`.
 
         Raises:
-            ConfigurationError: As :meth:`send`, or ``timeout`` is no time; not sent.
-            UnknownProjectError: As :meth:`send`.
-            NoOutcomeError: No such record within ``timeout`` seconds. It says what is
-                known: whether the command waits, and whether the project is offline.
-            RedisUnavailableError: As :meth:`send`; once it is sent, an outage is
-                waited out.
+            ConfigurationError, UnknownProjectError, RedisUnavailableError: As
+                :meth:`send`.
+            NoOutcomeError: No such record within ``timeout`` seconds.
         """
         return self._call(
             Console.call,
@@ -245,12 +218,10 @@ class SyncConsole:
         record: bool = False,
         sent_by: str = "",
     ) -> dict[str, Outcome]:
-        """Send a broadcast and wait until every living instance has said how it ended.
-
-        The other arguments: as for :meth:`send`.
+        """Send a broadcast and wait for the outcome of every living instance.
 
         Returns:
-            Instance → its outcome. Who is missing has not answered in time.
+            Instance → its outcome. One that is missing has not answered in time.
 
         Raises:
             ConfigurationError, UnknownProjectError, NoOutcomeError,
@@ -270,34 +241,25 @@ class SyncConsole:
         )
 
     def instances(self, project: str) -> dict[str, Status]:
-        """Read which replicas of a project live, and what each says of itself.
+        """Read the living replicas of a project, each with its status.
 
-        Returns:
-            Instance → its status; empty without agents with ``replicas=True``.
-
-        Raises:
-            WrongTypeError: The key of the roster is no hash.
-            RedisUnavailableError: Redis cannot answer.
+        Empty without agents with ``replicas=True``. Raises as
+        :meth:`Console.instances`.
         """
         return self._call(Console.instances, project)
 
     def status(self, project: str) -> Status | None:
-        """Read a project's status.
-
-        Returns:
-            ``None`` if it has none: it never had one, or it was not refreshed.
+        """Read a project's status; ``None`` if it has none, or it was not refreshed.
 
         Raises:
-            DecodeError: The value is none of the contract's four.
+            DecodeError: The value is none of the four statuses.
             WrongTypeError: The key is no string.
             RedisUnavailableError: Redis cannot answer.
         """
         return self._call(Console.status, project)
 
     def exists(self, project: str) -> bool:
-        """Tell whether a project has a status, a log or waiting commands.
-
-        A key that may not be looked at, or holds another type, counts as one.
+        """Find out whether a project has a status, a log or waiting commands.
 
         Raises:
             RedisUnavailableError: Redis cannot answer.
@@ -305,21 +267,14 @@ class SyncConsole:
         return self._call(Console.exists, project)
 
     def projects(self) -> dict[str, Status | None]:
-        """Find every project that has a status, a log or waiting commands.
+        """Find every project that has a status, a log or waiting commands, by name.
 
-        Uses SCAN, never KEYS.
-
-        Returns:
-            Name → status, sorted by name; ``None`` for no valid status.
+        ``None`` stands for no valid status. Raises as :meth:`Console.projects`.
         """
         return self._call(Console.projects)
 
     def logs(self, project: str, limit: int = 200) -> list[LogEntry]:
-        """Read the newest records, newest last.
-
-        Args:
-            project: Its name.
-            limit: Records at most.
+        """Read the newest records, at most ``limit``, newest last.
 
         Raises:
             WrongTypeError: The key is no list.
@@ -328,18 +283,9 @@ class SyncConsole:
         return self._call(Console.logs, project, limit)
 
     def queue(self, project: str, limit: int = 200) -> list[Command]:
-        """Read the commands that wait in a project's control list, the next one first.
+        """Read at most ``limit`` waiting commands of a project, the next one first.
 
-        What a running agent has taken is not among them; in mode ``compat`` the first
-        one may be running.
-
-        Args:
-            project: Its name.
-            limit: Commands at most.
-
-        Returns:
-            The commands. An element that is none stands as one whose ``command`` is
-            ``""``; what else is missing is empty, too.
+        As :meth:`Console.queue`.
 
         Raises:
             WrongTypeError: The control key is no list.
@@ -347,19 +293,10 @@ class SyncConsole:
         """
         return self._call(Console.queue, project, limit)
 
-    def withdraw(self, project: str, id: str) -> Command | None:  # noqa: A002 - the contract's name
+    def withdraw(self, project: str, id: str) -> Command | None:  # noqa: A002 - the protocol's name
         """Take a command out of a project's control list, before an agent takes it.
 
-        In one step, by its exact bytes: either the command is withdrawn or an agent gets
-        it, never both. In mode ``compat`` an agent leaves the command that it runs in
-        the list, so that the first one may have been withdrawn while it was running.
-
-        Args:
-            project: Its name.
-            id: The command's id; of several with this id all are withdrawn.
-
-        Returns:
-            The command; ``None`` if it does not wait there: it was taken, or never sent.
+        As :meth:`Console.withdraw`; ``None`` if the command does not wait there.
 
         Raises:
             ConfigurationError: ``id`` is no id.
@@ -369,22 +306,14 @@ class SyncConsole:
         return self._call(Console.withdraw, project, id)
 
     def forget(self, project: str, *, force: bool = False) -> list[str]:
-        """Delete every key of a project: its status, its log, its waiting commands.
-
-        Also our own keys beside them: of mode ``reliable``, of replicas and broadcasts.
-        It is no step that excludes others: what a project writes meanwhile may be
-        deleted or stay, and an agent that is online writes its status again.
-
-        Args:
-            project: Its name.
-            force: Also while the project is online. What an agent in mode ``reliable``
-                has taken and not ended is left alone even so.
+        """Delete every key of a project, also our own; as :meth:`Console.forget`.
 
         Returns:
             The keys that were deleted.
 
         Raises:
-            LeaseHeldError: The project is online; nothing was deleted.
+            LeaseHeldError: The project is online, and ``force`` is false; nothing was
+                deleted.
             RedisUnavailableError: Some keys may be left; call it again.
         """
         return self._call(Console.forget, project, force=force)
@@ -392,14 +321,11 @@ class SyncConsole:
     def log_page(self, project: str, *, before: str = "", limit: int = 200) -> LogPage:
         """Read records page by page, backwards from the newest.
 
-        Args:
-            project: Its name.
-            before: ``page.before`` of the page behind the one that is wanted; ``""``
-                for the newest.
-            limit: Records at most.
+        ``before`` is that of the page read last, as for :meth:`Console.log_page`.
 
         Raises:
-            ConfigurationError: ``before`` or ``limit`` makes no sense.
+            ConfigurationError: ``before`` is not from an earlier page, or ``limit`` is
+                less than 1.
             WrongTypeError: The key is no list.
             RedisUnavailableError: Redis cannot answer.
         """
@@ -410,15 +336,13 @@ class SyncConsole:
     ) -> Generator[LogEntry, None, None]:
         """Give records as they are written, until the iteration or this is closed.
 
-        As :meth:`Console.follow_logs`: exact for records that carry an id, with an
-        entry whose ``is_gap`` is true where records are missing. While Redis is away it
-        waits; what is refused for good it raises. Records are read when they are asked
-        for, and between two looks they may be trimmed.
+        As :meth:`Console.follow_logs`, but records are read when the caller asks for
+        the next one, and may be trimmed between two reads.
 
         Args:
             project: Its name.
             last: Begin with so many records that are there already.
-            interval: Seconds between two looks.
+            interval: Seconds between two reads.
         """
         thread, console = self._open()
         entries = console.follow_logs(project, last=last, interval=interval)

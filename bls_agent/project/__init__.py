@@ -1,3 +1,3 @@
-"""Contract 002: a service on the BLS Project Console (status, log, commands)."""
+"""The console protocol: status, log and commands of one project."""
 
 from __future__ import annotations

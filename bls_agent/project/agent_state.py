@@ -28,36 +28,31 @@ class AgentState:
 
     project: str
     clock: Callable[[], float]  # gives Unix seconds
-    router: Router  # the handlers
-    stream: LogStream  # the log on its way out
-    # The status and where it comes from.
+    router: Router
+    stream: LogStream
     board: StatusAggregator = field(default_factory=StatusAggregator)
     checks: HealthChecks = field(default_factory=HealthChecks)
-    # Where plain handlers run.
     threads: HandlerThreads = field(default_factory=HandlerThreads)
     instance: str = ""  # name of this process; ``""`` before the first session
-    # The next log record's number.
+    # Numbers of the log records.
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
-    # How commands ended.
     outcomes: Counter[OutcomeKind] = field(default_factory=Counter[OutcomeKind])
-    # How often the status was written.
     status_counts: StatusCounts = field(default_factory=StatusCounts)
-    # How often and how long the event loop stood still.
     stall_counts: StallCounts = field(default_factory=StallCounts)
-    forked: bool = False  # whether this process inherited all that from its parent
+    forked: bool = False  # whether this process is a child of the one that made it
 
     def __post_init__(self) -> None:
-        """Have it reset by a fork, also before the first session: records wait already."""
+        """Reset on a fork even before the first session: records may wait already."""
         register(self)
 
     def name_process(self, given: str | None) -> None:
-        """Name this process, once; a forked child is never named like its parent."""
+        """Name this process, once; a forked child never gets its parent's name."""
         if given and self.forked:
             given = f"{given}-{os.getpid()}"
         self.instance = self.instance or given or _new_instance()
 
     def forget_parent(self) -> None:
-        """In a forked child begin afresh: what waits is the parent's to write."""
+        """Reset in a forked child: what waits is written by the parent."""
         self.forked = True
         self.instance = ""
         self.numbers = itertools.count(1)
@@ -69,5 +64,4 @@ class AgentState:
 
 
 def _new_instance() -> str:
-    """Name a process: host, pid, and something that tells it from the one before."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"

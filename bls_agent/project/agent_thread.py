@@ -1,4 +1,4 @@
-"""An agent that lives in a thread of its own, for programs without an event loop."""
+"""An agent in a thread of its own, for programs without an event loop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ANSWER_GRACE: Final = 0.5  # seconds beyond a timeout until the loop counts as h
 
 
 class Embedded(Protocol):
-    """What is asked of an agent: the face that it has in an event loop."""
+    """The methods of an agent that its thread calls."""
 
     @property
     def project(self) -> str:
@@ -53,11 +53,11 @@ class Embedded(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close; the error decides the last word."""
+        """Close; the error decides the final status."""
         ...
 
     async def flush(self, timeout: float = ...) -> Flushed:
-        """Wait until what was logged so far has been written."""
+        """Wait until the records logged so far are written."""
         ...
 
     async def ready(self, timeout: float | None = ...) -> None:
@@ -65,23 +65,23 @@ class Embedded(Protocol):
         ...
 
     def stats(self) -> AgentStats:
-        """Give a snapshot of every counter."""
+        """Return a snapshot of every counter."""
         ...
 
 
 class AgentThread:
-    """The block in which an agent lives in a daemon thread with its own event loop.
+    """Runs an agent in a daemon thread with its own event loop, while it is entered.
 
     Made by :meth:`ProjectAgent.in_thread`; it can be entered again after it was left.
-    What is synchronous on the agent (``log``, ``set_status``, ``stats``, decorators)
-    is used on the agent, from any thread.
+    The synchronous methods of the agent (``log``, ``set_status``, ``stats``,
+    decorators) are called on the agent, from any thread.
 
-    Entering returns when the agent is open and never waits for Redis. Leaving drains
-    as ``async with agent:`` does and takes at most ``shutdown_timeout`` + 2 s, also
-    when a handler blocks the event loop: then the thread is left behind, which the
-    host's log tells, and the agent closes when that handler returns. A second signal
-    cuts the time of running handlers short. A block that is never left is closed when
-    the interpreter exits, within 2 s. In a forked child leaving does nothing.
+    Entering returns when the agent is open and never waits for Redis. Leaving drains as
+    ``async with agent:`` does and takes at most ``shutdown_timeout`` + 2 s, also when a
+    handler blocks the event loop: then the thread is left behind with a warning in the
+    host's log, and the agent closes when that handler returns. A second signal cuts the
+    time of running handlers short. A block that is never left is closed when the
+    interpreter exits, within 2 s. In a forked child leaving does nothing.
 
     Coroutine handlers run in this thread, plain ones in worker threads. Its event loop
     is plain asyncio's, also where the host uses uvloop. No signal handler is installed.
@@ -128,17 +128,17 @@ class AgentThread:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close in order; the exception of the block goes on unchanged."""
+        """Close in order; an exception of the block goes on unchanged."""
         self._close(error, self._patience)
 
     def flush(self, timeout: float = 5.0) -> Flushed:
-        """Wait until the records put so far have been written.
+        """Wait until the records logged so far are written.
 
         Args:
             timeout: Seconds to wait at most.
 
         Returns:
-            What happened; true if nothing of it still waits.
+            What was written and dropped; true if none of these records still waits.
 
         Raises:
             ConfigurationError: Called where an event loop runs.
@@ -160,10 +160,10 @@ class AgentThread:
         """Wait until the first status has been written.
 
         Args:
-            timeout: Seconds to wait at most; ``None`` for ever.
+            timeout: Seconds to wait at most; ``None`` for no limit.
 
         Raises:
-            RedisUnavailableError: Not within that time.
+            RedisUnavailableError: It was not written within that time.
             ConfigurationError: The agent is not open, or this is called where an event
                 loop runs.
         """
@@ -178,7 +178,7 @@ class AgentThread:
         result_of(waiting)
 
     def _running(self) -> LoopThread | None:
-        """Give the thread, unless the block was left or this is a forked child."""
+        """The thread, unless the block was left or this is a forked child."""
         thread = self._thread
         return thread if thread is not None and thread.is_ours else None
 
@@ -192,7 +192,7 @@ class AgentThread:
             await self._agent.__aexit__(type(error), error, error.__traceback__)
 
     def _close_at_exit(self) -> None:
-        """Close a block that was never left; a program that failed says so."""
+        """Close a block that was never left; 故障 if the program failed."""
         at_a_prompt = hasattr(sys, "ps1")
         error = None if at_a_prompt else getattr(sys, "last_value", None)
         self._close(error, EXIT_PATIENCE, HURRY)
@@ -200,10 +200,10 @@ class AgentThread:
     def _close(
         self, error: BaseException | None, patience: float, hurry: float = 0.0
     ) -> None:
-        """End the agent and its thread, and give up when the time is over.
+        """End the agent and its thread, at the latest when the time is over.
 
-        ``error`` decides the final status; ``patience`` are the seconds for an end in order,
-        ``hurry`` those for the rest, when running handlers are cut short.
+        ``error`` decides the final status. An end in order gets ``patience`` seconds;
+        then running handlers are cut short, and the rest gets ``hurry`` seconds.
         """
         thread = self._running()
         if thread is None:
@@ -221,7 +221,7 @@ class AgentThread:
             raise
         finally:
             try:
-                if closing.cancel():  # which tells the agent to hurry
+                if closing.cancel():  # which makes the agent hurry
                     closing = thread.begin(self._exit, error)
                     wait_for(closing, hurry)
             finally:
@@ -230,7 +230,7 @@ class AgentThread:
     def _let_go(
         self, thread: LoopThread, closing: Future[None], deadline: float
     ) -> None:
-        """Let the thread end when the agent is closed, and see whether it does."""
+        """Let the thread end when the agent is closed, and log whether it does."""
         thread.stop_after(closing)
         self._thread = None
         atexit.unregister(self._close_at_exit)

@@ -1,7 +1,7 @@
-"""What travels under the three keys of contract 002, as values: no I/O.
+"""The values of the console protocol's three keys: status, log record, command. No I/O.
 
-Read tolerantly, write strictly: unknown fields, other spellings of a level and absent
-optional fields are accepted; what we write has exactly the documented form.
+Reading is tolerant: unknown fields, other spellings of a level and absent optional
+fields are accepted. What is written has exactly the documented form.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ __all__ = [
 ]
 
 CONSOLE_SOURCE: Final = "BLS Project Console"
-COMMAND_LIMIT: Final = 65_535  # bytes; the contract asks for less than 64 KB
+COMMAND_LIMIT: Final = 65_535  # bytes; the console protocol asks for less than 64 KB
 PEEKED: Final = 1024 * 1024  # bytes of a message that is parsed to show it
 
 
 class Status(StrEnum):
-    """State of a project, as the console shows it (contract 002, section 2.1)."""
+    """State of a project, as the console shows it."""
 
     ONLINE = "在线"
     OFFLINE = "离线"
@@ -58,12 +58,12 @@ class Status(StrEnum):
 
     @classmethod
     def worst(cls, *states: Status) -> Status:
-        """The worst of several states."""
+        """Return the worst of several states."""
         return max(states, key=lambda status: status.severity)
 
     @classmethod
     def of(cls, value: object) -> Status:
-        """Give the status that a word says: ``在线`` or ``online``, in any case.
+        """Return the status that a text names: ``在线`` or ``online``, in any case.
 
         Raises:
             ConfigurationError: It is none of the four.
@@ -93,7 +93,7 @@ _SEVERITY: Final = (Status.OFFLINE, Status.ONLINE, Status.ERROR, Status.FAULT)
 
 
 class Level(StrEnum):
-    """Level of a log record (contract 002, section 2.2)."""
+    """Level of a log record."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -107,7 +107,7 @@ class Level(StrEnum):
 
     @classmethod
     def parse(cls, value: object) -> Level:
-        """Read a level in any spelling; what is unknown counts as info."""
+        """Read a level in any spelling; an unknown one counts as info."""
         return _SPELLINGS.get(str(value).strip().lower(), cls.INFO)
 
 
@@ -137,7 +137,7 @@ class OutcomeKind(StrEnum):
 
     @property
     def level(self) -> Level:
-        """The level of the record that reports it."""
+        """The level of the record of such an outcome."""
         if self is OutcomeKind.SUCCEEDED:
             return Level.INFO
         return Level.ERROR if self in _GRAVE else Level.WARN
@@ -160,9 +160,8 @@ class Outcome:
     """How a command ended, as its record in the console list says.
 
     Attributes:
-        kind: How.
-        command: The command's name; ``""`` for a message that had none.
-        command_id: The command's id; ``""`` for a message that had none.
+        command: ``""`` for a message that had no name.
+        command_id: ``""`` for a message that had no id.
         duration_ms: Milliseconds from taking the command to its end.
         result: What the handler returned, if it succeeded.
         error: ``{"type", "message", …}`` if it did not.
@@ -195,7 +194,7 @@ class Outcome:
 
     @property
     def metadata(self) -> JSONObject:
-        """The metadata of the record (``agent`` is added on the way out)."""
+        """The metadata of the record (``agent`` is added when it is written)."""
         told: JSONObject = {"truncated": self.truncated} if self.truncated else {}
         told |= {
             "commandId": self.command_id,
@@ -212,14 +211,14 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class LogEntry:
-    """One record of the console list, as read (contract 002, section 2.2).
+    """One record of the console list, as read.
 
     Attributes:
         timestamp: ISO-8601 text as it was written, or ``""``.
-        level: The level; an unknown one counts as info.
+        level: An unknown one counts as info.
         message: The text. Of a value that is no JSON object: the value itself.
         metadata: The additional fields, ``{}`` if there are none.
-        valid: Whether the value had the contract's form.
+        valid: Whether the value was a JSON object.
     """
 
     timestamp: str
@@ -230,7 +229,7 @@ class LogEntry:
 
     @classmethod
     def decode(cls, payload: bytes) -> LogEntry:
-        """Read a record, whoever wrote it; never raises."""
+        """Read a record of any writer; never raises."""
         try:
             fields = decode_object(payload)
         except DecodeError as error:
@@ -252,17 +251,17 @@ class LogEntry:
 
     @property
     def instance(self) -> str:
-        """The process that wrote the record, if it says so."""
+        """The process that wrote the record; ``""`` if the record has no id."""
         return self._agent()[0]
 
     @property
     def number(self) -> int | None:
-        """The record's number within its process, if it has one."""
+        """The record's number within its process, if it has an id."""
         return self._agent()[1]
 
     @property
     def outcome(self) -> Outcome | None:
-        """The outcome that the record reports, if it is one.
+        """The outcome that the record reports, if it is an outcome record.
 
         A record of the host's with a field ``outcome`` of its own is none.
         """
@@ -305,15 +304,13 @@ def _text(value: JSONValue) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """One command of the control list (contract 002, section 3.1).
+    """One command of the control list.
 
     Attributes:
-        id: The command's id; made up when the message has none.
+        id: Made up when the message has none.
         timestamp: When it was sent, as the sender wrote it, or ``""``.
-        source: Who sent it, or ``""``.
-        command: Its name.
-        args: Its arguments.
-        broadcast: Whether every replica is to run it (ours: no part of the contract).
+        source: The sender, or ``""``.
+        broadcast: Whether every replica is to run it (ours: no part of the protocol).
     """
 
     id: str
@@ -330,7 +327,7 @@ class Command:
         args: Mapping[str, Any] | None = None,
         *,
         now: float,
-        id: str | None = None,  # noqa: A002 - the contract's name
+        id: str | None = None,  # noqa: A002 - the protocol's name
         source: str = CONSOLE_SOURCE,
         timestamp: str = "",
         broadcast: bool = False,
@@ -346,7 +343,7 @@ class Command:
         )
 
     def encode(self) -> bytes:
-        """Write the command in the contract's form and order."""
+        """Write the command in the protocol's form and order."""
         fields: dict[str, object] = {
             "id": self.id,
             "timestamp": self.timestamp,
@@ -361,11 +358,11 @@ class Command:
 
     @classmethod
     def decode(cls, payload: bytes, *, now: float, limit: int) -> Command:
-        """Read a command.
+        """Read a command; one without an id gets a new one, made with ``now``.
 
         Args:
             payload: The element of the list.
-            now: Unix seconds, for an id where the message has none.
+            now: Unix seconds.
             limit: Longest message in bytes.
 
         Raises:
@@ -390,10 +387,10 @@ class Command:
 
     @classmethod
     def peek(cls, payload: bytes) -> Command:
-        """Read what can be read of a message, also of one that is no command.
+        """Read what can be read of a message, even if it is no command; never raises.
 
-        What is missing or wrong is empty; of a message that is too long, or no JSON, only
-        an ``id`` in the first place is read. Never raises.
+        What is missing or wrong is empty. Of a message that is too long, or no JSON,
+        only an ``id`` in the first place is read.
         """
         fields: JSONObject = {}
         leading = _FIRST_ID.match(payload)
@@ -418,7 +415,7 @@ _FIRST_ID: Final = re.compile(
 
 
 def find_id(payload: bytes, *, limit: int) -> str:
-    """Read the id that the sender of a command gave, ``""`` if there is none."""
+    """Read the id that the sender of a command gave; ``""`` if there is none."""
     try:
         return _usable_id(decode_object(payload, limit=limit).get("id"))
     except DecodeError:
@@ -436,5 +433,5 @@ def _text_only(value: JSONValue) -> str:
 
 
 def new_command_id(now: float) -> str:
-    """Make an id of the contract's form: ``cmd-<milliseconds>-<6 characters>``."""
+    """Make an id of the protocol's form: ``cmd-<milliseconds>-<6 characters>``."""
     return f"cmd-{int(now * 1000)}-{secrets.token_hex(3)}"

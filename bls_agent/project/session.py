@@ -1,9 +1,8 @@
-"""One opening of an agent: what is opened together and closed together.
+"""One opening of an agent: all that is opened together and closed together.
 
-A session runs in a task of its own, outside of every scope of the host, so that nothing
-in it can cancel the host and no exception of the host is wrapped. However it ends, its
-end is the same: the intake stops first, running handlers get their time, the log is
-flushed, the last status is written.
+A session runs in a task outside of every scope of the host: it cannot cancel the host,
+and no exception of the host is wrapped. Its end is always the same: the intake stops,
+running handlers get their time, the log is flushed, the last status is written.
 """
 
 from __future__ import annotations
@@ -61,17 +60,13 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R")
 
 END_GRACE: Final = 1.9  # seconds beyond shutdown_timeout until everything is over
-FLUSH_GRACE: Final = 1.0  # … of which this much is left for the log
+FLUSH_GRACE: Final = 1.0  # seconds of these that are left for the log
 AWAY_GRACE: Final = 0.5  # seconds that each step waits for a Redis that is away
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class AgentSession:
-    """Everything between opening and closing an agent.
-
-    Attributes:
-        inherited: Whether it goes on in the parent process, and not here.
-    """
+    """Everything that an agent has only while it is open."""
 
     def __init__(
         self, state: AgentState, settings: Settings, endpoint: Endpoint
@@ -83,13 +78,13 @@ class AgentSession:
         self._forced = anyio.Event()
         self.faults = 0  # failures of the agent itself; each is in the host's log
         self.ended_unasked = False  # whether the session was cancelled from outside
-        # Where it runs, once it does.
         self.loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         # The signal that began the end, if one did.
         self.signal: signal.Signals | None = None
-        # What ended it that should not have happened.
+        # The unexpected exception that ended it.
         self.failure: BaseException | None = None
+        # Inherited: the session goes on in the parent process, not in this one.
         self._detached = self.inherited = False
         register(self)
         self.opened = anyio.Event()  # set when the loops run
@@ -139,7 +134,6 @@ class AgentSession:
         )
 
     def _build_status_writer(self) -> StatusWriter:
-        """Make what writes the status: into a key of our own, or together with replicas."""
         state, ttl = self._state, self._settings.status_ttl
         if self._settings.replicas:
             replicas = ReplicaRegistry(state.project, state.instance, self._warn)
@@ -157,7 +151,6 @@ class AgentSession:
         )
 
     def _build_status(self, writer: StatusWriter) -> StatusReporter:
-        """Make what keeps the written status true."""
         settings = self._settings
         if settings.status_interval * 3 > settings.status_ttl:
             text = (
@@ -177,7 +170,6 @@ class AgentSession:
     def _build_watch(
         self, endpoint: Endpoint, writer: StatusWriter
     ) -> LoopWatch | None:
-        """Make what watches the session's loop; ``None`` if that is switched off."""
         state = self._state
         if self._settings.stall_after is None:
             return None
@@ -198,7 +190,6 @@ class AgentSession:
         )
 
     def _build_runner(self) -> CommandRunner:
-        """Make what runs one command; of several replicas it passes broadcasts on."""
         state, settings = self._state, self._settings
         fan_out = FanOut(self.connections, state.project, state.instance, self._warn)
         return CommandRunner(
@@ -213,7 +204,6 @@ class AgentSession:
         )
 
     def _build_receiver(self, runner: CommandRunner) -> Receiver:
-        """Make what takes commands from the control list, as the mode says."""
         connections, key, settings = self.connections, self._control_key, self._settings
         match settings.mode:
             case "blocking":
@@ -223,7 +213,7 @@ class AgentSession:
             case "auto":
                 return AutoReceiver(connections, key, self._warn)
             case "reliable":
-                # 3 ms, for those who use it.
+                # 3 ms, only where it is used.
                 from bls_agent.project.receive.reliable import ReliableReceiver  # noqa: PLC0415
 
                 return ReliableReceiver(
@@ -259,7 +249,7 @@ class AgentSession:
         )
 
     def start(self) -> None:
-        """Start the session in a task that stands outside of every scope of the host."""
+        """Start the session in a task outside of every scope of the host."""
         import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         self.loop = asyncio.get_running_loop()
@@ -278,7 +268,7 @@ class AgentSession:
             logger.warning(text, self._state.project)
 
     async def call(self, function: Callable[[], Awaitable[R]]) -> R:
-        """Await something in the session's loop: an agent in a thread has its own."""
+        """Await a function in the session's loop: an agent in a thread has its own."""
         import asyncio  # noqa: PLC0415 - anyio knows one loop
 
         async def call() -> R:
@@ -298,7 +288,7 @@ class AgentSession:
     async def obey_signals(self) -> None:
         """Drain at the first SIGTERM or SIGINT, hurry at the second.
 
-        Only the main thread may listen; on Windows Ctrl-C cancels :meth:`run` instead.
+        Only the main thread gets signals; on Windows Ctrl-C cancels :meth:`run`.
         """
         on_main_thread = threading.current_thread() is threading.main_thread()
         if not on_main_thread or sys.platform == "win32":
@@ -316,12 +306,11 @@ class AgentSession:
         return Backoff(base=0.25, cap=self._settings.reconnect_max)
 
     def _rewrite_status(self) -> None:
-        """Have the status written again after a loss: the server may have forgotten it."""
+        """Write the status again after a reconnect: the server may have lost it."""
         if any(wire.generation > wire.connected for wire in self.connections.all):
             self.status.changed()
 
     async def _log_start(self) -> None:
-        """Log for the host where Redis is, and when the first status is written."""
         project, mode = self._state.project, self._settings.mode
         address = self.connections.endpoint.address
         logger.info("%s: %s, mode %s", project, address, mode)
@@ -331,7 +320,6 @@ class AgentSession:
             logger.info("%s: connected, the status is %s", project, now)
 
     def _warn(self, text: str, metadata: dict[str, object]) -> None:
-        """Log for operator and host what works less well than it could."""
         self._state.stream.emit(Level.WARN, text, metadata)
         logger.warning("%s: %s", self._state.project, text)
 
@@ -342,7 +330,7 @@ class AgentSession:
             self._call_in_loop(self.stop_requested.set)
 
     def ended_by(self) -> signal.Signals | None:
-        """Tell which signal ended it, if one did; raise what it failed with."""
+        """Return the signal that ended it, if one did; raise what it failed with."""
         if self.failure is not None:
             raise self.failure
         return self.signal
@@ -353,8 +341,8 @@ class AgentSession:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether its loop is another one than the loop that runs here, if any."""
-        import asyncio  # noqa: PLC0415 - anyio does not tell
+        """Whether the session runs in another loop than the caller's."""
+        import asyncio  # noqa: PLC0415 - anyio does not know
 
         return self.loop is not asyncio._get_running_loop()  # noqa: SLF001 - documented
 
@@ -366,10 +354,7 @@ class AgentSession:
             self.loop.call_soon_threadsafe(function)
 
     async def wait_closed(self) -> None:
-        """Wait until everything is over, from whatever loop.
-
-        From another one not longer than a stop takes: that loop may hang.
-        """
+        """Wait for the end; from another loop, which may hang, for a limited time."""
         if not self.is_elsewhere:
             await self.closed.wait()
         with anyio.move_on_after(self._settings.shutdown_timeout + END_GRACE + 0.1):
@@ -421,7 +406,6 @@ class AgentSession:
             await self._release()
 
     async def _release(self) -> None:
-        """Let the loops end, close what they used, and release what the host shares."""
         await anyio.lowlevel.checkpoint()
         self._release_host()
         await self.connections.aclose()
@@ -437,7 +421,7 @@ class AgentSession:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it cannot end in order any more: its loop is closed, or a parent's."""
+        """Whether it cannot end in order: its loop is closed, or a parent's."""
         return self._detached or (self.loop is not None and self.loop.is_closed())
 
     def detach(self) -> None:
@@ -450,24 +434,24 @@ class AgentSession:
         self._release_host()
 
     def forget_parent(self) -> None:
-        """In a forked child the session goes on in the parent, not here."""
+        """In a forked child the session goes on in the parent only."""
         keep(self)
         self.inherited = True
         self.detach()
 
     def mark_closed(self) -> None:
-        """Release every caller that waits for something that will not come any more."""
+        """Release every waiting caller."""
         self.opened.set()
         self.status.published.set()
         self.closed.set()
 
     async def _keep_running(self, loop: Callable[[], Awaitable[None]]) -> None:
-        """Run a loop; a fault of ours in it is logged, and the loop goes on."""
+        """Run a loop; a fault of ours in it is logged, and the loop starts again."""
         backoff = self._backoff()
         while not self.stop_requested.is_set():
             try:
                 await loop()
-            except Exception as error:  # noqa: BLE001 - the one place; the log tells
+            except Exception as error:  # noqa: BLE001 - the one place; it is logged
                 if self.is_gone:
                     return
                 text = "a loop of the agent failed and is started again\n%s"
@@ -492,8 +476,6 @@ class AgentSession:
                     await self._write_final_status()
 
     async def _drain(self) -> None:
-        """Stop the intake and let handlers finish, or be forced to."""
-
         async def force(scope: anyio.CancelScope) -> None:
             await self._forced.wait()
             scope.cancel()
@@ -506,7 +488,7 @@ class AgentSession:
             await self.dispatcher.stop(0.0)
 
     async def _flush(self, end: float) -> None:
-        """Write what is left of the log, also when the shipping loop is gone already."""
+        """Write the rest of the log, also when the shipping loop has ended."""
         delivery = self._state.stream.delivery
         timeout = (
             AWAY_GRACE if self._is_away() else max(0.0, end - anyio.current_time())
@@ -524,7 +506,7 @@ class AgentSession:
         await self._ship()
 
     async def _write_final_status(self) -> None:
-        """Write 离线 or 故障 without a TTL; one more try over a new connection."""
+        """Write 离线 or 故障 without a TTL; the second try uses a new connection."""
         if self.watch is not None:
             with anyio.move_on_after(AWAY_GRACE):
                 await self.watch.end()
@@ -544,10 +526,10 @@ class AgentSession:
 
 
 class _SignalHandlers:
-    """What receives the signals of :meth:`obey_signals`; a forked child gets them back.
+    """The handlers of :meth:`obey_signals`; a forked child gets the former ones back.
 
-    Their handler does nothing but wake the loop through a pipe that the child shares:
-    a SIGTERM for the child would stop the parent's agent, or be lost from Python 3.12 on.
+    Ours do nothing but wake the loop through a pipe that the child shares: a SIGTERM
+    for the child would stop the parent's agent, or be lost from Python 3.12 on.
     """
 
     def __init__(self) -> None:
@@ -563,7 +545,7 @@ class _SignalHandlers:
 
 
 def final_status(error: BaseException | None) -> Status:
-    """离线 for an end that was asked for, 故障 for any other exception."""
+    """Choose 离线 for an end that was asked for, 故障 for any other exception."""
     if error is None or isinstance(error, KeyboardInterrupt | GeneratorExit):
         return Status.OFFLINE
     if isinstance(error, SystemExit):

@@ -29,20 +29,20 @@ class AgentStats:
         instance: Name of this process in record ids.
         open: Whether the agent is open.
         status: The status that is shown, or will be.
-        status_source: Which source says so: ``host``, ``health check <name>``,
+        status_source: The source of that status: ``host``, ``health check <name>``,
             ``error window``, ``event loop``; the first of several.
-        status_sources: Source → what it says.
+        status_sources: Source → its status.
         mode: How commands come now: ``blocking``, ``compat``, ``reliable``,
             or ``closed``.
-        connections: Wire → whether it is connected.
-        reconnect_failures: Tries to reach Redis that failed.
+        connections: Use of a connection → whether it is connected.
+        reconnect_failures: Failed attempts to reach Redis.
         commands_running: Handlers that run now.
         commands_stuck: Handlers that go on after their time was over.
         commands_held: Taken and not acknowledged (mode ``reliable``).
         commands_reclaimed: Taken back from dead processes (mode ``reliable``).
-        lease_losses: Times when others may have taken over what was held.
-        outcomes: How many commands ended in which way.
-        logs_accepted: Records ever put.
+        lease_losses: Times when another process may have taken over what was held.
+        outcomes: Kind of outcome → commands.
+        logs_accepted: Records ever logged.
         logs_delivered: Records written.
         logs_dropped: Reason → records given up.
         logs_queued: Records waiting or in flight.
@@ -53,7 +53,7 @@ class AgentStats:
         status_writes: Times the status was written.
         status_failures: Times it could not be written.
         loop_stalls: Times the event loop stood still longer than ``stall_after``.
-        loop_stalled_seconds: How long it did, the longest of those that are over.
+        loop_stalled_seconds: The longest of the stalls that are over.
         faults: Failures of the agent itself; each is in the host's log.
     """
 
@@ -110,7 +110,7 @@ def collect_stats(state: AgentState, session: AgentSession | None) -> AgentStats
 
 
 def _collect_kept(state: AgentState) -> AgentStats:
-    """Gather what is there without a session, too."""
+    """Gather the counters that outlive a session."""
     delivery, now = state.stream.delivery, time.monotonic()
     logs = delivery.buffer.stats()
     source, status = state.board.worst_source(now)
@@ -141,10 +141,7 @@ def _collect_kept(state: AgentState) -> AgentStats:
 def stats_source(
     state: AgentState, session_of: Callable[[], AgentSession | None]
 ) -> Callable[[], JSONObject]:
-    """Make a function that gives the counters, without holding an unclosed agent.
-
-    ``session_of`` is the agent's method that gives its session, if it is open.
-    """
+    """Make a function that gives the counters, without holding an unclosed agent."""
     reference = weakref.WeakMethod(session_of)
 
     def collect() -> JSONObject:

@@ -1,8 +1,7 @@
 """Bounded, ordered, batched writing in the background.
 
 Items are put from any thread and written by one task: at once when it is idle, in
-batches while a write is under way. Where a batch goes is a :class:`Sink`; what may
-have to be given up when Redis is away is decided by the buffer.
+batches while a write is under way. The buffer decides what is dropped when it is full.
 """
 
 from __future__ import annotations
@@ -27,26 +26,23 @@ BATCH_BYTES: Final = 128 * 1024
 LEAST_BYTES: Final = 8 * 1024  # of a batch over the narrowest link
 SLOW: Final = 2.0  # seconds that a write may take until the next batch is smaller
 PACE: Final = 0.005  # seconds from one write to the next, unless a batch is full
-FAULTS: Final = 3  # of ours until a batch is given up: others wait behind it
+FAULTS: Final = 3  # of ours until a batch is given up: other batches wait behind it
 
 T = TypeVar("T", bound=Sized)
 
 
 class Sink(Protocol[T]):
-    """Where batches go."""
+    """The destination of batches."""
 
     def prepare(self, items: Sequence[T]) -> Sequence[T]:
         """Make a batch of the items, once, before the first try to write it."""
         ...
 
     async def write(self, batch: Sequence[T], meanwhile: Callable[[], None]) -> None:
-        """Write the whole batch, or raise RedisUnavailableError: then it is called again.
+        """Write the whole batch, or raise RedisUnavailableError to be called again.
 
-        A sink that does not write it in one step has to remember what stands already.
-
-        Args:
-            batch: What to write.
-            meanwhile: To be called when it has left, before its reply is awaited.
+        A sink that does not write it in one step has to remember what it has written.
+        It calls ``meanwhile`` when the batch has left, before the reply is awaited.
         """
         ...
 
@@ -64,7 +60,7 @@ class Flushed:
     """What a flush achieved.
 
     Attributes:
-        complete: Everything that was accepted before the call has been settled.
+        complete: Everything that was accepted before the call is written or given up.
         delivered: Items written since the call.
         dropped: Items given up since the call.
         queued: Items that still wait.
@@ -82,19 +78,16 @@ class Flushed:
 
 @dataclass(eq=False)
 class _Batch(Generic[T]):
-    """What is taken out of the buffer at once, and what becomes of it on the wire."""
-
     items: Sequence[T]  # as they were put
-    # What is written; ``None`` while the sink has not made it.
-    prepared: Sequence[T] | None = None
+    prepared: Sequence[T] | None = None  # made by the sink, to be written
     faults: int = 0  # failures of ours, no failure of Redis, that it has met
 
 
 class BatchWriter(Generic[T]):
     """Takes items from any thread and writes them in order, from one task.
 
-    Order is kept and nothing is written twice, except where :meth:`Sink.was_written`
-    cannot find out; those items are counted.
+    Nothing is written twice, except where :meth:`Sink.was_written` cannot find out;
+    those items are counted.
     """
 
     def __init__(
@@ -104,12 +97,11 @@ class BatchWriter(Generic[T]):
         pace: float = PACE,
         batch_bytes: int = BATCH_BYTES,
     ) -> None:
-        self.buffer = buffer  # what waits
+        self.buffer = buffer
         self._batch_bytes = self._most = batch_bytes
         self._pace = pace
-        self.resent = 0  # items written again after an ambiguous failure had not landed
-        # Of these, items that may stand twice at their destination.
-        self.maybe_repeated = 0
+        self.resent = 0  # items written again after an ambiguous failure
+        self.maybe_repeated = 0  # of these, items that may have been written twice
         self._wakeup = ThreadSafeEvent()
         self._settled = anyio.Event()
         self._batch: _Batch[T] | None = None
@@ -168,7 +160,7 @@ class BatchWriter(Generic[T]):
         self._settled = anyio.Event()
 
     def forget_parent(self) -> None:
-        """In a forked child begin afresh: what waits is the parent's to write."""
+        """Reset in a forked child: what waits is written by the parent."""
         self.forget_loop()
         self.buffer.forget_parent()
         self._batch = self._next = None
@@ -176,7 +168,7 @@ class BatchWriter(Generic[T]):
         self.resent = self.maybe_repeated = 0
 
     def give_up(self, reason: str) -> int:
-        """Drop what waits and what is under way, and give how many items it were.
+        """Drop what waits and what is under way; return how many items.
 
         Not to be called while :meth:`run` is at work.
         """
@@ -198,11 +190,7 @@ class BatchWriter(Generic[T]):
         return _Batch(items) if items else None
 
     async def _settle(self, sink: Sink[T], backoff: Backoff, batch: _Batch[T]) -> None:
-        """Bring a batch to its end, and count it.
-
-        A fault of ours is raised, and the next run tries once more. After a few faults
-        the batch is given up: it must not stop the log.
-        """
+        """Write a batch; after a few faults of ours drop it: other batches wait."""
         try:
             if batch.prepared is None:
                 batch.prepared = sink.prepare(batch.items)
@@ -217,7 +205,7 @@ class BatchWriter(Generic[T]):
         self.buffer.done(batch.items)
 
     def _prepare_next(self, sink: Sink[T], under_way: int) -> None:
-        """Make the next batch while the server is at this one, if it will be full."""
+        """Make the next batch, if it will be full, while the server is at this one."""
         roomy = self.buffer.max_items >= 4 * BATCH_ITEMS  # else too much is fixed
         waiting = len(self.buffer) - under_way
         if roomy and self._next is None and waiting > BATCH_ITEMS:
@@ -250,14 +238,14 @@ class BatchWriter(Generic[T]):
                 return
 
     def _fit(self, took: float) -> None:
-        """Make the next batch smaller after a slow write: others wait for it, too."""
+        """Make the next batch smaller after a slow write: other requests wait."""
         change = self._most // 2 if took > SLOW else self._most * 2
         self._most = min(max(change, LEAST_BYTES), self._batch_bytes)
 
     async def _pause(self, delay: float, *, refused: bool) -> None:
         self.refused = refused
         if refused:
-            self._announce()  # nobody waits for what is refused for good
+            self._announce()  # no flush waits for what is refused for good
         await anyio.sleep(delay)
         self.refused = False
 
@@ -279,7 +267,7 @@ class BatchWriter(Generic[T]):
         event.set()
 
     async def flush(self, timeout: float) -> Flushed:
-        """Wait until what was accepted so far is written or given up, or time is over."""
+        """Wait until all that was accepted is written or given up, or time is over."""
         before = self.buffer.stats()
         dropped_before = sum(before.dropped.values())
         target = before.accepted

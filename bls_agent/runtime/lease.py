@@ -1,15 +1,14 @@
 """One key, one owner, for as long as the owner renews its lease.
 
-The owner's token stands beside the key, never in it, and its TTL is counted by the
-server. So two machines' clocks are never compared, and an owner that dies, freezes
-or loses its connection is out of office after at most one TTL. A server whose clock is
-set back would keep a dead owner in office for as long; so the token holds the length of
-its lease, and a lease with more time left is cut to that length by the first process
-that wants it.
+The owner's token stands beside the key, and the server counts its TTL: two machines'
+clocks are never compared, and an owner that dies, freezes or loses its connection has
+lost the lease after at most one TTL. A server whose clock is set back would keep a dead
+owner's lease for longer. So the token holds the length of its lease, and the first
+process that wants a lease with more time left cuts it to that length.
 
-A worker that was killed is often started again on the same machine within a second. Its
-operating system knows that the former process is dead; with the process's mark in the
-token no process has to wait for the TTL then.
+A killed worker is often started again on the same machine within a second, and its
+operating system knows that the former process is dead. With the process's identity in
+the token no process has to wait for the TTL then.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ __all__ = [
     "valid_until",
 ]
 
-MARGIN: Final = 0.1  # of the TTL: we step down before the server says so
+MARGIN: Final = 0.1  # of the TTL: we step down before the server ends the lease
 LONGEST_MARGIN: Final = 1.0  # seconds
 MAY_ARRIVE: Final = 25.0  # seconds after a loss in which a request may still be served
 _DIGITS: Final = 16
@@ -60,18 +59,18 @@ Run = tuple[list[str], Sequence[Argument]]  # keys and arguments of a script
 
 
 def boot_seconds() -> float:
-    """Seconds that go on while the machine sleeps: its leases end meanwhile."""
+    """Seconds of a clock that goes on while the machine sleeps, as leases do."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)  # Linux has it
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 def valid_until(sent_at: float, ttl: float) -> float:
-    """Give until when a lease is surely ours that was asked for at some time."""
+    """Until when a lease requested at ``sent_at`` is surely ours."""
     return sent_at + ttl - min(LONGEST_MARGIN, ttl * MARGIN)
 
 
 def length_of(token: bytes | None) -> float | None:
-    """Give the seconds of a lease that stand in its token, ``None`` without."""
+    """The seconds of a lease that stand in its token, ``None`` without."""
     found = (token or b"").partition(b"@")[0].partition(b".")[2]
     return int(found) / 1000 if found.isdigit() and len(found) < _DIGITS else None
 
@@ -79,10 +78,9 @@ def length_of(token: bytes | None) -> float | None:
 class Lease:
     """The right to be the only process that works on a key.
 
-    Held by at most one owner at any time, as far as the server tells. The holder has to
-    check :attr:`valid` before each thing that only the owner may do: it is true only as
-    long as the server surely still says the same, by our own clock from the moment
-    *before* the last request was sent.
+    The holder has to check :attr:`valid` before each thing that only the owner may do:
+    it is true only as long as the server surely still agrees, by our own clock from the
+    moment *before* the last request was sent.
     """
 
     def __init__(self, wire: Wire, key: str, ttl: float) -> None:
@@ -90,8 +88,8 @@ class Lease:
         self.key = key  # what is owned
         # Where the owner's token stands.
         self.owner_key = OWNER.locate(place=place_beside(key))
-        self.ttl = ttl  # seconds until the lease ends if nobody renews it
-        self.token = ""  # ours, ``""`` once it is surely not in office any more
+        self.ttl = ttl  # seconds until the lease ends if it is not renewed
+        self.token = ""  # ours, ``""`` once the lease is surely not ours any more
         self._valid_until = float("-inf")
         register(self)
 
@@ -101,13 +99,10 @@ class Lease:
         return boot_seconds() < self._valid_until
 
     async def acquire(self) -> bool:
-        """Take the lease if nobody has it, and tell whether it is ours.
+        """Take the lease if no process has it, and return whether it is ours.
 
-        Called again after a failure in doubt it finds out whether it has been ours
-        since then.
-
-        Raises:
-            RedisUnavailableError: Nobody knows; ask again.
+        Called again after an ambiguous failure, it finds out whether it is ours
+        already.
         """
         self.token = self.token or f"{secrets.token_hex(16)}.{self._ttl_ms}"
         sent_at = boot_seconds()
@@ -118,12 +113,10 @@ class Lease:
         return await self.renew()
 
     async def renew(self) -> bool:
-        """Begin the TTL anew if the lease is still ours, and tell whether it is.
+        """Begin the TTL anew if the lease is still ours, and return whether it is.
 
-        ``False`` is final: acquire it again, with a new token.
-
-        Raises:
-            RedisUnavailableError: Nobody knows; :attr:`valid` goes on as it was.
+        ``False`` is final: acquire it again, with a new token. RedisUnavailableError
+        leaves :attr:`valid` as it was.
         """
         sent_at, token = boot_seconds(), self.token
         if token and await RENEW_LEASE.run(
@@ -137,8 +130,7 @@ class Lease:
     async def give_back(self) -> None:
         """End the lease if it is ours; another process may have it at once.
 
-        Raises:
-            RedisUnavailableError: It ends by itself, at the end of its TTL.
+        After RedisUnavailableError it ends by itself, at the end of its TTL.
         """
         token = self.token
         self.forget()
@@ -164,19 +156,19 @@ class Lease:
 
 
 class Ownership(StrEnum):
-    """Whose a key is, as far as we know."""
+    """The owner of a key, as far as we know."""
 
-    UNKNOWN = "unknown"  # no reply yet, or our lease has ended and nobody has another
+    UNKNOWN = "unknown"  # no reply yet, or our lease has ended and no other began
     OURS = "ours"  # we own it
     HELD = "held"  # another process owns it
-    STANDS = "stands"  # nobody owns it, but a stranger's value stands there
+    STANDS = "stands"  # no process owns it, but a stranger's value stands there
     WRONG_TYPE = "wrong_type"  # it, or the key of its lease, holds another type
 
 
 class LeaseReply(NamedTuple):
-    """What ``beat.lua`` has replied."""
+    """The reply of ``beat.lua``."""
 
-    # The script's word: ``written``, ``refreshed``, ``held``, ``stands``, ``lapsed``,
+    # Of the script: ``written``, ``refreshed``, ``held``, ``stands``, ``lapsed``,
     # ``late``, ``wrong_type``.
     what: str
     # Seconds until the other lease or value ends; ``None`` for never.
@@ -208,19 +200,18 @@ _OTHERS: Final = {
 class LeaseState:
     """The lease on a key whose value its owner writes again and again; works once.
 
-    Value and lease are renewed in one step, and many of them in one write. This only
-    decides what to ask for and what the replies mean; it does no I/O. Only a write that
-    takes a key needs care afterwards: one that keeps it does nothing behind the end of
-    our lease, however late it arrives.
+    Value and lease are renewed in one step, and many of them in one write. This decides
+    what to request and what the replies mean, without I/O. Only a write that takes a
+    key needs care afterwards: one that keeps it does nothing once our lease has ended.
     """
 
     def __init__(self, key: str, ttl: float, token: str = "") -> None:
         self.key = key  # what is owned
         # Where the owner's token stands.
         self.owner_key = OWNER.locate(place=place_beside(key))
-        self.ttl = ttl  # seconds until key and lease end if nobody writes again
+        self.ttl = ttl  # seconds until key and lease end without another write
         self.token = token or secrets.token_hex(16)  # ours; made here if none is given
-        self.standing = Ownership.UNKNOWN  # what the last reply says
+        self.standing = Ownership.UNKNOWN  # by the last reply
         self.losses = 0  # how often another process has got the key from us
         self._numbers = itertools.count(1)
         self.digest = ""  # SHA-1 of the value that was last asked to be written
@@ -229,17 +220,14 @@ class LeaseState:
         self._harmless_at = float("-inf")
 
     def is_valid(self, now: float) -> bool:
-        """Tell whether the key is surely ours, by :func:`boot_seconds`."""
+        """Whether the key is surely ours, by :func:`boot_seconds`."""
         return now < self._valid_until
 
     def write_request(self, value: bytes, *, true: bool = True, dead: str = "") -> Run:
-        """Ask to write a value; where the key is not ours yet, to take it.
+        """Request to write a value; where the key is not ours yet, to take it.
 
-        Args:
-            value: What to write.
-            true: Whether the value written before is true enough to be kept alive
-                where memory is out.
-            dead: The token of an owner that is surely dead.
+        With ``true``, the value written before may be kept alive where memory is out;
+        ``dead`` is the token of an owner that is surely dead.
         """
         takes = self.standing is not Ownership.OURS
         former = self.digest
@@ -251,9 +239,9 @@ class LeaseState:
         self.digest = digest_of(value)
 
     def keep_request(self, value: bytes) -> Run:
-        """Ask to write a value only as long as the key is ours; from any thread.
+        """Request to write only while the key is ours; from any thread.
 
-        It changes nothing here: the reply needs no :meth:`handle_reply`.
+        Nothing changes here: the reply needs no :meth:`handle_reply`.
         """
         return self._run(value, takes=False, true=False)
 
@@ -266,7 +254,7 @@ class LeaseState:
         )  # fmt: skip
 
     def handle_reply(self, reply: LeaseReply, *, sent_at: float, now: float) -> bool:
-        """Record the reply to :meth:`write_request`; tell whether the value is written."""
+        """Record the reply to :meth:`write_request`; return whether it has written."""
         if self._in_doubt:
             self._in_doubt, self._harmless_at = False, now + MAY_ARRIVE
         if reply.what in ("written", "refreshed"):
@@ -282,12 +270,12 @@ class LeaseState:
         return False
 
     def record_failure(self, *, ambiguous: bool) -> None:
-        """Record that a request had no reply; ``ambiguous``: it may be executed."""
+        """Record that a request had no reply; if ``ambiguous``, it may be executed."""
         if ambiguous and self.standing is not Ownership.OURS:
             self._in_doubt = True
 
     def end_request(self, now: float) -> Run:
-        """Ask to end the lease and to remove the key if they are ours."""
+        """Request to end the lease and to remove the key if they are ours."""
         in_doubt = self._in_doubt or now < self._harmless_at
         stays = int(MAY_ARRIVE * 1000) if in_doubt else 0
         return [self.key, self.owner_key], (self.token, stays)
@@ -299,21 +287,21 @@ class LeaseState:
 
 
 def ttl_of(lease: object) -> float | None:
-    """Give the seconds for which an owner lets each write count, of what its lease says."""
+    """The seconds for which an owner's writes count, as they stand in its lease."""
     words = lease.split() if isinstance(lease, bytes) else []
     found = words[_TTL_WORD] if len(words) > _TTL_WORD else b""
     return int(found) / 1000 if found.isdigit() and len(found) < _DIGITS else None
 
 
 def digest_of(value: bytes) -> str:
-    """Give the SHA-1 of a value, as the script does."""
+    """The SHA-1 of a value, as the script computes it."""
     return hashlib.sha1(value, usedforsecurity=False).hexdigest()
 
 
 class ProcessIdentity:
     """The mark of this process: ``<machine>.<pid>.<start>.<program>``, or nothing.
 
-    The last part tells the programs apart that one process runs one after the other; it
+    The last part differs between programs that one process runs one after the other; it
     is the same in every interpreter of a process, and for each copy of this module.
     """
 
@@ -327,7 +315,7 @@ class ProcessIdentity:
 
     @property
     def own(self) -> str:
-        """The mark; ``""`` where no process could tell by it whether we live."""
+        """The mark; ``""`` where no process could check by it whether this one runs."""
         if self._mark is None:
             machine, pid = _name_machine(), os.getpid()
             started = _read_start(pid)[0] if machine else ""
@@ -336,10 +324,9 @@ class ProcessIdentity:
         return self._mark
 
     def is_dead(self, mark: str) -> bool:
-        """Tell whether the process of a mark is surely dead.
+        """Whether the process of a mark is surely dead.
 
-        Whatever is not surely known counts as alive: another machine, another container,
-        a system without ``/proc``.
+        In doubt it is not: another machine or container, a system without ``/proc``.
         """
         parts, own = mark.split("."), self.own.split(".")
         if len(parts) != len(own) or parts[0] != own[0] or not parts[1].isdecimal():
@@ -358,7 +345,7 @@ class ProcessIdentity:
 
 
 def _read_start(pid: int) -> tuple[str, str]:
-    """Give when a process was started, in ticks, and its state; nothing if unknown."""
+    """When a process was started, in ticks, and its state; ``""`` if unknown."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -368,10 +355,10 @@ def _read_start(pid: int) -> tuple[str, str]:
 
 
 def _name_program(machine: str) -> str:
-    """Name what an exec has put in place: the kernel lays out each anew, by chance.
+    """Digest the memory layout, which the kernel chooses by chance at each exec.
 
-    Where it does not, or does not tell, one that followed an exec counts as the former
-    one, which lives: its id is free after the TTL.
+    Where it does not, a program after an exec counts as the former one, still alive:
+    its id is free after the TTL.
     """
     try:
         layout = Path("/proc/self/auxv").read_bytes()
@@ -382,7 +369,7 @@ def _name_program(machine: str) -> str:
 
 @cache
 def _name_machine() -> str:
-    """Name the space in which process ids mean the same; nothing if that is unknown."""
+    """Name the space in which process ids mean the same; ``""`` if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         space = str(Path("/proc/self/ns/pid").readlink())
@@ -396,15 +383,14 @@ _IDENTITY: Final = ProcessIdentity()
 
 
 def make_token(ttl: float) -> str:
-    """Make the token of an owner: its machine can tell by it whether the owner lives.
+    """Make the token of an owner: the length of its lease and its process's identity.
 
-    It holds the seconds of the lease, too, so that other processes can see that a lease
-    has become longer than it was made.
+    Other processes see by it whether the lease became longer, or the owner is dead.
     """
     milliseconds = max(1, int(ttl * 1000))
     return f"{secrets.token_hex(16)}.{milliseconds}@{_IDENTITY.own}".removesuffix("@")
 
 
 def belongs_to_dead(token: str) -> bool:
-    """Tell whether the owner of a token was a process of this machine and is dead."""
+    """Whether the owner of a token was a process of this machine and is dead."""
     return _IDENTITY.is_dead(token.rpartition("@")[2])

@@ -1,7 +1,7 @@
 """An event loop in a daemon thread, private or shared, for programs that have no loop.
 
 The loop is plain asyncio's, whatever policy the host has set. Nothing in the thread
-holds the interpreter's exit, and nothing that a task raises ends the thread.
+holds the interpreter's exit, and no exception of a task ends the thread.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class LoopThread:
         Cancelling the future cancels the task. The future is cancelled when the thread
         ends before the task does, and at once if the thread has ended.
         """
-        import asyncio  # noqa: PLC0415 - 20 ms; anyio cannot poke a loop
+        import asyncio  # noqa: PLC0415 - 20 ms; anyio cannot wake a loop
         from concurrent.futures import Future  # noqa: PLC0415 - comes with asyncio
 
         if self.is_ours:
@@ -111,12 +111,9 @@ class LoopThread:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Run a coroutine function in the loop and wait for its result.
+        """Run a coroutine function in the loop and wait; raises as :func:`result_of`.
 
         An exception that a signal raises here goes through at once and cancels it.
-
-        Raises:
-            RedisUnavailableError: The thread was ended first.
         """
         return result_of(self.begin(function, *args, **kwargs))
 
@@ -135,7 +132,7 @@ class LoopThread:
         last.add_done_callback(lambda _: self.stop())
 
     def join(self, timeout: float) -> bool:
-        """Wait so many seconds for the end, and tell whether the thread has ended."""
+        """Wait so many seconds for the end; return whether the thread has ended."""
         if self.is_here:
             return False
         if self._thread.ident is not None:
@@ -177,7 +174,7 @@ class LoopThread:
         self._loop.stop()
 
 
-# In a forked child no thread is taken out, so nothing of it is ever collected there: a
+# A forked child removes no thread, so nothing of it is ever collected there: a
 # transport's finaliser would reach into the selector that is shared with the parent.
 _ALIVE: Final[set[LoopThread]] = set()
 
@@ -196,7 +193,7 @@ async def _cancel_the_rest() -> None:
 
 
 def _make_loop(threads: HandlerThreads) -> asyncio.AbstractEventLoop:
-    """Make a plain loop that looks names up in daemon threads.
+    """Make a plain loop that resolves host names in daemon threads.
 
     The loop's own executor would hold the interpreter's exit while a resolver hangs.
     """
@@ -213,10 +210,7 @@ def _make_loop(threads: HandlerThreads) -> asyncio.AbstractEventLoop:
 
 
 def wait_for(future: Future[Any], timeout: float | None = None) -> bool:
-    """Wait until a future is done, so many seconds at most; tell whether it is.
-
-    A signal's exception gets through at once.
-    """
+    """Wait until a future is done; a signal's exception gets through at once."""
     from concurrent.futures import wait  # noqa: PLC0415 - as in LoopThread.begin
 
     end = time.monotonic() + (inf if timeout is None else timeout)
@@ -229,10 +223,9 @@ def wait_for(future: Future[Any], timeout: float | None = None) -> bool:
 
 
 def result_of(future: Future[T]) -> T:
-    """Wait for a result; cancel the task when the wait is interrupted.
+    """Wait for a result; an interrupted wait cancels the task.
 
-    Raises:
-        RedisUnavailableError: The thread was ended first.
+    Raises RedisUnavailableError if the thread was ended first.
     """
     from concurrent.futures import CancelledError  # noqa: PLC0415 - as above
 
@@ -261,8 +254,7 @@ def refuse_in_event_loop(name: str, instead: str) -> None:
 class SharedThread:
     """One loop thread for all objects of a kind; it ends with its last user.
 
-    The exit of the interpreter waits at most ``at_exit`` seconds for what was never
-    closed.
+    For users that stay, the interpreter's exit waits at most ``at_exit`` seconds.
     """
 
     def __init__(self, name: str, *, at_exit: float) -> None:
@@ -277,7 +269,7 @@ class SharedThread:
         self._users = 0
 
     def enter(self) -> LoopThread:
-        """Count one user more and give the thread, started for the first one."""
+        """Count one user more and return the thread, started for the first one."""
         register(self)
         with self._lock:
             if self._thread is None:

@@ -1,6 +1,6 @@
-"""Tasks of an event loop: woken from any thread, cancelled early, outside of all scopes.
+"""Tasks of an event loop: woken from any thread, cancelled early, outside of scopes.
 
-asyncio is used where anyio has no equal: poking a loop from another thread without
+asyncio is used where anyio has no equal: waking a loop from another thread without
 waiting for it, and a task that belongs to no cancel scope of the host.
 """
 
@@ -25,8 +25,8 @@ T = TypeVar("T")
 class ThreadSafeEvent:
     """A flag set from any thread, signal handler or finaliser; one task waits for it.
 
-    The waiting task clears the flag and *then* looks at the work, so that work which
-    was put down before :meth:`set` is never overlooked.
+    The waiting task clears the flag and *then* checks for work, so that work which was
+    added before :meth:`set` is never overlooked.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class ThreadSafeEvent:
         self._is_called_in_task: Callable[[], bool] = _never
 
     def bind(self) -> None:
-        """Make the running event loop the one to wake (called by the waiting task)."""
+        """Wake the running event loop from now on (called by the waiting task)."""
         import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         register(self)
@@ -69,13 +69,13 @@ class ThreadSafeEvent:
             loop = self._loop
             if loop is None:
                 return
-            if self._is_called_in_task():  # 20 µs cheaper than to poke the loop
+            if self._is_called_in_task():  # 20 µs cheaper than to wake the loop
                 self._event.set()
                 return
             loop.call_soon_threadsafe(self._fire)
         except RuntimeError:  # the loop is closed: the flag stays raised for the next
             self._loop = None
-        except BaseException:  # raised by a signal handler: the loop was not poked
+        except BaseException:  # raised by a signal handler: the loop was not woken
             self._raised = False
             raise
 
@@ -83,7 +83,7 @@ class ThreadSafeEvent:
         self._event.set()
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the flag is raised, clear it, and tell whether it was raised."""
+        """Wait until the flag is raised, clear it, and return whether it was raised."""
         with anyio.move_on_after(timeout):
             await self._event.wait()
         raised = self._raised
@@ -99,10 +99,10 @@ def _never() -> bool:
 def start_background(
     function: Callable[[], Coroutine[Any, Any, T]], name: str
 ) -> asyncio.Task[T]:
-    """Run a coroutine function in the running event loop, beside the host's tasks.
+    """Run a coroutine function in the running event loop, outside of every scope.
 
-    Nothing in it can cancel the host, and no exception of the host is wrapped by it. The
-    caller owns the task: it holds it, and waits for its end.
+    Nothing in it can cancel the host, and no exception of the host is wrapped by it.
+    The caller holds the task, and waits for its end.
     """
     import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
@@ -114,20 +114,19 @@ def start_soon(
 ) -> None:
     """Start a task in a group that may be cancelled before its first step.
 
-    From 4.14 on anyio wraps the coroutine that it makes at once. A task that is
-    cancelled before it has begun never gets to what is wrapped, and Python complains of
-    a coroutine that was never awaited, in the host's name. So it is made in the first
-    step.
+    anyio from 4.14 on makes and wraps the coroutine at once. A task that is cancelled
+    before its first step never reaches it, and Python warns, in the host's name, of a
+    coroutine that was never awaited. So it is made in the first step.
     """
     name = getattr(function, "__qualname__", repr(function))
     if hasattr(group, "create_task"):
         group.start_soon(_LateCoroutine, function, args, name=name)
-    else:  # before anyio 4.14, which asks a task's own coroutine how far it is
+    else:  # before anyio 4.14, which checks the state of a task's own coroutine
         group.start_soon(function, *args, name=name)
 
 
 class _LateCoroutine(Coroutine[Any, Any, None]):
-    """A coroutine that is made when it is first asked for anything."""
+    """A coroutine that is made when it is first used."""
 
     def __init__(
         self,

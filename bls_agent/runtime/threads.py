@@ -1,4 +1,4 @@
-"""Plain handlers run here: daemon threads of our own, one for each handler slot.
+"""Daemon threads for plain handlers, one for each handler slot.
 
 anyio's worker threads are shared with the host and hold the interpreter's exit while
 a handler hangs; these do neither.
@@ -26,7 +26,7 @@ __all__ = ["HandlerThreads", "is_coroutine_function"]
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:
-    """Tell whether calling this gives a coroutine; sees through partials and objects."""
+    """Whether calling this gives a coroutine; sees through partials and objects."""
     plain = function
     while isinstance(plain, partial):
         plain = plain.func
@@ -61,8 +61,8 @@ class HandlerThreads:
     async def run(self, function: Callable[[], Any]) -> Any:
         """Run a function in a thread of ours, with this task's context variables.
 
-        When the caller is cancelled it stops waiting; the thread goes on, and
-        :attr:`stuck` counts it until it is done.
+        A cancelled caller stops waiting; the thread goes on, and :attr:`stuck` counts
+        it until it is done.
         """
         import asyncio  # noqa: PLC0415 - only a loop can be called from a thread
 
@@ -98,7 +98,7 @@ def _nothing() -> None:
 
 
 class _Pool:
-    """The threads of one opening: they take calls until they are told to stop."""
+    """The threads of one opening: they take calls until they are stopped."""
 
     def __init__(self) -> None:
         self.idle = 0
@@ -121,10 +121,10 @@ class _Pool:
         calls = self._calls
         while calls is self._calls and (call := calls.get()) is not None:
             call()
-            del call  # what it holds must not live until the next one comes
+            del call  # what it holds must not be kept until the next call
 
     def forget_parent(self) -> None:
-        """In a forked child the threads do not exist, and a call that runs ends alone."""
+        """In a forked child there are no threads; a call that forked ends alone."""
         self.idle = self.stuck = self._threads = 0
         self._calls = queue.SimpleQueue()  # a lost thread may hold the other one's lock
         self.forks += 1
@@ -135,8 +135,6 @@ class _Pool:
 
 
 class _Call:
-    """One function call on its way through a thread and back."""
-
     def __init__(
         self,
         function: Callable[[], Any],
@@ -165,5 +163,5 @@ class _Call:
             self.error = error
         if self._forks != self.pool.forks:
             return  # the function has forked, and this is a child: the loop is not its own
-        with contextlib.suppress(RuntimeError):  # a closed loop: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # a closed loop: no task waits any more
             self._loop.call_soon_threadsafe(self._finished, self)

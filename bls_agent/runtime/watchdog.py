@@ -1,9 +1,8 @@
-"""Notices an event loop that stands still, and publishes for it from a thread meanwhile.
+"""Notices an event loop that stands still; meanwhile a thread publishes for it.
 
-One daemon thread per process looks after every loop in which something is watched. A
-loop has one timer that counts, however many agents live in it. Only while a loop stands
-still the thread opens connections, of its own, and runs a small event loop in which the
-listeners of the stalled loop publish what their own loop cannot.
+One daemon thread per process watches every loop that has a listener; a loop has one
+timer, however many agents it runs. Only during a stall the thread opens connections,
+of its own, and runs a small event loop in which the listeners publish.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ RETRY: Final = 0.5  # seconds after a failed write
 
 @dataclass
 class StallCounts:
-    """How often an event loop stood still, and how long the longest time, in seconds."""
+    """How often an event loop stood still, and the longest time in seconds."""
 
     stalls: int = 0
     longest: float = 0.0
@@ -52,21 +51,18 @@ class StallCounts:
 class StallTimer:
     """How long a loop has stood still, judged by counts that a thread reads repeatedly.
 
-    Time that the thread itself did not live through is not counted: after a suspend or
-    a debugger both have stood still, and the loop gets its time to move.
+    Time in which the thread itself stood still is not counted: after a suspend or a
+    debugger the loop gets its time to move.
     """
 
     seen: int = -1  # the loop's count at the last check
     seconds: float = 0.0  # for how long it has not changed
 
     def check(self, count: int, elapsed: float, asked: float, longest: float) -> None:
-        """Check once more.
+        """Check the loop's count once more, ``elapsed`` seconds after the last check.
 
-        Args:
-            count: The loop's count now.
-            elapsed: Seconds since the last check.
-            asked: Seconds that were to pass between the two.
-            longest: Seconds beyond that which may pass on a busy machine.
+        ``asked`` seconds were to pass between the two; at most ``longest`` more may be
+        due to a busy machine.
         """
         if count != self.seen:
             self.seen, self.seconds = count, 0.0
@@ -75,7 +71,7 @@ class StallTimer:
 
 
 class StallListener(Protocol):
-    """What is published for a stalled loop. All of it is called in the watchdog's thread."""
+    """Publishes for a stalled loop. All methods are called in the watchdog's thread."""
 
     endpoint: Endpoint  # where to publish
     stall_after: float  # seconds of standing still from which on it is a stall
@@ -97,18 +93,13 @@ class StallListener(Protocol):
         ...
 
     async def publish(self, connections: Connections) -> None:
-        """Write the state once.
-
-        Raises:
-            BlsError: It could not be written.
-        """
+        """Write the state once, or raise BlsError."""
         ...
 
     def on_recovery(self, seconds: float) -> None:
-        """The loop moves, and nothing that the thread sent can arrive any more.
+        """The loop moves, and no write of the thread can arrive any more.
 
-        Args:
-            seconds: How long it stood still; 0 if that was no stall.
+        It stood still for ``seconds``; 0 if that was no stall.
         """
         ...
 
@@ -117,8 +108,8 @@ class LoopWatch:
     """Watches the loop of one listener, from :meth:`begin` to :meth:`end`."""
 
     def __init__(self, listener: StallListener) -> None:
-        self.listener = listener  # what is published meanwhile
-        self.closed = True  # whether nothing is begun for it any more
+        self.listener = listener
+        self.closed = True  # no publishing is begun for it any more
         # Whether the thread publishes for it, or may have something in flight.
         self.publishing = False
         self._monitor: _LoopMonitor | None = None
@@ -131,7 +122,7 @@ class LoopWatch:
         self._monitor = _WATCHDOG.add(self, asyncio.get_running_loop())
 
     async def end(self) -> None:
-        """Stop, and wait until nothing that the thread sent can arrive any more."""
+        """Stop, and wait until no write of the thread can arrive any more."""
         self.drop()
         _WATCHDOG.wake()
         while self.publishing:  # noqa: ASYNC110 - a thread sets no event
@@ -148,14 +139,14 @@ class _LoopMonitor:
     """A timer that counts in one event loop as long as the loop moves."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop  # where it runs
+        self.loop = loop
         self.count = 0  # how often the timer has fired
         self.at = time.monotonic()  # monotonic seconds of the last time
-        self.thread = 0  # where the loop runs
+        self.thread = 0  # identifier of the loop's thread
         self.period = LONGEST  # seconds between two counts
-        # What wants to know; the timer ends with the last of them.
+        # The timer ends with the last of them.
         self.watches: dict[int, LoopWatch] = {}
-        self.timer = StallTimer()  # what the watchdog's thread has seen of the count
+        self.timer = StallTimer()  # used by the watchdog's thread
         self._handle: asyncio.TimerHandle | None = None
 
     def add(self, watch: LoopWatch, shortest: float) -> None:
@@ -175,15 +166,14 @@ class _LoopMonitor:
             self._handle = self.loop.call_later(self.period, self._tick)
 
     def is_late(self, seconds: float) -> bool:
-        """Tell whether the loop has been late for so long, its own pace allowed for."""
+        """Whether the loop has been late for so long, beyond the timer's period."""
         return self.timer.seconds >= seconds + self.period
 
 
 class _Watchdog:
-    """The thread and the loops it looks after.
+    """The thread and the loops it watches; it ends with the last of them.
 
-    It holds monitors weakly, their loops and watches hold them: an agent and a loop that
-    nobody refers to are not kept by it. The thread ends with the last of them.
+    It holds monitors weakly, their loops and watches hold them: so no agent is kept.
     """
 
     def __init__(self) -> None:
@@ -200,7 +190,7 @@ class _Watchdog:
         self._publishers = 0
 
     def add(self, watch: LoopWatch, loop: asyncio.AbstractEventLoop) -> _LoopMonitor:
-        """Look after one watch more; in its loop's thread."""
+        """Watch a loop for one more listener; called in the loop's thread."""
         register(self)
         with self._lock:
             refs = [reference() for reference in self._monitors.copy().values()]
@@ -218,7 +208,6 @@ class _Watchdog:
         return monitor
 
     def wake(self) -> None:
-        """Have the thread check now."""
         self._wake.set()
 
     def _run(self) -> None:
@@ -272,7 +261,7 @@ class _Watchdog:
         ]
 
     async def _publish(self) -> None:
-        """Run while a loop stands still: check on, and let its listeners publish."""
+        """While a loop stands still, check on and let its listeners publish."""
         try:
             async with anyio.create_task_group() as publishers:
                 while True:
@@ -310,7 +299,6 @@ class _Watchdog:
             self._publishers -= 1
 
     def _connections_for(self, listener: StallListener) -> Connections:
-        """Give the connections to an endpoint, shared by all listeners that publish there."""
         endpoint = listener.endpoint
         key = (endpoint.address, endpoint.likeness or id(endpoint))
         if key not in self._connections:
@@ -375,7 +363,7 @@ class _Stall:
                 await self._poke.wait()
 
     async def _settle(self) -> None:
-        """Kill at the server the connections that were cut off in the middle of a write."""
+        """Kill at the server the connections that were cut in the middle of a write."""
         live = self._connections.liveness
         if live.unanswered:
             await live.drop()
@@ -385,7 +373,7 @@ class _Stall:
                 await self._connections.forget_lost(live, kill=True)
             except RedisUnavailableError:
                 if self._watch.closed:
-                    return  # nobody can know any more, and end() waits
+                    return  # it cannot be known any more, and end() waits
                 live.lost = owed + [lost for lost in live.lost if lost not in owed]
                 await anyio.sleep(SETTLE_PAUSE)
             else:

@@ -1,1 +1,1 @@
-"""From a message to an outcome: registration, arguments, the run, the slots."""
+"""From a message to an outcome: registration, arguments, running, slots."""

@@ -1,9 +1,8 @@
-"""Which JSON values fit which annotation: checked before a handler runs. Pure.
+"""Which JSON values fit which annotation; checked before a handler runs. No I/O.
 
-The core knows ``str int float bool None list dict Literal Enum``, ``Any`` and unions
-of them. Pydantic is asked only for its own types, or for everything with
-``validate="pydantic"``. An annotation that cannot be checked is refused when the
-handler is registered, not when the first command arrives.
+The core knows ``str int float bool None list dict Literal Enum``, ``Any`` and unions.
+Pydantic checks its own types, or everything with ``validate="pydantic"``. What cannot
+be checked is refused when the handler is registered, not at the first command.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ __all__ = [
 ]
 
 
-class Misfit(Exception):  # noqa: N818 - a signal inside this room
+class Misfit(Exception):  # noqa: N818 - a signal inside this package
     """A value does not fit; the text says what would."""
 
     @classmethod
     def none_of(cls, choices: Iterable[object]) -> Misfit:
-        """Name what would fit."""
+        """Make one that names the values that would fit."""
         return cls(f"must be one of {', '.join(map(repr, choices))}")
 
     def at(self, place: object) -> Misfit:
-        """Say where inside of a value it does not fit."""
+        """Add the place inside of a value at which it does not fit."""
         return Misfit(f"at {str(place)[:60]!r}: {self}")
 
 
 _NOT_KNOWN: Final = "is not known"
 _TOO_LARGE: Final = "must be a number that a float can hold"
-LARGEST_DEFAULT: Final = 1_000  # bytes of a default that the schema tells
+LARGEST_DEFAULT: Final = 1_000  # bytes of a default that stands in the schema
 Convert: TypeAlias = Callable[[JSONValue], Any]
 
 
@@ -54,7 +53,7 @@ Convert: TypeAlias = Callable[[JSONValue], Any]
 class Check:
     """What one parameter accepts."""
 
-    convert: Convert  # gives the value for the handler, or raises :class:`Misfit`
+    convert: Convert  # returns the handler's value, or raises Misfit
     schema: JSONObject  # the same as JSON Schema, for ``help``
 
 
@@ -75,10 +74,7 @@ def compile_check(annotation: Any, where: str, *, pydantic: bool = False) -> Che
 
 
 def with_default(check: Check, default: object) -> Check:
-    """Tell in the schema what is used if the argument is left out.
-
-    A default that JSON cannot hold, or a long one, is not told.
-    """
+    """Add a default to the schema, unless it is long or JSON cannot hold it."""
     try:
         payload = encode_strictly("default", default)
     except ConfigurationError:

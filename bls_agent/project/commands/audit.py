@@ -1,4 +1,4 @@
-"""A command as the console sends it, and the record of its sender: no I/O."""
+"""Commands that the console sends, and the records of their senders. No I/O."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def make_command(
     args: Mapping[str, Any] | None = None,
     *,
     now: float,
-    id: str | None = None,  # noqa: A002 - the contract's name
+    id: str | None = None,  # noqa: A002 - the protocol's name
     source: str = CONSOLE_SOURCE,
     timestamp: str = "",
     broadcast: bool = False,
 ) -> Command:
-    """Make a command of what is to be sent; arguments as :meth:`Command.create`."""
+    """Make a command from checked arguments, as :meth:`Command.create`."""
     if type(command) is not str or not command.strip():
         raise ConfigurationError("command", command, "a text that is not blank")
     if not isinstance(args, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance] - as above
@@ -51,7 +51,7 @@ def make_command(
 
 
 def local_user() -> str:
-    """Name the user and host of this process."""
+    """Return the user and host of this process."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError, ImportError):  # a container's number without a name
@@ -60,7 +60,7 @@ def local_user() -> str:
 
 
 class AuditRecord:
-    """The sender and what is sent: the record before a command, and the one after a failure."""
+    """The records of a command's sender: before it is sent, and after a failure."""
 
     def __init__(
         self, command: Command, sent_by: str, redactor: Redactor = DEFAULT
@@ -78,13 +78,13 @@ class AuditRecord:
         self._source = command.source
 
     def before(self, now: float) -> bytes:
-        """Write the record that goes first."""
+        """Make the record that is written before the command."""
         message = f"command {self._name!r} sent by {cut_text(self._sent_by, 100)}"
         told = self._metadata | {"args": self._args, "source": self._source}
         return self._write(Level.INFO, message, told, now)
 
     def after(self, error: BlsError, now: float) -> bytes:
-        """Write the record that says that the command was not sent, or perhaps not."""
+        """Make the record that the command was not sent, or perhaps not."""
         unknown = isinstance(error, RedisUnavailableError) and error.ambiguous
         said = "may not have been sent" if unknown else "was not sent"
         message = f"command {self._name!r} {said}: {error}"

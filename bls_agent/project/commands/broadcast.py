@@ -1,8 +1,8 @@
-"""A command for every replica: passed on by the one that takes it, run by each.
+"""A command for every replica.
 
-The one that takes a broadcast from the control list pushes it into the inbox of every
-other living instance and then runs it itself. An inbox is a list beside the control
-list, looked at once a second by its owner.
+The instance that takes a broadcast from the control list pushes it into the inbox of
+every other living instance and then runs it itself. An inbox is a list beside the
+control list, read once a second by its instance.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from bls_agent.project.status.replicas import read_replicas
 __all__ = ["FanOut", "Inbox"]
 
 LOOK_EVERY: Final = 1.0  # seconds
-LOOK_AGAIN: Final = 30.0  # seconds, where looking is refused
-INBOX_TTL: Final = 300  # seconds that an inbox is kept when its owner does not look
+LOOK_AGAIN: Final = 30.0  # seconds, where reading is refused
+INBOX_TTL: Final = 300  # seconds that an inbox is kept when its owner does not read it
 LIMIT: Final = 1_000  # commands in an inbox
 TRIES: Final = 3
 PATIENCE: Final = 5.0  # seconds that passing on may hold up a command
-RECENT: Final = 100  # commands that are recognised if they come twice
+RECENT: Final = 100  # commands that are recognised when they come twice
 
 
 def _inbox_of(project: str, instance: str) -> str:
@@ -61,7 +61,7 @@ class FanOut:
     async def pass_on(self, message: Message, command: Command) -> None:
         """Push copies without the marker into the inboxes; never raises.
 
-        Tried again after a lost connection: a copy that comes twice is recognised.
+        Repeated after a lost connection: a receiver recognises a copy that comes twice.
         """
         fields = decode_object(message.payload)
         fields.pop("broadcast", None)
@@ -78,7 +78,7 @@ class FanOut:
             )
 
     async def _try_to_push(self, payload: bytes) -> str:
-        """Push, again after a lost connection; say why it failed, or nothing."""
+        """Push, again after a lost connection; return why it failed, or ``""``."""
         failure: BlsError | None = None
         for _ in range(TRIES):
             try:
@@ -107,7 +107,7 @@ class FanOut:
 
 
 class Inbox:
-    """Takes what other instances have passed on to this one, while a handler is free."""
+    """Takes the broadcasts of other instances from this one's inbox."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Inbox:
         self._recent: deque[bytes] = deque(maxlen=RECENT)
 
     async def run(self) -> None:
-        """Look once a second until cancelled."""
+        """Read once a second until cancelled."""
         while True:
             try:
                 took = await self._take_one()
@@ -139,7 +139,7 @@ class Inbox:
                 await anyio.sleep(0 if took else LOOK_EVERY)
 
     async def _take_one(self) -> bool:
-        """Take one command; while no handler is free the inbox is only kept alive."""
+        """Take one command; while no handler is free, only extend the inbox's TTL."""
         if not self._dispatcher.accepts:
             await self._wire.call("EXPIRE", self._key, INBOX_TTL)
             return False

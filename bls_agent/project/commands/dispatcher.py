@@ -1,7 +1,7 @@
 """Hands commands to workers: takes a message when a slot is free, and settles it.
 
-How one command runs is the matter of ``runner.py``; here are the slots, which worker
-asks for more, and what happens to what was taken when the agent stops.
+Here are the slots, and the end of what was taken when the agent stops; ``runner.py``
+runs one command.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ logger = logging.getLogger(__name__)
 
 CANCEL_GRACE: Final = 0.5  # seconds that a cancelled handler gets to clean up
 INTAKE_GRACE: Final = 0.9  # seconds beyond the handlers' time for a read to end
-BROADCAST_MODE: Final = "broadcast"  # of a message that no receiver knows of
+BROADCAST_MODE: Final = "broadcast"  # of a message that did not come from the receiver
 
 
 class Dispatcher:
     """Feeds commands from a receiver to the handlers of a router.
 
-    Every command that is taken leaves exactly one outcome record, unless the agent stops:
-    then what was not started goes back to the list, and a handler that resists its
-    cancellation is left behind without one.
+    Every command that is taken leaves exactly one outcome record, unless the agent
+    stops: then what was not started goes back to the list, and a handler that resists
+    its cancellation is left behind without one.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class Dispatcher:
         self._workers = 0
         self._group: TaskGroup | None = None
         self._intake_scope: anyio.CancelScope | None = None
-        self._changed: anyio.Event | None = None  # there while a task waits for it
+        self._changed: anyio.Event | None = None  # set while a task waits for it
         self._handlers_scope = anyio.CancelScope()
         self._submitted = 0
         self.running = 0  # commands whose handler runs now
 
     @property
     def stopping(self) -> bool:
-        """No command is started any more."""
+        """Whether no command is started any more."""
         return self._runner.stopping
 
     def stop_starting(self) -> None:
@@ -134,7 +134,7 @@ class Dispatcher:
     async def stop(self, timeout: float) -> None:
         """End the intake, give back what was not started, let handlers finish.
 
-        Running handlers get ``timeout`` seconds; then they are cancelled.
+        Running handlers get ``timeout`` seconds before they are cancelled.
         """
         deadline = anyio.current_time() + timeout
         self.stop_starting()
@@ -162,16 +162,15 @@ class Dispatcher:
             await self._change()
 
     async def _change(self) -> None:
-        """Wait until something has changed; the caller looks again at what."""
+        """Wait until something has changed; the caller checks what."""
         if self._changed is None:
             self._changed = anyio.Event()
         await self._changed.wait()
 
     async def _give_back_or_run(self, deadline: float) -> None:
-        """Put back what was taken and not started.
+        """Put back what was not started; if Redis refuses, run it while there is time.
 
-        Where that is refused it is run while there is time; what may or may not have
-        been put back is not run, because it must not run twice.
+        What may or may not have been put back is not run: it must not run twice.
         """
         if not self._pending:
             return
@@ -189,7 +188,6 @@ class Dispatcher:
             self._runner.report_unstarted(self._pending.popleft())
 
     async def _run_the_rest(self, deadline: float) -> None:
-        """Run what waits, one by one, as long as there is time."""
         while self._pending:
             while not self._has_free_slot():
                 await self._change()
@@ -208,20 +206,19 @@ class Dispatcher:
         return self.running + self._threads.stuck < slots
 
     def _has_work(self) -> bool:
-        """Tell whether a worker would find something to do: to run, or to ask for."""
+        """Whether a worker would find a message to run, or has to fetch one."""
         if self.stopping or not self._has_free_slot():
             return False
         return bool(self._pending) or self._intake_scope is None
 
     def _announce_change(self) -> None:
-        """Have all that wait look again: a slot is free, or a waiting command was taken."""
+        """Wake all tasks that wait for a free slot or a taken command."""
         if self._changed is not None:
             self._changed.set()
             self._changed = None
         self._call_worker()
 
     def _call_worker(self) -> None:
-        """Have one more worker look for work, if there is some."""
         group = self._group if self._workers < self._concurrency else None
         if not (self._idle or group) or not self._has_work():
             return
@@ -232,10 +229,10 @@ class Dispatcher:
             start_soon(group, self._work)
 
     async def _work(self) -> None:
-        """Run one command after the other, and ask for more when it is this one's turn.
+        """Run one command after the other; fetch more when it is this worker's turn.
 
-        One worker at a time asks. It runs what it got itself, with no hand-over in
-        between, after it has called the next one to ask.
+        One worker at a time fetches. It runs what it got itself, without a hand-over,
+        after it has woken the next one to fetch.
         """
         try:
             while True:
@@ -252,10 +249,9 @@ class Dispatcher:
             self._announce_change()
 
     async def _run_and_free(self, message: Message) -> None:
-        """Run a message in the slot that was taken for it, and let others have it."""
         try:
             await self._handle(message)
-        except Exception as error:  # noqa: BLE001 - ours: the loop lives
+        except Exception as error:  # noqa: BLE001 - ours: the loop goes on
             text = "a command could not be brought to its end\n%s"
             logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
         finally:
@@ -281,7 +277,6 @@ class Dispatcher:
                 self._idle.remove(called)
 
     async def _fetch_more(self) -> None:
-        """Wait for commands; what comes waits here until a worker takes it."""
         try:
             with anyio.CancelScope() as self._intake_scope:
                 self._pending.extend(await self._fetch())
@@ -291,13 +286,13 @@ class Dispatcher:
                 self._announce_change()
 
     async def _fetch(self) -> Sequence[Message]:
-        """Ask the receiver once; after a failure wait and give nothing. Never raises."""
+        """Ask the receiver once; never raises: a failure waits and gives nothing."""
         try:
             messages = await self._receiver.receive(self._prefetch)
         except (RedisUnavailableError, WrongTypeError) as error:
             await self._after_failure(error)
             return ()
-        except Exception as error:  # noqa: BLE001 - ours: the loop lives, the log tells
+        except Exception as error:  # noqa: BLE001 - ours: logged, the loop goes on
             text = "no commands can be received\n%s"
             logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
             await anyio.sleep(self._backoff.failed())
@@ -309,12 +304,11 @@ class Dispatcher:
         permanent = isinstance(error, RedisRefusedError | WrongTypeError)
         delay = self._backoff.failed(permanent=permanent)
         if isinstance(error, RedisUnavailableError) and error.connecting:
-            return  # the gate has paced it, and has said so
+            return  # the gate has paced and logged it
         self._complaints.say("no commands can be received", error)
         await anyio.sleep(delay)
 
     async def _handle(self, message: Message) -> None:
-        """Run one message to its final outcome and settle it."""
         cancelled = await self._runner.run(message) is OutcomeKind.CANCELLED
         if message.mode != BROADCAST_MODE and not cancelled:
             await self._receiver.settle(message)

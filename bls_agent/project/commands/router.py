@@ -1,8 +1,7 @@
-"""Which handler a command belongs to, how its arguments are bound, what is around it.
+"""Finds the handler of a command, binds its arguments, runs the middleware around it.
 
-Pure: no Redis, no threads, no clock. ``await router.dispatch(context)`` runs a handler
-with nothing else, which is also how to test one. The router knows coroutine functions
-only; a plain function is wrapped before it is registered.
+No Redis, no threads, no clock: ``await router.dispatch(context)`` is all that a test
+needs. A plain function is wrapped before it is registered.
 """
 
 from __future__ import annotations
@@ -54,10 +53,8 @@ class CommandContext:
     Annotate a parameter of a handler with this class to get it.
 
     Attributes:
-        id: The command's id.
         timestamp: When it was sent, as the sender wrote it, or ``""``.
-        source: Who sent it, or ``""``.
-        command: Its name.
+        source: The sender, or ``""``.
         args: Its arguments as they were sent, before binding.
         delivery: 1; more if the command was handed out before (mode ``reliable``).
         deadline: When the handler will be cancelled, on the clock of
@@ -82,7 +79,7 @@ Middleware: TypeAlias = Callable[[CommandContext, CallNext], Awaitable[Any]]
 
 
 class CommandDecorator(Protocol):
-    """Registers a function and gives it back unchanged."""
+    """Registers a function and returns it unchanged."""
 
     def __call__(self, function: Callable[P, R], /) -> Callable[P, R]:
         """Register the function."""
@@ -111,16 +108,14 @@ class Parameter:
 
 @dataclass(frozen=True, eq=False)
 class Handler:
-    """A registered handler: what it is called, what it accepts, how it is run."""
+    """A registered handler, with what it accepts."""
 
     name: str
     call: Callable[..., Awaitable[Any]]  # a coroutine function
     parameters: Mapping[str, Parameter]  # what it accepts by name
-    # the parameter that gets the :class:`CommandContext`, if any
-    context_name: str | None
-    extra: Check | None  # what it accepts under other names (``**kwargs``), if at all
-    # seconds, ``None`` for no limit, ``UNSET`` for the agent's default
-    timeout: float | Unset | None
+    context_name: str | None  # the parameter that gets the CommandContext
+    extra: Check | None  # what it accepts as ``**kwargs``, if at all
+    timeout: float | Unset | None  # seconds; UNSET is the agent's default
     description: str  # first paragraph of its docstring
 
     def bind(self, context: CommandContext) -> dict[str, Any]:
@@ -150,7 +145,7 @@ class Handler:
         return self.extra
 
     def describe(self) -> JSONObject:
-        """Tell what it is for, and as JSON Schema what it accepts, with the defaults."""
+        """Return its name, its description and, as JSON Schema, its parameters."""
         properties: JSONObject = {
             parameter.name: parameter.check.schema
             for parameter in self.parameters.values()
@@ -202,7 +197,7 @@ class Router:
         table[name] = handler
 
     def set_fallback(self, call: CallNext) -> None:
-        """Register what runs for commands without a handler."""
+        """Register the handler of commands without one."""
         if self._fallback is not None:
             raise DuplicateHandlerError("fallback")
         self._fallback = call
@@ -212,18 +207,18 @@ class Router:
         self._middleware.append(middleware)
 
     def find(self, name: str) -> Handler | None:
-        """Give the handler of a command, or ``None``."""
+        """Return the handler of a command, or ``None``."""
         return self._handlers.get(name) or self._builtins.get(name)
 
     def _names(self) -> list[str]:
         return [handler.name for handler in self.list_handlers()]
 
     def list_handlers(self) -> list[Handler]:
-        """Give every handler that can be reached, in order of registration."""
+        """Return every handler that can be reached, in order of registration."""
         return list({**self._builtins, **self._handlers}.values())
 
     async def dispatch(self, context: CommandContext) -> Any:
-        """Run the middleware and the handler of a command and give its result."""
+        """Run the middleware and the handler of a command and return its result."""
         call: CallNext = self._run_handler
         for middleware in reversed(self._middleware):
             call = _around(middleware, call)
@@ -244,7 +239,7 @@ class Router:
 
 
 def _is_awaitable(result: object) -> bool:
-    """Tell whether it can be awaited; an object may answer to any name, its type not."""
+    """Check the type: an object itself may answer to any name."""
     return hasattr(type(result), "__await__")
 
 
@@ -301,7 +296,6 @@ def _parameter_of(parameter: inspect.Parameter, check: Check) -> Parameter:
 
 
 def _hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """Resolve annotations, also of callables, partials and quoted names."""
     target: Any = inspect.unwrap(getattr(function, "func", function))
     if not inspect.isroutine(target):
         target = type(target).__call__
@@ -322,7 +316,7 @@ def _hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Give a function's own name, by which it is registered if no other is given."""
+    """Return a function's own name, by which it is registered if no other is given."""
     name = getattr(function, "__name__", None)
     if not isinstance(name, str):
         rule = "a handler without a name is registered with one"

@@ -1,7 +1,6 @@
 """Runs one command: from a message to the outcome that is reported.
 
-The time limit, the context, and the one place where whatever a handler raises ends.
-Nothing here knows where messages come from or how many run at the same time.
+The time limit, the context, and the one place where each exception of a handler ends.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Deadlines:
     def begin(
         self, deadline: float | None, on_resisted: Callable[[], object]
     ) -> asyncio.Task[Any]:
-        """Record when the handler that the running task is about to call must be done.
+        """Set a deadline for the handler that the running task is about to call.
 
         ``on_resisted`` is called once if it goes on although it was cancelled.
         """
@@ -76,7 +75,7 @@ class Deadlines:
         return task
 
     def end(self, task: asyncio.Task[Any]) -> bool:
-        """Take back what was done to a task; tell whether its time was over."""
+        """Undo the cancellations of a task; return whether its time was over."""
         self._ends.pop(task, None)
         self._on_resisted.pop(task, None)
         cancels = self._cancels.pop(task, 0)
@@ -113,10 +112,7 @@ class Deadlines:
 
 
 class CommandRunner:
-    """Brings one message after the other to its outcome, and reports it.
-
-    ``pass_on`` brings a broadcast to the other instances, before it is run here.
-    """
+    """Runs messages to their outcomes; ``pass_on`` sends broadcasts on."""
 
     def __init__(
         self,
@@ -140,11 +136,11 @@ class CommandRunner:
         self._deadlines = Deadlines()
         self._context = copy_context()  # each command gets a copy of its own
         self._pass_on = pass_on
-        # handlers that ignore that their time is over. Their outcome was reported then,
-        # and is not reported again when they end at last
+        # Handlers that ignore their cancellation; their outcome was reported at the
+        # deadline, and is not reported again when they end.
         self.resisting = 0
-        # no command is started any more, and a cancellation is the agent's end from now
-        # on, not a handler's whim
+        # No command is started any more; a cancellation is the agent's end from now
+        # on, and not a handler's own doing.
         self.stopping = False
 
     def close(self) -> None:
@@ -152,10 +148,10 @@ class CommandRunner:
         self._deadlines.close()
 
     async def run(self, message: Message) -> OutcomeKind | None:
-        """Run the handler of a message, report its outcome and give its kind.
+        """Run the handler of a message, report its outcome and return its kind.
 
         ``None`` if another process has the command, or its outcome was reported before.
-        Only the main thread's Ctrl-C comes out.
+        Only the main thread's Ctrl-C is raised.
         """
         try:
             outcome = await self._run(message)
@@ -196,7 +192,7 @@ class CommandRunner:
     def _unended(
         self, message: Message, kind: OutcomeKind, reason: tuple[str, str]
     ) -> Outcome:
-        """Give the outcome of a message whose handler was not started, or not ended."""
+        """Make the outcome of a message whose handler did not start, or not end."""
         try:
             command = self._decode(message)
         except DecodeError as error:
@@ -254,7 +250,7 @@ class CommandRunner:
         return _ended(kind, command, seconds * 1000, result=result, error=error)
 
     async def _absorb_cancellation(self, task: asyncio.Task[Any]) -> None:
-        """Free the worker of a cancellation that a handler brought upon its task.
+        """Free the worker of a cancellation by which a handler hit its own task.
 
         It waits a moment for a stop, which may be the true reason.
         """
@@ -304,7 +300,7 @@ class CommandRunner:
 def _run_in(
     context: Context, coroutine: Coroutine[Any, Any, Any]
 ) -> Generator[Any, Any, Any]:
-    """Await a coroutine in another context, in the task that runs here.
+    """Await a coroutine in another context, in the running task.
 
     A task for each command would have a context of its own, too, and cost more.
     """
@@ -349,7 +345,6 @@ _UNSTARTED: Final = {
 
 
 def _failure(error: BaseException) -> _End:
-    """Find the outcome for what a handler raised."""
     told: dict[str, Any] = {"type": type(error).__name__}
     match error:
         case Reject():

@@ -1,4 +1,4 @@
-"""How the console reads a project's log: its tail, what is new, page by page backwards."""
+"""How the console reads a project's log: its tail, new records, pages backwards."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 __all__ = ["WINDOW", "LogReader", "as_wrong_type", "pause_after"]
 
-WINDOW: Final = 64  # records a follower looks at first; more while these are too few
+WINDOW: Final = 64  # records a follower reads first; more while these are too few
 MOST: Final = 65_536  # records that are ever read at once
-LONGEST: Final = 16 * 1024 * 1024  # bytes of them, about: nobody tells how long one is
-FEW: Final = 4  # records that tell how long the others may be
+LONGEST: Final = 16 * 1024 * 1024  # bytes of them, about; lengths are estimated
+FEW: Final = 4  # records from which the length of the others is guessed
 GROWTH: Final = 8  # by how much more is read as long as they are short
 READ_RATE: Final = 8 * 1024 * 1024  # bytes per second that following reads, about
-LONGEST_PAUSE: Final = 15.0  # seconds between two looks at very long records
+LONGEST_PAUSE: Final = 15.0  # seconds between two reads of very long records
 SEARCHED: Final = 1_000  # records in one read while a place is searched for
 
 
 class LogReader:
-    """Reads the console list of one project; nothing is repeated but reading."""
+    """Reads the console list of one project; every request may be repeated."""
 
     def __init__(self, wires: KeyedWires, project: str) -> None:
         self._wires = wires
@@ -36,7 +36,7 @@ class LogReader:
     async def look(self, follower: Follower) -> list[LogEntry]:
         """Read windows of the tail until the follower finds its place again.
 
-        What is further back than may be read at once stands as a gap.
+        What is further back than may be read at once becomes a gap.
         """
         size = min(WINDOW, _fit(follower.window_bytes, follower.window_records))
         while True:
@@ -48,12 +48,12 @@ class LogReader:
             size = min(size * GROWTH, most)
 
     async def newest(self, limit: int) -> tuple[list[bytes], int]:
-        """Read the newest records, fewer if they are very long, and how many there are."""
+        """Read the newest records, fewer if they are very long; and the length."""
         window, length, _ = await self._newest(limit)
         return window, length
 
     async def _newest(self, limit: int) -> tuple[list[bytes], int, int]:
-        """Read more and more; also give how many were asked for in the end."""
+        """Read in growing steps; also return how many records were asked for last."""
         size = min(limit, FEW)
         while True:
             window, length = await self._tail(size)
@@ -66,7 +66,7 @@ class LogReader:
         return await self._window(-size, -1)
 
     async def page(self, before: str, limit: int) -> LogPage:
-        """Read the newest records, or those before a place that an earlier page named."""
+        """Read the newest records, or those before the place of an earlier page."""
         from bls_agent.project.log.reading import LogPlace, cut_page  # noqa: PLC0415 - rare
 
         if before:
@@ -89,10 +89,10 @@ class LogReader:
                     return cut_page(window, first, at, min(limit, most))
                 top, wanted = first + at, min(wanted * GROWTH, limit, most)
                 size = wanted
-            elif at is not None:  # so much was cut off that the page is not whole
+            elif at is not None:  # so much was trimmed that the page is not whole
                 top, size = first + at, wanted
             elif first:
-                # What is cut moves records to the front: it can only stand there.
+                # Trimming moves records to the front: the place can only be there.
                 top = max(0, min(first - 1, length - place.count))
                 size = max(wanted, min(SEARCHED, most))
             else:
@@ -110,7 +110,7 @@ class LogReader:
 
 
 def pause_after(held: int) -> float:
-    """Say how many seconds to leave a log alone after so many bytes of it."""
+    """How many seconds to leave a log alone after so many bytes of it."""
     return min(held / READ_RATE, LONGEST_PAUSE)
 
 
@@ -119,14 +119,14 @@ def _fitting(window: Sequence[bytes]) -> int:
 
 
 def _fit(held: int, records: int) -> int:
-    """Say how many records may be read at once if they are as long as these."""
+    """How many records may be read at once if they are as long as these."""
     return max(1, min(MOST, LONGEST * records // held)) if held else MOST
 
 
 def as_wrong_type(
     error: RedisUnavailableError, template: KeyTemplate, key: str
 ) -> BlsError:
-    """Turn the refusal of a key that holds another type into an error that says so."""
+    """Turn the refusal of a key of another type into a WrongTypeError."""
     if error.kind != "wrong_type":
         return error
     return WrongTypeError(key, str(template.type))

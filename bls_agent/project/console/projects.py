@@ -1,4 +1,4 @@
-"""What the console does with the keys of projects: find, look, withdraw, forget."""
+"""What the console does with the keys of projects: find, read, withdraw, forget."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ REMEDY: Final = "Stop its agent first, or pass force=True."
 async def find_projects(wires: KeyedWires) -> dict[str, Status | None]:
     """Find every project that has any key, with its status, sorted by name.
 
-    ``None`` stands for no valid status; projects whose status may not be read are left
-    out, and if every one is refused that is raised.
+    ``None`` stands for no valid status. Projects whose status may not be read are left
+    out; if Redis refuses every one, that is raised.
     """
     names: set[str] = set()
     for template in (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL):
@@ -82,18 +82,18 @@ def _status_in(reply: Reply) -> Status | None:
 
 
 async def has_keys(wires: KeyedWires, project: str) -> bool:
-    """Tell whether a project has a status, a log or a queue; a refused key counts."""
+    """Whether a project has a status, a log or a queue; a refused key counts."""
     rows = (("PTTL", PROJECT_STATUS), ("LLEN", PROJECT_CONSOLE), ("LLEN", CONTROL))
     requests = [(name, encode_key(row.locate(project=project))) for name, row in rows]
     return await wires.read_many(requests) != [GONE, 0, 0]
 
 
 async def waiting(wires: KeyedWires, key: str) -> AsyncIterator[tuple[bytes, Command]]:
-    """Read a control list from its end: what changes meanwhile hides nothing that stays.
+    """Read a control list from its end: no change meanwhile hides a command that stays.
 
-    What is pushed, taken or withdrawn moves the rest, so pages overlap by one command;
-    where that one is not found, the page behind it is read again. A command may be given
-    more than once.
+    Pushing, taking and withdrawing move the rest, so pages overlap by one command;
+    where that one is not found, the page behind it is read again. A command may be
+    given more than once.
     """
     last, edge = -1, b""
     while True:
@@ -109,12 +109,7 @@ async def waiting(wires: KeyedWires, key: str) -> AsyncIterator[tuple[bytes, Com
 
 
 async def forget_project(wires: KeyedWires, project: str, *, force: bool) -> list[str]:
-    """Delete every key of a project.
-
-    Raises:
-        LeaseHeldError: It is online, and ``force`` does not say that this is meant.
-        RedisUnavailableError: Not everything could be deleted.
-    """
+    """Delete every key; LeaseHeldError if the project is online and not ``force``."""
     status = PROJECT_STATUS.locate(project=project)
     place = place_beside(CONTROL.locate(project=project))
     owner_pattern = OWNER.locate(place=INFLIGHT.pattern(place=place))
@@ -148,7 +143,7 @@ def _owner_of(key: str) -> str:
 
 
 def _tags_of(key: str) -> set[str]:
-    """Name whose key it can be: of a name that can be read in two ways, both."""
+    """The places of a key; of a name that can be read in two ways, both."""
     readings = (KEYS[row].parse(key) or {} for row in find_templates(key))
     return {reading["place"] for reading in readings if "place" in reading}
 

@@ -1,1 +1,1 @@
-"""The console log: from any thread into the list, and out of it again."""
+"""The console log: from any thread into the list, and read again."""

@@ -1,11 +1,8 @@
 """The standard library's logging, shipped into the console list.
 
-:class:`BLSHandler` stands where any handler stands. What reaches it is encoded in the
-calling thread and put into the agent's bounded buffer, as by ``agent.log``.
-
-It has no lock, and nothing below it waits for one. A record may come from a signal
-handler, a finaliser or the garbage collector, in a thread that was interrupted at any
-point, also within this module; a lock there might wait for its own thread.
+:class:`BLSHandler` has no lock, and nothing below it waits for one. A record may come
+from a signal handler, a finaliser or the garbage collector, which interrupted a thread
+at any point, also in this module; a lock there might wait for its own thread.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ __all__ = ["BLSHandler", "HasLog"]
 
 TRACE_LIMIT: Final = 16_000  # characters of a traceback, as in describe_error()
 
-# The agent must not ship what shipping makes it say.
+# Shipping these would log, and ship, without end.
 _IGNORED: Final = frozenset({"bls_agent", "redis"})
 # What a record has without `extra`, also when it was formatted, here or elsewhere.
 _PLAIN: Final = frozenset(
@@ -41,12 +38,12 @@ _RESERVED: Final = frozenset(
     }
 )
 
-_Passed: TypeAlias = bool | logging.LogRecord  # a filter's word; since Python 3.12
+_Passed: TypeAlias = bool | logging.LogRecord  # what a filter returns since 3.12
 _nesting = threading.local()  # of all handlers: two of them may call each other
 
 
 class HasLog(Protocol):
-    """A :class:`~bls_agent.ProjectAgent`, or whatever else has a log."""
+    """A :class:`~bls_agent.ProjectAgent`, or another object with a log."""
 
     @property
     def log(self) -> Log:
@@ -71,15 +68,16 @@ class BLSHandler(logging.Handler):
     each record carries the command's id.
 
     The message is the record's own, or the formatter's if one is set. ``extra`` fields
-    and the logger's name go into the metadata, and so do ``exception`` and ``stack``. An
-    extra that bears a name of ours gets an underscore behind it: ``logger_``.
+    and the logger's name go into the metadata, and so do ``exception`` and ``stack``.
+    An extra with the name of a field of ours gets an underscore behind it: ``logger_``.
 
     Records of the loggers ``bls_agent`` and ``redis``, and of those below them, are not
-    shipped; where no other handler is there, warnings go to standard error. Ignored is what a record makes others log while it is being made (a filter, a
-    ``__repr__``), beyond the second level: counted in ``stats().logs_not_encoded``.
+    shipped; where no other handler is there, warnings go to standard error. Records
+    that are logged while a record is being made (by a filter, a ``__repr__``) are
+    ignored beyond the second level, and counted in ``stats().logs_not_encoded``.
 
     Args:
-        agent: Whose console list.
+        agent: Its console list is written.
         level: Records below are left out; a number or a name, as everywhere in logging.
 
     Raises:
@@ -91,7 +89,6 @@ class BLSHandler(logging.Handler):
     )
 
     def __init__(self, agent: HasLog, level: int | str = logging.NOTSET) -> None:
-        """Remember where to."""
         log = getattr(agent, "log", None)
         if not isinstance(log, Log):
             raise ConfigurationError(
@@ -109,7 +106,7 @@ class BLSHandler(logging.Handler):
         self._log = log
 
     def createLock(self) -> None:  # noqa: N802 - the name is logging's
-        """Have none: see the module."""
+        """Set no lock: see the module."""
         self.lock = None
 
     def handle(self, record: logging.LogRecord) -> bool:
@@ -154,14 +151,14 @@ class BLSHandler(logging.Handler):
         self._log.write(level, message, metadata, at=record.created)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Give the message: the formatter's text, or the record's own without one."""
+        """Return the formatter's text, or the record's own message without one."""
         if self.formatter is None:
             return record.getMessage()
         return self.formatter.format(record)
 
 
 def _tell_last_resort(record: logging.LogRecord) -> None:
-    """Do as logging does without any handler: this one would make a warning vanish."""
+    """Use logging's last resort: without it this handler would hide a warning."""
     last = logging.lastResort
     if last is None or record.levelno < last.level:
         return
@@ -178,7 +175,7 @@ def _level_of(number: int) -> Level:
 
 
 def _plain_message(record: logging.LogRecord, metadata: JSONObject) -> object:
-    """Give the message without the formatter; with its arguments beside it at worst."""
+    """The message without the formatter; if it fails, its arguments go beside it."""
     try:
         return record.getMessage()
     except Exception:  # noqa: BLE001 - they do not fit the text, or a foreign __str__
@@ -204,7 +201,7 @@ def _extras_of(record: logging.LogRecord) -> JSONObject:
 
 
 def _beside_ours(extras: JSONObject) -> JSONObject:
-    """Move extras out of the way of our names, and onto none of each other's."""
+    """Rename extras that have names of ours, without a clash among them."""
     moved: JSONObject = {}
     for given, value in extras.items():
         name = given
@@ -235,5 +232,5 @@ def _error_of(given: object) -> BaseException | None:
 
 
 def _end_of(text: str) -> str:
-    """Shorten a traceback where it says least: at its beginning."""
+    """Cut a traceback at its beginning, which matters least."""
     return text if len(text) <= TRACE_LIMIT else f"…{text[-TRACE_LIMIT:]}"

@@ -1,8 +1,8 @@
 """The agent's log: from any thread into the console list, without ever waiting.
 
-:class:`Log` is what the host calls: it encodes a record in the calling thread and puts
-it into a bounded buffer. :class:`LogSink` is where batches go: one variadic RPUSH and
-the LTRIM that caps the list, in one round trip.
+:class:`Log` encodes a record in the calling thread and puts it into a bounded buffer.
+:class:`LogSink` writes batches: one variadic RPUSH and the LTRIM that caps the list, in
+one round trip.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SEARCH_MARGIN: Final = 200  # records of other writers behind our batch, about
 
 
 class LogStream:
-    """The records of one agent on their way out, shared by all its :class:`Log` faces."""
+    """The records of one agent that are to be written, shared by all its logs."""
 
     def __init__(
         self, clock: Callable[[], float], *, max_records: int, max_bytes: int
@@ -50,12 +50,11 @@ class LogStream:
         ranks = LogRecord.OUTCOME_RANK + 1
         buffer: BoundedBuffer[LogRecord] = BoundedBuffer(max_records, max_bytes, ranks)
         self.delivery = BatchWriter(buffer)
-        # records that could not even be encoded, by reason
-        self.failures: Counter[str] = Counter()
-        # takes secrets out of every record; new names count for waiting ones, too
+        self.failures: Counter[str] = Counter()  # reason → records not encoded
+        # Takes secrets out of every record, also of those that wait already.
         self.redactor: Redactor = DEFAULT
         self.id_room = LogRecord.ID_ROOM  # bytes of a record that its id may take
-        # called after each error record, in the thread that made it
+        # Called after each error record, in the thread that made it.
         self.on_error: Callable[[], None] | None = None
         self.now = clock
         self._nesting = threading.local()
@@ -64,13 +63,13 @@ class LogStream:
         self._revert: tuple[float, Level] | None = None
 
     def forget_parent(self) -> None:
-        """In a forked child: begin afresh. What waits is the parent's to write."""
+        """Reset in a forked child: what waits is written by the parent."""
         self.delivery.forget_parent()
         self.failures = Counter()
         self.on_error = None
         self._nesting = threading.local()
         self._reported = Counter(self.delivery.buffer.stats().dropped)
-        CURRENT_COMMAND.set("")  # its outcome is the parent's to tell
+        CURRENT_COMMAND.set("")  # the parent reports its outcome
 
     @property
     def level(self) -> Level:
@@ -81,13 +80,13 @@ class LogStream:
         return self._level
 
     def set_level(self, level: Level, seconds: float | None = None) -> None:
-        """Change the lowest level that is shipped."""
+        """Set the lowest level that is shipped, for some seconds or for good."""
         former = self._revert[1] if self._revert is not None else self._level
         self._level = level
         self._revert = None if seconds is None else (time.monotonic() + seconds, former)
 
     def count_new_drops(self) -> Counter[str]:
-        """Reason → records dropped since the last call."""
+        """Return reason → records dropped since the last call."""
         dropped = Counter(self.delivery.buffer.stats().dropped)
         fresh, self._reported = dropped - self._reported, dropped
         return fresh
@@ -133,7 +132,7 @@ class LogStream:
             self._nesting.depth = depth
 
     def report(self, outcome: Outcome) -> None:
-        """Put the outcome record of a command; it is the last to be dropped."""
+        """Put a command's outcome record; a full buffer drops it last."""
         self.emit(
             outcome.kind.level,
             outcome.message,
@@ -156,7 +155,6 @@ class Log:
     def __init__(
         self, stream: LogStream, bound: Mapping[str, Any] | None = None
     ) -> None:
-        """Bind the stream and the metadata that every record carries."""
         self._stream = stream
         self._bound = dict(bound or {})
 
@@ -179,7 +177,7 @@ class Log:
         self._write(Level.ERROR, message, metadata, values)
 
     def critical(self, message: object, /, *values: object, **metadata: Any) -> None:
-        """Write an error record with ``severity`` ``CRITICAL``: the protocol has no worse."""
+        """Write an error record with ``severity`` ``CRITICAL``; no level is higher."""
         metadata = {"severity": "CRITICAL", **metadata}
         self._write(Level.ERROR, message, metadata, values)
 
@@ -194,7 +192,7 @@ class Log:
         self._write(Level.ERROR, message, metadata, values)
 
     def bind(self, /, **metadata: Any) -> Log:
-        """Give a log whose records all carry this metadata."""
+        """Return a log whose records all carry this metadata."""
         return Log(self._stream, {**self._bound, **metadata})
 
     def is_enabled_for(self, level: Level) -> bool:
@@ -216,10 +214,10 @@ class Log:
         """Write a record on behalf of another logging library.
 
         Args:
-            level: Level of the record; a text is read in any spelling.
-            message: The text, or anything that has one.
+            level: A text is read in any spelling.
+            message: The text, or any object with a ``str``.
             metadata: Additional fields; beat what is bound.
-            at: When it was made, in Unix seconds; now if not given.
+            at: Unix seconds at which it was made; now if not given.
         """
         if not isinstance(level, Level):
             level = Level.parse(level)
@@ -245,7 +243,7 @@ class Log:
 def _fill_in(
     text: str, values: tuple[object, ...], metadata: Mapping[str, Any]
 ) -> tuple[str, Mapping[str, Any]]:
-    """Put values into a text as ``logging`` does; those that do not fit stand beside it."""
+    """Format a text as ``logging`` does; what does not fit goes into the metadata."""
     filling: object = values
     if len(values) == 1 and isinstance(values[0], Mapping) and values[0]:
         filling = values[0]  # pyright: ignore[reportUnknownVariableType] - a user's
@@ -263,7 +261,7 @@ def _as_text(message: object) -> str:
 
 
 def describe_error(error: BaseException, *, frames: int = 20) -> dict[str, str]:
-    """Tell an exception: type, message and the end of its traceback; never raises."""
+    """Describe an exception: type, message, end of its traceback. Never raises."""
     told = {"type": type(error).__name__, "message": cut_text(_as_text(error), 2_000)}
     try:
         lines = traceback.format_exception(
@@ -276,7 +274,7 @@ def describe_error(error: BaseException, *, frames: int = 20) -> dict[str, str]:
 
 
 class LogSink:
-    """Writes batches of records into one console list (contract 002, section 2.2)."""
+    """Writes batches of records into one console list."""
 
     def __init__(
         self,
@@ -345,10 +343,10 @@ class LogSink:
             complain("the console list is not capped", trimmed)
 
     async def was_written(self, batch: Sequence[LogRecord]) -> bool | None:
-        """Look for the batch in the list, after the old connection is surely gone.
+        """Search the list for the batch, after the old connection is surely gone.
 
-        The order matters: first the server lets go of the connection over which the
-        batch went, so that it cannot arrive later, then a new one reads the tail.
+        The order matters: first the server drops the connection over which the batch
+        went, so that it cannot arrive later, then the tail is read over a new one.
         """
         killed = await self._connections.forget_lost(self._connections.data, kill=True)
         if not self._id_prefix:

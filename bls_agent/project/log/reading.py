@@ -1,8 +1,7 @@
-"""Reading the console list: what is new in its tail, and pages of it.
+"""Reading the console list: what is new in its tail, and pages of it. No I/O.
 
 The list is capped from its front, so positions mean nothing a moment later. Following
-recognises the tail that was seen last; a page remembers how the records at its place
-look. Decisions only, no I/O.
+recognises the tail seen last; a page remembers digests of the records at its place.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _FORM: Final = struct.Struct(">IB4s8s")
 
 
 def gap_entry(missing: int | None) -> LogEntry:
-    """Make the entry that stands for missing records."""
+    """Make the entry that takes the place of missing records."""
     said = f"{missing}" if missing else "some"
     return LogEntry(
         timestamp="",
@@ -39,10 +38,10 @@ def gap_entry(missing: int | None) -> LogEntry:
 def find_end(
     seen: Sequence[Hashable], window: Sequence[Hashable], grown: int
 ) -> int | None:
-    """Find the index behind what was seen last in a window; ``None`` if it is not there.
+    """Find the index behind the records seen last in a window; ``None`` if not there.
 
-    Equal records may stand in several places: the one that fits by how much the list
-    has grown goes first.
+    Equal records may stand in several places: first the one is tried that fits by how
+    much the list has grown.
     """
     for index in [len(window) - 1 - grown, *reversed(range(len(window)))]:
         if 0 <= index < len(window):
@@ -56,9 +55,9 @@ def find_end(
 class Follower:
     """Remembers what was seen and picks what is new from each window of the tail."""
 
-    started: bool = False  # whether a first look has fixed the place to follow from
-    window_bytes: int = 0  # bytes of the window that was seen last
-    window_records: int = 0  # records in it
+    started: bool = False  # whether the place to follow from is fixed
+    window_bytes: int = 0  # of the window that was seen last
+    window_records: int = 0
     _length: int = 0
     _anchor: list[bytes] = field(default_factory=list[bytes])
     _latest: dict[str, tuple[int, str]] = field(
@@ -75,10 +74,9 @@ class Follower:
     def find_new(
         self, window: Sequence[bytes], length: int, *, longest: bool = False
     ) -> list[LogEntry] | None:
-        """Pick what is new, gaps included.
+        """Pick what is new, gaps included; ``None`` if a longer window is needed.
 
-        ``None`` if the window is too short to find the place again: then a longer one
-        is needed, or ``longest`` if none can be had.
+        With ``longest`` no longer one can be had.
         """
         place = self._find_place(window, length)
         cut = len(window) < length
@@ -113,14 +111,13 @@ class Follower:
         return LogEntry.decode(self._anchor[-1]).number is not None
 
     def _is_old(self, payload: bytes, entry: LogEntry) -> bool:
-        """Tell an old record from one of a process that counts from 1 again."""
+        """Whether it is old, and not of a process that counts from 1 again."""
         if payload in self._anchor:
             return True
         number, timestamp = self._latest.get(entry.instance, (0, ""))
         return (entry.number or number + 1) <= number and entry.timestamp < timestamp
 
     def _find_place(self, window: Sequence[bytes], length: int) -> int | None:
-        """Find the end of what was seen: where the remembered tail stands."""
         if not self._anchor:
             return 0 if len(window) == length else None
         return find_end(self._anchor, window, length - self._length)
@@ -132,7 +129,7 @@ class Follower:
         self._length = length
 
     def _lacks_its_first(self, entry: LogEntry) -> bool:
-        """Tell a process that began to write unseen, in a list that was empty."""
+        """Whether its process began to write unseen, in a list that was empty."""
         unknown = entry.instance not in self._latest
         return unknown and entry.number is not None and entry.number > 1
 
@@ -141,7 +138,7 @@ class Follower:
         return bool(before and entry.number and entry.number <= before[0])
 
     def _record(self, entry: LogEntry) -> int | None:
-        """Tell how many records of its process are missing before it; None: unknown."""
+        """Return how many records of its process are missing before it, if known."""
         number = entry.number
         if number is None:
             return None
@@ -160,10 +157,9 @@ class LogPage:
 
     Attributes:
         entries: The records, newest last.
-        before: What to ask with for the page before this one; ``""``: there is none,
-            the list begins here.
-        trimmed: Whether the place that was asked for is not there any more: what stood
-            before it was cut off the list, too.
+        before: The argument for the page before this one; ``""`` where the list begins.
+        trimmed: Whether the requested place is not there any more, and with it all that
+            stood before it: the list was cut.
     """
 
     entries: Sequence[LogEntry]
@@ -173,19 +169,19 @@ class LogPage:
 
 @dataclass(frozen=True)
 class LogPlace:
-    """Where a record stood, and how it and those behind it look.
+    """The place of a record, with digests of it and of those behind it.
 
     Equal records in a row, without ids, are taken for one another.
     """
 
-    index: int  # its position from the front; later it stands there or further in front
+    index: int  # from the front; trimming can only move it further to the front
     count: int  # how many records are known: up to 8
     _first: bytes
     _all: bytes
 
     @classmethod
     def of(cls, window: Sequence[bytes], index: int) -> LogPlace:
-        """Remember the place of a window's first record."""
+        """Make the place of a window's first record."""
         known = window[:ALIKE]
         return cls(index, len(known), _mark(known[:1], 4), _mark(known, 8))
 
@@ -205,7 +201,7 @@ class LogPlace:
         return urlsafe_b64encode(fields).decode().rstrip("=")
 
     def find_in(self, window: Sequence[bytes]) -> int | None:
-        """Find the record in a window: the last place at which all that is known fits."""
+        """Find the record in a window: the last place at which all digests fit."""
         for at in reversed(range(len(window) - self.count + 1)):
             known = window[at : at + self.count]
             if _mark(known[:1], 4) == self._first and _mark(known, 8) == self._all:
@@ -216,7 +212,7 @@ class LogPlace:
 def cut_page(window: Sequence[bytes], index: int, end: int, limit: int) -> LogPage:
     """Make a page of at most ``limit`` records that ends at ``end`` in a window.
 
-    The window's first record stands at ``index`` of the list.
+    The window's first record has the ``index`` in the list.
     """
     begin = max(0, end - limit)
     older = index + begin > 0 and begin < len(window)

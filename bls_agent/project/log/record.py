@@ -1,4 +1,4 @@
-"""A log record on its way out: encoded at once, without secrets, short, numbered when sent."""
+"""A log record before it is written: encoded at once, without secrets, short."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from bls_agent.project.messages import Level
 
 __all__ = ["LogRecord", "id_prefix"]
 
-RECORD_LIMIT: Final = 65_535  # bytes; the contract asks for less than 64 KB
+RECORD_LIMIT: Final = 65_535  # bytes; the console protocol asks for less than 64 KB
 MESSAGE_LIMIT: Final = 32_768
 _OPENS: Final = b',"metadata":{'
 
 
 class LogRecord:
-    """One record on its way out: encoded in the calling thread, numbered when sent."""
+    """One record: encoded in the calling thread, numbered when it is written."""
 
     __slots__ = (
         "_body", "_has_agent", "_id_room", "_payload", "_place", "_redactor", "rank",
@@ -65,9 +65,9 @@ class LogRecord:
         self._has_agent = "agent" in metadata
         self._payload: bytes | None = None
         self._keep(head, tail, max(0, len(message) - len(text)))
-        # what a full buffer gives up first: 0 debug … 3 error, 4 outcomes
+        # A full buffer drops the lowest first: 0 debug … 3 error, 4 outcomes.
         self.rank = level.rank if rank is None else rank
-        # bytes on the wire, at most (for names of up to 100 bytes)
+        # Bytes on the wire, at most (for names of up to 100 bytes).
         self.size = len(self._body) + self.MARK
 
     def _keep(self, head: bytes, tail: bytes, lost: int = 0) -> None:
@@ -81,7 +81,7 @@ class LogRecord:
         self._place = len(head) + len(_OPENS)
 
     def redact(self, redactor: Redactor) -> None:
-        """Look once more with other names: those of the environment came later."""
+        """Redact again with other names: those of the environment come later."""
         if redactor is self._redactor or redactor.extra == self._redactor.extra:
             return
         self._redactor = redactor
@@ -92,7 +92,7 @@ class LogRecord:
         self._keep(encode(fields)[:-1], tail)
 
     def number(self, prefix: bytes, number: int = 0) -> None:
-        """Give the record its id, ``<instance>#<number>``."""
+        """Set the record's id, ``<instance>#<number>``."""
         body, place = self._body, self._place
         if prefix and not self._has_agent:
             self._payload = b'%b%b%d"%b' % (body[:place], prefix, number, body[place:])
@@ -103,7 +103,7 @@ class LogRecord:
 
     @property
     def has_id(self) -> bool:
-        """Whether the record can be told from every other one."""
+        """Whether its id distinguishes the record from every other one."""
         return not self._has_agent
 
     @property
@@ -115,19 +115,18 @@ class LogRecord:
 
 
 def id_prefix(instance: str) -> bytes:
-    """Write what the ids of a process have in common, once; ``b""`` for no instance."""
+    """Encode what the ids of a process have in common; ``b""`` for no instance."""
     return b'"agent":' + encode(f"{instance}#")[:-1] if instance else b""
 
 
 def _redact(payload: bytes, redactor: Redactor) -> bytes:
-    """Take the secrets out of JSON as it would leave, whatever objects it came from."""
+    """Redact the encoded JSON, whatever objects it was made from."""
     if not redactor.suspects(payload):
         return payload
     return encode(redactor.tree(decode(payload)))
 
 
 def _shorten(head: bytes, tail: bytes, size: int, room: int) -> tuple[bytes, bytes]:
-    """Cut message and metadata until both fit, and say so in the metadata."""
     fields = decode_object(head + b"}")
     fields["message"] = _cut_encoded(fields["message"], MESSAGE_LIMIT)
     head = encode(fields)[:-1]

@@ -1,1 +1,1 @@
-"""The ways to take commands from the control list; each docstring gives its guarantee."""
+"""The ways to take commands; the docstring of each receiver gives its guarantee."""

@@ -1,4 +1,4 @@
-"""BLPOP: the way to receive that the contract recommends (section 3.1)."""
+"""BLPOP: the way to receive that the console protocol recommends."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ __all__ = ["BLOCK", "BlockingRead", "BlockingReceiver"]
 logger = logging.getLogger(__name__)
 
 BLOCK: Final = 2  # seconds a read is parked at the server; Redis 5 wants an integer
-MARGIN: Final = 1.0  # seconds a reply may be late before we ask what is wrong
+MARGIN: Final = 1.0  # seconds a reply may be late before the server is asked
 FIRST_PAUSE: Final = 0.05  # seconds from one UNBLOCK to the next, then twice as many
 PATIENCE: Final = 1.5  # seconds a PING may take before another connection is asked
 GIVE_BACK_TRIES: Final = 3
-LONGEST_LOOK: Final = 1_048_576  # bytes in which an id is looked for
+LONGEST_LOOK: Final = 1_048_576  # bytes in which an id is searched
 
 _Handle = Callable[[Reply], None]
 
 
 class BlockingRead:
-    """A read that is parked at the server over the blocking wire.
+    """A read that is parked at the server over the blocking connection.
 
-    The reply of a read that was cancelled stays owed: it may hold commands that Redis
-    has taken out of the list for us, so the next call gets it. It is never thrown away
+    The reply of a cancelled read stays pending: it may hold commands that Redis has
+    taken out of the list for us, so the next call gets it. It is never thrown away
     while it may still come.
     """
 
@@ -51,15 +51,12 @@ class BlockingRead:
         self._was_redirected = False
 
     def retry_at_once(self, failure: Exception) -> bool:
-        """Tell whether to ask again at once: where a redirection points to.
-
-        But not from one redirection to the next.
-        """
+        """Whether this failure is a redirection, and the one before was none."""
         before, self._was_redirected = self._was_redirected, redirects(failure)
         return self._was_redirected and not before
 
     def succeeded(self) -> None:
-        """Follow the next redirection at once again."""
+        """Allow the next redirection to be followed at once again."""
         self._was_redirected = False
 
     async def send(
@@ -69,7 +66,7 @@ class BlockingRead:
         *,
         on_refused: Callable[[], None] | None = None,
     ) -> None:
-        """Send requests; each handler gets the reply to its own in :meth:`wait`.
+        """Send requests; in :meth:`wait` each handler gets the reply to its own.
 
         With ``on_refused``, all but the first request may be refused.
         """
@@ -77,16 +74,13 @@ class BlockingRead:
         await self._wire.post(requests)
 
     async def wait(self) -> None:
-        """Read all that is owed, and find out what is wrong when it is late.
+        """Read all pending replies, and find out what is wrong when they are late.
 
-        Overdue is not dead. A stalled server will still answer, and has perhaps taken
-        an element for us: keep waiting. So does a large element over a narrow link, as
-        long as something of it arrives. A server that answers but owes us has lost the
-        link: UNBLOCK, one more grace, then give the connection up, whatever it says.
-
-        Raises:
-            RedisUnavailableError: The first error reply, after all that is owed was
-                read; or the connection was lost; or ``deaf``: the link is dead.
+        Overdue is not dead: a stalled server has perhaps taken an element for us, and a
+        large element may be on a narrow link; keep waiting. If the server answers PING,
+        but nothing arrives here: UNBLOCK, one more grace, then drop the connection,
+        with kind ``deaf``. An error reply is raised after all pending replies were
+        read.
         """
         link = self._connections.gate.connect_time  # a slow one is not a dead one
         deadline = BLOCK + MARGIN + link
@@ -108,7 +102,7 @@ class BlockingRead:
                 deadline = MARGIN + link
 
     async def _read_all(self) -> None:
-        """Read what is owed; a failure is raised at the end: the rest may hold commands."""
+        """Raise a failure at the end only: the other replies may hold commands."""
         failure: RedisUnavailableError | None = None
         while self._wire.pending:
             try:
@@ -119,7 +113,7 @@ class BlockingRead:
             raise failure
 
     async def _read_one(self) -> None:
-        """Read one owed reply and have it handled before anything is awaited."""
+        """Read one pending reply and handle it before anything is awaited."""
         at = len(self._handlers) - self._wire.pending
         try:
             reply = await self._wire.collect()
@@ -131,9 +125,9 @@ class BlockingRead:
             self._handlers[at](reply)
 
     async def _server_answers(self) -> bool:
-        """Ask whether the server lives; any answer will do, a refusal, too.
+        """Whether the server answers; a refusal counts, too.
 
-        The same cut may have made that connection deaf as well, so one that gives no
+        The same cut may have hit the other connection as well, so one that gives no
         answer in time is replaced once.
         """
         patience = PATIENCE + 2 * self._connections.gate.connect_time
@@ -152,7 +146,7 @@ class BlockingRead:
         return False
 
     async def _unblock(self) -> bool:
-        """Have the server end the block; whether it was asked to."""
+        """End the block at the server; false if it could not be asked to."""
         number = self._wire.client_id
         if number is None:
             return False
@@ -172,10 +166,10 @@ class BlockingRead:
         )
 
     async def release(self) -> None:
-        """Release the parked read with CLIENT UNBLOCK, or wait for the end of its block.
+        """Release the parked read with CLIENT UNBLOCK, or wait until its block ends.
 
-        A link that then brings nothing, while the server answers, is dead: it is given
-        up, with what it owes.
+        A link that then brings nothing, while the server answers, is dead: it is
+        dropped, with its pending replies.
         """
         grace = MARGIN + self._connections.gate.connect_time
         pause, waited = FIRST_PAUSE, 0.0
@@ -197,7 +191,7 @@ class BlockingReceiver(Receiver):
 
     Each element that Redis hands out comes out of :meth:`receive` at most once, and
     stopping, cancelling and reconnecting lose none: the reply of a parked read stays
-    owed until it is read. Lost at most: the replies that a dying server or link
+    pending until it is read. Lost at most: the replies that a dying server or link
     swallowed (``prefetch`` commands each time) and what a killed process held.
     """
 
@@ -227,7 +221,7 @@ class BlockingReceiver(Receiver):
         return self.leftovers()
 
     def leftovers(self) -> list[Message]:
-        """Give what was taken, once."""
+        """Return what was taken, once."""
         messages = list(self._taken)
         self._taken.clear()
         return messages
@@ -257,7 +251,6 @@ class BlockingReceiver(Receiver):
         )
 
     def _take_first(self, reply: Reply) -> None:
-        """Take what BLPOP brings: the key and one element, or nothing."""
         self._take((reply or [])[1:])
 
     def _take(self, reply: Reply) -> None:
@@ -292,9 +285,9 @@ class BlockingReceiver(Receiver):
         return None
 
     async def _stand_at_head(self, payloads: Sequence[bytes]) -> bool | None:
-        """Find out whether a doubtful LPUSH has arrived, after it surely cannot any more.
+        """Find out whether a doubtful LPUSH was executed; kill its connection first.
 
-        ``None`` if it seems so and none has an id: they may be others with these bytes.
+        ``None`` if it seems so and no command has an id: they may be other commands.
         """
         control = self._connections.control
         await self._connections.forget_lost(control, kill=True)
@@ -305,6 +298,6 @@ class BlockingReceiver(Receiver):
         return True if named else None
 
     async def stop(self) -> None:
-        """Release the parked read with CLIENT UNBLOCK, or wait for the end of its block."""
+        """Release the parked read; what it brings is in :meth:`leftovers`."""
         self._stopping = True
         await self._blocking_read.release()

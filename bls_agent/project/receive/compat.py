@@ -1,4 +1,4 @@
-"""LRANGE, handle, LTRIM: the contract's compatibility mode, also where BLPOP is refused."""
+"""LRANGE, handle, LTRIM: the compatibility mode, also where BLPOP is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["AutoReceiver", "CompatReceiver"]
 
 logger = logging.getLogger(__name__)
 
-POLL: Final = 0.1  # seconds between two looks
+POLL: Final = 0.1  # seconds between two polls
 QUIET_POLL: Final = 0.5  # … after a minute without a command
 QUIET_AFTER: Final = 60.0
 REMIND_EVERY: Final = 60.0  # seconds between two warnings of a second consumer
@@ -36,7 +36,7 @@ class CompatReceiver(Receiver):
 
     At least once, one consumer, one command at a time. The head is cut only if it is
     still the command that was handled: by a script, where scripts are refused by
-    LREM, and where that is refused too by a plain LTRIM, which is said once.
+    LREM, and where that is refused too by a plain LTRIM, with one warning.
     """
 
     mode = "compat"
@@ -58,7 +58,7 @@ class CompatReceiver(Receiver):
         )
 
     async def receive(self, limit: int) -> Sequence[Message]:  # noqa: ARG002 - one
-        """Look for the head of the list until there is one or the receiver is stopped."""
+        """Poll the head of the list until there is one or the receiver is stopped."""
         await self.finish()
         while not self._stopping.is_set():
             reply = await self._command("LRANGE", self._key, 0, 0)
@@ -76,7 +76,7 @@ class CompatReceiver(Receiver):
         return QUIET_POLL if now - self._quiet_since > QUIET_AFTER else POLL
 
     async def settle(self, message: Message) -> None:
-        """Cut the command that came to its end; tried again if Redis is away."""
+        """Cut the command that has ended; tried again if Redis is away."""
         self._handled = message
         try:
             await self.finish()
@@ -84,7 +84,7 @@ class CompatReceiver(Receiver):
             logger.warning("a handled command is not trimmed yet: %s", error)
 
     async def finish(self) -> None:
-        """Cut what was handled, before anything else is looked at."""
+        """Cut what was handled, before anything else is read."""
         if self._handled is None:
             return
         if self._in_doubt:  # an earlier cut may still arrive, unless KILL is allowed
@@ -96,7 +96,7 @@ class CompatReceiver(Receiver):
             self._warn_of_other_consumer()
 
     def _warn_of_other_consumer(self) -> None:
-        """Warn now and then: a second consumer meets us at every other command."""
+        """Warn once a minute: another consumer may meet us at every other command."""
         now = anyio.current_time()
         if now - self._warned_at < REMIND_EVERY:
             return
@@ -120,7 +120,7 @@ class CompatReceiver(Receiver):
                 raise
 
     def _weaken(self, error: RedisUnavailableError) -> bool:
-        """Take the next weaker way to cut, where this one is not allowed or known."""
+        """Use the next weaker way to cut, if this one is not allowed or known."""
         if error.kind not in _WEAKENING or len(self._cuts) == 1:
             return False
         self._cuts = self._cuts[1:]
@@ -162,8 +162,8 @@ class CompatReceiver(Receiver):
 class AutoReceiver(Receiver):
     """BLPOP; where the server or its ACL refuses it, compatibility mode.
 
-    Refused means: unknown command or no permission, nothing else. Said once in the
-    console log, tried again after a reconnect.
+    Only an unknown command or a missing permission counts as refused. Logged once in
+    the console log, tried again after a reconnect.
     """
 
     def __init__(self, connections: Connections, key: str, say: Say) -> None:
@@ -174,7 +174,7 @@ class AutoReceiver(Receiver):
         self._refused_at = -1  # the connection over which compatibility mode began
 
     async def receive(self, limit: int) -> Sequence[Message]:
-        """Receive in the way that works here."""
+        """Receive in the mode that works here."""
         if self._refused_at not in (-1, self._intake.generation):
             await self._compat.finish()
             self._refused_at = -1
@@ -200,20 +200,20 @@ class AutoReceiver(Receiver):
         self.mode, self.one_at_a_time = receiver.mode, receiver.one_at_a_time
 
     async def settle(self, message: Message) -> None:
-        """Settle in the way in which it came."""
+        """Settle in the mode in which the message came."""
         if message.mode == self._compat.mode:
             await self._compat.settle(message)
 
     async def give_back(self, messages: Sequence[Message]) -> bool | None:
-        """Give back what BLPOP took; anything else is still in the list."""
+        """Give back what BLPOP took; all other messages are still in the list."""
         taken = [one for one in messages if one.mode == self._blocking.mode]
         return await self._blocking.give_back(taken)
 
     def leftovers(self) -> list[Message]:
-        """Give what BLPOP took and what never came out of :meth:`receive`."""
+        """Return what BLPOP took and never came out of :meth:`receive`."""
         return self._blocking.leftovers()
 
     async def stop(self) -> None:
-        """Stop both ways."""
+        """Stop both modes."""
         await self._compat.stop()
         await self._blocking.stop()

@@ -1,4 +1,4 @@
-"""What a process has taken and not acknowledged: its keys, its lease, its commands, its acks."""
+"""What a process has taken and not acknowledged: keys, lease, commands, acks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-NOT_OURS: Final = -1  # what a script says of a list that has another owner, or none
+NOT_OURS: Final = -1  # a script's reply for a list with another owner, or none
 SEEN_LIMIT: Final = 100_000
 FIRST_PAUSE: Final = 0.25  # seconds before the second try, at most
 _NEEDED: Final = ("unknown_command", "no_permission", "refused", "unsupported")
@@ -60,7 +60,7 @@ _NEEDED: Final = ("unknown_command", "no_permission", "refused", "unsupported")
 class ReliableKeys:
     """The keys of reliable receiving: beside the control list, in its slot."""
 
-    control: str  # the contract's list, from which commands are taken
+    control: str  # the protocol's list, from which commands are taken
     lists: str  # a set: the names of all in-flight lists
     deliveries: str  # a hash: how often a command was handed out that came back
     seen: str  # a sorted set: ids of commands that ended
@@ -68,7 +68,7 @@ class ReliableKeys:
 
     @classmethod
     def beside(cls, control: str) -> ReliableKeys:
-        """Find the keys that belong to a control list."""
+        """Make the keys that belong to a control list."""
         place = place_beside(control)
         return cls(
             control=control,
@@ -79,15 +79,15 @@ class ReliableKeys:
         )
 
     def inflight(self, instance: str) -> str:
-        """The list of what one instance has taken and not ended."""
+        """The list of the commands that one instance has taken and not ended."""
         return INFLIGHT.locate(place=place_beside(self.control), instance=instance)
 
     def owner(self, inflight: str) -> str:
-        """The key that is there as long as the owner of an in-flight list lives."""
+        """The key that exists as long as the owner of an in-flight list renews it."""
         return OWNER.locate(place=place_beside(inflight))
 
     def is_inflight(self, key: str) -> bool:
-        """Tell whether a name in the set of lists can be one of ours."""
+        """Whether a name in the set of lists can be an in-flight list."""
         return key.startswith(self.inflight("")) and key != self.inflight("")
 
     def types(self, inflight: str) -> Mapping[str, str]:
@@ -106,7 +106,7 @@ class ReliableKeys:
 async def find_wrong_type(
     wire: Wire, error: RedisUnavailableError, types: Mapping[str, str]
 ) -> WrongTypeError | None:
-    """Find out which key is to blame for a refusal: a script does not tell."""
+    """Find the key of another type behind a refusal: a script does not name it."""
     if error.kind not in ("wrong_type", "refused"):
         return None
     try:
@@ -120,7 +120,7 @@ async def find_wrong_type(
 
 
 def explain_refusal(error: RedisUnavailableError) -> RedisRefusedError | None:
-    """Say what reliable receiving needs, if that is what Redis has refused."""
+    """Name what reliable receiving needs, if Redis has refused that."""
     if not isinstance(error, RedisRefusedError) or error.connecting:
         return None
     if error.kind not in _NEEDED:
@@ -156,15 +156,13 @@ class InFlightLease:
         self._ttl = ttl
         self._on_renamed = on_renamed
         self._lock = anyio.Lock()
-        # on the list that is in use
+        # The lease on the list that is in use.
         self.lease = Lease(wire, keys.inflight(instance), ttl)
-        # whether the list surely still holds what it is thought to hold
-        self.compared = False
-        # what stands in the list was taken by a process before this one
-        self.inherits = True
+        self.compared = False  # whether the list surely holds what is recorded here
+        self.inherits = True  # whether the list holds commands of a former process
         self.losses = 0  # how often the lease was interrupted
-        self.length = 0  # how many commands stood in the list when that was last asked
-        self.closed = False  # nothing is acquired or renewed any more
+        self.length = 0  # commands in the list at the last request
+        self.closed = False
         self._ever = False
 
     @property
@@ -183,7 +181,7 @@ class InFlightLease:
             await self.keep()
 
     async def keep(self) -> None:
-        """Renew the lease, get it back, or get another list; write its name down."""
+        """Renew the lease, get it back, or get another list; register its name."""
         async with self._lock:
             if self.closed:
                 return
@@ -212,7 +210,7 @@ class InFlightLease:
         await fresh.acquire()
 
     def suspect(self) -> None:
-        """Find out whose list it is before it is used again: a script said, not ours."""
+        """Have the lease verified before the list is used: a script doubted it."""
         self.lease.step_down()
 
     async def close(self) -> None:
@@ -237,21 +235,20 @@ class HeldCommand:
     payload: bytes
     id: str  # the id that its sender gave, or ``""``
     ack_id: str  # the id that counts as seen when it ends, or ``""``
-    stage: Stage = Stage.TAKEN  # how far it has come
+    stage: Stage = Stage.TAKEN
     started_at: float = 0.0  # when it was started, on the clock of the event loop
-    # it does not stand in our list any more: another process has reclaimed it
-    gone: bool = False
+    gone: bool = False  # from our list: another process has reclaimed it
 
 
 class InFlight:
     """The commands that this process has taken and not acknowledged.
 
-    Commands with the same bytes cannot be told apart in Redis; they are counted.
+    Redis cannot distinguish commands with the same bytes; they are counted.
     """
 
     def __init__(self) -> None:
         self._held: dict[Message, HeldCommand] = {}
-        # Asked for each command: with thousands of them nothing may be searched for.
+        # Read for each command: with thousands of them a search would be too slow.
         self._at: dict[Stage, dict[Message, None]] = {stage: {} for stage in Stage}
         self._ids: Counter[str] = Counter()  # of what stands in our list
 
@@ -262,7 +259,7 @@ class InFlight:
         return message in self._held
 
     def find(self, message: Message) -> HeldCommand | None:
-        """Give what is known of a message, ``None`` if it is not held any more."""
+        """Return what is known of a message, ``None`` if it is not held."""
         return self._held.get(message)
 
     def take(self, message: Message, *, id: str, ack_id: str) -> None:  # noqa: A002
@@ -272,7 +269,7 @@ class InFlight:
         self._ids[id] += 1
 
     def advance(self, message: Message, stage: Stage) -> None:
-        """Note how far it has come, if it is held."""
+        """Record the stage of a message, if it is held."""
         held = self._held.get(message)
         if held is not None:
             del self._at[held.stage][message]
@@ -287,15 +284,14 @@ class InFlight:
             self._mark_gone(held)
 
     def _mark_gone(self, held: HeldCommand) -> None:
-        """Note that it does not stand in our list any more."""
         if not held.gone:
             held.gone = True
             self._ids[held.id] -= 1
             if not self._ids[held.id]:
                 del self._ids[held.id]
 
-    def has_id(self, id: str) -> bool:  # noqa: A002 - the contract's name
-        """Tell whether a command with this id is held and stands in our list."""
+    def has_id(self, id: str) -> bool:  # noqa: A002 - the protocol's name
+        """Whether a command with this id is held and stands in our list."""
         return id in self._ids
 
     def of(self, stage: Stage) -> list[Message]:
@@ -303,7 +299,7 @@ class InFlight:
         return list(self._at[stage])
 
     def any_at(self, stage: Stage) -> bool:
-        """Tell whether there is a message at a stage."""
+        """Whether there is a message at a stage."""
         return bool(self._at[stage])
 
     def payloads(self, *stages: Stage) -> list[bytes]:
@@ -315,11 +311,11 @@ class InFlight:
         ]
 
     def count_payloads(self) -> Counter[bytes]:
-        """How many commands with the same bytes should stand in our list."""
+        """Bytes → how many such commands should stand in our list."""
         return Counter(self.payloads(*Stage))
 
     def standing(self) -> list[Message]:
-        """What should stand in our list now."""
+        """Messages that should stand in our list now."""
         return [message for message, held in self._held.items() if not held.gone]
 
     def compare(
@@ -327,9 +323,9 @@ class InFlight:
     ) -> list[bytes]:
         """Compare with what really stands in our list.
 
-        What is held and does not stand there was reclaimed, and is marked as gone. Of
-        what should have stood there when Redis was asked, some may have been
-        acknowledged since. Gives what stands there and was never seen, in its order.
+        What is held and does not stand there was reclaimed, and is marked as gone; of
+        what was ``standing`` at the request, some may have been acknowledged since.
+        Returns, in its order, what stands there and was never seen.
         """
         expected: dict[bytes, list[Message]] = {}
         for message in sorted(standing, key=self._is_leaving):
@@ -349,12 +345,12 @@ class InFlight:
         return unseen
 
     def _is_leaving(self, message: Message) -> bool:
-        """Of twins the one that has ended is the first to be missing."""
+        """Of equal commands the one that has ended is missing first."""
         held = self._held.get(message)
         return held is None or held.stage is Stage.ENDED
 
     def forget_all(self) -> None:
-        """Everything stands in a list that is not ours any more."""
+        """Mark everything as gone: the list is not ours any more."""
         for held in self._held.values():
             self._mark_gone(held)
 
@@ -362,9 +358,8 @@ class InFlight:
 class Acks:
     """Takes commands that ended out of the in-flight list, and remembers their ids.
 
-    One write for all that have ended by then. What cannot be sent stays in flight as
-    ended, and is sent before anything else is taken: so it can never be more than what
-    ran at the same time.
+    One write for all that have ended by then. What cannot be sent is sent before
+    anything else is taken: so never more wait than commands ran at the same time.
     """
 
     def __init__(
@@ -384,14 +379,14 @@ class Acks:
         self._window_ms = int(window * 1000)
         self._lock = anyio.Lock(fast_acquire=True)
         self._in_doubt: list[Message] = []
-        self._is_loaded = False  # whether the server should know the script
+        self._is_loaded = False  # whether the server has run the script
         self._backoff = Backoff(base=FIRST_PAUSE)
         self._retry_at = float("-inf")
 
     async def settle(self, message: Message, stopped: anyio.Event) -> None:
-        """Acknowledge a command, until that has arrived or must be left for later.
+        """Acknowledge a command; returns when that has arrived or must wait for later.
 
-        All callers share one pace: a thousand of them are no more tries than one.
+        All callers share one pace: a thousand of them make no more requests than one.
         """
         while True:
             with suppress(RedisUnavailableError, WrongTypeError):
@@ -437,10 +432,7 @@ class Acks:
         message: Message,
         send: Callable[[Request, Callable[[Reply], None]], Awaitable[None]],
     ) -> None:
-        """Acknowledge in front of the next take, in one trip over the blocking wire.
-
-        What goes wrong leaves it as it is: still to be acknowledged.
-        """
+        """Acknowledge before the next take, in one trip; a failure leaves it ended."""
         if not self._is_loaded or self._in_doubt or self._lock.locked():
             return
         if self._backoff.failures:
@@ -495,7 +487,7 @@ class Acks:
             raise await find_wrong_type(self._wire, refusal, types) or refusal
 
     async def _resolve(self) -> None:
-        """Find out whether an ack of which no answer came has arrived.
+        """Find out whether an ack without a reply has arrived.
 
         It does no harm to send it twice, unless another command with the same bytes
         stands in the list: that one would be taken out.

@@ -1,4 +1,4 @@
-"""What every way to receive commands can do (contract 002, section 3.1).
+"""What every way to receive commands can do.
 
 A receiver is asked for messages only when a handler is free. It is stopped by
 :meth:`Receiver.stop`, never by throwing a read away: the reply of a read in flight may
@@ -19,7 +19,7 @@ from bls_agent.project.messages import OutcomeKind
 
 __all__ = ["Message", "Receiver", "ReceiverCounts", "Say", "check_cluster_name"]
 
-Say = Callable[[str, dict[str, object]], None]  # tells operator and host of a limit
+Say = Callable[[str, dict[str, object]], None]  # warns operator and host
 
 
 def _start_always(_: Message) -> bool:
@@ -37,11 +37,11 @@ class Message:
     payload: bytes
     delivery: int = 1  # how often it was handed out, this time included
     mode: str = "blocking"  # how it was taken
-    # how it ends without being started, if that is known already
+    # Its outcome, if it is known without running it.
     preset_outcome: OutcomeKind | None = None
-    # called right before it is run; if false, another process has it by now
+    # Called right before it is run; if false, another process has it by now.
     on_start: Callable[[Message], bool] = _start_always
-    # called when its outcome is reported although its handler goes on
+    # Called when its outcome is reported although its handler goes on.
     on_overdue: Callable[[Message], None] = _ignore
 
 
@@ -57,24 +57,21 @@ class Receiver:
     """Takes commands from the control list; each subclass gives its guarantee."""
 
     mode = "blocking"  # how commands come: ``blocking``, ``compat`` or ``reliable``
-    # whether a command must be settled before the next is asked for
-    one_at_a_time = False
+    one_at_a_time = False  # a command is settled before the next is taken
 
     async def receive(self, limit: int) -> Sequence[Message]:
-        """Wait for messages; an empty sequence when stopped or nothing came.
+        """Wait for messages; an empty sequence when stopped or none came.
 
-        Raises:
-            RedisUnavailableError: Redis is away or refuses.
-            WrongTypeError: The control key is no list.
+        Raises RedisUnavailableError, or WrongTypeError if the control key is no list.
         """
         raise NotImplementedError
 
     async def stop(self) -> None:
-        """End the intake: release the read that is parked and keep what it brings."""
+        """End the intake: release the parked read and keep what it brings."""
         raise NotImplementedError
 
     async def settle(self, message: Message) -> None:
-        """Note that a message came to its final end."""
+        """Record that a message has ended."""
 
     async def give_back(self, messages: Sequence[Message]) -> bool | None:  # noqa: ARG002 - for subclasses
         """Put messages that were not started back to the head of the list.
@@ -84,29 +81,26 @@ class Receiver:
         return True
 
     def leftovers(self) -> list[Message]:
-        """Give what was taken and never came out of :meth:`receive`."""
+        """Return, once, what was taken and never came out of :meth:`receive`."""
         return []
 
     async def run(self) -> None:
-        """Keep up what receiving needs, beside it, until cancelled."""
+        """Do the upkeep of receiving until cancelled."""
 
     async def close(self) -> None:
         """End everything; handlers have ended, or are left behind."""
 
     def counts(self) -> ReceiverCounts:
-        """Count what ``stats()`` tells of mode ``reliable``."""
+        """Return the counts of mode ``reliable`` for ``stats()``."""
         return ReceiverCounts()
 
 
 def check_cluster_name(
     project: str, endpoint: Endpoint | None, *, mode: str, replicas: bool
 ) -> None:
-    """Refuse what needs keys in the slots of a project's own where there can be none.
+    """Refuse keys in a project's own slots on a cluster where there can be none.
 
-    The endpoint is ``None`` as long as it is not known.
-
-    Raises:
-        ConfigurationError: It is a cluster, and they would lie in other slots.
+    Raises ConfigurationError. The endpoint is ``None`` as long as it is not known.
     """
     needs = "mode='reliable'" if mode == "reliable" else "replicas=True" * replicas
     keys = (CONTROL.build(project=project), PROJECT_STATUS.build(project=project))

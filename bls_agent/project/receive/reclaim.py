@@ -1,4 +1,4 @@
-"""Looking after the in-flight lists of dead processes."""
+"""Reclaiming the commands in the in-flight lists of dead processes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ MAX_DELIVERIES: Final = 3
 DEAD_LETTER_LIMIT: Final = 1_000
 DELIVERIES_TTL: Final = 7 * 86_400  # seconds
 LIMITS: Final = (MAX_DELIVERIES, DEAD_LETTER_LIMIT, DELIVERIES_TTL)
-LISTS_AT_ONCE: Final = 100  # of a fleet's; the next look finds others
+LISTS_AT_ONCE: Final = 100  # of a fleet's; the next round finds others
 COMMANDS_AT_ONCE: Final = 100  # so that a script is short
-NO_LEASE: Final = -2  # what PTTL says of a key that is not there
+NO_LEASE: Final = -2  # PTTL of a key that is not there
 QUIET: Final = 4.0  # seconds: longer than the block of a read of a dead process
 
 
@@ -44,9 +44,9 @@ class Reclaimer:
         self.reclaimed = 0  # commands given back, or made dead letters
 
     async def look(self, wire: Wire, *, but: str = "", also: str = "") -> None:
-        """Look at the lists of all processes, and empty those of the dead.
+        """Check the lists of all processes, and empty those of the dead.
 
-        ``but`` is left alone; ``also`` is looked at in any case.
+        ``but`` is left alone; ``also`` is checked in any case.
         """
         lists = self._keys.lists
         try:
@@ -69,7 +69,7 @@ class Reclaimer:
             self._empty_since.pop(name, None)
 
     async def _empty(self, wire: Wire, name: str) -> None:
-        """Empty one list; strike it off when it has stayed empty for a while.
+        """Empty one list; remove its name when it has stayed empty for a while.
 
         Not at once, because a read of the dead process may still stand at the server.
         """
@@ -93,8 +93,8 @@ class Reclaimer:
     ) -> bool:
         """Put back what a dead process of our own name has left in our list.
 
-        It may have started all of it, so each has one more delivery. Tells whether the
-        list was ours.
+        That process may have started all of it, so each has one more delivery. Returns
+        whether the list was ours.
         """
         ours, dead = await self._hand_back(wire, lease, [0, 0, *found])
         if ours:
@@ -110,7 +110,7 @@ class Reclaimer:
         started: Sequence[bytes] = (),
         is_final: bool = False,
     ) -> None:
-        """Put everything in our list back but what is to stay.
+        """Put everything in our list back except ``stay``.
 
         What was started has one more delivery. With ``is_final`` the list is given up.
         """

@@ -53,7 +53,7 @@ class ReliableReceiver(Receiver):
 
     At least once: nothing is lost of what the serving Redis still holds. A command runs
     twice only if the process or the link dies before its ack, or if the process stands
-    still for longer than its lease: then another one takes over what it had.
+    still for longer than its lease: then another process takes over what it had.
 
     ``lease_ttl`` is in seconds; an id counts as seen for ``window`` seconds; ``report``
     is called for each command that has ended without being taken.
@@ -92,7 +92,7 @@ class ReliableReceiver(Receiver):
             connections, keys, self.lease, window=window, size_limit=size_limit
         )
         self._taken: deque[Message] = deque()
-        self._compare_at = float("inf")  # when our list has to be looked at
+        self._compare_at = float("inf")  # when our list has to be compared
         self._unsure_until = float("-inf")
         self._generation = -1  # of the connection since which our list is known
         self._limit = 1
@@ -125,7 +125,7 @@ class ReliableReceiver(Receiver):
         return self.leftovers()
 
     def leftovers(self) -> list[Message]:
-        """Give what was taken, once."""
+        """Return what was taken, once."""
         self._keep_taken()
         messages = list(self._taken)
         self._taken.clear()
@@ -148,7 +148,6 @@ class ReliableReceiver(Receiver):
         return bool(self._taken or self._fetcher.taken or self._fetcher.arrived)
 
     async def _prepare(self) -> None:
-        """Make sure that our list is ours and holds nothing unknown to us."""
         self._keep_taken()
         if not self._opened:
             await self._reclaimer.look(self._control, also=self.lease.key)
@@ -166,7 +165,7 @@ class ReliableReceiver(Receiver):
         return not self.lease.compared or anyio.current_time() >= self._compare_at
 
     async def _compare(self) -> None:
-        """Find in our list what a dying link has swallowed, or another read has left."""
+        """Find in our list what a lost link has swallowed, or another read has left."""
         self._compare_at = float("-inf")  # until it has succeeded
         if not await self._connections.forget_lost(self._wire, kill=True):
             # It may still bring something, until its block ends.
@@ -187,13 +186,11 @@ class ReliableReceiver(Receiver):
         self._compare_at = float("inf") if sure else self._unsure_until
 
     def _forget_all(self) -> None:
-        """Forget what we had: it stands in a list that another process owns now."""
         self.in_flight.forget_all()
         self._fetcher.taken.clear()
         self._fetcher.arrived.clear()
 
     def _keep_taken(self) -> None:
-        """Hold what has come, and decide how each is to end."""
         for payload, own, delivery, seen in self._fetcher.taken:
             preset = self._decide_preset(own, delivery, seen=seen)
             message = Message(
@@ -212,7 +209,7 @@ class ReliableReceiver(Receiver):
     def _decide_preset(
         self, own: str, delivery: int, *, seen: bool
     ) -> OutcomeKind | None:
-        """Decide the outcome of a command that need not be started, if it is one."""
+        """Decide the outcome of a command that is not to be run; else ``None``."""
         if seen or (own and self.in_flight.has_id(own)):
             return OutcomeKind.DUPLICATE
         if delivery > 1 and self._on_redelivery == "skip":
@@ -223,7 +220,7 @@ class ReliableReceiver(Receiver):
         """Decide whether a command may start, at the moment when it is to begin.
 
         What was reclaimed meanwhile is dropped: another process has it, or will. What
-        only may have been reclaimed is looked for in our list again.
+        may have been reclaimed is searched in our list again.
         """
         held = self.in_flight.find(message)
         if held is None:
@@ -241,10 +238,10 @@ class ReliableReceiver(Receiver):
         self.in_flight.advance(message, Stage.ENDED)
 
     async def settle(self, message: Message) -> None:
-        """Acknowledge; returns when that is through, or when it must be left for later.
+        """Acknowledge; returns when that has arrived, or must wait for later.
 
-        It is left for later when the lease is over or the agent stops: so never more
-        commands are started without an ack than run at the same time.
+        It waits when the lease is over or the agent stops: so never more commands are
+        started without an ack than run at the same time.
         """
         held = self.in_flight.find(message)
         if held is None or held.stage is not Stage.STARTED:
@@ -268,7 +265,7 @@ class ReliableReceiver(Receiver):
         return True
 
     async def stop(self) -> None:
-        """Release the parked read with CLIENT UNBLOCK, or wait for the end of its block."""
+        """Release the parked read, and put back what it brings."""
         self._stopped.set()
         await self._fetcher.stop()
         self._keep_taken()
@@ -276,7 +273,7 @@ class ReliableReceiver(Receiver):
             await self._give_back(Stage.ENDED, Stage.STARTED)
 
     async def close(self) -> None:
-        """Put back what did not end, strike off the list and give back the lease."""
+        """Put back what did not end, remove the list and give back the lease."""
         self._stopped.set()
         with anyio.move_on_after(None if self._control.connected else AWAY_GRACE):
             await self.lease.close()
@@ -289,10 +286,7 @@ class ReliableReceiver(Receiver):
                 await self._give_back(Stage.ENDED, is_final=True)
 
     async def _give_back(self, *stay: Stage, is_final: bool = False) -> None:
-        """Put everything back but what is at one of these stages.
-
-        At the end what is running goes back, too, and the list is given up.
-        """
+        """Put back everything except these stages; ``is_final`` gives up the list."""
         lease, payloads = self.lease.lease, self.in_flight.payloads
         keep, started = payloads(*stay), payloads(Stage.STARTED) if is_final else ()
         try:
@@ -307,7 +301,7 @@ class ReliableReceiver(Receiver):
             lease.forget()
 
     async def run(self) -> None:
-        """Keep the lease, and look after the lists of the dead, until cancelled."""
+        """Keep the lease, and reclaim the lists of the dead, until cancelled."""
         backoff = Backoff(base=FIRST_PAUSE, cap=min(2.0, self._ttl / LOOKS_PER_TTL))
         while not self.lease.closed:
             pause = jittered(self._ttl / LOOKS_PER_TTL, backoff.rng)
@@ -349,7 +343,6 @@ class ReliableReceiver(Receiver):
     async def _explain(
         self, error: RedisUnavailableError | WrongTypeError
     ) -> RedisUnavailableError | WrongTypeError:
-        """Make of a refusal what tells the operator what to do."""
         if isinstance(error, WrongTypeError):
             return error
         types = self._keys.types(self.lease.key)
@@ -367,16 +360,14 @@ class ReliableReceiver(Receiver):
 
 
 class _Taken(NamedTuple):
-    """A command in our list of which everything is known."""
-
     payload: bytes
     id: str  # under which its end is remembered, or ``""``
-    delivery: int  # which delivery this is
+    delivery: int  # 1 for the first
     seen: bool  # whether a command with this id has ended already
 
 
 class _Fetcher:
-    """Moves commands into the in-flight list and looks them up, over the blocking wire."""
+    """Takes commands into the in-flight list, over the blocking connection."""
 
     def __init__(
         self,
@@ -388,24 +379,22 @@ class _Fetcher:
         size_limit: int,
     ) -> None:
         self._wire = connections.blocking
-        self.read = BlockingRead(connections)  # what is owed
+        self.read = BlockingRead(connections)
         self._keys = keys
         self._lease = lease
         self._window_ms = int(window * 1000)
         self._size_limit = size_limit
-        self._known: dict[Script, int] = {}  # … to the connection of this number
-        self.taken: list[_Taken] = []  # what is to be handed out
-        # what stands in our list and has to be looked up first
-        self.arrived: list[bytes] = []
-        self.in_use = False  # the receiver uses the wire, or will at once
+        self._known: dict[Script, int] = {}  # script → connection that has run it
+        self.taken: list[_Taken] = []  # looked up
+        self.arrived: list[bytes] = []  # in our list, and not looked up yet
+        self.in_use = False  # the receiver uses the connection, or will at once
         self._stopping = False
         self._warned_of_counts = False
-        # held while something is sent, or nothing is to be taken
+        # Held while something is sent, or nothing is to be taken.
         self.sending = anyio.Lock(fast_acquire=True)
 
     @property
     def is_free(self) -> bool:
-        """Whether something may be sent over the blocking wire without waiting."""
         wire = self._wire
         busy = wire.pending or wire.lost or self.in_use or self.sending.locked()
         return wire.connected and not busy and not self._stopping
@@ -413,7 +402,7 @@ class _Fetcher:
     async def send_and_take(
         self, limit: int, request: Request, handle: _Handle
     ) -> None:
-        """Send a request, and take up to so many commands in the same trip."""
+        """Send a request, and take up to ``limit`` commands in the same trip."""
         requests, handlers = [request], [handle]
         if limit and self._known.get(TAKE) == self._wire.generation:
             requests.append(TAKE.request(*self._take_arguments(limit)))
@@ -427,7 +416,6 @@ class _Fetcher:
             await self.read.wait()
 
     async def take(self, limit: int) -> None:
-        """Take up to so many commands, if there are some."""
         await self._run(TAKE, *self._take_arguments(limit), self._handle_taken)
 
     def _take_arguments(self, limit: int) -> tuple[list[str], list[Argument]]:
@@ -442,7 +430,7 @@ class _Fetcher:
         await self._post(request, self._handle_moved)
 
     async def look_up(self) -> None:
-        """Find out all about what has arrived."""
+        """Find out delivery and id of each command that has arrived."""
         if not self.arrived:
             return
         keys, lease = self._keys, self._lease.lease
@@ -453,7 +441,6 @@ class _Fetcher:
         await self._run(ADMIT, named, arguments, self._handle_admitted)
 
     async def stop(self) -> None:
-        """Release the parked read, and ask for nothing any more."""
         self._stopping = True
         async with self.sending:
             await self.read.release()
@@ -516,7 +503,7 @@ class _Fetcher:
             self.taken.append(_Taken(payload, own, count, bool(seen)))
 
     def _check_delivery(self, delivery: int) -> int:
-        """Warn once that something else than a count stood there; it is the first then."""
+        """Take a value that is no count for the first delivery, and warn once."""
         if not delivery and not self._warned_of_counts:
             self._warned_of_counts = True
             text = "%r does not hold counts alone: such a delivery counts as the first"
@@ -524,10 +511,7 @@ class _Fetcher:
         return max(delivery, 1)
 
     def _id_of(self, payload: bytes) -> str:
-        """Give the id under which a command's end is remembered: a long one as digest.
-
-        A hundred thousand of them are kept, and a sender may send what it likes.
-        """
+        """The id whose end is remembered; a long one as digest: 100,000 are kept."""
         if not self._window_ms:
             return ""
         given = find_id(payload, limit=self._size_limit)

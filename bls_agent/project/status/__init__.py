@@ -1,1 +1,1 @@
-"""The status of the project: how it is decided, and how it reaches its key."""
+"""The status of the project: how it is decided, and how it is written."""

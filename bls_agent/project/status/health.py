@@ -1,4 +1,4 @@
-"""Health checks: which are declared, what their results mean, and running them."""
+"""Health checks: their registration, what their results mean, and running them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 INTERVAL: Final = 10.0  # seconds from the end of one call to the beginning of the next
 TIMEOUT: Final = 5.0  # seconds a call may take
-FAILURES: Final = 2  # in a row: a single hiccup alarms nobody
+FAILURES: Final = 2  # in a row: a single hiccup is no alarm
 LONGEST: Final = 86_400.0  # seconds, as in the settings
 
 Check: TypeAlias = Callable[[], object]
@@ -66,7 +66,7 @@ C = TypeVar("C", bound=Check)
 
 
 class HealthCheckDecorator(Protocol):
-    """Registers a check and gives it back unchanged."""
+    """Registers a check and returns it unchanged."""
 
     def __call__(self, function: C, /) -> C:
         """Register the function."""
@@ -77,15 +77,13 @@ class HealthCheckDecorator(Protocol):
 class HealthCheck:
     """A declared health check."""
 
-    name: str  # what it looks after, as records and ``stats()`` call it
-    function: Check  # called without arguments; a coroutine function or a plain one
-    # seconds from the end of one call to the beginning of the next
-    interval: float = INTERVAL
-    timeout: float = TIMEOUT
+    name: str
+    function: Check  # a coroutine function or a plain one, without arguments
+    interval: float = INTERVAL  # seconds from the end of one call to the next
+    timeout: float = TIMEOUT  # seconds
     failures: int = FAILURES  # failures in a row that turn the status to 故障
 
     def __post_init__(self) -> None:
-        """Check every value."""
         check_name("health check", self.name)
         _check_seconds("interval", self.interval, INTERVAL)
         _check_seconds("timeout", self.timeout, TIMEOUT)
@@ -97,7 +95,7 @@ class HealthCheck:
 
     @property
     def source(self) -> str:
-        """What it is called as a source of the status."""
+        """Its name as a source of the status."""
         return f"health check {self.name}"
 
 
@@ -132,11 +130,11 @@ def _check_function(name: str, function: object) -> None:
         remedy = "Bind them before: functools.partial(function, …)."
         raise ConfigurationError(field_name, repr(function), rule, remedy) from None
     except ValueError:
-        pass  # a builtin that does not tell: the first call will
+        pass  # a builtin without a signature: the first call decides
 
 
 def name_of_check(function: Check) -> str:
-    """Give a check's own name, by which it is registered if no other is given."""
+    """Return a check's own name, by which it is registered if no other is given."""
     name = getattr(function, "__name__", None)
     if not isinstance(name, str):
         rule = "a check without a name is registered with one"
@@ -146,19 +144,18 @@ def name_of_check(function: Check) -> str:
 
 
 class HealthChecks:
-    """What is registered, from one opening of the agent to the next."""
+    """The registered checks, from one opening of the agent to the next."""
 
     def __init__(self) -> None:
         self._checks: dict[str, HealthCheck] = {}
-        # called when one was added, in whatever thread that was
+        # Called when one was added, in the thread that added it.
         self.on_added: Callable[[], None] = _nothing
-        # name → Unix seconds at which the plain call began that has not returned. It
-        # outlives a session as its thread does, so that opening again and again does
-        # not pile up threads
+        # Name → Unix seconds at which a plain call began that has not returned. It
+        # outlives a session as its thread does: reopening must not pile up threads.
         self.going_on: dict[str, float] = {}
 
     def forget_parent(self) -> None:
-        """In a forked child: whatever goes on does so in the parent."""
+        """In a forked child no check goes on."""
         self.on_added = _nothing
         self.going_on = {}
 
@@ -172,11 +169,11 @@ class HealthChecks:
         self.on_added()
 
     def list_checks(self) -> list[HealthCheck]:
-        """Give every check, in order of registration."""
+        """Return every check, in order of registration."""
         return list(self._checks.values())
 
     def call(self, check: HealthCheck, now: float) -> object:
-        """Call a plain check, noting as long as it lasts that it goes on."""
+        """Call a plain check and record, as long as it lasts, that it goes on."""
         self.going_on[check.name] = now
         try:
             return check.function()
@@ -191,12 +188,12 @@ def _nothing() -> None:
 class Failure(NamedTuple):
     """Why a call counts as failed."""
 
-    type: str  # one word, or the exception's type
+    type: str  # a short name, or the exception's type
     message: str  # what happened
     error: BaseException | None = None  # the exception, if there was one
 
     def describe(self) -> dict[str, str]:
-        """Give the ``error`` object of a record."""
+        """Return the ``error`` object of a record."""
         if self.error is not None:
             return describe_error(self.error)
         return {"type": self.type, "message": self.message}
@@ -210,14 +207,14 @@ class Alarm(NamedTuple):
 
 
 class Recovery(NamedTuple):
-    """The fault is over; it lasted this many seconds, from its first failure on."""
+    """The fault is over; ``seconds`` count from its first failure."""
 
     seconds: float
     failures: int
 
 
 class HealthState:
-    """How a check has been doing: decisions only."""
+    """The failures of a check in a row. No I/O."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit  # failures in a row that are an alarm
@@ -226,7 +223,7 @@ class HealthState:
         self._since = 0.0
 
     def record(self, failure: Failure | None, now: float) -> Alarm | Recovery | None:
-        """Record the end of a call, at these monotonic seconds, and say what to do."""
+        """Record the end of a call, at these monotonic seconds; decide what to do."""
         if failure is not None:
             self._since = self._since if self.failures else now
             self.failures += 1
@@ -240,13 +237,13 @@ class HealthState:
 
 
 class HealthMonitor:
-    """Runs the checks of one session, each on its own schedule, and acts on the end.
+    """Runs the checks of one session, each on its own schedule, and reports changes.
 
     Each call is a task of asyncio outside of every scope: it is cancelled once, at its
     timeout, and never waited for longer. (A scope of anyio would cancel a check that
-    swallows it at every turn of the loop, and wait for it at the end.) While a call
-    goes on no new one is begun: it counts as failed. Plain checks run in threads of
-    the monitor's own, so that no hanging one takes a handler's place.
+    swallows it at every turn of the loop, and wait for it.) While a call goes on no new
+    one is begun: it counts as failed. Plain checks run in threads of the monitor's own,
+    so that no hanging one takes a handler's place.
     """
 
     def __init__(
@@ -264,7 +261,7 @@ class HealthMonitor:
         self._project = project
         self._check_status = check
         self._states: dict[str, HealthState] = {}
-        # name → the task of a call, and the Unix second at which it began
+        # Name → the task of a call, and the Unix second at which it began.
         self._calls: dict[str, tuple[asyncio.Task[Failure | None], float]] = {}
         self._threads = HandlerThreads()
         self._wakeup = ThreadSafeEvent()
@@ -290,7 +287,7 @@ class HealthMonitor:
                     task.cancel()
 
     def close(self) -> None:
-        """Let idle threads end, and let go of the registry."""
+        """Let idle threads end, and disconnect from the registry."""
         self._checks.on_added = _nothing
         self._threads.close()
 
@@ -308,7 +305,6 @@ class HealthMonitor:
             await anyio.sleep(jittered(check.interval, self._rng))
 
     def _report_alarm(self, check: HealthCheck, alarm: Alarm) -> None:
-        """Turn the status to 故障 and say why, once."""
         self._aggregator.set(check.source, Status.FAULT)
         self._check_status()
         told = alarm.failure.describe()
@@ -322,7 +318,6 @@ class HealthMonitor:
         logger.error("%s: %s%s", self._project, redact(text), trace)
 
     def _report_recovery(self, check: HealthCheck, recovery: Recovery) -> None:
-        """Withdraw the 故障 and say how long it lasted."""
         self._aggregator.set(check.source, Status.ONLINE)
         self._check_status()
         lasted = f"{recovery.seconds:.1f} s"
@@ -336,7 +331,7 @@ class HealthMonitor:
         logger.info("%s: %s", self._project, text)
 
     async def _call(self, check: HealthCheck) -> Failure | None:
-        """Call a check once, unless a former call goes on; say why it failed."""
+        """Call a check once, unless a former call goes on; return why it failed."""
         import asyncio  # noqa: PLC0415 - 20 ms; anyio has no task without a scope
 
         since = await self._busy_since(check)
@@ -366,7 +361,7 @@ class HealthMonitor:
         call, going_on = self._calls.get(check.name), self._checks.going_on
         if call is None:
             with anyio.move_on_after(check.timeout):
-                while check.name in going_on:  # noqa: ASYNC110 - a thread tells no event
+                while check.name in going_on:  # noqa: ASYNC110 - a thread sets no event
                     await anyio.sleep(0.01)
         elif not call[0].done():
             call[0].cancel()  # it has swallowed the one before
@@ -374,7 +369,7 @@ class HealthMonitor:
         return going_on.get(check.name)
 
     async def _attempt(self, check: HealthCheck, now: float) -> Failure | None:
-        """Let whatever a check does end here."""
+        """Call a check; whatever it does ends here."""
         function: Callable[[], Any] = check.function
         if not is_coroutine_function(function):
             function = self._threads.wrap(partial(self._checks.call, check, now))

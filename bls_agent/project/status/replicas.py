@@ -1,8 +1,8 @@
-"""Several processes of one project: which are alive, and the status they have together.
+"""Several processes of one project: which are alive, and their common status.
 
-Beside the status key lies a hash, instance → its status and until when it counts, by
-the server's clock. Every status goes through one script that writes the worst of the
-living into the status key in the same step. A killed replica just expires.
+Beside the status key is a hash: instance → its status, and until when that counts by
+the server's clock. One script writes an instance's status there and, in the same step,
+the worst of the living into the status key. A killed replica just expires.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ _REFUSED: Final = ("no_permission", "unknown_command", "unsupported", "refused")
 _WORST_FIRST: Final = tuple(
     status.value for status in sorted(Status, key=lambda s: s.severity, reverse=True)
 )
-PAUSE: Final = 0.02  # seconds between two looks for outcomes
+PAUSE: Final = 0.02  # seconds between two reads for outcomes
 _DIGITS: Final = 16  # of an expiry, and more
-FIRST: Final = 2  # after one sighting: that may be this instance before a restart
-MANY: Final = 8  # after another: reports without one until the name is its own again
+# Reports without a namesake until the name counts as this instance's own again.
+FIRST: Final = 2  # after one sighting: it may be this instance before a restart
+MANY: Final = 8  # after another
 
 
 class ReplicaRegistry:
@@ -53,10 +54,10 @@ class ReplicaRegistry:
         self._warned = self._warned_of_dropped = False
 
     async def report(self, wire: Wire, status: Status, ttl: int) -> bool:
-        """Report how this instance is; the status key gets the worst of all.
+        """Report this instance's status; the status key gets the worst of all.
 
-        Its status counts for ``ttl`` seconds; with 0 the instance leaves. False where
-        scripts or keys are refused, which is said.
+        It counts for ``ttl`` seconds; with 0 the instance leaves. False, with a
+        warning, where scripts or keys are refused.
         """
         # An instance that leaves removes only its own entry, and not a namesake's.
         token = "-" if self._is_shared and not ttl else self._token
@@ -81,7 +82,7 @@ class ReplicaRegistry:
         return True
 
     def _record_namesake(self, *, found: bool) -> None:
-        """Believe in another process of our name fast, and forget it slowly."""
+        """Assume another process of our name at once, and drop that slowly."""
         if found:
             self._namesakes = MANY if self._namesakes else FIRST
         else:
@@ -120,12 +121,12 @@ async def read_replicas(wire: Wire, project: str) -> dict[str, Status]:
 def list_living(entries: Sequence[bytes], now: int) -> dict[str, Status]:
     """Decide which instances live, at these milliseconds of the server's clock.
 
-    ``entries`` are the names and values of the hash in turn, as Redis gives it.
+    ``entries`` are the names and values of the hash in turn, as Redis returns it.
     """
     living: dict[str, Status] = {}
     for name, entry in zip(entries[::2], entries[1::2], strict=True):
         parts = entry.split(b" ", 3)
-        # token, expiry, for how long it was said, status
+        # token, expiry, TTL of that report, status
         if len(parts) == 4 and _is_later(parts[1], now):  # noqa: PLR2004
             try:
                 status = Status.decode(parts[3])
@@ -141,9 +142,9 @@ def _is_later(expiry: bytes, now: int) -> bool:
 
 @dataclass
 class OutcomeCollector:
-    """Collects how a command ended, from one instance or from several."""
+    """Collects the outcomes of a command, from one instance or from several."""
 
-    # instances whose outcome is waited for; empty for the first that comes
+    # Instances whose outcome is awaited; empty for the first that comes.
     expected: frozenset[str] = frozenset()
     command_id: str = ""
     outcomes: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
@@ -154,7 +155,7 @@ class OutcomeCollector:
         return bool(self.outcomes) and self.expected <= self.outcomes.keys()
 
     def add(self, entries: Iterable[LogEntry]) -> None:
-        """Take the outcomes of this command out of new records; the first of each."""
+        """Add this command's outcomes in new records; the first of each instance."""
         for entry in entries:
             outcome = entry.outcome
             if outcome is not None and outcome.command_id == self.command_id:

@@ -1,4 +1,4 @@
-"""Writing the status to its key (contract 002, section 2.1), and keeping it true.
+"""Writing the status to its key, and keeping it true.
 
 The reporter writes from the event loop; while that loop stands still the watchdog's
 thread writes, over connections of its own.
@@ -50,16 +50,13 @@ SIGHTINGS: Final = 2  # in a row; one may be a server whose clock was set back
 
 
 class Snapshot(NamedTuple):
-    """What stood under the key in the moment before we wrote."""
+    """What stood under the key in the moment before a write."""
 
     asked: float  # monotonic seconds before the request left
     answered: float  # monotonic seconds when the reply was there
-    place: int  # which connection it was: another one may lead to a server that forgot
-    # the value; ``None`` if there was none, or if that is not known
-    value: bytes | None = None
-    # milliseconds until it would have vanished, as PTTL says it (-1 for never, -2 for
-    # no key); ``None`` if that is not known
-    remaining: int | None = None
+    place: int  # the connection: another one may lead to a server without the value
+    value: bytes | None = None  # ``None``: there was none, or it is not known
+    remaining: int | None = None  # as PTTL (-1 never, -2 no key); ``None``: not known
 
 
 class _Written(NamedTuple):
@@ -74,8 +71,8 @@ class ConflictDetector:
     """Compares what stands under the key with what we have written there.
 
     Only what came between two of our own writes, both answered, over one connection,
-    can be another process's: neither a predecessor's final status nor a doubtful write
-    of our own, nor what a server brings back from a former time.
+    can be another process's: not a predecessor's final status, not a doubtful write of
+    our own, nor what a server restores from a former time.
     """
 
     def __init__(self) -> None:
@@ -86,16 +83,16 @@ class ConflictDetector:
 
     @property
     def epoch(self) -> int:
-        """Changes when another part of this process begins or ceases to write as well."""
+        """Changes when the watchdog of this process begins or ends writing."""
         return self._epoch
 
     def pause(self) -> None:
-        """Detect nothing from now on: this process writes over another connection, too."""
+        """Detect nothing: this process writes over another connection, too."""
         self._epoch += 1
         self._paused = True
 
     def resume(self) -> None:
-        """Begin afresh: nothing of the other connection can arrive any more."""
+        """Begin afresh: no write of the other connection can arrive any more."""
         self._epoch += 1
         self._paused = False
 
@@ -105,11 +102,7 @@ class ConflictDetector:
         self._late = 0
 
     def record(self, snapshot: Snapshot, value: bytes, ttl: float, epoch: int) -> bool:
-        """Record a write of ours and tell whether it met another process's.
-
-        ``value`` is what we wrote, ``ttl`` the seconds it lives, ``epoch`` that of the
-        moment when the request was made.
-        """
+        """Record a write made at ``epoch``; return whether it met another process's."""
         found = self._meets(snapshot, epoch)
         ours = epoch == self._epoch and not self._paused
         self._written = (
@@ -136,7 +129,7 @@ class ConflictDetector:
 
 
 def _outlasts(snapshot: Snapshot, before: _Written) -> bool:
-    """Tell whether the key would have lived longer than our own write allows."""
+    """Whether the key would have lived longer than our own write allows."""
     if snapshot.remaining is None or snapshot.remaining == -2:  # noqa: PLR2004 - no key
         return False
     if snapshot.remaining < 0:
@@ -173,11 +166,11 @@ class StatusWriter:
         self._turn = anyio.Lock()
         self._ended = False
         self.conflicts = ConflictDetector()  # detects another process that writes here
-        # the status that was written last over this connection
+        # The status that was written last over these connections.
         self.written: Status | None = None
 
     def over(self, connections: Connections) -> StatusWriter:
-        """Give one that writes the same key over other connections."""
+        """Make a writer of the same key over other connections."""
         other = copy(self)
         other._connections = connections  # noqa: SLF001 - its own kind
         other._on_conflict = None  # noqa: SLF001 - as above
@@ -186,7 +179,7 @@ class StatusWriter:
         return other
 
     async def write(self, status: Status) -> None:
-        """Write a status that expires after ``ttl`` seconds; not behind the final one."""
+        """Write a status that expires after ``ttl`` seconds; none after the final."""
         async with self._turn:
             if not self._ended:
                 await self._write(status)
@@ -205,7 +198,7 @@ class StatusWriter:
         self.written = status
 
     async def write_final(self, final_status: Status) -> None:
-        """Write what stays, after everything that was lost on the way."""
+        """Write the status that stays, after every write that was lost on the way."""
         self._ended = True
         live = self._connections.liveness
         async with self._turn:  # one that is under way has several requests, perhaps
@@ -223,7 +216,7 @@ class StatusWriter:
                     return
 
     async def _report(self, status: Status, ttl: int) -> bool:
-        """Report it as one of several; false if alone, or from now on where refused."""
+        """Report as one of several; false if alone, or from now on where refused."""
         if self._replicas is None:
             return False
         if await self._replicas.report(self._connections.liveness, status, ttl):
@@ -233,7 +226,6 @@ class StatusWriter:
         return False
 
     async def _set(self, status: Status) -> None:
-        """Write it with its TTL, and compare with what stood there."""
         epoch, asked = self.conflicts.epoch, time.monotonic()
         request = ("SET", self._key, status.value, "EX", self._ttl)
         ask_ttl = self._on_conflict is not None and self._can_ask_ttl
@@ -248,7 +240,7 @@ class StatusWriter:
     async def _send(
         self, request: Request, *, ask_ttl: bool = False
     ) -> tuple[int | None, bytes | None]:
-        """SET, with GET where that is known; gives the TTL and the value of before."""
+        """SET, with GET where that is known; return the former TTL and value."""
         live = self._connections.liveness
         requests = [("PTTL", self._key)] if ask_ttl else []  # in the same round trip
         guarded = (*request, "GET") if self._guard else request
@@ -270,7 +262,7 @@ class StatusWriter:
         try:
             found = await self._connections.liveness.call("TYPE", self._key)
         except RedisRefusedError:
-            return  # without the right to ask; it was said
+            return  # without the right to ask; that was logged
         if found not in (b"string", b"none"):
             raise WrongTypeError(self._key, "string")
 
@@ -304,7 +296,7 @@ class StatusReporter:
         self._wakeup.set()
 
     def check(self) -> None:
-        """Have the status written soon if it is not the one that stands there.
+        """Have the status written soon if it differs from the one that stands there.
 
         From anywhere, never waits. A source sets its status and then checks here, while
         :meth:`run` writes and then checks the sources: one of them sees the other.
@@ -315,8 +307,8 @@ class StatusReporter:
     def open_error_window(self, seconds: float | None) -> Callable[[], None] | None:
         """Turn 在线 into 报错 until some seconds have passed without an error record.
 
-        Gives what records an error, from anywhere, also from what interrupts one of its
-        lines; ``None`` if errors do not count.
+        Returns the function that records an error, from anywhere, even if it interrupts
+        itself; ``None`` if errors do not count.
         """
         if seconds is None:
             return None
@@ -359,7 +351,6 @@ class StatusReporter:
             self._wakeup.unbind()
 
     async def _wait(self) -> None:
-        """Wait until a refresh is due or the status may have changed."""
         now = time.monotonic()
         if self._aggregator.status(now) is not self._writer.written:
             return  # it has changed while it was written
@@ -373,7 +364,7 @@ class StatusReporter:
         permanent = isinstance(error, RedisRefusedError | WrongTypeError)
         delay = self._backoff.failed(permanent=permanent)
         if isinstance(error, RedisUnavailableError) and error.connecting:
-            return  # the gate has paced it, and has said so
+            return  # the gate has paced and logged it
         self._complaints.say("the status cannot be written", error)
         await anyio.sleep(delay)
 
@@ -381,11 +372,10 @@ class StatusReporter:
 class StallStatusPublisher:
     """Keeps the status of one agent alive and true while its loop cannot.
 
-    A source of the status says 故障 from the moment at which a stall is noticed until
-    nothing of the thread can arrive any more: so the loop, once it moves, writes 故障 as
-    well until then, and what comes after that is the truth again. What is written is
-    the worst of all sources; before ``stall_after`` that is still the loop's own status,
-    kept alive where it would vanish earlier.
+    From the notice of a stall until no write of the thread can arrive any more, a
+    source of the status is 故障: so the loop, once it moves, writes 故障 too until then,
+    and the truth afterwards. Before ``stall_after`` the loop's own status is kept alive
+    where it would expire earlier.
     """
 
     SOURCE = "event loop"
@@ -415,15 +405,15 @@ class StallStatusPublisher:
         self._changed = changed
         self.stall_after = stall_after  # seconds of standing still that are a stall
         self.publish_after = ttl / 3  # seconds after which the status needs a refresh
-        # seconds between two refreshes: less than a third of the TTL
+        # Seconds between two refreshes: less than a third of the TTL.
         self.interval = ttl / 4
 
     def on_takeover(self) -> None:
-        """Let what the thread writes pass for our own."""
+        """Count the thread's writes as our own."""
         self._own_writer.conflicts.pause()
 
     def on_stall(self, where: str) -> None:
-        """Turn the status to 故障 and say where the loop stands."""
+        """Turn the status to 故障 and log where the loop stands."""
         self._counts.stalls += 1
         self._aggregator.set(self.SOURCE, Status.FAULT)
         text = "%s: the event loop has not moved for %g s; it stands in %s"
@@ -442,7 +432,7 @@ class StallStatusPublisher:
         await self._writer[1].write(self._aggregator.status(time.monotonic()))
 
     def on_recovery(self, seconds: float) -> None:
-        """Withdraw the 故障, have the loop write the truth, and tell how long it was."""
+        """End the 故障, have the loop write the truth, and log how long it was."""
         self._writer = None
         self._aggregator.withdraw(self.SOURCE)
         self._own_writer.conflicts.resume()
