@@ -1,3 +1,3 @@
-"""What other libraries' programs are given: each module needs an extra of its own."""
+"""Integrations with other libraries; each module needs an extra of its own."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A webhook of GitHub that synchronises the asset library at each push (extra ``web``).
+"""A GitHub webhook that synchronises the asset library at each push (extra ``web``).
 
-To be mounted as a route of its own, or to be run alone::
+To be mounted as a route, or run alone::
 
     Route("/hooks/assets", AssetWebhookApp(sync, secret), methods=["POST"])
 """
@@ -44,16 +44,16 @@ _log = logging.getLogger(__name__)
 
 
 class AssetWebhookApp(Starlette):
-    """Synchronises the library when somebody pushes to the branch.
+    """Synchronises the asset library at each push to the branch.
 
     An ASGI application for ``POST`` at any path. A delivery is answered at once with
-    202; the synchronisation runs behind it, one at a time, and once more if there was
-    another push meanwhile. Events other than a push, other branches, and deliveries
-    that came before are answered with 200 and do nothing.
+    202; synchronisations run in the background, one at a time, and once more if another
+    push came meanwhile. Other events, other branches and repeated deliveries are
+    answered with 200 and do nothing.
 
     A delivery without a right signature (``X-Hub-Signature-256``) is answered with 401
-    and not read any further. A failed synchronisation is a warning in the log, and
-    forgets the deliveries, so that GitHub's *Redeliver* begins a new one. Let
+    and not decoded. A failed synchronisation is a warning in the log, and forgets the
+    deliveries, so that GitHub's *Redeliver* begins a new one. Let
     :meth:`AssetSync.run_forever` run as well: GitHub does not repeat what got lost.
 
     Run alone it closes the synchronisation at the end; mounted, the host calls
@@ -61,7 +61,7 @@ class AssetWebhookApp(Starlette):
 
     Args:
         sync: What to run. Give it ``wait=60`` where several processes synchronise.
-        secret: As it stands in the webhook's settings at GitHub; 16 characters or more.
+        secret: As in the webhook's settings at GitHub; 16 characters or more.
         branch: Whose pushes count; default the branch of ``sync.source``, and without
             one the repository's default branch.
         max_body: Bytes of a delivery; a longer one is answered with 413.
@@ -78,7 +78,6 @@ class AssetWebhookApp(Starlette):
         branch: str = "",
         max_body: int = MAX_BODY,
     ) -> None:
-        """Make the application; nothing is asked yet."""
         if len(secret) < SHORTEST:
             rule = f"a secret has {SHORTEST} characters or more"
             raise ConfigurationError("secret", "***", rule)
@@ -91,7 +90,7 @@ class AssetWebhookApp(Starlette):
         super().__init__(routes=[route], lifespan=self._live)
 
     async def aclose(self) -> None:
-        """Cancel the synchronisation that runs, if any, and wait for its end."""
+        """Cancel the synchronisation that is running, if any, and wait for its end."""
         if self._task is not None:
             ended = anyio.Event()
             self._task.add_done_callback(lambda _: ended.set())
@@ -131,7 +130,7 @@ class AssetWebhookApp(Starlette):
         return body
 
     def _decide(self, request: Request, body: bytes) -> Response:
-        """Decide what a genuine delivery means."""
+        """Decide what a delivery with a right signature means."""
         event = request.headers.get("x-github-event", "")
         if event != "push":
             return _answer(200, f"ignored: {event or 'no event'} is no push")
@@ -154,13 +153,13 @@ class AssetWebhookApp(Starlette):
         return _answer(202, "accepted")
 
     async def _work(self) -> None:
-        """Synchronise as long as there are pushes that came after the last beginning."""
+        """Synchronise as long as a push came after the last synchronisation began."""
         while self._is_wanted:
             self._is_wanted = False
             try:
                 report = await self._sync.run()
                 failure = report.reason if report.status == "failed" else ""
-            except Exception as error:  # noqa: BLE001 - the next push is to be served
+            except Exception as error:  # noqa: BLE001 - the next push has to be synchronised
                 failure = f"{type(error).__name__}: {error}"
             if failure:
                 self._seen.clear()

@@ -1,7 +1,6 @@
 """Runs over HTTP, for Starlette, FastAPI and every ASGI server (extra ``web``).
 
-:class:`RunEventsApp` is an application to mount, :class:`RunEventsResponse` the stream
-alone, for a route of one's own::
+:class:`RunEventsApp` is mounted, :class:`RunEventsResponse` answers one route::
 
     app.mount("/", RunEventsApp(store, authorize=may_read))
 """
@@ -56,7 +55,7 @@ __all__ = ["Authorize", "RunEventsApp", "RunEventsResponse", "allow_all"]
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER: Final = "2"  # seconds
-CROWDED: Final = 10_000  # milliseconds until a client comes back that found no room
+CROWDED: Final = 10_000  # milliseconds until a client above the limit comes back
 DIGITS: Final = 19  # of the largest run id
 # No cache keeps what may need a right to be read; no proxy collects it first.
 HEADERS: Final = {"cache-control": "no-cache, no-store"}
@@ -65,7 +64,7 @@ _ABSENT: Final = {404: "there is no such run", 410: "the run is not there any mo
 
 GRACE: Final = 1.0  # seconds for a stream to end when the server stops
 
-LIMIT: Final = 100  # events of a page, if nothing is said
+LIMIT: Final = 100  # events of a page by default
 MOST: Final = 1_000
 PAGE_SIZE: Final = 4 * 1024 * 1024  # bytes after which a page ends early
 
@@ -76,14 +75,13 @@ def _error_response(
     headers: Mapping[str, str] | None = None,
     **more: str,
 ) -> Response:
-    """Make an error in JSON: ``error`` and more fields."""
     body = encode({"error": message or _ABSENT[status], **more})
     told = {**HEADERS, "x-content-type-options": "nosniff", **(headers or {})}
     return Response(body, status, told, "application/json")
 
 
 def _response_to(error: BlsError) -> Response:
-    """Make the response to an error of ours, without addresses: strangers may read it."""
+    """Make the response to an error, without servers' addresses: strangers read it."""
     if isinstance(error, RedisUnavailableError):
         refused = isinstance(error, RedisRefusedError)
         told = "Redis refuses" if refused else "Redis cannot be reached now"
@@ -96,7 +94,7 @@ def _response_to(error: BlsError) -> Response:
 
 
 def _page_response(events: Sequence[StreamEvent], following: str | None) -> Response:
-    """Make a page of events: ``events``, and ``next`` to go on behind."""
+    """Make a page: ``events``, and ``next`` for the page behind it."""
     told = b",".join(event.json for event in events)
     body = b'{"events":[%s],"next":%s}' % (told, encode(following))
     headers = {**HEADERS, "x-content-type-options": "nosniff"}
@@ -104,17 +102,15 @@ def _page_response(events: Sequence[StreamEvent], following: str | None) -> Resp
 
 
 def _read_run_id(text: str) -> int:
-    """Read the id of a run from an address."""
     return check_run_id(_read_number("run_id", text))
 
 
 def _read_limit(text: str | None, default: int) -> int:
-    """Read how many events a page holds at most."""
     return default if text is None else _read_number("limit", text)
 
 
 def _read_number(name: str, text: str) -> int:
-    # int() reads more than that: signs, blanks, underscores, the digits of other scripts.
+    # int() reads more: signs, blanks, underscores, the digits of other scripts.
     if not (text.isascii() and text.isdigit() and len(text) <= DIGITS):
         rule = f"it must be a number of at most {DIGITS} digits"
         raise ConfigurationError(name, text, rule)
@@ -122,7 +118,7 @@ def _read_number(name: str, text: str) -> int:
 
 
 def _cors(allow_origins: Sequence[str]) -> list[Middleware]:
-    """Let pages of these origins read, with their cookies; ``*`` for all, without."""
+    """Let pages of these origins read with their cookies; ``*``: all, without."""
     if isinstance(allow_origins, str):
         rule, remedy = "it is a list of origins", f"Pass [{allow_origins!r}]."
         raise ConfigurationError("allow_origins", allow_origins, rule, remedy)
@@ -145,7 +141,7 @@ def _cors(allow_origins: Sequence[str]) -> list[Middleware]:
 
 
 class _FrameStream(EventSourceResponse):
-    """Sends frames, and ends them in order when the server stops."""
+    """Sends frames, and ends the response in order when the server stops."""
 
     def __init__(self, pump: FramePump, headers: Mapping[str, str]) -> None:
         self._pump = pump
@@ -161,7 +157,7 @@ class _FrameStream(EventSourceResponse):
         del self.headers["connection"]  # the server's own affair
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send them until they end, the client leaves, or the server stops."""
+        """Send frames until the run ends, the client leaves, or the server stops."""
 
         async def put(chunk: bytes) -> None:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -170,7 +166,7 @@ class _FrameStream(EventSourceResponse):
         async with anyio.create_task_group() as tasks:
 
             async def give_up() -> None:
-                with suppress(OSError):  # it left
+                with suppress(OSError):  # the client left
                     await self._pump.send_heartbeats(put)
                 tasks.cancel_scope.cancel()
 
@@ -181,9 +177,9 @@ class _FrameStream(EventSourceResponse):
             tasks.cancel_scope.cancel()
 
     async def _send_all(self) -> AsyncGenerator[bytes]:
-        """Give nothing: the pump sends by itself.
+        """Yield nothing: the pump sends by itself.
 
-        Each chunk that is given here would be sent with a deadline of its own.
+        sse-starlette would send each yielded chunk with a deadline of its own.
         """
         if self._put is not None:
             await self._pump.run(self._put)
@@ -195,25 +191,25 @@ class _FrameStream(EventSourceResponse):
         self._pump.end()
 
 
-# Says who may read which run: true, or an answer of its own; anything else is a no.
+# Decides whether a request may read a run: true, an answer of its own, else no.
 Authorize: TypeAlias = Callable[
     [Request, int], "Awaitable[bool | Response | None] | bool | Response | None"
 ]
 
 
 async def allow_all(request: Request, run_id: int) -> bool:  # noqa: ARG001 - an Authorize
-    """Let everybody read every run: for machines that nobody else reaches."""
+    """Let every request read every run: for machines that only their users reach."""
     return True
 
 
 class RunEventsResponse(Response):
-    """The stream of a run, as the answer of a route of one's own.
+    """The stream of a run, as the answer of one route.
 
-    Reads ``Last-Event-ID`` and ``?last_event_id=`` of the request by itself. With
-    ``?unnamed=1`` no event has a name: all arrive at ``EventSource.onmessage``. Whether the
-    run is there is asked when the answer is sent; see
-    :func:`~bls_agent.runs.sse.stream_status` for what it becomes then. It ends with the
-    run, with the client, and within a second when uvicorn stops; the client comes back.
+    Reads ``Last-Event-ID`` and ``?last_event_id=`` of the request. With ``?unnamed=1``
+    no event has a name: all arrive at ``EventSource.onmessage``. Redis is asked for the
+    run when the answer is sent; :func:`~bls_agent.runs.sse.stream_status` gives the
+    status. The stream ends with the run, with the client, and within a second when
+    uvicorn stops; the client comes back.
     """
 
     media_type = "text/event-stream"
@@ -237,8 +233,8 @@ class RunEventsResponse(Response):
             headers: More headers of the stream.
 
         Raises:
-            ConfigurationError: ``heartbeat`` is no time. (A ``run_id`` that is none is
-            the client's fault, and answered with 400.)
+            ConfigurationError: ``heartbeat`` is no time. (A wrong ``run_id`` is the
+                client's fault, and answered with 400.)
         """
         super().__init__(headers=headers)
         self._store = store
@@ -251,7 +247,7 @@ class RunEventsResponse(Response):
         self._open_streams = set[RunEventsResponse]()  # those of its application
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Find out what to answer, and answer; a client that leaves ends it quietly."""
+        """Decide what to answer, and answer; a client that leaves ends it quietly."""
         self._open_streams.add(self)
         try:
             answer = await self._answer(Request(scope))
@@ -263,7 +259,7 @@ class RunEventsResponse(Response):
             await self.background()
 
     def end(self) -> None:
-        """End the stream at once, or as soon as it begins; the client is to come back."""
+        """End the stream at once, or as soon as it begins; the client comes back."""
         self._is_ending = True
         if self._pump is not None:
             self._pump.end()
@@ -312,10 +308,10 @@ class RunEventsApp(Starlette):
     ``GET /runs/{id}/events/stream``: server-sent events, see
     :class:`RunEventsResponse`.
 
-    Closed by default: nobody may read before ``authorize`` says who, and no page of
-    another origin before ``allow_origins`` names it. Each page and each (re)connection
-    asks ``authorize`` anew. An ``EventSource`` sends cookies, no headers of its own;
-    keep tokens out of addresses, which are logged everywhere.
+    Closed by default: no request may read before ``authorize`` allows it, and no page
+    of another origin before ``allow_origins`` names it. Each page and each
+    (re)connection asks ``authorize`` anew. An ``EventSource`` sends cookies, no headers
+    of its own; keep tokens out of addresses, which are logged everywhere.
 
     Run alone (``uvicorn --factory``) it closes the store's connections at the end;
     mounted, the host does. Give uvicorn a ``timeout_graceful_shutdown``: streams end by
@@ -332,13 +328,13 @@ class RunEventsApp(Starlette):
         heartbeat: float = HEARTBEAT,
         max_streams: int = 2_000,
     ) -> None:
-        """Make the application; nothing is asked of Redis yet.
+        """Make the application; Redis is not asked yet.
 
         Args:
             store: Where the events are.
             authorize: ``async (request, run_id)`` → true if the request may read the
                 run; an answer of its own (401, a login page, 429) instead; all else is
-                403. :data:`allow_all` lets everybody. Default: nobody may read.
+                403. :data:`allow_all` allows every request. Default: none may read.
             allow_origins: Origins (``https://page.example``) whose pages may read, with
                 their cookies; ``*`` for all, without.
             wait: Wait for a run that does not exist yet, instead of 404.
@@ -380,8 +376,8 @@ class RunEventsApp(Starlette):
     def close_streams(self) -> None:
         """End every stream at once; the clients come back.
 
-        Under uvicorn that happens by itself; other servers' programs call it, in the
-        event loop, when they are about to stop.
+        uvicorn needs no call; under other servers the program calls it in the event
+        loop when it is about to stop.
         """
         for stream in self._streams:
             stream.end()
@@ -419,7 +415,6 @@ class RunEventsApp(Starlette):
         return response
 
     async def _refuse(self, request: Request, run_id: int) -> Response | None:
-        """Give the refusal of who may not read a run."""
         if self._authorize is None:
             return _error_response(
                 403, "nobody may read runs here: there is no authorize="
@@ -428,13 +423,12 @@ class RunEventsApp(Starlette):
         allowed = await found if isawaitable(found) else found
         if isinstance(allowed, Response):
             return allowed
-        if allowed is True:  # a closed door does not open for what is merely not false
+        if allowed is True:  # a value that is merely not false allows nothing
             return None
         return _error_response(403, "this run is not for you")
 
 
 def _send_away(request: Request) -> Response:
-    """Answer one stream too many."""
     if _last_event_id(request) is None:
         return _error_response(503, "too many streams", {"retry-after": "10"})
     body = write_retry(CROWDED)
@@ -444,7 +438,7 @@ def _send_away(request: Request) -> Response:
 async def _collect(
     store: EventStore, run_id: int, after: str | None, limit: int
 ) -> tuple[list[StreamEvent], str | None]:
-    """Read a page in portions, and no more of them when it is large already."""
+    """Read a page in portions, and stop early when it is large already."""
     events: list[StreamEvent] = []
     size = 0
     while True:

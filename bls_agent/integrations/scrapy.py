@@ -1,6 +1,6 @@
-"""Scrapy over a crawl queue: many processes crawl as one, and resume (extra ``scrapy``).
+"""Scrapy over a crawl queue: processes crawl as one, and resume (extra ``scrapy``).
 
-One line in the settings of a project chooses the scheduler and the duplicate filter::
+One line in a project's settings chooses the scheduler and the duplicate filter::
 
     ADDONS = {"bls_agent.integrations.scrapy.CrawlAddon": 500}
 
@@ -59,12 +59,12 @@ __all__ = [
     "write_request",
 ]
 
-# In the meta of a request in Redis: what Scrapy has beside a CrawlRequest. In the meta of
-# a request that was taken, and of its retries and redirects: that it came from a queue.
+# In the meta of a request in Redis: what Scrapy has beside a CrawlRequest. In the meta
+# of a taken request, its retries and redirects: that it came from a queue.
 MARK: Final = "crawl_queue"
 AHEAD: Final = 8  # requests that are taken before Scrapy asks for them
-LOOK_EVERY: Final = 0.5  # seconds between two looks at a queue whose rest others hold
-CLOSE_TIME: Final = 10.0  # seconds for what is on its way to Redis at the end
+LOOK_EVERY: Final = 0.5  # seconds between looks at a queue that other processes hold
+CLOSE_TIME: Final = 10.0  # seconds at the end for requests on their way to Redis
 
 _log = logging.getLogger(__name__)
 
@@ -72,8 +72,7 @@ _log = logging.getLogger(__name__)
 class CrawlAddon:
     """Chooses :class:`CrawlScheduler` and :class:`CrawlDupeFilter` in one line.
 
-    What the project's own settings say about ``SCHEDULER`` and ``DUPEFILTER_CLASS``
-    has precedence.
+    The project's own ``SCHEDULER`` and ``DUPEFILTER_CLASS`` have precedence.
     """
 
     def update_settings(self, settings: BaseSettings) -> None:
@@ -94,9 +93,10 @@ def _place_of(crawler: Crawler) -> tuple[str | None, str, str]:
 
 
 class CrawlDedupPipeline(DedupPipeline):
-    """Drops items that any process of the spider has had before.
+    """Drops items that any process of the spider has seen before.
 
-    Settings: those of the scheduler, whose cleanup forgets them, and ``REDIS_TTL``.
+    Settings: those of the scheduler, whose cleanup forgets the items, and
+    ``REDIS_TTL``.
     """
 
     dropped = DropItem
@@ -142,7 +142,7 @@ def write_request(request: Request, spider: Spider | None = None) -> CrawlReques
         spider: Whose methods are called.
 
     Raises:
-        ValueError: Something of it cannot be written as JSON; the message names it.
+        ValueError: A part of it cannot be written as JSON; the message names it.
     """
     values = request.to_dict(spider=spider)
     headers: dict[str, str] = {}
@@ -187,15 +187,15 @@ def _refuse_odd(name: str, value: object) -> None:
 def read_request(request: CrawlRequest, spider: Spider | None = None) -> Request:
     """Read what :func:`write_request` wrote, or a request of any other program.
 
-    Nothing is imported for it: a class of requests counts when the project has imported
-    it already.
+    Nothing is imported for it: a request's class counts only if the project has
+    imported it already.
 
     Args:
         request: Its callback names a method of the spider; none: ``parse``.
         spider: Whose methods are called.
 
     Raises:
-        ValueError: It names a method or a class that is not there.
+        ValueError: It names a method or a class that does not exist.
     """
     meta = dict(request.meta or {})
     rest = meta.pop(MARK, None)
@@ -226,7 +226,7 @@ def _as_bytes(value: str | list[str]) -> list[bytes]:
 
 
 class _Held:
-    """A request in the hands of this process, until its callback's output is used up."""
+    """A request that this process holds until its callback's output is used up."""
 
     def __init__(self, taken: TakenRequest, request: Request) -> None:
         self.taken = taken
@@ -237,12 +237,12 @@ class _Held:
 
 
 class CrawlScheduler(BaseScheduler):
-    """A scheduler whose requests stand in Redis, shared by all processes of a spider.
+    """A scheduler whose requests are in Redis, shared by all processes of a spider.
 
-    A request is acknowledged when everything that came of it is done: its download, its
-    callback's or errback's output, the item pipelines, and the new requests are in
-    Redis. So the requests of a killed process return when their leases end. A request
-    that cannot be written as JSON stays in the memory of its process.
+    A request is acknowledged when its download, its callback's or errback's output and
+    the item pipelines are done, and the new requests are in Redis. So the requests of a
+    killed process return when their leases end. A request that cannot be written as
+    JSON stays in the memory of its process.
 
     Settings: ``BLS_REDIS_URL`` or ``REDIS_URL`` (default: the variable
     ``BLS_REDIS_URL``), ``PROJECT_NAME`` (default: ``BOT_NAME``), ``SPIDER_NAME``
@@ -255,7 +255,6 @@ class CrawlScheduler(BaseScheduler):
     """
 
     def __init__(self, crawler: Crawler, dupefilter: BaseDupeFilter) -> None:
-        """Read the settings; nothing is opened yet."""
         settings = crawler.settings
         self._crawler = crawler
         self._df = dupefilter
@@ -276,7 +275,7 @@ class CrawlScheduler(BaseScheduler):
         self._memory: list[tuple[int, int, Request]] = []  # as a heap
         self._changes = 0  # requests that were queued or handed out by this process
         self._looking = False
-        self._is_over = False  # nothing is left in the queue, nor in anybody's hands
+        self._is_over = False  # nothing is left in the queue, nor held by any process
         # Filled in the loop's thread, emptied in the reactor's:
         self._ready: deque[_Held] = deque()
         # Used in the loop's thread alone:
@@ -330,7 +329,7 @@ class CrawlScheduler(BaseScheduler):
         return result
 
     def has_pending_requests(self) -> bool:
-        """Tell whether requests are left in the queue, or in any process's hands."""
+        """Tell whether requests are left in the queue, or held by any process."""
         self._finish()
         if self._memory or self._ready or self._out:
             return True
@@ -343,12 +342,12 @@ class CrawlScheduler(BaseScheduler):
         """Have a request queued, and return at once.
 
         Returns:
-            ``False``: a duplicate of a request in memory. Whether Redis knows the
-            request is found out later; then the signal ``request_dropped`` is sent.
+            ``False``: a duplicate of a request in memory. Redis is asked in the
+            background; if it knows the request, the signal ``request_dropped`` is sent.
         """
         self._changes += 1
         self._is_over = False
-        # start() gives its requests dont_filter; each process that joins has them again.
+        # start() gives its requests dont_filter; each joining process makes them again.
         is_first = request.meta.get("is_start_request") and MARK not in request.meta
         unique = bool(is_first) or not request.dont_filter
         if not isinstance(self._df, CrawlDupeFilter):
@@ -381,7 +380,7 @@ class CrawlScheduler(BaseScheduler):
         return True
 
     def next_request(self) -> Request | None:
-        """Give a request that is at hand, those in memory first; never waits."""
+        """Give a request that is ready, those in memory first; never waits."""
         self._finish()
         if self._memory:
             _, _, request = heappop(self._memory)
@@ -393,7 +392,7 @@ class CrawlScheduler(BaseScheduler):
             self._loop.call_soon_threadsafe(self._room.release)
             self._changes += 1
             self._is_over = False
-            if not held.taken.valid:  # this process stood still: another one has it
+            if not held.taken.valid:  # this process stood still, another one has it
                 self._loop.call_soon_threadsafe(held.task.cancel)
                 continue
             self._out[held.request] = held
@@ -402,9 +401,9 @@ class CrawlScheduler(BaseScheduler):
         return None
 
     def _finish(self) -> None:
-        """Acknowledge what Scrapy is through with.
+        """Acknowledge the requests that Scrapy is through with.
 
-        No signal tells that a request's whole output is used up. But Scrapy's engine
+        No signal says that a request's whole output is used up, but Scrapy's engine
         knows its requests in progress, from the download to the last item.
         """
         if self._out and (slot := self._slot) is not None:
@@ -417,7 +416,6 @@ class CrawlScheduler(BaseScheduler):
         return cast("Any", self._crawler.engine)._slot  # noqa: SLF001 - see _finish
 
     def _wake(self) -> None:
-        """Have Scrapy ask for requests."""
         if (slot := self._slot) is not None:
             slot.nextcall.schedule()
 
@@ -439,7 +437,7 @@ class CrawlScheduler(BaseScheduler):
         self._wake()
 
     def _count(self, *names: str) -> int:
-        """Count in the stats; give how often the last one was counted before."""
+        """Count in the stats; give the former count of the last name."""
         stats, before = cast("Any", self._crawler.stats), 0
         for name in names:
             before = stats.get_value(name, 0)
@@ -469,7 +467,6 @@ class CrawlScheduler(BaseScheduler):
         function: Callable[..., Coroutine[Any, Any, None]],
         *args: Any,
     ) -> None:
-        """Start a task in the loop's thread."""
         self._loop.call_soon_threadsafe(self._start, tasks, function, *args)
 
     # in the loop's thread
@@ -497,7 +494,6 @@ class CrawlScheduler(BaseScheduler):
         self._start(self._holding, self._take_ahead)
 
     async def _take_ahead(self) -> None:
-        """Keep a few requests at hand."""
         while True:
             await self._room.acquire()
             self._start(self._holding, self._hold)
@@ -531,7 +527,7 @@ class CrawlScheduler(BaseScheduler):
         return held
 
     def _acknowledge(self, held: _Held) -> None:
-        """Let a request go, as soon as those that came of it are in Redis."""
+        """Let a request be acknowledged once those that came of it are in Redis."""
         held.children = set(self._pushing)
         held.done.set()
         self._holding.discard(held.task)
@@ -560,7 +556,7 @@ class CrawlScheduler(BaseScheduler):
                 return
 
     async def _look(self, changes: int) -> None:
-        """Find out whether anything is left, for all processes."""
+        """Find out whether any process has requests left."""
         over = False
         try:
             if awaited := self._pushing | self._ending:

@@ -1,4 +1,4 @@
-"""Contract 003: the events of runs, written, replayed and followed.
+"""Run events: written, replayed and followed.
 
 The names below are loaded when they are first used.
 """
@@ -59,7 +59,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from its module; events are those without another home."""
+    """Load a public name from its module; by default from ``events``."""
     if name not in __all__:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)

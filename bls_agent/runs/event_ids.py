@@ -1,7 +1,4 @@
-"""The ids of events, ``<milliseconds>-<number>`` as Redis counts them, and checks of arguments.
-
-(Contract 003, section 1.2.) No I/O here.
-"""
+"""The ids of events, ``<milliseconds>-<number>``; checks of arguments. No I/O."""
 
 from __future__ import annotations
 
@@ -45,9 +42,9 @@ def order(event_id: EventId) -> tuple[int, int]:
 
 
 def next_id(event_id: EventId) -> EventId | None:
-    """Give the least id behind another: where a range begins that excludes that one.
+    """Give the least id behind another, where a range that excludes it begins.
 
-    ``None`` if there is none: nothing can stand behind the largest.
+    ``None`` behind the largest.
     """
     milliseconds, number = order(event_id)
     if number < _LARGEST:
@@ -64,10 +61,7 @@ def previous_id(event_id: EventId) -> EventId | None:
 
 
 def find_id(text: object) -> EventId | None:
-    """Read an id, in its full form or as milliseconds alone.
-
-    Its full form; ``None`` if it is none.
-    """
+    """Give the full form of an id, also of milliseconds alone; else ``None``."""
     found = _ID.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         return None
@@ -88,7 +82,7 @@ def check_id(name: str, value: object) -> EventId:
 
 
 def check_bound(name: str, value: object) -> str:
-    """Give one end of a range: an id, ``-`` for the first or ``+`` for the last event."""
+    """Check an end of a range: an id, ``-`` for the first event, ``+`` for the last."""
     if value in ("-", "+"):
         return str(value)
     if find_id(value) is None:
@@ -98,7 +92,7 @@ def check_bound(name: str, value: object) -> str:
 
 
 def check_run_id(value: object) -> int:
-    """Give the id of a run, or refuse it."""
+    """Refuse what is no id of a run."""
     if isinstance(value, bool) or not isinstance(value, int):
         remedy = "Convert it with int()." if isinstance(value, str) else ""
         raise ConfigurationError("run_id", value, "it must be an integer", remedy)
@@ -110,7 +104,7 @@ def check_run_id(value: object) -> int:
 def check_count(
     name: str, value: object, *, least: int = 1, most: int = LARGEST
 ) -> int:
-    """Give a whole number within bounds, or refuse it."""
+    """Refuse what is no whole number within bounds."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigurationError(name, value, "it must be an integer")
     if not least <= value <= most:

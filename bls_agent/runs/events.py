@@ -1,7 +1,7 @@
-"""An event of a run: as its stream entry, and as programs and browsers see it; no I/O here.
+"""An event of a run, as its stream entry and as programs see it; no I/O.
 
-(Contract 003, sections 2 and 3.) What others wrote is read tolerantly: an entry that
-breaks the contract is an event all the same, and says what is wrong with it.
+Entries are read tolerantly: one that breaks the contract is an event all the same, and
+its ``faults`` name what is wrong.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _LINE_ENDS: Final = (
 
 
 def write_frame(event: str, data: bytes, event_id: str = "") -> bytes:
-    r"""Write one event.
+    r"""Write one server-sent event.
 
-    Control characters, U+2028 and U+2029 in the name and the id appear as JSON escapes
-    them (``\u000a``); within the data the three line ends that JSON leaves as they are
-    do, too, which is the same JSON.
+    In the name and the id, control characters, U+2028 and U+2029 are written as JSON
+    escapes (``\u000a``); in the data so are the three line ends that JSON leaves as
+    they are, which is the same JSON.
     """
     for end, escaped in _LINE_ENDS:
         if end in data:
@@ -115,17 +115,16 @@ class StreamEvent:
     ``data`` as read-only.
 
     Attributes:
-        id: Where it stands: ``<milliseconds>-<number>``, growing within a run.
-        run_id: The run.
+        id: ``<milliseconds>-<number>``, growing within a run.
         timestamp: When it happened: ISO 8601, as its writer wrote it.
         sequence: Its number within the run, from 1; 0 where none can be read.
         source: ``agent_id``, ``agent_type``, ``agent_name`` and ``team_name``; ``None``
             if all of them are empty.
         event: ``category`` and ``action``.
-        data: What it says; ``{}`` where that cannot be read.
-        raw: All fields as they stand in Redis where the entry breaks the contract,
-            else ``None``.
-        faults: What is wrong then: names of fields.
+        data: Its content; ``{}`` where that cannot be read.
+        raw: All fields as Redis has them where the entry breaks the contract, else
+            ``None``.
+        faults: Names of the fields that are wrong then.
     """
 
     id: str
@@ -140,7 +139,7 @@ class StreamEvent:
 
     @property
     def category(self) -> str:
-        """What kind of event it is, such as ``llm``; see :class:`EventCategory`."""
+        """The kind of event, such as ``llm``; see :class:`EventCategory`."""
         return self.event["category"]
 
     @property
@@ -150,7 +149,7 @@ class StreamEvent:
 
     @property
     def name(self) -> str:
-        """Both: ``llm.stream``."""
+        """Category and action: ``llm.stream``."""
         return f"{self.event['category']}.{self.event['action']}"
 
     @property
@@ -162,7 +161,7 @@ class StreamEvent:
         )
 
     def to_dict(self) -> JSONObject:
-        """Give the form of contract 003, section 2.3."""
+        """Give the event as a JSON object, as the protocol lays it out."""
         return {
             "id": self.id,
             "run_id": self.run_id,
@@ -175,12 +174,12 @@ class StreamEvent:
 
     @cached_property
     def json(self) -> bytes:
-        """The same as JSON: UTF-8, on one line; made once."""
+        """The event as JSON: UTF-8, on one line; made once."""
         return encode(self.to_dict())
 
     @cached_property
     def sse(self) -> bytes:
-        """The same as a server-sent event; made once for all who follow."""
+        """The event as a server-sent event; made once for all followers."""
         return write_frame(self.name, encode(self.to_dict()), self.id)
 
     @classmethod
@@ -191,8 +190,8 @@ class StreamEvent:
 
         Args:
             run_id: The run.
-            entry_id: Its id, as Redis tells it.
-            fields: Names and values by turns, as Redis tells them.
+            entry_id: Its id, as Redis gives it.
+            fields: Names and values by turns, as Redis gives them.
         """
         named = dict(zip(fields[::2], fields[1::2], strict=False))
         faults: list[str] = []
@@ -256,7 +255,7 @@ class GapReason(StrEnum):
     Attributes:
         TRIMMED: They were the oldest of more than the run keeps.
         EXPIRED: The whole run is gone.
-        LOST: The server has forgotten them: it was restarted or replaced.
+        LOST: The server was restarted or replaced, and lacks them.
     """
 
     TRIMMED = "trimmed"
@@ -269,9 +268,8 @@ class Gap:
     """Stands among the events of a run where some are missing.
 
     Attributes:
-        run_id: The run.
-        reason: Why.
-        after: Id of the event behind which they are missing; ``"0-0"`` for the beginning.
+        after: Id of the event behind which they are missing; ``"0-0"`` for the
+            beginning.
         before: Id of the next event that is there; ``None`` if there is none.
         missing: How many, if that is known.
     """
@@ -283,7 +281,7 @@ class Gap:
     missing: int | None = None
 
     def to_dict(self) -> JSONObject:
-        """Give its fields, as they go to a browser."""
+        """Give the fields as browsers get them."""
         return {
             "run_id": self.run_id,
             "reason": self.reason.value,
@@ -297,11 +295,10 @@ class Gap:
 class WriterLost:
     """Stands among the events of a run: its writer fell silent without ending the run.
 
-    It died, or froze, or lost its link; it may come back, and is followed on then. No
-    reader writes anything for it: this stands in no stream.
+    The writer died, or froze, or lost its link; it may come back, and is followed on
+    then. This stands in no stream: readers write nothing.
 
     Attributes:
-        run_id: The run.
         after: Id of the last event that is there.
     """
 
@@ -309,7 +306,7 @@ class WriterLost:
     after: str
 
     def to_dict(self) -> JSONObject:
-        """Give its fields, as they go to a browser."""
+        """Give the fields as browsers get them."""
         return {"run_id": self.run_id, "after": self.after}
 
 
@@ -321,7 +318,7 @@ class FollowEnd(StrEnum):
 
     Attributes:
         CLOSED: The run's writer has ended it: ``system.close``.
-        GONE: The run has disappeared: it was deleted, or has expired.
+        GONE: The run was deleted, or has expired.
         LEFT: The follower or its store was closed here; the run may go on.
     """
 

@@ -1,4 +1,4 @@
-"""One follower of one run: everything behind a place, in order, once."""
+"""One follower of one run: all events behind a place, in order, each once."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from bls_agent.runs.topic import RunTopic
 __all__ = ["Cursor", "Follower"]
 
 DOUBT: Final = 5.0  # seconds for the next event to show how many were lost
-MEANWHILE: Final = 0.1  # seconds between two probes while others stand elsewhere
+MEANWHILE: Final = 0.1  # seconds between two probes while the topic is elsewhere
 LONGEST: Final = 5.0  # the same at most: it doubles while nothing changes
 
 BATCH: Final = 500  # events that are given at once
 
 
 class Cursor:
-    """Where a follower stands: what it is given next stands behind this place."""
+    """The place behind which a follower goes on."""
 
     __slots__ = (
         "_meanwhile",
@@ -63,7 +63,7 @@ class Cursor:
         self.existed = last_id not in (BEGINNING, END)
         # the server lost the place: when to give the gap without waiting for an event
         self.gap_due_at: float | None = None
-        # the other followers stand elsewhere: when to request the next probe
+        # the topic is elsewhere: when to request the next probe
         self.recheck_at: float | None = None
         self._meanwhile = MEANWHILE
 
@@ -73,7 +73,7 @@ class Cursor:
         return self.gap_due_at is not None
 
     def note(self, event: StreamEvent) -> None:
-        """Go behind an event. Every follower calls this for each: it has to be short."""
+        """Go behind an event. Every follower calls it for each event: keep it short."""
         self.id, self.known = event.id, sequence_of(event)
         self.closes, self.is_event, self.existed = event.closes, True, True
         self.gap_due_at = self.recheck_at = None
@@ -86,12 +86,12 @@ class Cursor:
             self.note(last)
 
     def open(self, opening: ResumePoint) -> None:
-        """Begin where :func:`find_resume_point` said."""
+        """Begin where :func:`find_resume_point` decided."""
         self.id, self.known = opening.place, opening.known
         self.is_event, self.closes = opening.is_event, opening.closes
 
     def go_back(self, place: EventId, now: float) -> None:
-        """Go back to the end that is there: the server has lost the place."""
+        """Go back to the last event that is there: the server has lost the place."""
         self.id = place
         self.gap_due_at = now + DOUBT
 
@@ -102,10 +102,10 @@ class Cursor:
         return is_begin or continues(self.known, first)
 
     def is_diverged(self, now: float) -> bool:
-        """Tell whether the others stand elsewhere for so long that a probe is due.
+        """Tell whether the topic has been elsewhere for so long that a probe is due.
 
-        Mostly one has only read earlier. But perhaps the server has lost events that it
-        gave out: then nothing would ever come behind this place.
+        Mostly this follower has only read ahead. But perhaps the server has lost events
+        that it gave out: then nothing would ever come behind this place.
         """
         if self.recheck_at is None:
             self._meanwhile, self.recheck_at = MEANWHILE, now + MEANWHILE
@@ -120,19 +120,19 @@ class Cursor:
 class Follower:
     """Gives the events of a run behind a place, as they are written.
 
-    Iterate over it, or ask it for batches, in one task at a time. Leaving the iteration
-    needs no closing: a follower that nobody waits with costs nothing, and holds no more
-    than its place.
+    Iterate over it, or take batches, in one task at a time. Leaving the iteration needs
+    no closing: a follower for which no task waits costs nothing, and holds only its
+    place.
 
-    Each event is given once, in order, through lost connections and restarts of a server
-    that keeps its data. Where some are missing, a :class:`~bls_agent.runs.Gap` stands
-    in their place. It ends at ``system.close`` if nothing stands behind that, when the
-    run disappears, and when its store is closed in this event loop. It waits through an
-    outage; a wrong password and a missing right, also those that changed meanwhile, raise
-    :class:`~bls_agent.RedisRefusedError`: iterating once more goes on at the same place.
+    Each event is given once, in order, through lost connections and restarts of a
+    server that keeps its data. Where some are missing, a :class:`~bls_agent.runs.Gap`
+    stands in their place. It ends at ``system.close`` if nothing stands behind that,
+    when the run disappears, and when its store is closed in this event loop. It waits
+    through an outage; a wrong password and a missing right, also those that changed
+    meanwhile, raise :class:`~bls_agent.RedisRefusedError`: iterating once more goes on
+    at the same place.
 
     Attributes:
-        run_id: The run.
         place: Id of the event that was given last; the iteration goes on behind it.
     """
 
@@ -141,11 +141,8 @@ class Follower:
     ) -> None:
         """Remember where to begin; nothing is read yet.
 
-        Args:
-            hubs: Where new events are waited for.
-            run_id: The run.
-            last_id: Behind which event; ``$`` for the end.
-            is_plain: Give events only, and never end by what is read.
+        ``last_id`` may be ``$`` for the end. A plain follower gives events only, and
+        what it reads never ends it.
         """
         self.run_id = run_id
         self.place: EventId = last_id
@@ -165,9 +162,9 @@ class Follower:
         self._rewinds = 0  # of the topic that were handled
         # topic.news when nothing but events was left to take from its buffer
         self._known_news: int | None = None
-        self._reported_loss: tuple[bytes, int] | None = None  # whose loss
+        self._reported_loss: tuple[bytes, int] | None = None  # token, returns
         self._page_size = PageSize()
-        self._has_yielded = True  # whether others had their turn since the last batch
+        self._has_yielded = True  # whether other tasks could run since the last batch
         self._failure: RedisUnavailableError | None = None
         self._backoff: Backoff | None = None
         self._pause_until = -math.inf  # before the next try
@@ -239,10 +236,7 @@ class Follower:
         return items
 
     async def aclose(self) -> None:
-        """End: nothing more is given, and a wait under way returns.
-
-        There is nothing else to close.
-        """
+        """End: nothing more is given, and a wait under way returns."""
         self._leave_run()
         self._ready, self._at, self._topic = [], 0, None
         if self._waits_with is not None:
@@ -255,8 +249,8 @@ class Follower:
     async def _next(self, until: float = math.inf) -> list[Followed]:
         """Give what comes next, at least one; empty at the end, or when time is up.
 
-        The place moves in the very step that returns events: a wait that is cancelled
-        before loses none.
+        The place moves in the very step that returns events: cancelling a wait loses
+        none.
         """
         if not self._has_yielded:
             await anyio.lowlevel.checkpoint()
@@ -278,9 +272,9 @@ class Follower:
         return []
 
     def _take_more(self, topic: RunTopic) -> list[Followed] | None:
-        """Take new events from the buffer: the usual case, for each event of each follower.
+        """Take new events from the buffer; ``None`` if they are not there any more.
 
-        ``None`` if they are not there any more.
+        The usual case, for each event of each follower.
         """
         events = topic.buffer.after(self._number or 0, BATCH)
         if events:
@@ -298,7 +292,7 @@ class Follower:
             else:
                 with anyio.CancelScope(deadline=until):
                     await topic.wait()
-        finally:  # a cancelled wait needs no waking, which would wake all others, too
+        finally:  # aclose() wakes all followers of the topic: only while this one waits
             self._waits_with = None
 
     async def _find_more(self) -> list[Followed]:
@@ -330,7 +324,7 @@ class Follower:
             return []
 
     async def _pause(self) -> bool:
-        """Wait until it is time for the next try; tell whether it is."""
+        """Wait until the next try is due; tell whether it is."""
         now = anyio.current_time()
         if now < self._pause_until:
             self._has_yielded = True
@@ -355,7 +349,6 @@ class Follower:
         return await self._read_page(hub, reader)
 
     async def _begin(self, reader: RunReader) -> Gap | None:
-        """Find out where to begin."""
         cursor, gap = self._cursor, None
         if cursor.id == END:
             cursor.go_to_end(await reader.last())
@@ -392,18 +385,18 @@ class Follower:
         return [*events]
 
     def _leave_buffer(self, topic: RunTopic) -> list[Followed] | None:
-        """Read on from Redis, unless there is nothing to be read any more."""
+        """Read on from Redis, unless the run is gone."""
         self._number = None
         self._page_size = PageSize()  # what is large now may have been small before
         if topic.is_open or not topic.liveness.is_gone or self._is_plain:
             return None
         if not self._cursor.existed:
-            return self._leave_topic()  # that was a former life of the run
+            return self._leave_topic()  # that was an earlier run of the same id
         self._is_over = True
         return [self._make_gap(GapReason.EXPIRED, topic)]
 
     def _apply_rewind(self, topic: RunTopic) -> None:
-        """Go back to the end that is there, if the server has lost the place."""
+        """Go back to the last event that is there, if the server has lost the place."""
         in_ring = self._number is not None
         self._rewinds, self._number = topic.rewinds, None
         if topic.must_go_back(self._cursor.id, in_ring=in_ring):
@@ -437,7 +430,6 @@ class Follower:
         return found
 
     def _leave_topic(self) -> list[Followed] | None:
-        """Leave a topic that has ended."""
         self._topic = self._number = None
         return None
 
@@ -491,7 +483,6 @@ class Follower:
         self._topic, self._number = topic, None
 
     async def _find_gap(self, first: StreamEvent, reader: RunReader) -> Gap | None:
-        """Find out whether events are missing before one that was read."""
         cursor = self._cursor
         if self._is_plain or cursor.misses_nothing(first):
             return None

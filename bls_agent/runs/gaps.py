@@ -1,7 +1,4 @@
-"""Whether events are missing, whether a run is still there and its writer alive.
-
-Decisions only; the clock is an argument.
-"""
+"""Decides whether events are missing, a run exists, its writer lives; no I/O."""
 
 from __future__ import annotations
 
@@ -99,7 +96,6 @@ def _find_reason(
 
 
 def _had_tail(place: EventId, oldest: EventId | None) -> bool:
-    """Tell whether events stand that are older than a place."""
     return oldest is not None and order(oldest) < order(place)
 
 
@@ -109,16 +105,16 @@ class ResumeFacts:
 
     at: StreamEvent | None  # the event at the place, if it is there
     exists: bool  # whether the run is there
-    last: EventId | None  # of the last event ever added; ``None`` if unknown
+    last: EventId | None  # id of the last event ever added; ``None`` if unknown
     booked: tuple[EventId, int] | None  # id and sequence of the last one in the books
     lives: bool  # whether a writer has a lease on the run
-    newest: StreamEvent | None = None  # that is there; ``None`` if unknown
+    newest: StreamEvent | None = None  # the newest event; ``None`` if unknown
 
 
 class ResumePoint(NamedTuple):
     """How to begin."""
 
-    place: EventId  # read behind it
+    place: EventId  # behind which to read
     known: int | None = None  # the sequence there, if that is known
     gap: Gap | None = None  # to be given first
     is_event: bool = True  # whether an event surely stood at the place once
@@ -137,7 +133,7 @@ def find_resume_point(run_id: int, place: EventId, start: ResumeFacts) -> Resume
             return ResumePoint(start.last, None, gap, closes=ends)
         return ResumePoint(place, is_event=False)
     if start.booked is not None and order(start.booked[0]) <= order(place):
-        # Deleted under its writer, which goes on behind its last event; or it has ended.
+        # Deleted under its writer, which goes on behind its last event; or ended.
         behind: tuple[EventId, int | None] = (
             start.booked if start.lives else (place, None)
         )
@@ -163,15 +159,15 @@ class Probe:
 class WriterLiveness:
     """Whether a run exists and its writer lives, by one probe after the other.
 
-    A lease that is gone does not prove a dead writer where it could not be renewed: after
-    an outage a living writer gets the time of a lease to come back.
+    A lease that is gone does not prove a dead writer where it could not be renewed:
+    after an outage a living writer gets the time of a lease to come back.
     """
 
     def __init__(self, now: float, *, existed: bool) -> None:
         self.existed = existed  # whether the run was ever there
         self.is_gone = False  # whether it was there and has disappeared
         self.lost: bytes | None = None  # token of the writer that is lost now
-        self.returns = 0  # how often one has come back
+        self.returns = 0  # how often a lost writer has come back
         self.probe_at = now  # when to probe again
         self._probed_at = float("-inf")
         self._usual: float | None = None  # seconds that a probe takes
@@ -182,7 +178,7 @@ class WriterLiveness:
         self._too_long_since: float | None = None  # when more was left than its length
 
     def note_events(self) -> bool:
-        """Note that events have come, perhaps of a writer with a lease.
+        """Record that events have come, perhaps of a writer with a lease.
 
         Returns whether to probe earlier than was planned.
         """
@@ -201,7 +197,7 @@ class WriterLiveness:
         self.probe_at = now
 
     def _wait_for_writer(self, now: float, most: float = float("inf")) -> None:
-        """Give the writer the time of its lease, and no more than so many seconds."""
+        """Give the writer its lease's time to come back, at most ``most`` seconds."""
         self._lost_not_before = now + min(most, self._lease or LEASE)
         self._gone_not_before = now + min(most, self._lease or UNOWNED)
         self._missed = None
@@ -226,7 +222,7 @@ class WriterLiveness:
     def _correct_lease(self, probe: Probe, now: float) -> float | None:
         """Give what is left of a lease, by our clock where the server's was set back.
 
-        The server says more than the lease's length then, until its owner renews it.
+        The server reports more than the lease's length then, until its owner renews it.
         """
         if probe.left is None or probe.length is None or probe.left <= probe.length:
             self._too_long_since = None
@@ -239,7 +235,7 @@ class WriterLiveness:
     def _is_slow(self, elapsed: float) -> bool:
         """Tell whether a probe has met an outage; a far server is none.
 
-        The first probe measures how far it is, and waits for the connection, too.
+        The first probe measures how far it is, and includes the time to connect.
         """
         if self._usual is None:
             self._usual = elapsed
@@ -271,7 +267,7 @@ class WriterLiveness:
             return False
         if not (self.existed and probe.existed) or probe.left is not None:
             return False
-        # A server that was away may have come back empty: a writer gets time to go on.
+        # A server may come back empty after an outage: a writer gets time to go on.
         sure_at = max(self._lives_until, self._gone_not_before)
         if now < sure_at:
             self.probe_at = min(self.probe_at, sure_at + BEHIND)

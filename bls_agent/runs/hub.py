@@ -48,7 +48,7 @@ AT_ONCE: Final = 0.02  # seconds: probes that are due within it go into one writ
 
 
 class StreamReader:
-    """Reads the new events of all its runs with one XREAD; on a cluster those of a slot.
+    """Reads the new events of its runs with one XREAD; on a cluster those of a slot.
 
     The reader keeps the places itself: a read may be given up at any time, with its
     reply, and sent again.
@@ -90,7 +90,7 @@ class StreamReader:
             self._task.add_done_callback(self._note_over)
 
     def restart_read(self) -> None:
-        """Give up the parked read, which waits behind the wrong places."""
+        """Give up the blocking read, which waits behind outdated places."""
         self._is_stale = True
         if self._scope is not None:
             self._scope.cancel()
@@ -116,7 +116,7 @@ class StreamReader:
             await self.wire.aclose()
 
     def _note_over(self, _: asyncio.Task[None]) -> None:
-        """Wake all followers when the task has ended or was cancelled: they begin anew."""
+        """Wake all followers when the task ended or was cancelled: they begin anew."""
         self._ended.set()
         for topic in self.topics.values():
             topic.close()
@@ -132,7 +132,6 @@ class StreamReader:
         return bool(self.topics)
 
     async def _read(self) -> None:
-        """Wait for events once, and hand them out."""
         if self._is_stale and self.wire.pending:
             await self._release()
         if not self.wire.pending:
@@ -168,7 +167,7 @@ class StreamReader:
             topic.outage = outage
 
     def _notice_opening(self) -> None:
-        """After a reconnect: request a probe whether the server still has what was read."""
+        """After a reconnect, request a probe: the server may lack what was read."""
         if self._generation and not self._given_up:
             now = anyio.current_time()
             for topic in self.topics.values():
@@ -201,7 +200,7 @@ class StreamReader:
         )
 
     async def _release(self) -> None:
-        """Make the server end the parked read; else give the connection up."""
+        """Make the server end the blocking read; else give the connection up."""
         pause, end = FIRST_PAUSE, anyio.current_time() + GRACE
         while self.wire.pending:
             released = await self._unblock()
@@ -220,14 +219,13 @@ class StreamReader:
         try:
             async with self._wires.to(self._key) as data:
                 if data.server is not None and not self.wire.is_at(data.server):
-                    return False  # its id would be a stranger's
+                    return False  # there the id is another connection's
                 await data.call("CLIENT", "UNBLOCK", number)
         except RedisUnavailableError:
             return False
         return True
 
     async def _deliver(self, reply: Any) -> None:
-        """Hand the events of a reply to their runs."""
         jumps: list[tuple[RunTopic, Arrivals]] = []
         size = count = 0
         for key, entries in reply or ():
@@ -252,7 +250,7 @@ class StreamReader:
             await self._deliver_jump(topic, come)
 
     async def _deliver_jump(self, topic: RunTopic, come: Arrivals) -> None:
-        """Hand out events that may not stand right behind the head, after a query."""
+        """Deliver events that may not stand right behind the head, after a query."""
         head = topic.buffer.head
         reader = RunReader(self._wires, topic.keys.run_id)
         evidence = await fetch_evidence(reader, head, come.events[0].id)
@@ -266,7 +264,7 @@ class StreamReader:
     async def _handle_error(
         self, error: RedisUnavailableError, backoff: Backoff
     ) -> None:
-        """Fail the runs that are refused, or note an outage and wait."""
+        """Fail the runs that are refused, or record an outage and wait."""
         if isinstance(error, RedisRefusedError):
             try:
                 await self._fail_refused(error)
@@ -291,14 +289,14 @@ class StreamReader:
             self.topics.pop(topic.keys.run_id, None)
 
     async def aclose(self) -> None:
-        """End; waiting followers are woken."""
+        """End, and wake the followers."""
         if self._task is not None and self.runs:
             self._task.cancel()
             await self._ended.wait()
 
 
 class Hub:
-    """The followed runs of one event loop, and the task that probes runs and writers."""
+    """The runs followed in one event loop, and the task that probes them."""
 
     def __init__(self, wires: KeyedWires) -> None:
         self.wires = wires
@@ -359,7 +357,6 @@ class Hub:
         return [topic for stream in streams for topic in stream.topics.values()]
 
     async def _probe_runs(self) -> None:
-        """Probe now and then whether runs are there and their writers alive."""
         self._ended = anyio.Event()
         backoff = Backoff()
         while topics := self._topics:
@@ -394,7 +391,7 @@ class Hub:
         if before not in (
             0,
             self._openings,
-        ):  # a restart that the waiting read has not noticed
+        ):  # a restart that the blocking read has not noticed
             for topic in self._topics:
                 topic.liveness.note_outage(now)
                 topic.needs_check = True
@@ -405,7 +402,6 @@ class Hub:
                 topic.close()
 
     async def _sleep(self) -> None:
-        """Sleep until a probe is due or requested."""
         topics = self._topics
         if not topics:
             return
@@ -427,7 +423,7 @@ class Hub:
             await stream.aclose()
 
     def forget_loop(self) -> None:
-        """Drop everything: the loop was closed before the store."""
+        """Drop everything: the event loop was closed before the store."""
         self._detach()
         for stream in self._streams.values():
             stream.wire.forget_loop()
@@ -446,7 +442,7 @@ class Hubs:
         self._by_loop: LoopLocal[Hub] = LoopLocal()
 
     def forget_parent(self) -> None:
-        """In a forked child: there are none."""
+        """In a forked child: forget the parent's hubs."""
         self._by_loop.forget_parent()
 
     @property

@@ -1,4 +1,4 @@
-"""Which runs there are, and how each stands in a few fields."""
+"""Lists runs, and summarises how each stands."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PORTION_BYTES: Final = 2 * 1024 * 1024  # of events in one reply, about
 _TASK: Final = ("task", "title", "name", "input")  # what a run may be about
 
 TOGETHER: Final = 500  # runs of which nothing large is read
-LESS: Final = 4  # by which a portion is divided that has not come through in time
+LESS: Final = 4  # divisor of a portion that has not come through in time
 MOST: Final = 10_000
 _GIVE_EVENTS: Final = ("XRANGE", "XREVRANGE")
 _OF_ITS_KEY: Final = ("wrong_type", "no_permission")  # others may be answered
@@ -58,13 +58,12 @@ class RunState(StrEnum):
 
     Attributes:
         RUNNING: It has a writer that lives.
-        OPEN: Nobody has ended it, or it was begun anew; who writes to it, if anybody,
-            holds no lease.
+        OPEN: It was not ended, or was begun anew; no writer holds a lease on it.
         LOST: Its writer fell silent without ending it.
         COMPLETED: Ended with ``lifecycle.completed``.
         FAILED: Ended with ``lifecycle.failed``.
         CANCELLED: Ended with ``lifecycle.cancelled``.
-        CLOSED: Ended with ``system.close``, without a word on how.
+        CLOSED: Ended with ``system.close`` alone.
     """
 
     RUNNING = "running"
@@ -84,17 +83,15 @@ class RunSummary:
     """A run at one moment.
 
     Attributes:
-        run_id: The run.
-        state: How it stands.
         length: How many events are kept.
         sequence: Number of the last event: how many there were, as far as they were
             counted; 0 where none can be read.
         first_id: Id of the oldest event that is kept; ``""`` if none is.
-        last_id: Id of the newest one.
+        last_id: Id of the newest event.
         ttl: Seconds until the run is forgotten; ``None`` if it never is.
-        task: What it is about: the beginning of ``data["task"]`` of its oldest event;
-            ``""`` if that says nothing.
-        error: Why it failed, up to 8 KiB; ``""`` if it did not, or nobody said.
+        task: The beginning of ``task``, ``title``, ``name`` or ``input`` in the data of
+            its oldest event; ``""`` without one.
+        error: Why it failed, up to 8 KiB; ``""`` if it did not, or gave no reason.
         source: Who began it: as in the oldest event.
         last: Name of the newest event, such as ``llm.stream``.
     """
@@ -113,7 +110,7 @@ class RunSummary:
 
     @property
     def started_at(self) -> float | None:
-        """When the oldest event was written, by the server's clock: seconds since 1970."""
+        """When the oldest event was written, by the server's clock, in Unix seconds."""
         return order(self.first_id)[0] / 1000 if self.first_id else None
 
     @property
@@ -123,11 +120,11 @@ class RunSummary:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more is to come: its writer has said so."""
+        """Whether its writer has ended it."""
         return self.state in _ENDS or self.state is RunState.CLOSED
 
     def to_dict(self) -> JSONObject:
-        """Give its fields for JSON."""
+        """Give the fields for JSON."""
         return {
             "run_id": self.run_id,
             "state": self.state.value,
@@ -151,9 +148,9 @@ class RunList:
 
     Attributes:
         runs: Those whose newest event is newest.
-        total: How many runs there are, also those that found no place in the list.
-        left_out: What has such a key and is no run that can be read: ``"wrong_type"``,
-            ``"no_permission"``, ``"wrong_name"`` (its id is no number) → how many.
+        total: How many runs there are, also those beyond the limit.
+        left_out: Keys of runs that cannot be read: ``"wrong_type"``,
+            ``"no_permission"``, ``"wrong_name"`` (the id is no number) → how many.
     """
 
     runs: list[RunSummary]
@@ -171,11 +168,11 @@ class RunFacts(NamedTuple):
     """What Redis holds about one run."""
 
     length: int  # how many events are kept
-    ttl: int  # milliseconds, as PTTL says them
+    ttl: int  # milliseconds, as PTTL gives them
     first: Sequence[Entry]  # the oldest event
     last: Sequence[Entry]  # the two newest ones, newest first
-    lease: int  # milliseconds for which its writer surely lives, as PTTL says them
-    owner: bytes | None  # who has to end it, by the books
+    lease: int  # of its writer: milliseconds, as PTTL gives them
+    owner: bytes | None  # token of the writer that has to end it, by the books
     # id of the ``system.close`` behind which nothing began anew, by the books; ``""``
     # if they know of none, or not of all that stands behind it
     closed: str = ""
@@ -218,7 +215,7 @@ def summarise(run_id: int, facts: RunFacts) -> RunSummary | None:
 
 
 def summarise_end(summary: RunSummary, end: Sequence[Entry]) -> RunSummary:
-    """Put in how a run has ended behind whose end late events stand."""
+    """Put the end into the summary of a run behind whose end late events stand."""
     events = [StreamEvent.decode(summary.run_id, *entry) for entry in end]
     state = _end_state(events)
     error = _error_of(events) if state is RunState.FAILED else ""
@@ -277,7 +274,7 @@ def next_portion(before: int, size: int) -> int:
 
 
 async def list_runs(wires: KeyedWires, limit: int) -> RunList:
-    """Find the runs there are with SCAN; see ``EventStore.runs``."""
+    """Find all runs with SCAN; see ``EventStore.runs``."""
     check_count("limit", limit, most=MOST)
     found: set[int] = set()
     odd: set[bytes] = set()
@@ -299,7 +296,7 @@ async def list_runs(wires: KeyedWires, limit: int) -> RunList:
 
 
 async def describe_run(wires: KeyedWires, run_id: int) -> RunSummary | None:
-    """Say how a run stands; ``None`` if there is no such run."""
+    """Summarise a run; ``None`` if there is none."""
     search = _Search(wires)
     found = await search.summarise([check_run_id(run_id)])
     if search.refusal is not None:
@@ -310,7 +307,7 @@ async def describe_run(wires: KeyedWires, run_id: int) -> RunSummary | None:
 
 
 class _Search:
-    """Reads how runs stand, and counts those that cannot be read."""
+    """Reads summaries, and counts the runs that cannot be read."""
 
     def __init__(self, wires: KeyedWires) -> None:
         self._wires = wires
@@ -347,7 +344,7 @@ class _Search:
         return sorted(found, key=lambda run_id: (found[run_id], run_id), reverse=True)
 
     async def summarise(self, runs: Sequence[int]) -> list[RunSummary]:
-        """Read how runs stand, in this order; leave out what is none."""
+        """Summarise runs in this order; leave out what is none."""
         found: dict[int, RunSummary] = {}
         ends: dict[int, str] = {}
         async for run_id, replies in self._request(runs, FIRST_PORTION, _fact_requests):
@@ -382,7 +379,7 @@ class _Search:
         portion: int,
         make: Callable[[RunKeys], list[Request]],
     ) -> AsyncGenerator[tuple[int, list[Reply]]]:
-        """Give the replies about each run, portion by portion; an error reply among them."""
+        """Yield the replies about each run, errors among them, portion by portion."""
         begin = 0
         while begin < len(runs):
             part = runs[begin : begin + portion]
@@ -426,7 +423,7 @@ def _book_requests(keys: RunKeys) -> list[Request]:
 
 
 def _behind_requests(keys: RunKeys, counted: dict[int, str]) -> list[Request]:
-    """Read the last event, if one stands behind that of the books."""
+    """Request the last event, if one stands behind that of the books."""
     last = counted.get(keys.run_id)
     behind = "-" if last is None else next_id(last) or "+"
     return [("XREVRANGE", keys.events, "+", behind, "COUNT", 1)]
@@ -444,12 +441,12 @@ def _fact_requests(keys: RunKeys) -> list[Request]:
 
 
 def _read_facts(replies: Sequence[Reply]) -> RunFacts:
-    """Read the replies; without the right to read beside the stream there is no writer."""
+    """Read the replies; where lease and books may not be read there is no writer."""
     length, ttl, first, last, lease, books = replies
     lease = NO_KEY if isinstance(lease, Exception) else lease
     nothing: Reply = (None, None, None)
     owner, closed, counted = nothing if isinstance(books, Exception) else books
-    # What others have added behind it may be a new beginning.
+    # Events of other writers behind it may be a new beginning.
     all_counted = bool(last) and last[0][0] == counted
     end = find_id(closed.decode("ascii", "replace")) if closed and all_counted else None
     return RunFacts(length, ttl, first, last, lease, owner, end or "")

@@ -1,4 +1,4 @@
-"""How events are put together for ``add_events.lua``; no I/O here."""
+"""Builds events for ``add_events.lua``; no I/O here."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ SOURCE: Final = ("agent_id", "agent_type", "agent_name", "team_name")
 NO_SOURCE: Final[Source] = ("", "", "", "")
 _PARTS: Final = frozenset(SOURCE)
 _REMEMBERED: Final = 1_024  # words that are known to be good: mostly the same few
-_LONGEST: Final = 200  # characters of what is tamed
+_LONGEST: Final = 200  # characters of a sanitized text
 _LARGEST: Final = 10**15 - 1  # beyond it the books, which use doubles, do not count
 
-LONGEST_REASON: Final = 2_000  # bytes of what an error says
+LONGEST_REASON: Final = 2_000  # bytes of an error's message
 TOGETHER: Final = 500  # events that one script adds
 TOGETHER_BYTES: Final = 512 * 1024
 
@@ -67,11 +67,12 @@ class NewEvent(NamedTuple):
     """An event to be added.
 
     Attributes:
-        category: Such as :attr:`~bls_agent.runs.EventCategory.LLM`; any text is allowed.
+        category: Such as :attr:`~bls_agent.runs.EventCategory.LLM`; any text is
+            allowed.
         action: Such as :attr:`~bls_agent.runs.EventAction.STREAM`; any text is allowed.
-        data: What it says: what a JSON object can hold.
-        source: Who it comes from: ``agent_id``, ``agent_type``, ``agent_name`` and
-            ``team_name``, as far as they are known.
+        data: What a JSON object can hold.
+        source: ``agent_id``, ``agent_type``, ``agent_name`` and ``team_name``, as far
+            as they are known.
         timestamp: When it happened, written in UTC with milliseconds; default: now. A
             time without a zone is taken as UTC.
         sequence: Its number within the run; default: counted by Redis.
@@ -105,7 +106,7 @@ class Prepared(NamedTuple):
 
 
 def encode_new(event: NewEvent, now: float, limit: int) -> Prepared:
-    """Write an event exactly as it is, or refuse it."""
+    """Encode an event exactly as it is, or refuse it."""
     data = check_data(event.data)
     payload = encode_strictly("data", _as_object({} if data is None else data))
     if len(payload) > limit:
@@ -126,7 +127,7 @@ def encode_new(event: NewEvent, now: float, limit: int) -> Prepared:
 
 
 def check_data(data: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Give data that may become a JSON object, or refuse them."""
+    """Refuse data that cannot become a JSON object."""
     given = cast("object", data)
     if given is not None and not isinstance(given, Mapping):
         rule = f"it must be a JSON object, not {type(given).__name__}"
@@ -162,7 +163,7 @@ def _check_part(name: str, value: str | None) -> str:
 
 
 def _check_word(name: str, value: str) -> str:
-    """Check a name as :func:`check_name` does; one that was good lately costs nothing."""
+    """Check a name as :func:`check_name` does; a recent good one costs nothing."""
     known = _good.get(value) if type(value) is str else None
     if known is not None:
         return known
@@ -210,10 +211,7 @@ def _as_object(data: object) -> object:
 
 
 def sanitize_data(data: object, limit: int) -> tuple[bytes, bool]:
-    """Write data whatever they hold; never raises.
-
-    JSON, and whether something had to be cut.
-    """
+    """Give any data as JSON, and whether they were cut; never raises."""
     if data is None:
         return b"{}", False
     try:
@@ -269,7 +267,7 @@ def _sanitize_text(value: object) -> str:
 
 
 def as_new(event: Any) -> NewEvent:
-    """Give an event that was passed as one, or as a tuple of its first fields."""
+    """Make an event of one, or of a tuple of its first fields."""
     if isinstance(event, NewEvent):
         return event
     parts = list(cast("Any", event)) if isinstance(event, tuple) else []
@@ -280,7 +278,7 @@ def as_new(event: Any) -> NewEvent:
 
 
 def encode_all(events: Iterable[object], now: float, limit: int) -> list[Prepared]:
-    """Write events exactly as they are, or refuse them all."""
+    """Encode events exactly as they are, or refuse them all."""
     prepared: list[Prepared] = []
     given = list(events)
     for at, event in enumerate(given):
@@ -319,7 +317,7 @@ def add_arguments(
     lease: float = 0.0,
     ends: bool = False,
 ) -> list[Argument]:
-    """Write the arguments of ``add_events.lua``."""
+    """Give the arguments of ``add_events.lua``."""
     sequence, last = floor
     milliseconds, _, count = last.partition("-")
     head: tuple[Argument, ...] = (
@@ -330,9 +328,9 @@ def add_arguments(
 
 
 def log_mended(reply: Reply, keys: RunKeys) -> Reply:
-    """Give the reply of ``add_events.lua`` without its mark that the books were mended.
+    """Take the mark of mended books off a reply of ``add_events.lua``, and log it.
 
-    That is logged: it happens once, because the script has written the books anew.
+    That happens once, because the script has written the books anew.
     """
     if reply[-1] != b"mended":
         return reply
@@ -344,8 +342,8 @@ def log_mended(reply: Reply, keys: RunKeys) -> Reply:
 def describe_end(error: BaseException | None, result: object) -> tuple[str, object]:
     """Give the action of the ``lifecycle`` event that ends a run, and its data.
 
-    A run that was cut short is ``cancelled``: by a cancellation, Ctrl-C, ``sys.exit()``
-    or the end of the generator in which it stands.
+    A run is ``cancelled`` by a cancellation, Ctrl-C, ``sys.exit()``, or the end of the
+    generator in which it stands.
     """
     if error is None:
         return "completed", result
@@ -356,7 +354,7 @@ def describe_end(error: BaseException | None, result: object) -> tuple[str, obje
 
 
 def _unwrap(error: BaseException) -> BaseException:
-    """Take the one error out of the groups that task groups make of it."""
+    """Take the one error out of the exception groups around it."""
     group: Any = error
     if (
         isinstance(group, BaseExceptionGroup)

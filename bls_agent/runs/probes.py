@@ -1,8 +1,8 @@
 """What Redis is asked about runs besides their events.
 
 A server that took over from another one may lack the last events, and its clock may be
-behind: what is written there then gets ids below those that were read. All that stands
-behind the newest event that is known and still there is new.
+behind: new events then get ids below those that were read. So all that stands behind
+the newest known event that is still there is new.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ async def fetch_resume_facts(reader: RunReader, place: EventId) -> ResumeFacts:
 
 
 def read_last(about: Reply) -> tuple[EventId | None, bool]:
-    """Read from XINFO STREAM the last id that was ever given, and whether there is a run.
+    """Read from XINFO STREAM the last id ever given, and whether there is a run.
 
     The id is ``None`` where the right to know it is missing.
     """
@@ -168,14 +168,13 @@ async def _check(
 
 
 async def _was_deleted(reader: RunReader, place: EventId) -> bool:
-    """Tell whether the books still go as far as the run was read: it was deleted then."""
+    """Tell whether the books still go as far as the run was read: it was deleted."""
     booked = _known((await reader.ask_many([("HGET", reader.keys.books, "id")]))[0])
     last = find_id(booked.decode("ascii", "replace")) if booked else None
     return last is not None and order(last) >= order(place)
 
 
 def _read_entry(run_id: int, about: Reply, name: bytes) -> StreamEvent | None:
-    """Read from XINFO STREAM the oldest or the newest event."""
     if isinstance(about, BlsError):
         return None
     entry = dict(zip(about[::2], about[1::2], strict=False)).get(name)
@@ -214,7 +213,7 @@ def _number(text: bytes | None) -> int:
 
 
 def _seconds(left: int | None) -> float | None:
-    """Read PTTL: ``None`` without a key, very long where it never ends."""
+    """Convert PTTL: ``None`` without a key, infinite where the key never expires."""
     if left in (None, NO_KEY):
         return None
     return left / 1000 if left >= 0 else float("inf")
@@ -223,7 +222,7 @@ def _seconds(left: int | None) -> float | None:
 async def find_common_past(
     reader: RunReader, past: Sequence[Sequence[EventId]]
 ) -> EventId | None:
-    """Find the newest event of those that were read; ``None`` if none is there."""
+    """Find the newest event that was read and is still there; ``None`` without one."""
     for known in past:
         page = await reader.read(known[0], "+", len(known))
         there = {event.id for event in page.events}

@@ -34,13 +34,13 @@ __all__ = [
     "size_of",
 ]
 
-NO_KEY: Final = -2  # what PTTL says
+NO_KEY: Final = -2  # PTTL of a missing key
 FIRST_PAGE: Final = 10  # events that are read at once while their size is unknown
 GROWTH: Final = 10  # how many times longer a page may be than the one before
 TYPES: Final = ("stream", "hash", "string")  # of the three keys of a run
 PAGE: Final = 500  # events of the longest one
 PAGE_BYTES: Final = 4 * 1024 * 1024  # about as long as a page may become
-LESS: Final = 4  # by which a page is divided that has not come through in time
+LESS: Final = 4  # divisor of a page that has not come through in time
 QUICK: Final = 1.0  # seconds: a page that took less may be followed by a longer one
 
 
@@ -52,34 +52,34 @@ class RunKeys:
 
     def __init__(self, run_id: int) -> None:
         self.run_id = run_id
-        self.events = RUN_EVENTS.locate(run_id=run_id)  # the stream of the contract
+        self.events = RUN_EVENTS.locate(run_id=run_id)  # the stream
         place = place_beside(self.events)
-        self.books = RUN_BOOKS.locate(place=place)  # what counts its events
+        self.books = RUN_BOOKS.locate(place=place)  # its metadata
         self.owner = OWNER.locate(place=place)  # the lease of its writer
 
     @property
     def all(self) -> list[str]:
-        """All three, as the scripts want them."""
+        """All three, in the order of the scripts."""
         return [self.events, self.books, self.owner]
 
 
 def run_id_of(key: bytes) -> int | None:
-    """Read the run from its key; ``None`` if that is the key of no run."""
+    """Read the run's id from its key; ``None`` for a key of no run."""
     fields = RUN_EVENTS.parse(key)
     digits = fields["run_id"] if fields else ""
     if not (digits.isascii() and digits.isdigit()) or digits != digits.lstrip("0"):
         return 0 if digits == "0" else None
     try:
         return check_run_id(int(digits))
-    except ValueError:  # a ConfigurationError is one; so is what int() does not read
+    except ValueError:  # of int(), and a ConfigurationError
         return None
 
 
 async def find_wrong_type(wires: KeyedWires, keys: RunKeys) -> WrongTypeError:
-    """Tell which key of a run has another type, after a script was refused for it.
+    """Find the key of a run that has another type, after a script was refused for it.
 
     Sends commands that the scripts use themselves: no further right is needed. Where
-    their replies do not tell (any more), it is the stream.
+    their replies do not show it (any more), it is the stream.
     """
     requests: list[Request] = [
         ("XLEN", keys.events), ("HMGET", keys.books, "owner"), ("GET", keys.owner)
@@ -93,7 +93,7 @@ async def find_wrong_type(wires: KeyedWires, keys: RunKeys) -> WrongTypeError:
 
 
 class Page(NamedTuple):
-    """Some events of a run that stand one behind the other."""
+    """Neighbouring events of a run."""
 
     events: list[StreamEvent]  # oldest first
     is_last: bool  # whether nothing stood behind them when they were read
@@ -108,7 +108,7 @@ class PageSize:
         self._most = PAGE
 
     def shrink(self, error: RedisUnavailableError) -> bool:
-        """Request less if it was too much for the link; tell whether there is less."""
+        """Request less if the link was too slow; tell whether less is possible."""
         was_under_way = error.kind == "timeout" or error.ambiguous
         if error.connecting or not was_under_way or self.count == 1:
             return False
@@ -116,7 +116,7 @@ class PageSize:
         return True
 
     def record(self, page: Page, took: float) -> None:
-        """Note a page that has come, and the seconds that it took."""
+        """Adapt to a page that took so many seconds."""
         if took < QUICK:
             self._most = min(PAGE, 2 * self._most)
         self.count = min(page.portion, self._most)
@@ -193,18 +193,18 @@ class RunReader:
             raise
 
     async def ask_many(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send requests that change nothing in one write; an error is one of the replies."""
+        """Send requests that change nothing in one write; errors are replies."""
         async with self.wires.to(self.keys.events) as wire:
             return await wire.read_many(requests)
 
 
 def decode_entries(run_id: int, entries: Sequence[Entry]) -> list[StreamEvent]:
-    """Read entries of a stream; never raises, whatever they hold."""
+    """Decode entries of a stream; never raises, whatever they hold."""
     return [StreamEvent.decode(run_id, number, fields) for number, fields in entries]
 
 
 def size_of(entries: Sequence[Entry]) -> int:
-    """Count the bytes of some events."""
+    """Count the bytes of entries."""
     return sum(sum(map(len, fields)) for _, fields in entries)
 
 

@@ -1,7 +1,7 @@
-"""A run as server-sent events, for any web framework (contract 003).
+"""Run events as server-sent events, for any web framework.
 
-What a browser's ``EventSource`` is sent: ``id: <id>``, ``event: <category>.<action>``
-and ``data: <the event as JSON>``. Besides the events of the run there are ``gap`` (some
+A browser's ``EventSource`` gets ``id: <id>``, ``event: <category>.<action>`` and
+``data: <the event as JSON>``. Besides the events of the run there are ``gap`` (some
 are missing), ``writer_lost`` (the writer fell silent) and ``close`` (nothing more will
 come: the page closes its ``EventSource``); no event of a run can have these names,
 because theirs hold a dot. They have no id: a client goes on behind the last event.
@@ -58,7 +58,7 @@ PATIENCE: Final = 1.0  # seconds for a follower to be closed
 LEAST: Final = 0.01  # seconds between two comments
 MOST: Final = 86_400.0
 STALLED: Final = 60.0  # seconds for a client to take what it is sent
-# The name of an event; of one that is no event of the run, up to where its data begins.
+# The name of an event; for gap, writer_lost and close up to where the data begin.
 _NAME: Final = re.compile(
     rb"^event: (?:(gap|writer_lost|close)\ndata: \{|.*\n)", re.MULTILINE
 )
@@ -75,7 +75,7 @@ def write_unnamed(frames: bytes) -> bytes:
 
 
 def write_comment() -> bytes:
-    """Write what no program is given: it keeps the connection alive."""
+    """Write a comment, which clients ignore: it keeps the connection alive."""
     return b": \n\n"
 
 
@@ -85,7 +85,7 @@ def write_retry(milliseconds: int) -> bytes:
 
 
 def encode_followed(item: Followed) -> bytes:
-    """Write what a follower gave; an event is written once for all its followers."""
+    """Encode what a follower gave; an event is encoded once for all its followers."""
     match item:
         case StreamEvent():
             return item.sse
@@ -96,23 +96,16 @@ def encode_followed(item: Followed) -> bytes:
 
 
 def encode_close(end: FollowEnd = FollowEnd.CLOSED) -> bytes:
-    """Write that nothing more will come, and why: ``event: close``."""
+    """Encode that nothing more will come, and why: ``event: close``."""
     return write_frame("close", encode({"reason": end.value}))
 
 
 def read_last_event_id(header: str | None, query: str | None = None) -> EventId | None:
-    """Read what a client has had last.
+    """Read the id of the last event that a client has; ``None`` if it sent none.
 
-    Args:
-        header: ``Last-Event-ID``, if it was sent; it wins.
-        query: ``?last_event_id=``, if it was sent: what a page that has read the run
-            up to there asks with first, and with again when it comes back.
-
-    Returns:
-        The id in its full form; ``None`` if neither says anything.
-
-    Raises:
-        ConfigurationError: It is no id of an event: answer with 400.
+    ``header`` is ``Last-Event-ID``, and wins. ``query`` is ``?last_event_id=``: a page
+    that has read the run up to there sends it first, and again whenever it comes back.
+    Raises ConfigurationError for what is no id of an event: answer with 400.
     """
     if header:
         return check_id("Last-Event-ID", header)
@@ -124,23 +117,15 @@ async def stream_status(
 ) -> int:
     """Give the HTTP status that a request for the stream of a run is answered with.
 
-    200: there is something to send, or may be. 204: the client has had everything of a
-    run that has ended. 404: there is no such run. 410: there is none any more.
+    200: there is something to send, or may be. 204: the client has every event of a run
+    that has ended. 404: there is no such run. 410: there is none any more.
 
-    Args:
-        store: Where the events are.
-        run_id: The run.
-        last_id: What the client has had last, if it said so.
-
-    Raises:
-        ConfigurationError: An argument breaks its rule: 400.
-        WrongTypeError: The key is no stream: 409.
-        RedisRefusedError: Redis refuses: 503.
-        RedisUnavailableError: Redis cannot answer: 503 if the client has had nothing,
-            else 200, comments and :func:`event_frames`, because a browser that comes
-            back and is answered otherwise gives up for ever.
+    Raises ConfigurationError for a wrong argument (400), WrongTypeError (409),
+    RedisRefusedError (503), and RedisUnavailableError: 503 if the client has no event
+    yet, else 200, comments and :func:`event_frames`, because a browser that comes back
+    and is answered otherwise gives up for ever.
     """
-    if last_id in (None, BEGINNING):  # it has had nothing
+    if last_id in (None, BEGINNING):  # the client has no event
         return 200 if await store.exists(run_id) else 404
     found = await store.get_events(run_id, last_id, "+", 2)
     if _ends_there(found, last_id):
@@ -185,7 +170,7 @@ def event_frames(
 
 
 def check_heartbeat(value: object) -> float:
-    """Give the seconds between two comments, or refuse them."""
+    """Check the seconds between two comments."""
     if isinstance(value, int | float) and LEAST <= value <= MOST:
         return float(value)
     rule = "it is a number of seconds, from 0.01 to a day"
@@ -193,7 +178,7 @@ def check_heartbeat(value: object) -> float:
 
 
 class EventFrames:
-    """The bytes of one stream; iterate over it. Made by :func:`event_frames`."""
+    """The bytes of one stream, made by :func:`event_frames`; iterate over it."""
 
     def __init__(
         self, store: EventStore, run_id: int, last_id: EventId, heartbeat: float
@@ -211,16 +196,16 @@ class EventFrames:
         return await anext(self._chunks)
 
     def end(self) -> None:
-        """End it at once without a last word: the client is to come back.
+        """End at once, without ``close``: the client is to come back.
 
-        For a server that stops. To be called in the event loop that iterates.
+        For a server that stops; called in the event loop that iterates.
         """
         self._ending = True
         if self._waiting is not None:
             self._waiting.cancel()
 
     async def aclose(self) -> None:
-        """Stop following; not while the next chunk is waited for."""
+        """Stop following; not while a task waits for the next chunk."""
         await self._chunks.aclose()
 
     async def _write(self) -> AsyncGenerator[bytes]:
@@ -235,7 +220,7 @@ class EventFrames:
                 if self._ending:
                     return
                 if follower.end is not None:
-                    if follower.end is not FollowEnd.LEFT:  # else it is to come back
+                    if follower.end is not FollowEnd.LEFT:  # else it comes back
                         yield encode_close(follower.end)
                     return
                 if is_silent:
@@ -245,7 +230,7 @@ class EventFrames:
                 await follower.aclose()
 
     async def _next(self) -> list[Followed]:
-        """Wait for what comes next, until it is time for a comment, or for the end."""
+        """Wait for events, until a comment is due, or for the end."""
         if not self._ending:
             # A batch that is cancelled loses nothing.
             with anyio.CancelScope() as self._waiting:
@@ -254,9 +239,10 @@ class EventFrames:
 
 
 def _write_chunks(items: deque[Followed]) -> Iterator[bytes]:
-    """Write what a follower gave, in few chunks that are not too large.
+    """Encode what a follower gave, in few chunks that are not too large.
 
-    An item is dropped once it is written: a client that reads slowly holds the rest only.
+    An item is dropped once it is encoded: a client that reads slowly holds the rest
+    only.
     """
     frames: list[bytes] = []
     size = 0
@@ -290,11 +276,11 @@ class FramePump:
         self._unnamed = unnamed
         self._scope: anyio.CancelScope | None = None
         self._is_ending = False
-        self._is_waiting = False  # else something is being sent
-        self._sent_at = anyio.current_time()  # when it was begun to be
+        self._is_waiting = False  # else it is sending
+        self._sent_at = anyio.current_time()  # when the last send began
 
     def end(self) -> None:
-        """End at once without a last word: the client is to come back."""
+        """End at once, without ``close``: the client is to come back."""
         self._is_ending = True
         if self._is_waiting and self._scope is not None:
             self._scope.cancel()  # a batch that is cancelled loses nothing
@@ -302,7 +288,8 @@ class FramePump:
     async def run(self, send: Send) -> None:
         """Send what comes until the run ends, or :meth:`end` is called.
 
-        Where following cannot go on it ends, too: a client that comes back is told why.
+        Also ends where following cannot go on: a client that comes back gets the
+        reason.
         """
         try:
             with anyio.CancelScope() as self._scope:
@@ -328,7 +315,7 @@ class FramePump:
             self._note_sending()
             await send(write_unnamed(chunk) if self._unnamed else chunk)
         end = self._follower.end
-        if end is not None and end is not FollowEnd.LEFT:  # else it is to come back
+        if end is not None and end is not FollowEnd.LEFT:  # else it comes back
             self._note_sending()
             last = encode_close(end)
             await send(write_unnamed(last) if self._unnamed else last)
@@ -336,7 +323,7 @@ class FramePump:
     async def send_heartbeats(self, send: Send) -> None:
         """Send a comment after each time without an event; beside :meth:`run`.
 
-        Returns when the client takes nothing any more.
+        Returns when the client stops reading.
         """
         while True:
             silence = anyio.current_time() - self._sent_at

@@ -1,4 +1,4 @@
-"""The events of runs: written, read and followed (contract 003, section 5)."""
+"""``EventStore``: the events of runs, written, read and followed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from bls_agent.runtime.lease import boot_seconds
 
 __all__ = ["EventPage", "EventStore"]
 
-REFRESH: Final = 5.0  # seconds after which who waits for ever looks if Redis is there
+REFRESH: Final = 5.0  # seconds between two checks of Redis in an endless wait
 
 SIZE_LIMIT: Final = 1024 * 1024  # bytes of an event's data
 LEAST_LIMIT: Final = 256
@@ -69,8 +69,8 @@ def _now() -> float:
 class EventStore(Store):
     """Writes, reads and follows the events of runs; usable from any event loop.
 
-    The methods of contract 003, section 5.1, with their names and argument order; each
-    that does I/O is awaited. Down is not empty: where Redis cannot answer,
+    The methods of the protocol, with their names and argument order; each that does I/O
+    is awaited. Down is not empty: where Redis cannot answer,
     :class:`~bls_agent.RedisUnavailableError` is raised.
 
     Attributes:
@@ -139,9 +139,8 @@ class EventStore(Store):
             run_id: The run.
             event_category: Such as ``llm``; any text.
             event_action: Such as ``stream``; any text.
-            data: What it says: what a JSON object can hold.
-            source: Who it comes from: ``agent_id``, ``agent_type``, ``agent_name``,
-                ``team_name``.
+            data: What a JSON object can hold.
+            source: ``agent_id``, ``agent_type``, ``agent_name``, ``team_name``.
             timestamp: When it happened; default: now.
             sequence: Its number; default: counted.
 
@@ -183,7 +182,7 @@ class EventStore(Store):
         Raises:
             ConfigurationError: One of them breaks a rule; nothing was written.
             WrongTypeError: The key is no stream; nothing was written.
-            RedisUnavailableError: Not all were added. Those of the former portions were.
+            RedisUnavailableError: Not all were added. Those of earlier portions were.
         """
         keys = RunKeys(check_run_id(run_id))
         now, limit = _now(), self.event_size_limit
@@ -225,20 +224,20 @@ class EventStore(Store):
         buffer_bytes: int = 8 * 1024 * 1024,
         shutdown_timeout: float = 10.0,
     ) -> RunWriter:
-        """Write a run from its beginning to its end: ``async with store.run(1) as run:``.
+        """Write a run from beginning to end: ``async with store.run(1) as run:``.
 
         Opening writes ``lifecycle.started``; leaving ``completed``, ``failed`` with the
-        error, or ``cancelled``, then ``system.close``. In between ``run.emit(…)`` writes
-        events, from any thread, without ever waiting: each exactly once and in order,
-        unless the buffer was full, which readers are told by a ``system.warning``.
+        error, or ``cancelled``, then ``system.close``. In between ``run.emit(…)``
+        writes events, from any thread, without ever waiting: each exactly once and in
+        order, unless the buffer was full, which readers see as a ``system.warning``.
 
         Args:
             run_id: The run. One living writer owns it at a time.
-            source: Who its events come from, unless they say so themselves.
+            source: The source of events that name none.
             data: Data of ``lifecycle.started``.
-            lifecycle: Whether the run is ours. Else only events are contributed to a run
-                that somebody else begins and ends.
-            lease: Seconds after which followers are told that a writer is lost, if it
+            lifecycle: Whether this writer begins and ends the run, and owns it. Else it
+                only contributes events to the run of another writer.
+            lease: Seconds after which followers learn that a writer is lost, if it
                 dies without leaving; renewed with each batch, and three times in that
                 time without one.
             coalesce: Seconds for which events gather, once one has left. Neighbouring
@@ -246,7 +245,8 @@ class EventStore(Store):
                 ``delta``, ``text``, ``token`` or ``chunk``) become one then. 0 merges
                 none and gathers for 5 ms.
             buffer: Events in memory at most, 1,000 or more; when there are too many,
-                pieces of texts go first, the categories ``lifecycle`` and ``system`` last.
+                pieces of texts go first, the categories ``lifecycle`` and ``system``
+                last.
             buffer_bytes: Their bytes at most; room for four of the longest events.
             shutdown_timeout: Seconds that leaving takes at most.
 
@@ -270,7 +270,7 @@ class EventStore(Store):
         )
 
     async def set_expire(self, run_id: int, ttl_seconds: int = DAY) -> bool:
-        """Say when a run is forgotten if nothing more is written.
+        """Set when a run is forgotten if nothing more is written.
 
         Args:
             run_id: The run.
@@ -282,7 +282,7 @@ class EventStore(Store):
         Raises:
             ConfigurationError: An argument breaks its rule.
             WrongTypeError: The key is no stream; it was left alone.
-            RedisUnavailableError: Perhaps not said, if ``error.ambiguous``.
+            RedisUnavailableError: Not set; or perhaps, if ``error.ambiguous``.
         """
         keys = RunKeys(check_run_id(run_id))
         ttl = check_count("ttl_seconds", ttl_seconds)
@@ -296,7 +296,7 @@ class EventStore(Store):
         """Delete the events of a run.
 
         Its sequences begin anew; those of a run whose writer lives go on, because that
-        writer, wherever it is, knows how far they had come.
+        writer knows how far they had come.
 
         Returns:
             Whether there were any.
@@ -304,7 +304,7 @@ class EventStore(Store):
         Raises:
             ConfigurationError: ``run_id`` is none.
             WrongTypeError: The key is no stream; it was left alone.
-            RedisUnavailableError: Perhaps not deleted, if ``error.ambiguous``.
+            RedisUnavailableError: Not deleted; or perhaps, if ``error.ambiguous``.
         """
         keys = RunKeys(check_run_id(run_id))
         reader = RunReader(self._access.wires, run_id)
@@ -317,7 +317,7 @@ class EventStore(Store):
     async def _each(
         self, reader: RunReader, keys: Sequence[str], name: str, *rest: Argument
     ) -> Reply:
-        """Ask the same of some keys of a run, if the first is a stream; give its reply."""
+        """Send a request for each key if the first one is a stream; give its reply."""
         await reader.ask("XLEN")
         requests = [(name, key, *rest) for key in keys]
         async with self._access.wires.to(reader.keys.events) as wire:
@@ -340,7 +340,7 @@ class EventStore(Store):
             run_id: The run.
             start_id: Id of the first event, or ``-`` for the oldest.
             end_id: Id of the last event, or ``+`` for the newest.
-            count: At most so many; default: all of them.
+            count: Events at most; default: all of them.
 
         Raises:
             ConfigurationError: An argument breaks its rule.
@@ -364,12 +364,12 @@ class EventStore(Store):
     async def get_events_after(
         self, run_id: int, last_id: str, count: int | None = None
     ) -> list[StreamEvent]:
-        """Read events behind an id, for who was disconnected.
+        """Read events behind an id, for a client that was disconnected.
 
         Args:
             run_id: The run.
             last_id: Id of the last event that is known; it is not given again.
-            count: At most so many; default: all of them.
+            count: Events at most; default: all of them.
 
         Raises:
             ConfigurationError: An argument breaks its rule.
@@ -404,7 +404,7 @@ class EventStore(Store):
     async def page_back(
         self, run_id: int, *, before: str | None = None, limit: int = 100
     ) -> EventPage:
-        """Read a page of what stands before a place, as who scrolls up wants it.
+        """Read a page of what stands before a place, as for a page that scrolls up.
 
         Args:
             run_id: The run.
@@ -429,10 +429,10 @@ class EventStore(Store):
         return EventPage(events, events[0].id if len(found) > limit else None)
 
     async def tail(self, run_id: int) -> str:
-        """Give the place behind the last event: what is read from there on is new.
+        """Give the id of the last event: what is read behind it is new.
 
         Returns:
-            Its id; ``0-0`` if there is none.
+            The id; ``0-0`` if there is no event.
 
         Raises:
             WrongTypeError: The key is no stream.
@@ -466,15 +466,16 @@ class EventStore(Store):
     async def subscribe(
         self, run_id: int, last_id: str = END, block_ms: int = 5000
     ) -> list[StreamEvent]:
-        """Wait for the events behind a place, once: the document's blocking read.
+        """Wait for the events behind a place, once: the protocol's blocking read.
 
-        Each call stands for itself: pass the id of the last event that you have been
-        given, and begin with :meth:`tail`. With ``$`` in a loop, what is written between
-        two calls is missed; :meth:`follow` misses nothing.
+        Each call stands for itself: pass the id of the last event that you have, and
+        begin with :meth:`tail`. With ``$`` in a loop, what is written between two calls
+        is missed; :meth:`follow` misses nothing.
 
         Args:
             run_id: The run.
-            last_id: Id of the last event that is known; ``$`` for what comes from now on.
+            last_id: Id of the last event that is known; ``$`` for what comes from now
+                on.
             block_ms: Milliseconds to wait at most; 0 for as long as it takes.
 
         Returns:
@@ -496,22 +497,23 @@ class EventStore(Store):
                 return [event for event in found if isinstance(event, StreamEvent)]
 
     async def runs(self, limit: int = 100) -> RunList:
-        """Find the runs there are, the one with the newest event first.
+        """Find all runs, the one with the newest event first.
 
         All keys are searched with SCAN. What has the key of a run and is none, or may
         not be read, hides no other run; it is counted.
 
         Args:
-            limit: So many runs at most, up to 10,000.
+            limit: Runs at most, up to 10,000.
 
         Raises:
             ConfigurationError: ``limit`` breaks its rule.
-            RedisUnavailableError: Redis cannot answer, or lets us read none of the runs.
+            RedisUnavailableError: Redis cannot answer, or allows to read none of the
+                runs.
         """
         return await list_runs(self._access.wires, limit)
 
     async def describe(self, run_id: int) -> RunSummary | None:
-        """Say how a run stands; ``None`` if there is no such run.
+        """Summarise a run; ``None`` if there is no such run.
 
         Raises:
             ConfigurationError: ``run_id`` is none.
@@ -521,7 +523,7 @@ class EventStore(Store):
         return await describe_run(self._access.wires, run_id)
 
     async def exists(self, run_id: int) -> bool:
-        """Tell whether there are events of a run.
+        """Tell whether a run has events.
 
         Raises:
             WrongTypeError: The key is no stream.
@@ -543,7 +545,7 @@ class EventStore(Store):
     async def aclose(self) -> None:
         """Close the connections of this event loop; the next request opens them again.
 
-        Who follows here is given nothing more: the iteration ends.
+        Iterations of followers in this loop end.
         """
         await self._hubs.aclose()
         await super().aclose()

@@ -77,7 +77,7 @@ class EventBuffer:
             del self._events[:drop], self._sizes[:drop]
 
     def restart(self, head: EventId) -> None:
-        """Begin empty at another place; no number of before is valid any more."""
+        """Begin empty at another place; earlier numbers are not valid any more."""
         self.first = self.end + 1
         self._events, self._sizes, self._bytes = [], [], 0
         self.base = self.head = head
@@ -200,7 +200,7 @@ class RunTopic:
         # how many events there were at the last probe, and the head then
         self.length: tuple[int, EventId] | None = None
         self.news = 0  # how often something has happened besides events that have come
-        self.rewinds = 0  # how often the server had forgotten what was read
+        self.rewinds = 0  # how often the server had lost what was read
         # the newest place then that it knew, too
         self.rewound_to = self._rewound_from = head
         self._lost_ring = False
@@ -211,7 +211,7 @@ class RunTopic:
         self.outage: RedisUnavailableError | None = None
         self.failure: BlsError | None = None  # why it cannot be read, for good
         self.is_open = True  # whether it is still followed
-        # whether the server has to be asked if it still knows the head
+        # whether to ask the server if it still has the head
         self.needs_check = True
         self._changed = anyio.Event()
         self._waiting = 0
@@ -232,7 +232,7 @@ class RunTopic:
                 self._left_at = anyio.current_time()
 
     def notify(self) -> None:
-        """Wake all followers to something else than new events."""
+        """Wake all followers to a change other than new events."""
         self.news += 1
         self.wake()
 
@@ -252,7 +252,7 @@ class RunTopic:
         self._note_last(come)
 
     def skip(self, come: Arrivals) -> None:
-        """Go on behind events; followers find out by themselves what stands before them."""
+        """Go on behind events; each follower finds out what stands before them."""
         self.buffer.restart(come.events[-1].id)
         self._note_last(come)
 
@@ -262,16 +262,16 @@ class RunTopic:
         self.wake()
 
     def record_page(self, events: Sequence[StreamEvent]) -> None:
-        """Note a page that a follower has read, if it goes as far as the buffer."""
+        """Record a page that a follower has read, if it goes as far as the buffer."""
         if events and order(events[-1].id) >= order(self.furthest):
             self.reach = events[-1].id
             self.trail = [event.id for event in events[-TRAIL:]]
 
     def record_length(self, length: int) -> None:
-        """Note how many events there are.
+        """Record how many events there are.
 
-        A count that has changed without new events over the waiting connection means
-        that events may stand before the place behind which it waits.
+        A count that changed without new events over the waiting connection means that
+        events may stand before the place behind which it waits.
         """
         before, self.length = self.length, (length, self.buffer.head)
         if before is not None and before[1] == self.buffer.head:
@@ -279,7 +279,7 @@ class RunTopic:
 
     @property
     def furthest(self) -> EventId:
-        """The last place that any follower has read up to."""
+        """The last place up to which any follower has read."""
         return max(self.buffer.head, self.reach, key=order)
 
     @property
@@ -306,7 +306,8 @@ class RunTopic:
     def must_go_back(self, place: EventId, *, in_ring: bool) -> bool:
         """Tell whether a follower at a place has to go back, after a rewind.
 
-        New events may already stand before that place, and have gone to others.
+        New events may already stand before that place, and have gone to other
+        followers.
         """
         if order(place) > order(self._rewound_from):
             return True
@@ -319,11 +320,11 @@ class RunTopic:
         self.close()
 
     def close(self) -> None:
-        """End; followers that wait find another topic, or end."""
+        """End; waiting followers find another topic, or end."""
         self.detach()
         self.wake()
 
     def detach(self) -> None:
-        """End without waking: followers wait in a closed loop, or in the parent process."""
+        """End without waking: followers wait in a closed loop, or in the parent."""
         self.is_open = False
         self.news += 1

@@ -84,8 +84,8 @@ BATCH_BYTES: Final = 128 * 1024  # all writers of a store wait for each other's 
 class WriterOptions:
     """The options of ``EventStore.run``, checked."""
 
-    lifecycle: bool  # whether the run is ours: to be begun, held and ended by us
-    lease: float  # seconds until a writer that says nothing counts as lost
+    lifecycle: bool  # whether this writer begins, owns and ends the run
+    lease: float  # seconds until a silent writer counts as lost
     coalesce: float  # seconds for which pieces of a text gather; 0 for never
     buffer: int  # events in memory at most
     buffer_bytes: int  # their bytes at most
@@ -103,7 +103,7 @@ class WriterOptions:
         check_seconds("shutdown_timeout", self.shutdown_timeout)
 
     def check_room(self, event_size_limit: int) -> None:
-        """Check that long events do not fill the buffer."""
+        """Check that a few of the longest events do not fill the buffer."""
         least = LONGEST_EVENTS * event_size_limit
         if self.buffer_bytes < least:
             rule = f"room for {LONGEST_EVENTS} of the longest events ({least:,} bytes)"
@@ -128,15 +128,14 @@ def _check_coalesce(coalesce: object) -> None:
 class RunWriterStats:
     """Every counter and state of a :class:`~bls_agent.runs.RunWriter` at one moment.
 
-    ``accepted == written + sum(dropped.values()) + queued``; its own events, as
-    ``lifecycle.started``, are counted in.
+    ``accepted == written + sum(dropped.values()) + queued``; the writer's own events,
+    such as ``lifecycle.started``, are counted in.
 
     Attributes:
-        run_id: The run.
         open: Whether events are taken.
-        is_owner: Whether the run is surely ours, to be ended by us.
+        is_owner: Whether the run surely belongs to this writer, which then ends it.
         accepted: Events ever emitted.
-        written: Of these, those that stand in Redis; merged ones each for themselves.
+        written: Of these, those in Redis; merged ones each for themselves.
         dropped: Reason → events given up: ``buffer_full``; ``shutdown``: they could not
             be written before the end; ``not_open``, ``closed``, ``forked``: emitted at
             the wrong time or place; ``fault``: a fault of ours.
@@ -144,8 +143,8 @@ class RunWriterStats:
         queued_bytes: Their bytes, about.
         cut: Events whose data were longer than ``event_size_limit``.
         merged: Pieces of a text that were written within the event of another one.
-        resent: Events that were sent again because no answer had come; Redis tells those
-            that it had written from the others.
+        resent: Events that were sent again because no reply had come; Redis recognises
+            those that it had written.
     """
 
     run_id: int
@@ -165,20 +164,19 @@ class RunWriter:
     """Writes one run, from ``lifecycle.started`` to ``system.close``; works once.
 
     Made by :meth:`EventStore.run`, and opened by ``async with``, or by ``with`` in a
-    program without an event loop. Nothing in it raises into the host or makes it wait,
-    but opening and leaving: Redis may be away at the start and at any time; what is
-    emitted meanwhile is kept, as far as the buffer goes, and written when Redis is back:
-    each event once, in order.
+    program without an event loop. Only opening and leaving may raise into the host or
+    make it wait. Redis may be away at the start and at any time: what is emitted
+    meanwhile is kept, as far as the buffer goes, and written when Redis is back, each
+    event once and in order.
 
     While it is open it owns the run: its lease is renewed, and with it the time for
-    which the run is kept, however long nothing is emitted. When the process dies without
-    leaving, the lease ends, and followers are told that the writer is lost.
+    which the run is kept, however long nothing is emitted. When the process dies
+    without leaving, the lease ends, and followers learn that the writer is lost.
 
     All runs that were opened by ``with`` live in one daemon thread, and those of one
     store share its connection. Thread and connection end with the last of them.
 
     Attributes:
-        run_id: The run.
         result: Data of ``lifecycle.completed``.
     """
 
@@ -219,12 +217,12 @@ class RunWriter:
         self._sink: RunSink | None = None
         self._pool: WriterPool | None = None
         self._writing: RunWriterTask | None = None
-        self._withdrawing: asyncio.Task[None] | None = None  # held: loops do not
+        self._withdrawing: asyncio.Task[None] | None = None  # kept: event loops do not
         self._thread: LoopThread | None = None  # of a run that was opened by ``with``
         register(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: the run is the parent's, and so is what waits."""
+        """In a forked child: the run and its events are the parent's."""
         self._lock = threading.RLock()
         if self._state == OPEN:
             self._state = FORKED
@@ -240,7 +238,7 @@ class RunWriter:
 
     @property
     def is_owner(self) -> bool:
-        """Whether the run is surely ours, to be ended by us."""
+        """Whether the run surely belongs to this writer, which then ends it."""
         lease = self._run_lease
         return lease is not None and lease.is_valid
 
@@ -262,16 +260,16 @@ class RunWriter:
     ) -> None:
         """Write an event, soon; from any thread, never waits, never raises.
 
-        Whatever the data hold is taken as it is now: they may be changed afterwards.
-        What JSON cannot lease appears as a readable stand-in, what is longer than the
-        store's ``event_size_limit`` is cut. Before opening and after leaving, the event
-        is dropped and counted.
+        The data are taken as they are now and may be changed afterwards. What JSON
+        cannot hold appears as a readable stand-in, what is longer than the store's
+        ``event_size_limit`` is cut. Before opening and after leaving, the event is
+        dropped and counted.
 
         Args:
             category: Such as ``llm``; any text.
             action: Such as ``stream``; any text.
-            data: What it says.
-            source: Who it comes from; default: that of the run.
+            data: What a JSON object can hold.
+            source: Default: that of the run.
         """
         try:
             writing = self._writing
@@ -310,7 +308,7 @@ class RunWriter:
             logger.warning(text, self.run_id, reason)
 
     def stats(self) -> RunWriterStats:
-        """Give a snapshot of every counter and state; from any thread."""
+        """Give every counter and state; from any thread."""
         buffered, sink = self._delivery.buffer.stats(), self._sink
         with self._lock:
             outside, cut = Counter(self._outside), self._cut
@@ -377,7 +375,7 @@ class RunWriter:
             self._withdraw(pool)
             raise
         writing = self._begin(pool, token)
-        if self.is_owner:  # others who write this run from now on come behind its start
+        if self.is_owner:  # later writers of this run come behind its start
             try:
                 await writing.flush(until - anyio.current_time())
             except BaseException as error:
@@ -398,7 +396,6 @@ class RunWriter:
         self._withdrawing = start_background(withdraw, "bls-agent run")
 
     async def _acquire(self, pool: WriterPool, token: str) -> RunLease:
-        """Request the run's lease, and wait for the first reply."""
         lease = self._run_lease = RunLease(
             self._keys,
             token,
@@ -410,14 +407,14 @@ class RunWriter:
         pool.add(lease)
         with anyio.move_on_after(self._timeout):
             await lease.answered.wait()
-        lease.answered.set()  # what later replies say goes to the log
+        lease.answered.set()  # later errors go to the log
         refusal: BlsError | None = lease.refusal
         if refusal is not None:
             raise refusal
         return lease
 
     def _begin(self, pool: WriterPool, token: str) -> RunWriterTask:
-        buffer = self._delivery.buffer  # not self: whoever forgets to leave is told
+        buffer = self._delivery.buffer  # not self: an unclosed writer is collected
         self._sink = sink = RunSink(
             pool,
             self._keys,
@@ -451,11 +448,11 @@ class RunWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Write how the run ended, and ``system.close``; the exception goes on unchanged.
+        """Write how the run ended, and ``system.close``; the exception goes on.
 
-        Takes at most ``shutdown_timeout``, whatever Redis does and whoever cancels
-        meanwhile. What cannot be written by then is dropped and counted, and the
-        lease ends by itself.
+        Takes at most ``shutdown_timeout``, whatever Redis does and even if cancelled
+        meanwhile. What cannot be written by then is dropped and counted, and the lease
+        expires.
         """
         writing, pool = self._writing, self._pool
         if self._state != OPEN or writing is None or pool is None:
@@ -505,7 +502,8 @@ class RunWriter:
             Whether all of it is settled; never raises for Redis.
 
         Raises:
-            ConfigurationError: It was opened by ``async with``, or an event loop runs here.
+            ConfigurationError: It was opened by ``async with``, or an event loop runs
+                here.
         """
         refuse_in_event_loop("wait_flushed", "'await run.flush()'")
         thread = self._thread
@@ -520,7 +518,7 @@ class RunWriter:
         return self._unflushed() if unanswered else flushing.result()
 
     def __enter__(self) -> Self:
-        """Open in a program without an event loop; waits and raises as ``async with``."""
+        """Open in a program without event loop; waits and raises as ``async with``."""
         refuse_in_event_loop("with store.run(...)", "'async with store.run(...)'")
         self._thread = THREAD.open(self._open_there)
         return self
@@ -573,7 +571,6 @@ class RunWriter:
 
 
 def _log_failure(leaving: Future[None]) -> None:
-    """Log a fault of ours, which is not raised into the host."""
     if leaving.done() and not leaving.cancelled():
         error = leaving.exception()
         if error is not None:

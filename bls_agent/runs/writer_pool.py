@@ -47,18 +47,18 @@ MOST: Final = 10_000  # runs; those written longest ago are forgotten
 _UNKNOWN: Final = (0, BEGINNING, float("-inf"))
 
 NEVER: Final = float("inf")
-PARTS: Final = 3  # of a lease, after one of which it is renewed
+PARTS: Final = 3  # a lease is renewed after one third of it
 REMEDY: Final = "Give the run another id, or contribute to it with lifecycle=False."
 
 NAME: Final = "bls-agent runs"
 CAP: Final = 2.0  # seconds between two tries while Redis is away
 RETRY: Final = 1.0  # seconds after a fault of ours
-TOGETHER: Final = 12  # part of a lease: what is due so soon is renewed with others
+TOGETHER: Final = 12  # leases due within this part of a lease are renewed, too
 AGAIN: Final = 0.1  # seconds, at least, between two tries on a cluster
 
 
 class HighWaterMarks:
-    """Sequence and id of the last event that was written, for each run that lives."""
+    """Sequence and id of the last event written, for each run that lives."""
 
     def __init__(self) -> None:
         self._marks: OrderedDict[int, tuple[int, str, float]] = OrderedDict()
@@ -66,13 +66,13 @@ class HighWaterMarks:
         register(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: a thread that is not here may hold the lock."""
+        """In a forked child: a thread that does not exist here may hold the lock."""
         self._lock = threading.Lock()
 
     def of(self, run_id: int, now: float) -> tuple[int, str]:
         """Give the sequence and the id that the next event has to come after.
 
-        A run that has expired is not forgotten by an accident: it begins anew.
+        An expired run has none: its server did not lose it, so it begins anew.
         """
         sequence, event_id, until = self._marks.get(run_id, _UNKNOWN)
         return (sequence, event_id) if now < until else (0, BEGINNING)
@@ -134,7 +134,7 @@ class RunLease:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the run is surely ours."""
+        """Whether the run surely belongs to this writer."""
         return boot_seconds() < self._valid_until
 
     def request(self) -> Run:
@@ -166,7 +166,7 @@ class RunLease:
         return jittered(self.lease / PARTS, self._rng)
 
     def note_renewed(self, *, sent_at: float) -> None:
-        """Note that a batch of events has renewed the lease."""
+        """Record that a batch of events has renewed the lease."""
         if self._over:
             return
         until = valid_until(sent_at, self.lease)
@@ -177,7 +177,7 @@ class RunLease:
     def fail(
         self, error: RedisUnavailableError, wrong: WrongTypeError | None = None
     ) -> float:
-        """Note that a request failed; give the seconds until the next one."""
+        """Record that a request failed; give the seconds until the next one."""
         refused = isinstance(error, RedisRefusedError)
         if wrong is not None:
             self.refusal = wrong
@@ -197,14 +197,14 @@ class RunLease:
             logger.info("run %d is ours again", self.keys.run_id)
 
     def _refuse(self, error: LeaseHeldError) -> None:
-        """Refuse the opening: the run is another writer's. Later this is only logged."""
+        """Refuse the opening: another writer has the run. Later only log that."""
         if self.answered.is_set():
             self.log_lost()
         else:
             self.refusal = error
 
     def log_lost(self) -> None:
-        """Log once that the run is not ours any more."""
+        """Log once that this writer has lost the run."""
         if not self._logged_lost:
             self._logged_lost = True
             text = (
@@ -219,7 +219,7 @@ def _seconds(milliseconds: int) -> float | None:
 
 
 class WriterPool:
-    """Renews the leases of all open runs from one task, and paces who writes them."""
+    """Renews the leases of all open runs from one task, and paces their writers."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -240,7 +240,7 @@ class WriterPool:
         self._task.add_done_callback(self._note_over)
 
     def _note_over(self, _: asyncio.Task[None]) -> None:
-        # A task that is cancelled before it began runs nothing of its own, no finally.
+        # A task that is cancelled before its first step runs no finally of its own.
         self.is_over = True
         self._ended.set()
         for lease in self._leases.values():
@@ -256,7 +256,7 @@ class WriterPool:
         """Request a lease soon, and renew it from then on."""
         self._leases[id(lease)] = lease
         lease.due = anyio.current_time()
-        if self._away:  # its opening does not wait for Redis
+        if self._away:  # the opening does not wait for Redis
             lease.answered.set()
         self._wakeup.set()
 
@@ -265,7 +265,7 @@ class WriterPool:
         self._leases.pop(id(lease), None)
 
     def _note_back(self) -> None:
-        """Renew at once: what ended or was forgotten meanwhile comes back."""
+        """Renew at once: leases that ended or were forgotten meanwhile come back."""
         self._away, now = False, anyio.current_time()
         for lease in self._leases.values():
             if lease.due != float("inf"):
@@ -273,7 +273,7 @@ class WriterPool:
         self._wakeup.set()
 
     async def give_back(self, lease: RunLease) -> None:
-        """End a lease that Redis may have given, of a run in which nothing was written."""
+        """End a lease that Redis may have given; nothing was written in its run."""
         self.remove(lease)
         nothing = add_arguments(
             (), maxlen=1, ttl=lease.ttl, floor=(0, BEGINNING),
@@ -322,7 +322,7 @@ class WriterPool:
             return reply
 
     async def _open(self, wire: Wire) -> None:
-        """Connect; while Redis is away there is one try for all."""
+        """Connect; while Redis is away one attempt serves all runs."""
         if not wire.connected:
             await self._gate.enter(wire.open)
 
@@ -397,7 +397,7 @@ class WriterPool:
 
 
 class WriterPools:
-    """The pools of one store: one for each event loop, as long as runs are open there."""
+    """The pools of one store: one for each event loop that has open runs."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -409,7 +409,7 @@ class WriterPools:
         self._by_loop.forget_parent()
 
     def enter(self) -> WriterPool:
-        """Give the pool of the running event loop, one user more."""
+        """Give the pool of the running event loop, and count one more user."""
         pool = self._by_loop.find()
         if pool is None or pool.is_over:
             register(self)
@@ -420,7 +420,7 @@ class WriterPools:
         return pool
 
     async def leave(self, pool: WriterPool) -> None:
-        """Give back a pool, in its event loop; the last one ends it."""
+        """Give back a pool, in its event loop; the last user ends it."""
         pool.users -= 1
         if not pool.users:
             if self._by_loop.find() is pool:

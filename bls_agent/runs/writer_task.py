@@ -1,4 +1,4 @@
-"""The events of an open run on their way: taken, merged, written in batches, each once."""
+"""The events of an open run: captured, merged, and written in batches, each once."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _WIDEST: Final = 6  # bytes of a character in JSON at most: \u001b, a lone surro
 REPORTED: Final = (
     "buffer_full",
     "fault",
-)  # reasons of drops that readers are warned of
+)  # drops of which readers are warned
 
 CAP: Final = 2.0  # seconds between two tries while Redis is away
 RETRY: Final = 1.0  # seconds after a fault of ours
@@ -89,24 +89,24 @@ Shape: TypeAlias = tuple[tuple[str, type | None, Any], ...]
 class PendingEvent:
     """An event of a writer, not numbered yet.
 
-    Its data are captured by ``emit``, because the host may change them at once: encoded,
-    or, for a piece of a text that may be merged, as they are, which is cheaper; such a
+    ``emit`` captures its data, because the host may change them at once: as JSON, or,
+    for a piece of a text that may be merged, as they are, which is cheaper; such a
     piece is encoded when it is written.
     """
 
-    category: str  # what kind of event it is
-    action: str  # what happened
-    source: Source  # who it comes from
+    category: str
+    action: str
+    source: Source
     at: float  # when, in Unix seconds
     payload: bytes  # its data as JSON; empty for a piece of a text
     shape: Shape | None  # data of a piece beside its text; ``None`` for others
     text: str  # the text of a piece
-    rank: int  # what a full buffer goes by
+    rank: int  # a full buffer drops the lowest first
     size: int  # about how many bytes it takes
     ends: bool = False  # whether the run ends with it
 
     def encode(self, limit: int) -> tuple[bytes, bool]:
-        """Give its data as JSON, and whether something had to be cut just now."""
+        """Give its data as JSON, and whether this call had to cut them."""
         if self.shape is None:
             return self.payload, False
         return encode_within(dict(self._fields(self.shape)), limit)
@@ -126,7 +126,7 @@ def capture(
     limit: int,
     merges: bool,
 ) -> tuple[PendingEvent, bool]:
-    """Take what ``emit`` was given; never raises.
+    """Make an event of the arguments of ``emit``; never raises.
 
     Returns the event, and whether its data had to be cut.
     """
@@ -223,7 +223,7 @@ def _width(text: str) -> int:
 
 
 class Bounds(Protocol):
-    """What a store says about each of its runs."""
+    """The bounds that a store sets for each of its runs."""
 
     maxlen: int
     ttl: int
@@ -244,9 +244,8 @@ class Batch(list[PendingEvent]):
 class RunSink:
     """Writes batches of events into one run.
 
-    A batch keeps its number for good, and the script knows by it whether the batch stands
-    already: a batch without a reply is sent again, and one of the two does nothing, in
-    whatever order they arrive.
+    A batch keeps its number for good, and the script recognises it: a batch without a
+    reply is sent again, and whichever arrives second does nothing.
     """
 
     def __init__(
@@ -372,7 +371,7 @@ class RunSink:
         self.merged += batch.pieces
 
     def _handle_reply(self, batch: Batch, reply: Reply, until: float) -> None:
-        """Note the ids that were written, and when the run expires."""
+        """Record the ids that were written, and when the run expires."""
         sequence, *ids = reply
         again = ids[1:2] == [b"again"]
         if again:
@@ -386,13 +385,13 @@ class RunSink:
             self._run_lease.finish()
 
     async def was_written(self, batch: Sequence[PendingEvent]) -> bool | None:
-        """Give "no": writing a batch once more is harmless, nothing has to be looked up."""
+        """Answer "no": writing a batch again is harmless, no look-up is needed."""
         del batch
         return False
 
 
 class RunWriterTask:
-    """Writes what one run emits, in a task beside those of the host."""
+    """Writes what one run emits, in a task of its own."""
 
     def __init__(
         self, delivery: BatchWriter[PendingEvent], sink: RunSink, *, name: str
@@ -426,7 +425,7 @@ class RunWriterTask:
                     logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
                     await anyio.sleep(RETRY)
         except CancelledError:
-            if not self._ending:  # the event loop ends, and nobody has left the run
+            if not self._ending:  # the event loop ends before the run was left
                 with suppress(Exception), anyio.CancelScope(shield=True):
                     await self._write_rest()
             raise
@@ -446,7 +445,8 @@ class RunWriterTask:
     ) -> T | None:
         """Await something in this task's event loop; ``None`` if that took too long.
 
-        Another loop than the one that runs here may hang: only there ``within`` counts.
+        ``within`` counts only where that is another loop than the caller's: it may
+        hang.
         """
         import asyncio  # noqa: PLC0415 - as above
 
@@ -469,7 +469,7 @@ class RunWriterTask:
             over = flushed or self._delivery.refused or self._task.done()
             if over or not left:
                 return replace(flushed, delivered=delivered, dropped=dropped)
-            # It has just begun, or rests after a fault.
+            # The task has just begun, or pauses after a fault.
             await anyio.sleep(min(pause, left))
             pause = GLANCE
 
@@ -481,7 +481,7 @@ class RunWriterTask:
             self._end.add_done_callback(lambda _: self.ended.set())
 
     def abandon(self, lease: RunLease | None) -> None:
-        """End a run whose writer was collected unclosed; its lease expires by itself."""
+        """End a run whose writer was collected unclosed; its lease expires."""
         if lease is not None:
             lease.finish()
         self.end(FINAL_WRITE)

@@ -1,4 +1,4 @@
-"""Contract 001: heartbeats of workers, progress, tasks and a function cache.
+"""Worker heartbeats, progress, tasks, and a function cache.
 
 The names below are loaded when they are first used.
 """
@@ -88,7 +88,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from its module; most stand in ``heartbeat_fields``."""
+    """Load a public name from its module; by default from ``heartbeat_fields``."""
     if name not in __all__:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)

@@ -1,4 +1,4 @@
-"""``Heartbeat``: a worker's heartbeat, kept alive in Redis as long as the worker lives."""
+"""``Heartbeat``: keeps a worker's heartbeat in Redis while the worker lives."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ SHORTEST: Final = 0.1  # seconds: a shorter interval or stall_after makes no sen
 LEAVE_GRACE: Final = 1.0  # seconds beyond its timeout that leaving may take
 AT_EXIT: Final = 1.0  # seconds that the exit of the interpreter waits at most
 
-# In which the heartbeats of programs without an event loop beat.
+# The thread of the heartbeats of programs without an event loop.
 _THREAD: Final = SharedThread("bls-agent heartbeats", at_exit=AT_EXIT)
 
 
@@ -68,9 +68,8 @@ class HeartbeatStats:
     """Every counter and state of a heartbeat at one moment.
 
     Attributes:
-        key: Where it stands.
         open: Whether it is kept alive.
-        owned: Whether the key is surely ours.
+        owned: Whether the key surely belongs to this process.
         standing: ``ours``; ``held``: another process owns it; ``stands``: a value of
             a peer that knows no lease stands there; ``wrong_type``; or ``unknown``.
         writes: Beats that were written.
@@ -79,7 +78,7 @@ class HeartbeatStats:
         losses: Times another process had taken the key over.
         overwritten: Times a peer had written over the key without owning it.
         loop_stalls: Times the event loop stood still longer than ``stall_after``.
-        loop_stalled_seconds: How long it did, the longest of those that are over.
+        loop_stalled_seconds: The longest of these stalls that are over.
     """
 
     key: str
@@ -96,7 +95,7 @@ class HeartbeatStats:
 
 
 def _check_interval(interval: float | None, ttl: float) -> float:
-    """Give the time between two beats: a third of the TTL by default."""
+    """Give the seconds between two beats: a third of the TTL by default."""
     if interval is None:
         return ttl / 3
     rule = f"at least {SHORTEST:g} s"
@@ -119,7 +118,7 @@ def _check_stall_after(stall_after: float | None) -> float | None:
 
 
 def _check_slot(heartbeat: WorkerHeartbeat, endpoint: Endpoint | None) -> None:
-    """Refuse a key beside which a cluster can hold no other one."""
+    """Refuse a key whose slot, on a cluster, no lease can share."""
     if endpoint is not None and endpoint.is_cluster and not shares_slot(heartbeat.key):
         rule = "on a cluster its owner stands beside it, and the braces of this id make a slot that no other key can be put into"
         raise ConfigurationError(
@@ -128,25 +127,26 @@ def _check_slot(heartbeat: WorkerHeartbeat, endpoint: Endpoint | None) -> None:
 
 
 class Heartbeat:
-    """Says that a worker lives, for as long as it does, and how it is.
+    """Keeps a worker's heartbeat, with its state, in Redis while the worker lives.
 
     ``async with Heartbeat(...) as beat:`` in a program with an event loop, ``with
     Heartbeat(...) as beat:`` in one without. While it is open the worker's key holds
     its heartbeat, with a TTL, written anew every ``interval`` seconds and whenever
-    :meth:`update` changes it. Leaving removes the key at once. Nothing in it raises into
-    the host or makes it wait; Redis may be away at the start and at any time.
+    :meth:`update` changes it. Leaving removes the key at once. Nothing in it raises
+    into the host or makes it wait; Redis may be away at the start and at any time.
 
     One process owns a key at a time; the owner's token stands beside it. A process that
-    starts while another one lives under the same id is refused. What stands there
-    without an owner, of a peer that knows no lease, is judged by its TTL. After a crash
-    a process that is started again on the same machine gets the id at once, where the
-    system tells that the former one is gone (Linux, same container); elsewhere when the
+    starts while another one lives under the same id is refused. A value without an
+    owner, from a peer that knows no lease, is judged by its TTL. After a crash a
+    process that is started again on the same machine gets the id at once, where the
+    system shows that the former one is gone (Linux, same container); elsewhere when the
     lease has ended, after at most ``ttl`` seconds: until then ``"wait"`` waits for it.
 
-    While the event loop stands still for more than ``stall_after`` seconds the status is
-    ``error``; used with plain ``with`` it beats in a thread of its own, and what the
-    program does meanwhile is not looked at. SIGTERM ends a program without leaving the
-    block unless it is handled: ``signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))``.
+    While the event loop stands still for more than ``stall_after`` seconds the status
+    is ``error``; used with plain ``with`` it beats in a thread of its own, and does not
+    watch what the program does meanwhile. SIGTERM ends a program without leaving the
+    block unless it is handled:
+    ``signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))``.
 
     Args:
         redis: A URL, a client of redis-py, a ``ProjectAgent``, or ``None`` for
@@ -154,8 +154,7 @@ class Heartbeat:
         heartbeat: The first value; a copy is kept.
         interval: Seconds between two beats at most, jittered; at most a third of
             ``ttl``, which is the default.
-        ttl: Seconds for which the worker counts as alive after a beat; the contract's
-            30 by default.
+        ttl: Seconds for which the worker counts as alive after a beat; 30 by default.
         conflict: ``"refuse"`` raises :class:`~bls_agent.LeaseHeldError` where a living
             process owns the key; ``"wait"`` lets the host go on and takes the key when
             it is free.
@@ -178,8 +177,7 @@ class Heartbeat:
         stall_after: float | None = 5.0,
         timeout: float = 5.0,
     ) -> None:
-        """Remember; nothing is opened, read or started."""
-        if not getattr(heartbeat, "kind", ""):  # callers without a type checker
+        if not getattr(heartbeat, "kind", ""):  # from a caller without a type checker
             rule = "a heartbeat of contract 001, as BacktestWorkerHeartbeat.create(...)"
             raise ConfigurationError("heartbeat", heartbeat, rule)
         if conflict not in ("refuse", "wait"):
@@ -201,7 +199,7 @@ class Heartbeat:
         register(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: the parent lives under this key."""
+        """In a forked child: the key is the parent's."""
         self._state = self._writer = self._thread = None
 
     def __repr__(self) -> str:
@@ -214,12 +212,12 @@ class Heartbeat:
 
     @property
     def heartbeat(self) -> WorkerHeartbeat:
-        """The present value: a copy."""
+        """A copy of the present value."""
         return copy.deepcopy(self._current.now)
 
     @property
     def owned(self) -> bool:
-        """Whether the key is surely ours, and will be until the next beat is due."""
+        """Whether the key surely belongs to this process until the next beat is due."""
         state = self._state
         return state is not None and state.claim.is_valid(boot_seconds())
 
@@ -242,7 +240,7 @@ class Heartbeat:
             writer.write_soon(state)
 
     def stats(self) -> HeartbeatStats:
-        """Give a snapshot of every counter and state; from any thread."""
+        """Give every counter and state; from any thread."""
         state, writer, counts = self._state, self._writer, self._counts
         return HeartbeatStats(
             key=self._key,
@@ -364,7 +362,7 @@ class Heartbeat:
         self._refuse_twice()
         endpoint = self._access.endpoint
         _check_slot(self._current.now, endpoint)
-        # Neither the state nor the writer holds this object: an unclosed one is collected.
+        # Neither state nor writer holds this object: an unclosed one is collected.
         state = HeartbeatState(
             self._current,
             LeaseState(self._key, self._ttl, make_token(self._ttl)),
@@ -397,7 +395,7 @@ class Heartbeat:
             raise error
 
     async def aclose(self) -> None:
-        """Remove the key, if it is ours, and stop; does nothing if it is closed.
+        """Remove the key, if this process owns it, and stop; nothing if closed.
 
         Takes at most ``timeout`` + 1 s, whatever Redis does.
         """

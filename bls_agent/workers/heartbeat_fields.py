@@ -1,4 +1,4 @@
-"""The heartbeats of contract 001, section 5, as values.
+"""The kinds of worker heartbeats, as values.
 
 Written strictly, in the contract's order of fields; read tolerantly: unknown fields are
 ignored, absent ones have their default (the status has none), and a number may be
@@ -61,14 +61,13 @@ def _check_status(name: str, value: object) -> WorkerStatus:
 
 
 def _check_text(name: str, value: object) -> str:
-    text = name_of(value)  # ids are numbers or UUIDs to some
+    text = name_of(value)  # some callers have numbers or UUIDs
     if isinstance(text, str):
         return text
     raise ConfigurationError(name, value, "text")
 
 
 def _check_count(name: str, value: object) -> int:
-    """Give a whole number, also one that was written as text."""
     text = str(value).removesuffix(".0") if isinstance(value, str | float) else ""
     short = len(text) <= DIGITS and text.isascii() and text.isdecimal()
     number = int(text) if short else value
@@ -92,7 +91,7 @@ def _check_texts(name: str, value: object) -> list[str]:
 
 
 def _check_moment(name: str, value: object) -> str:
-    """Give a moment as it is written: ISO-8601 text as it is, a datetime as ISO-8601."""
+    """Check a moment: ISO-8601 text stays as it is, a datetime becomes ISO-8601."""
     if isinstance(value, datetime):
         aware = value if value.tzinfo else value.replace(tzinfo=UTC)
         return format_timestamp(aware.timestamp())
@@ -113,7 +112,7 @@ _CHECKS: Final[Mapping[str, Callable[[str, object], object]]] = MappingProxyType
 
 
 def _check_field(annotation: str, name: str, value: object) -> object:
-    """Give a field's value as it is written, checked by the field's annotation."""
+    """Check a value by its field's annotation; give it as it is written."""
     return _CHECKS[annotation](name, value)
 
 
@@ -123,7 +122,7 @@ def _now() -> str:
 
 @dataclass(kw_only=True)
 class WorkerHeartbeat:
-    """What every kind of heartbeat holds.
+    """The fields of every kind of heartbeat.
 
     Attributes:
         kind: The row of the table of keys: form of the key, TTL.
@@ -139,7 +138,6 @@ class WorkerHeartbeat:
     timestamp: str = field(default_factory=_now)
 
     def __post_init__(self) -> None:
-        """Refuse a field with a value that the contract does not know."""
         for one in fields(self):
             value = _check_field(str(one.type), one.name, getattr(self, one.name))
             setattr(self, one.name, value)
@@ -165,7 +163,7 @@ class WorkerHeartbeat:
 
     @property
     def said_at(self) -> datetime | None:
-        """The timestamp, aware; ``None`` if a peer wrote something else in its place."""
+        """The timestamp, aware; ``None`` if a peer wrote anything else there."""
         return parse_timestamp(self.timestamp)
 
     def to_dict(self) -> JSONObject:
@@ -178,7 +176,7 @@ class WorkerHeartbeat:
 
     @classmethod
     def from_json(cls, data: str | bytes | Mapping[str, Any]) -> Self:
-        """Read what a worker in any language has written.
+        """Read the heartbeat of a worker in any language.
 
         Raises:
             DecodeError: It is no JSON object (``not_json``, ``not_an_object``, …), or a
@@ -200,8 +198,8 @@ class WorkerHeartbeat:
         """Give a copy with other fields, made now.
 
         Raises:
-            ConfigurationError: A field is unknown, cannot be changed, or has a value
-                that its contract does not know.
+            ConfigurationError: A field is unknown, cannot be changed, or cannot hold
+                that value.
         """
         names = [one.name for one in fields(self)]
         if unknown := changes.keys() - set(names):
@@ -220,7 +218,7 @@ class DataWorkerHeartbeat(WorkerHeartbeat):
     """A data worker: ``heartbeat:data_worker:{node_id}``.
 
     Attributes:
-        stats: What the worker counts; what JSON can hold.
+        stats: The worker's own counters; what JSON can hold.
     """
 
     kind: ClassVar[str] = "data_worker_heartbeat"
@@ -251,7 +249,7 @@ class BacktestWorkerHeartbeat(WorkerHeartbeat):
     Attributes:
         running_tasks: Tasks under way.
         max_tasks: Tasks that it can do at a time.
-        started_at: When it was started: ISO-8601 with its zone.
+        started_at: ISO-8601 with its zone.
         last_heartbeat: The same as ``timestamp``, for readers that look here.
         task_uuids: Which tasks are under way.
     """
@@ -283,14 +281,13 @@ class BacktestWorkerHeartbeat(WorkerHeartbeat):
             status: The state of the worker.
             running_tasks: Tasks under way.
             max_tasks: Tasks that it can do at a time.
-            started_at: When it was started: ISO-8601, or a datetime (UTC without a
-                zone); default: now.
+            started_at: ISO-8601, or a datetime (UTC without a zone); default: now.
             task_uuids: Which tasks are under way.
 
         Raises:
             ConfigurationError: A value is none that its field can hold.
         """
-        given = cast("object", task_uuids)  # callers without a type checker
+        given = cast("object", task_uuids)  # from a caller without a type checker
         if isinstance(given, Iterable) and not isinstance(given, str | bytes):
             given = list(cast("Iterable[object]", given))
         now = _now()
@@ -435,7 +432,7 @@ KINDS: Final[Mapping[str, type[WorkerHeartbeat]]] = MappingProxyType(
 def parse_heartbeat_data(
     data: str | bytes | Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Read a heartbeat without a class for it (contract 001, "工具函数").
+    """Read a heartbeat into a dict, whatever its kind.
 
     Args:
         data: What GET gave, or a dict.

@@ -1,4 +1,4 @@
-"""One heartbeat: its value, when it is written next, what a reply means. No I/O here."""
+"""One heartbeat: its value, its next write, what a reply means. No I/O here."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ __all__ = ["CurrentHeartbeat", "HeartbeatCounts", "HeartbeatState"]
 
 logger = logging.getLogger(__name__)
 
-SOON: Final = 0.02  # seconds after another owner's time is over
+SOON: Final = 0.02  # seconds after another owner's lease is over
 CHECK_AGAIN: Final = 1.0  # seconds between two checks whether a taken key is free
-GUARD_AGAIN: Final = 60.0  # seconds until it is tried again whether scripts may be run
+GUARD_AGAIN: Final = 60.0  # seconds from a refused script until the next try
 
 _BLOCKED: Final = (Ownership.HELD, Ownership.STANDS, Ownership.WRONG_TYPE)
 # Redis 7 calls a script "refused" that may not run one of its commands.
@@ -43,11 +43,11 @@ class CurrentHeartbeat:
     """The value of a heartbeat, changed from any thread and read by its writer.
 
     ``now`` is replaced and never changed. A signal handler or a finaliser may interrupt
-    a change and change the value itself: hence an RLock, and the loop in :meth:`change`.
+    a change and change the value itself: hence an RLock, and the loop in
+    :meth:`change`.
     """
 
     def __init__(self, heartbeat: WorkerHeartbeat) -> None:
-        """Begin with a copy."""
         self.now = copy.deepcopy(heartbeat)
         self._lock = threading.RLock()
         register(self)
@@ -69,7 +69,7 @@ class CurrentHeartbeat:
 
 @dataclass
 class HeartbeatCounts:
-    """What one heartbeat did over all its openings; see ``HeartbeatStats``."""
+    """Counters of one heartbeat over all its openings; see ``HeartbeatStats``."""
 
     writes: int = 0
     refreshes: int = 0
@@ -79,24 +79,7 @@ class HeartbeatCounts:
 
 
 class HeartbeatState:
-    """One heartbeat from its opening to its end.
-
-    Attributes:
-        claim: Whether the key is ours.
-        counts: Of the heartbeat.
-        interval: Longest time between two beats, in seconds.
-        due_at: When it is written next, by the clock of the event loop.
-        sent_at: When it was written last.
-        is_wanted: Whether it is to be written before its time.
-        answered: Set when the first reply is there, or none is to be expected soon.
-        is_written: Whether a beat is written.
-        settled: Set when the first beat is written, or none will be.
-        ended: Set when it is removed from Redis, or nobody can tell.
-        conflict: What opening it raises, if anything.
-        plain_until: Until when it is written without scripts, because they are refused,
-            in seconds of the claim's clock; ``None``: never was.
-        failures: How often in a row it was refused where others were not.
-    """
+    """One heartbeat from its opening to its end."""
 
     def __init__(
         self,
@@ -108,19 +91,21 @@ class HeartbeatState:
         rng: random.Random,
         is_dead: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """Remember the parts; ``is_dead`` tells whether a token's owner surely is."""
-        self.claim = claim
+        self.claim = claim  # whether this process owns the key
         self.counts = counts
-        self.interval = interval
+        self.interval = interval  # longest time between two beats, in seconds
+        # when it is written next, by the event loop's clock, and was written last
         self.due_at = self.sent_at = float("-inf")
-        self.is_wanted = False
-        self.answered = anyio.Event()
-        self.is_written = False
-        self.settled = anyio.Event()
-        self.ended = anyio.Event()
-        self.conflict: BlsError | None = None
+        self.is_wanted = False  # to be written before its time
+        self.answered = anyio.Event()  # the first reply is there, or none comes soon
+        self.is_written = False  # a beat is in Redis
+        self.settled = anyio.Event()  # the first beat is written, or none will be
+        self.ended = anyio.Event()  # it is removed from Redis, or that cannot be known
+        self.conflict: BlsError | None = None  # what opening it raises
+        # until when it is written without scripts, because they are refused, in seconds
+        # of the claim's clock; ``None``: never was
         self.plain_until: float | None = None
-        self.failures = 0
+        self.failures = 0  # refusals in a row, where other heartbeats were not refused
         self._current = current
         self._rng = rng
         self._is_dead = is_dead
@@ -153,10 +138,9 @@ class HeartbeatState:
         return (*words, "GET") if self._has_set_get else words
 
     def handle_reply(self, reply: Reply, *, sent_at: float, now: float) -> float:
-        """Record the script's reply; both times are of ``boot_seconds``.
+        """Record the script's reply; give the seconds until the next beat.
 
-        Returns:
-            In how many seconds the next beat is due.
+        Both times are of ``boot_seconds``.
         """
         self._refused = False
         answer = LeaseReply.of(reply)
@@ -202,7 +186,7 @@ class HeartbeatState:
         return self.plain_until is not None and now < self.plain_until
 
     def choose_plainer(self, now: float, error: RedisUnavailableError) -> bool:
-        """Tell whether a refusal leaves a plainer way to write, and choose it."""
+        """Choose a plainer way to write after a refusal; tell whether one is left."""
         if not self.writes_plainly(now):
             if error.kind not in _NO_SCRIPTS:
                 return False
@@ -234,7 +218,7 @@ class HeartbeatState:
             logger.warning(text, self.claim.key)
 
     def _record_conflict(self, answer: LeaseReply) -> None:
-        """Record what keeps the key from us, for whoever opens it, and log it once."""
+        """Record why the key cannot be taken, for the opening, and log it once."""
         standing, key = self.claim.standing, self.claim.key
         error: BlsError | None = None
         if answer.what == "wrong_type":

@@ -39,7 +39,7 @@ __all__ = ["WRITERS", "HeartbeatWriter"]
 logger = logging.getLogger(__name__)
 
 NAME: Final = "bls-agent:heartbeats"  # of the connection
-TOGETHER: Final = 0.25  # seconds: what is due so soon goes along
+TOGETHER: Final = 0.25  # seconds: beats that are due so soon are written, too
 BATCH: Final = 500  # heartbeats that are written before the host gets its turn
 COALESCE: Final = 0.1  # seconds between two writes of one heartbeat
 CAP: Final = 2.0  # seconds between two tries while Redis is away
@@ -51,23 +51,15 @@ _HOPELESS: Final = ("no_permission", "unknown_command", "refused")
 
 
 class HeartbeatWriter:
-    """Writes many heartbeats from one task over one connection (a cluster: one a node).
-
-    Attributes:
-        stalls: How often the event loop stood still.
-        is_over: Whether it does nothing any more: its task has ended, its loop was
-            closed, or it is a forked child's copy.
-        users: Heartbeats that are open.
-        states: The heartbeats; each knows when it is due.
-    """
+    """Writes many heartbeats from one task, over one connection (cluster: per node)."""
 
     def __init__(
         self, endpoint: Endpoint, *, timeout: float, stall_after: float | None
     ) -> None:
-        """Remember where Redis is; :meth:`start` begins."""
-        self.stalls = StallCounts()
+        self.stalls = StallCounts()  # of the event loop
+        # its task has ended, its loop was closed, or it is a forked child's copy
         self.is_over = False
-        self.users = 0
+        self.users = 0  # heartbeats that are open
         self.states: set[HeartbeatState] = set()
         self._timeout = timeout
         self._wires = KeyedWires(endpoint, NAME, timeout=timeout)
@@ -101,7 +93,7 @@ class HeartbeatWriter:
         self._task.add_done_callback(self._handle_task_end)
 
     def _handle_task_end(self, _: asyncio.Task[None]) -> None:
-        # A task that is cancelled before it began runs nothing of its own, no finally.
+        # A task that is cancelled before its first step runs no finally of its own.
         self.is_over = True
         for state in self._ending:
             state.ended.set()
@@ -109,7 +101,7 @@ class HeartbeatWriter:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it lives in another event loop than the one that runs here."""
+        """Whether it lives in another event loop than the running one."""
         import asyncio  # noqa: PLC0415 - as above
 
         return self._loop is not asyncio.get_running_loop()
@@ -119,7 +111,7 @@ class HeartbeatWriter:
         function: Callable[[], Coroutine[Any, Any, None]],
         timeout: float | None,
     ) -> None:
-        """Await something in the writer's event loop, which is another one and may hang."""
+        """Await something in the writer's event loop, another one that may hang."""
         import asyncio  # noqa: PLC0415 - anyio knows one loop
 
         assert self._loop is not None  # noqa: S101 - for the type checker
@@ -217,7 +209,7 @@ class HeartbeatWriter:
                     await self._wind_up()
 
     async def _wind_up(self) -> None:
-        """Remove what no caller will remove any more, and close the connection."""
+        """Remove heartbeats that no caller will remove; close the connection."""
         states = list(self.states)
         if states and not self._closing:
             logger.warning("the task of the heartbeats was cancelled and has ended")
@@ -229,7 +221,6 @@ class HeartbeatWriter:
         await self._wires.aclose()
 
     async def _wait_until_due(self) -> None:
-        """Wait until a beat is due, or a removal is wanted."""
         while True:
             if self._ending:
                 return
@@ -254,7 +245,7 @@ class HeartbeatWriter:
         try:
             await self._write([state for state in due if not state.writes_plainly(now)])
             await self._write(plain, plainly=True)
-        except BaseException:  # a fault of ours: it must not end the others
+        except BaseException:  # a fault of ours must not end the others
             for state in due:
                 state.claim.record_failure(ambiguous=True)
                 self._put(state, RETRY)
@@ -350,7 +341,7 @@ class HeartbeatWriter:
             self._record_success()
 
     def _retry_refused(self) -> None:
-        """Try the others again: what they were refused for may be gone, too."""
+        """Retry the other heartbeats: the reason of their refusal may be gone, too."""
         for state in self.states:
             state.is_wanted |= state.failures > 0
 
@@ -376,7 +367,7 @@ class HeartbeatWriter:
         state.due_at = anyio.current_time() + delay
 
     def _record_success(self) -> None:
-        """Redis is there: what it lost while it was away is written again at once."""
+        """Record that Redis is back, and write at once what it has lost."""
         self._backoff.succeeded()
         self._retry_at = 0.0
         generation = 0 if self._wires.is_cluster else self._wires.pick().generation
@@ -394,7 +385,7 @@ class HeartbeatWriter:
     def _record_outage(
         self, states: Sequence[HeartbeatState], error: RedisUnavailableError
     ) -> None:
-        """Redis executed none of a write, or perhaps some: all pause together."""
+        """Record that none of a write was executed, or perhaps some: all pause."""
         longest = error.kind == "auth"
         refused = isinstance(error, RedisRefusedError)
         delay = self._backoff.failed(permanent=refused, longest=longest)
@@ -402,7 +393,7 @@ class HeartbeatWriter:
         if self._away_since is None:
             self._away_since = anyio.current_time()
         self._logged_away |= self._log_failure(error)
-        # Of many that go in several writes the first ones may have been executed.
+        # Many beats go in several writes: the first ones may have been executed.
         ambiguous = error.ambiguous or len(states) > 1
         for state in states:
             state.record_failure(error, ambiguous=ambiguous)
@@ -411,7 +402,7 @@ class HeartbeatWriter:
     def _record_refusal(
         self, states: Sequence[HeartbeatState], error: RedisUnavailableError
     ) -> None:
-        """Redis refused some beats of a write: each pauses by itself, not the others."""
+        """Record that Redis refused some beats: each of them pauses by itself."""
         self._log_failure(error)
         refused = isinstance(error, RedisRefusedError)
         for state in states:
@@ -435,11 +426,12 @@ class HeartbeatWriter:
 
 
 class _StallPublisher:
-    """Writes a loop's heartbeats from the watchdog's thread while the loop stands still.
+    """Writes a stalled loop's heartbeats from the watchdog's thread.
 
-    Only what is ours is written, and only as long as it is ours. Before ``stall_after``
-    each keeps its status, kept alive where it would vanish earlier; from then on it is
-    ``error``. The attributes are those of the watchdog's ``StallListener``.
+    Writes only keys that this process owns, and only as long as it does. Before
+    ``stall_after`` each keeps its status, kept alive where it would expire earlier;
+    from then on it is ``error``. The attributes are those of the watchdog's
+    ``StallListener``.
     """
 
     def __init__(
@@ -450,7 +442,6 @@ class _StallPublisher:
         timeout: float,
         stall_after: float,
     ) -> None:
-        """Remember the parts; the heartbeats are those of ``writer``."""
         self.endpoint = replace(endpoint, notes=())  # the loop has logged them
         self.stall_after = stall_after
         self.publish_after = self.interval = float("inf")
@@ -459,7 +450,7 @@ class _StallPublisher:
         self._stalled = False
 
     def add_ttl(self, ttl: float) -> bool:
-        """Adapt to one more heartbeat's TTL; tell whether that changed the interval."""
+        """Adapt to one more TTL; tell whether that changed the interval."""
         if ttl / 4 >= self.interval:
             return False
         self.publish_after, self.interval = ttl / 3, ttl / 4
@@ -477,14 +468,14 @@ class _StallPublisher:
         )
 
     def on_takeover(self) -> None:
-        """Nothing has to be prepared: beats are numbered, so a late one does nothing."""
+        """Do nothing: beats are numbered, so a late one has no effect."""
 
     def on_stall(self, where: str) -> None:
         """Write ``error`` from now on, and log where the loop stands."""
         self._stalled = True
         self._writer.stalls.stalls += 1
         text = "heartbeats: the event loop has not moved for %g s; it stands in %s"
-        # In a thread that may be held: the loop may be standing in a handler of the log.
+        # In a thread that may block: the loop may stand still in a handler of the log.
         threading.Thread(
             target=logger.warning,
             args=(text, self.stall_after, where),
@@ -493,7 +484,7 @@ class _StallPublisher:
         ).start()
 
     async def publish(self, connections: Connections) -> None:
-        """Write every heartbeat that is ours; raises if one of them was not written."""
+        """Write the heartbeats that this process owns; raise if one was not written."""
         states = [one for one in list(self._writer.states) if one.plain_until is None]
         if self.endpoint.is_cluster:  # a wire follows redirections, if there are few
             states.sort(key=lambda state: slot_of(state.claim.key))
@@ -527,13 +518,13 @@ class _Writers:
         self._by_loop: LoopLocal[dict[object, HeartbeatWriter]] = LoopLocal()
 
     def forget_parent(self) -> None:
-        """In a forked child: there are none."""
+        """In a forked child: forget the parent's writers."""
         self._by_loop.forget_parent()
 
     def enter(
         self, endpoint: Endpoint, *, timeout: float, stall_after: float | None
     ) -> HeartbeatWriter:
-        """Give the writer of the running event loop for this Redis, one user more."""
+        """Give the running loop's writer for this Redis, and count one more user."""
         register(self)
         writers = self._by_loop.find()
         if writers is None:

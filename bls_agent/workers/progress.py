@@ -1,4 +1,4 @@
-"""How far the work of a fleet is (contract 001): days that are synced, backtests."""
+"""The progress of a fleet's work: days that are synced, backtests."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class SyncSummary:
 
     Attributes:
         total: Days that there should be.
-        synced: How many of them are there.
-        missing: Those that are not, in order.
+        synced: Days of these that are there.
+        missing: Days that are not, in order.
         foreign: Members of the set that are no dates.
     """
 
@@ -54,12 +54,12 @@ class SyncSummary:
 
     @property
     def first_missing(self) -> date | None:
-        """Where to go on; ``None`` if nothing is missing."""
+        """The day to go on with; ``None`` if nothing is missing."""
         return self.missing[0] if self.missing else None
 
     @property
     def completion(self) -> float:
-        """Which part is there, from 0 to 1; of no days at all, all."""
+        """The part that is there, from 0 to 1; of no days at all 1."""
         return self.synced / self.total if self.total else 1.0
 
 
@@ -75,7 +75,7 @@ def summarize(
 
 
 def read_days(members: Iterable[bytes]) -> tuple[set[date], int]:
-    """Read the members of a set of days: the days, and how many are none."""
+    """Read the members of a set of days: the days, and how many members are none."""
     days: set[date] = set()
     foreign = 0
     for member in members:
@@ -147,7 +147,7 @@ class BacktestProgress(TaskKeys):
         Args:
             task_id: Which backtest.
             progress: Percent, from 0 to 100.
-            status: How it is, in words of your own.
+            status: Any text.
             fields: Further fields; see :meth:`TaskStatus.set`.
 
         Raises:
@@ -167,18 +167,18 @@ class SyncProgress(Store):
     without. Reading never gives "nothing" for "Redis is away": it raises
     :class:`~bls_agent.RedisUnavailableError`.
 
-    One key can be read in several ways: ``a_update_b_update_c`` may be the type ``a`` or
-    the type ``a_update_b``. A type that runs into ``_update_`` is therefore refused with
-    a :class:`~bls_agent.ConfigurationError`, so that no two names share a set.
+    One key can be read in several ways: ``a_update_b_update_c`` may be the type ``a``
+    or the type ``a_update_b``. A type that runs into ``_update_`` is therefore refused
+    with a :class:`~bls_agent.ConfigurationError`, so that no two names share a set.
     """
 
     client_name: ClassVar[str] = "bls-progress"
 
     async def add(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the contract's name
-        """Note days as synced; the set lives for thirty days from now.
+        """Mark days as synced; the set lives for thirty days from now.
 
-        Five hundred days in one step; more in several. An error leaves a part of them at
-        most, never a set without an end, and adding all of them again does no harm.
+        Five hundred days in one step; more in several. An error leaves a part of them
+        at most, never a set without an end, and adding all of them again does no harm.
 
         Args:
             type: What is synced, such as ``tick``.

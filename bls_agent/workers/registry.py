@@ -1,4 +1,4 @@
-"""``WorkerRegistry``: every worker whose heartbeat is in Redis, once or watched."""
+"""``WorkerRegistry``: every worker whose heartbeat is in Redis, listed or watched."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TOGETHER: Final = 250  # workers in one write
 LEASE: Final = 255  # bytes of a lease that are read
 PLENTY: Final = 8 * 2**20  # bytes in one look, from which on large values are cut
 LARGE: Final = 65_536  # bytes of values that are read before the host gets its turn
-NO_KEY: Final = -2  # what PTTL answers
+NO_KEY: Final = -2  # PTTL of a missing key
 NO_TTL: Final = -1
 
 SEARCH_PAUSE: Final = 2.0  # seconds from the end of a search to the next one, at least
@@ -53,15 +53,15 @@ class WorkerRegistry(Store):
     """Finds the workers of a fleet by their heartbeats; never writes.
 
     Works with and without ``async with``; close it with :meth:`aclose` when it was used
-    without. Several tasks may ask and watch at once.
+    without. Several tasks may list and watch at once.
 
     It needs SCAN, GETRANGE and PTTL of the heartbeats' keys, and GETRANGE of the leases
-    beside them, which hold other TTLs than the contract's. Heartbeats that may not be
+    beside them, which hold TTLs other than the default. Heartbeats that may not be
     read are left out; if that is so for all of them it raises.
 
     Args:
-        redis: URL, client of redis-py or a ``ProjectAgent``. Default: ``BLS_REDIS_URL``,
-            read at the first request.
+        redis: URL, client of redis-py or a ``ProjectAgent``. Default:
+            ``BLS_REDIS_URL``, read at the first request.
         timeout: Deadline of one request in seconds.
 
     Raises:
@@ -77,8 +77,8 @@ class WorkerRegistry(Store):
 
         Args:
             kind: A class of heartbeats, the name of a row such as
-                ``"backtest_worker_heartbeat"`` (its end may be left out), or ``None`` for
-                every kind of contract 001.
+                ``"backtest_worker_heartbeat"`` (its end may be left out), or ``None``
+                for every kind.
 
         Returns:
             Sorted by kind and id.
@@ -110,15 +110,15 @@ class WorkerRegistry(Store):
         are searched for every few seconds, and less often where a search takes long:
         among a million other keys a new worker is seen after about ten seconds.
 
-        An outage is reported once as ``unavailable``; then it is tried again with growing
-        pauses, up to 2 s, and its end is reported as ``available``. After it no worker
-        counts as ``left`` before half a TTL is over: they had no way to refresh.
+        An outage is reported once as ``unavailable``; then it is tried again with
+        growing pauses, up to 2 s, and its end is reported as ``available``. After it no
+        worker counts as ``left`` before half a TTL is over: they had no way to refresh.
 
         Args:
             kind: As for :meth:`alive`.
             interval: Seconds between two looks.
-            refreshes: Whether to report also workers that have ``refreshed`` a heartbeat
-                without a new value: an age that is shown has to follow them.
+            refreshes: Whether to report also workers that have ``refreshed`` a
+                heartbeat without a new value: an age that is shown has to follow them.
 
         Raises:
             ConfigurationError: There is no such kind, or the interval is no time.
@@ -153,7 +153,7 @@ class WorkerRegistry(Store):
                 backoff.succeeded()
                 now, before = anyio.current_time(), openings
                 openings = self._access.wires.openings
-                # A server that was restarted between two looks is not seen to be away.
+                # A restart of the server between two looks shows no outage.
                 if is_away or before not in (None, openings):
                     diff.hold(now)
                 if is_away:
@@ -168,16 +168,15 @@ class WorkerRegistry(Store):
 
 
 class KeySearch:
-    """A search through all keys, repeated, that takes a part of each look.
+    """A search through all keys, repeated, one part at each look.
 
-    The first one is done at once. The others take a fifth of the time at most while they
-    are under way, and then rest four times as long as they took.
+    The first one is done at once. The others take a fifth of the time at most while
+    they are under way, and then rest four times as long as they took.
     """
 
     def __init__(
         self, scan: Callable[[], AsyncGenerator[dict[bytes, str]]], interval: float
     ) -> None:
-        """Remember how to search, and the seconds between two looks."""
         self._scan = scan
         self._share = interval * SEARCH_SHARE
         self._steps: AsyncGenerator[dict[bytes, str]] | None = None
@@ -188,7 +187,7 @@ class KeySearch:
     async def advance(self) -> dict[bytes, str]:
         """Search for as long as one look allows; give the keys found and their kinds.
 
-        If it raises, :meth:`end` it.
+        If it raises, call :meth:`end`.
         """
         found: dict[bytes, str] = {}
         began = anyio.current_time()
@@ -230,8 +229,8 @@ def _kinds_of(kind: type[WorkerHeartbeat] | str | None) -> Mapping[str, KeyTempl
 def _common_pattern(kinds: Mapping[str, KeyTemplate]) -> str:
     """Make one pattern for several kinds of keys, so that one SCAN finds them all.
 
-    Each place holds any of the letters that the kinds have there. What else fits is left
-    out when it is parsed.
+    Each place holds any of the letters that the kinds have there. What else fits is
+    left out when it is parsed.
     """
     heads = [row.template.partition("{")[0] for row in kinds.values()]
     if len(heads) == 1:
@@ -243,7 +242,6 @@ def _common_pattern(kinds: Mapping[str, KeyTemplate]) -> str:
 async def _scan(
     wires: KeyedWires, kinds: Mapping[str, KeyTemplate]
 ) -> AsyncGenerator[dict[bytes, str]]:
-    """Give the keys of heartbeats and their kinds, step by step through all keys."""
     async with aclosing(wires.scan_steps(_common_pattern(kinds))) as steps:
         async for keys in steps:
             found = ((key, find_kind(key, kinds)) for key in keys)
@@ -255,8 +253,9 @@ async def _read(
 ) -> dict[bytes, Worker]:
     """Read heartbeats and their TTLs; leave out those that are gone or may not be read.
 
-    Not MGET: it shows a key of another type as none at all, one value of a hundred
-    megabytes would block the server, and one key that may not be read all the others.
+    Not by MGET: it shows a key of another type as missing, and blocks the server on one
+    value of a hundred megabytes; one key that may not be read would fail all the
+    others.
     """
     seen: dict[bytes, Worker] = {}
     refused: list[RedisUnavailableError] = []
@@ -270,7 +269,7 @@ async def _read(
         for key, left, value in zip(part, replies[::2], replies[1::2], strict=True):
             if error := _refusal_in(left, value):
                 refused.append(error)
-            elif left != NO_KEY or value:  # written after it had expired: it is there
+            elif left != NO_KEY or value:  # written again after it had expired
                 payload = None if isinstance(value, Exception) else value
                 ttl = None if left == NO_TTL else max(0.0, left / 1000)
                 seen[key] = Worker.read(
@@ -290,7 +289,7 @@ async def _read(
 async def _judge_by_leases(
     wires: KeyedWires, seen: Mapping[bytes, Worker]
 ) -> dict[bytes, Worker]:
-    """Judge workers that seem stale by the TTL in their lease, if it holds another one."""
+    """Judge workers that seem stale by the TTL in their lease, if it differs."""
     doubtful = [(k, one) for k, one in seen.items() if one.stale or one.age is None]
     judged: dict[bytes, Worker] = {}
     for part in _parts([(k, one) for k, one in doubtful if one.ttl is not None]):

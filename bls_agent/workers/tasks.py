@@ -1,9 +1,9 @@
 """``TaskStatus``: how the tasks of a fleet are, one key for each.
 
-Contract 001 names the keys ``ginkgo:task_status:{task_id}`` and
-``backtest:task:{task_id}:progress`` and leaves their values open. Here both hold one JSON
-object: ``task_id``, ``status``, ``timestamp``, then the caller's own fields in their
-order, of which ``progress`` (percent) and ``message`` have a meaning.
+The contract names the keys ``ginkgo:task_status:{task_id}`` and
+``backtest:task:{task_id}:progress`` and leaves their values open. Here both hold one
+JSON object: ``task_id``, ``status``, ``timestamp``, then the caller's own fields in
+their order, of which ``progress`` (percent) and ``message`` have a meaning.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = [
 
 WHOLE: Final = 100  # percent
 WORD: Final = 64  # characters of a bare text that is taken for a status
-TRIES: Final = 50  # of a change that others are always ahead of
+TRIES: Final = 50  # of a change that other processes are always ahead of
 SHORTEST_PAUSE: Final = 0.001  # seconds, doubled from try to try
 LONGEST_PAUSE: Final = 0.05
 
@@ -64,7 +64,7 @@ class Task:
     """The value under the key of a task, read tolerantly.
 
     Attributes:
-        id: Which task: the id in its key.
+        id: The id in its key.
         status: Its state, in the writer's words; ``""`` if there is none. A bare
             text such as ``running`` is a status, too.
         timestamp: When that was written, aware; ``None`` if that is not known.
@@ -87,7 +87,7 @@ class Task:
 
     @classmethod
     def decode(cls, task_id: str, payload: bytes) -> Self:
-        """Read a value; there is none that cannot be read."""
+        """Decode a value, whatever it holds; never raises."""
         found, reason = _decode(payload)
         if not isinstance(found, dict):
             return cls(
@@ -119,9 +119,7 @@ def change_task(
 ) -> bytes:
     """Change some fields of a value; a bare word becomes the status of an object.
 
-    Raises:
-        ConfigurationError: A field holds what cannot be written.
-        DecodeError: The value is no object and no word; it would be lost.
+    A value that is neither object nor word would be lost: it raises ``DecodeError``.
     """
     found, reason = _decode(payload)
     if not isinstance(found, dict):
@@ -134,7 +132,7 @@ def change_task(
 
 
 def _decode(payload: bytes) -> tuple[JSONValue, str]:
-    """Decode a value, and name in one word why it is no object."""
+    """Decode a value; the second part names in one word why it is no object."""
     try:
         found = decode(payload)
     except DecodeError as error:
@@ -187,7 +185,6 @@ class TaskKeys(Store):
     kind: ClassVar[str] = ""
 
     def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
-        """Remember where Redis is, as every store does; nothing is opened yet."""
         super().__init__(redis, timeout=timeout)
         self._turns: WeakKeyDictionary[KeyedWires, dict[str, anyio.Lock]]
         self._turns = WeakKeyDictionary()
@@ -212,10 +209,7 @@ class TaskKeys(Store):
         return payload
 
     async def delete(self, task_id: str) -> bool:
-        """Delete a task.
-
-        Returns:
-            Whether there was anything.
+        """Delete a task; tell whether there was one.
 
         Raises:
             WrongTypeError: The key is no string; it was left alone.
@@ -225,7 +219,7 @@ class TaskKeys(Store):
         return bool(await self._run(PUT_TEXT, key, 0, b""))
 
     async def list(self, status: str | None = None) -> Tasks:
-        """Read every task there is.
+        """Read all tasks.
 
         Uses SCAN, never KEYS. A value that cannot be read as a task comes back as
         ``raw`` and hides no other one; keys that may not be read are left out.
@@ -242,8 +236,8 @@ class TaskKeys(Store):
         found: dict[str, Task] = {}
         refused: RedisUnavailableError | None = None
         async for keys in self._access.wires.scan_steps(self._row.pattern()):
-            # Not MGET: a key of another type, or one that may not be read, needs a reply
-            # of its own; and on a cluster the keys lie in many slots.
+            # Not MGET: a key of another type, or one that may not be read, needs a
+            # reply of its own; and on a cluster the keys lie in many slots.
             requests = [("GET", key) for key in keys]
             replies = await self._access.wires.read_many(requests) if keys else []
             for key, reply in zip(keys, replies, strict=True):
@@ -261,7 +255,7 @@ class TaskKeys(Store):
 
     def _task_of(self, key: bytes, reply: Reply) -> Task | None:
         parsed = self._row.parse(key)
-        if parsed is None or reply is None:  # expired since it was found
+        if parsed is None or reply is None:  # expired since SCAN found it
             return None
         if not isinstance(reply, RedisUnavailableError):
             return Task.decode(parsed["task_id"], cast("bytes", reply))
@@ -276,7 +270,7 @@ class TaskKeys(Store):
         return Task.decode(task_id, payload)
 
     async def _change(self, task_id: str, changes: Mapping[str, Any]) -> Task | None:
-        """Read, change, and write if no other has written meanwhile; else again."""
+        """Read, change, and write unless another process has written; else again."""
         key = self._row.locate(task_id=task_id)
         async with self._turn(key):
             seen = await self._read(key)
@@ -296,14 +290,14 @@ class TaskKeys(Store):
 
     @asynccontextmanager
     async def _turn(self, key: str) -> AsyncGenerator[None]:
-        """Have one change of a key after the other: together they would all try again."""
+        """Make changes of a key take turns: together they would all try again."""
         turns = self._turns.setdefault(self._access.wires, {})
         lock = turns.setdefault(key, anyio.Lock())
         try:
             async with lock:
                 yield
         finally:
-            if not lock.locked():  # else another task has its turn
+            if not lock.locked():  # else another task waits for it
                 turns.pop(key, None)
 
     async def _run(self, script: Script, key: str, *arguments: Argument) -> Reply:
@@ -317,14 +311,14 @@ class TaskKeys(Store):
 
 
 class TaskStatus(TaskKeys):
-    """Writes how a task is, and reads what others have written; each write lives a day.
+    """Writes how a task is, and reads what others wrote; each write lives a day.
 
     Works with and without ``async with``, in any event loop; close it with
     :meth:`aclose` when it was used without. Reading never gives "nothing" for "Redis is
     away": it raises :class:`~bls_agent.RedisUnavailableError`.
 
-    The value is a JSON object: ``task_id``, ``status``, ``timestamp`` with its zone, then
-    fields of your own; see :class:`Task`.
+    The value is a JSON object: ``task_id``, ``status``, ``timestamp`` with its zone,
+    then fields of your own; see :class:`Task`.
     """
 
     kind: ClassVar[str] = "task_status"
@@ -334,7 +328,7 @@ class TaskStatus(TaskKeys):
 
         Args:
             task_id: Which task.
-            status: How it is, in words of your own: ``pending``, ``running``, ``回测中``.
+            status: Any text: ``pending``, ``running``, ``回测中``.
             fields: Further fields: what JSON can hold. ``progress`` is percent,
                 ``message`` a text, ``timestamp`` now unless it is given.
 
@@ -347,10 +341,10 @@ class TaskStatus(TaskKeys):
         return await self._put(task_id, status, fields)
 
     async def update(self, task_id: str, **changes: Any) -> Task | None:
-        """Change some fields; all others stay, and the time it lives goes on running.
+        """Change some fields; the others stay, and so does the time of its expiry.
 
-        In one step: two that change different fields at once lose neither, nor anybody
-        else's.
+        In one step: two callers that change different fields at once lose neither
+        change, nor that of any other process.
 
         Args:
             task_id: Which task.
@@ -363,12 +357,12 @@ class TaskStatus(TaskKeys):
 
         Raises:
             ConfigurationError: A field cannot be written.
-            DecodeError: What stands there is neither an object nor a word; it was left
-                alone. :meth:`set` writes over it.
+            DecodeError: The value is neither an object nor a word; it was left alone.
+                :meth:`set` writes over it.
             WrongTypeError: The key is no string; it was left alone.
             RedisUnavailableError: Not written; or perhaps, if ``error.ambiguous``: it
-                may be done again, and then stands last. ``contended``: others were
-                always ahead.
+                may be done again, and then stands last. ``contended``: other writers
+                were always ahead.
         """
         return await self._change(task_id, changes)
 
@@ -377,12 +371,12 @@ Tasks = list[Task]
 
 
 def _now() -> float:
-    return time.time()  # noqa: TID251 - the outermost place
+    return time.time()  # noqa: TID251 - the public face
 
 
 @contextmanager
 def checking_type(key: str, expected: str) -> Generator[None]:
-    """Raise a :class:`WrongTypeError` where Redis answers that a key has another type."""
+    """Raise :class:`WrongTypeError` where Redis answers that a key has another type."""
     try:
         yield
     except RedisUnavailableError as error:

@@ -38,12 +38,12 @@ HEARTBEATS: Final[Mapping[str, KeyTemplate]] = MappingProxyType(
 LARGEST: Final = 65_536  # bytes of a value that is read
 SHOWN: Final = 4_096  # bytes that are kept of a larger one
 STALE: Final = 0.5  # of the TTL: one and a half of the longest allowed intervals
-CLOSE: Final = 2.0  # seconds between two looks that tell which TTL a refresh has given
+CLOSE: Final = 2.0  # seconds between two looks that show the TTL of a refresh
 NO_TTL: Final = "no_ttl"
 
 
 def find_kind(key: bytes, kinds: Mapping[str, KeyTemplate]) -> str | None:
-    """Give the kind of heartbeat of a key; ``None`` for a key of another sort."""
+    """Give the kind of heartbeat of a key; ``None`` for any other key."""
     for kind, template in kinds.items():
         if template.match(key):
             return kind
@@ -55,20 +55,19 @@ class Worker:
     """A worker whose heartbeat is there.
 
     Attributes:
-        kind: The kind of heartbeat: the row of the table of keys, such as
-            ``"backtest_worker_heartbeat"``.
-        id: The rest of its key: whose heartbeat it is. Bytes that are not UTF-8 are kept
-            as surrogates, here and in ``key``.
+        kind: The row of the table of keys, such as ``"backtest_worker_heartbeat"``.
+        id: The rest of its key: whose heartbeat it is. Bytes that are not UTF-8 are
+            kept as surrogates, here and in ``key``.
         key: The whole key.
         heartbeat: The value; ``None`` if it is no heartbeat, or of a kind whose value
             the contract leaves open (``component``, ``process``).
         raw: The value of whatever form: always a dict, see
             :func:`~bls_agent.workers.parse_heartbeat_data`.
-        age: Seconds since it was refreshed, by the server's clock: what its TTL is short
-            of the one it is given: the contract's, or the one in its lease. ``None`` if
-            that is unknown: no TTL, or a longer one. A peer without a lease that gives a
-            shorter one looks old to a single look; a watch learns which TTL it gives as
-            soon as it sees a refresh.
+        age: Seconds since it was refreshed, by the server's clock: the TTL it is given
+            (the default of its kind, or the one in its lease) less what is left of it.
+            ``None`` if that is unknown: no TTL, or a longer one. A peer without a lease
+            that gives a shorter one looks old to a single look; a watch learns its TTL
+            as soon as it sees a refresh.
         ttl: Seconds until the key expires; ``None`` if it does not.
         stale: Whether it was not refreshed for half of its TTL.
         problem: What is wrong with its key, in one word, or ``""``: ``wrong_type`` (the
@@ -134,12 +133,12 @@ class Worker:
 
     @property
     def row_ttl(self) -> float:
-        """Seconds that a heartbeat of this kind lives by its contract."""
+        """Seconds that a heartbeat of this kind lives by default."""
         return float(HEARTBEATS[self.kind].ttl or 0)
 
     @property
     def owner_key(self) -> bytes:
-        """The key of the lease beside its key, as Redis knows it."""
+        """The key of its lease, as Redis knows it."""
         return encode_key(OWNER.locate(place=place_beside(self.key)))
 
     def judged(self, given: float) -> Self:
@@ -150,7 +149,7 @@ class Worker:
 
     @property
     def content(self) -> tuple[str, dict[str, Any]]:
-        """The value without its times: two looks are compared by it."""
+        """The value without its times, by which two looks are compared."""
         times = ("timestamp", "last_heartbeat")
         return self.problem, {n: v for n, v in self.raw.items() if n not in times}
 
@@ -184,7 +183,7 @@ def _check_text(payload: bytes) -> str:
 
 
 class Change(StrEnum):
-    """What has happened."""
+    """The values of ``WorkerChange.what``."""
 
     JOINED = "joined"
     LEFT = "left"
@@ -203,13 +202,13 @@ class Change(StrEnum):
 
 @dataclass(frozen=True)
 class WorkerChange:
-    """One thing that has happened.
+    """One change of a worker, or of Redis.
 
     Attributes:
         what: ``"joined"``, ``"left"``, ``"changed"``, ``"stale"``, ``"back"``,
             ``"refreshed"``; or of Redis itself ``"unavailable"``, ``"available"``.
-        worker: How the worker is now; of one that left, how it was seen last. ``None`` if
-            this is about Redis.
+        worker: How the worker is now; of one that left, how it was seen last. ``None``
+            if this is about Redis.
         before: How it was at the look before; ``None`` if it was not there.
         error: Why Redis cannot answer.
     """
@@ -221,22 +220,17 @@ class WorkerChange:
 
 
 class WorkerDiff:
-    """Compares each look with the one before.
-
-    Attributes:
-        workers: Key, as Redis gave it → its worker at the last look.
-    """
+    """Compares each look with the one before."""
 
     def __init__(self, *, refreshes: bool = False) -> None:
-        """Know no worker; report mere refreshes if ``refreshes``."""
         self._refreshes = refreshes
-        self.workers: dict[bytes, Worker] = {}
-        self._given: dict[bytes, float] = {}  # TTLs other than the contract's
+        self.workers: dict[bytes, Worker] = {}  # by key, at the last look
+        self._given: dict[bytes, float] = {}  # TTLs other than the row's
         self._looked_at = -math.inf
         self._held_since = -math.inf
 
     def hold(self, now: float) -> None:
-        """Redis was away: no worker has left before it had time to write again."""
+        """After an outage, no worker counts as left before it had time to write."""
         self._held_since = now
 
     def compare(self, seen: Mapping[bytes, Worker], now: float) -> list[WorkerChange]:
@@ -267,12 +261,12 @@ class WorkerDiff:
     def _judge(
         self, key: bytes, found: Worker, known: Worker | None, gap: float
     ) -> Worker:
-        """Reckon with the TTL that this worker was seen to give, if it is another one."""
+        """Reckon with the TTL that this worker was seen to give, if it differs."""
         ttl = found.ttl
         if ttl is None or not found.payload:
             return found
         was = known.ttl if known is not None else None
-        if was is not None and ttl > was and gap <= CLOSE:  # it never grows by itself
+        if was is not None and ttl > was and gap <= CLOSE:  # it was refreshed
             if ttl <= found.row_ttl <= ttl + gap:
                 self._given.pop(key, None)
             elif not ttl <= self._given.get(key, 0.0) <= ttl + gap:

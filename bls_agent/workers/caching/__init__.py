@@ -1,1 +1,1 @@
-"""The function cache of contract 001: results of functions, shared by a fleet."""
+"""The function cache: results of functions, shared by a fleet."""

@@ -1,4 +1,4 @@
-"""How a cache reaches Redis in one event loop, and whether Redis is worth asking at all."""
+"""How a cache reaches Redis in one event loop, and whether to ask it at all."""
 
 from __future__ import annotations
 
@@ -34,38 +34,30 @@ __all__ = ["Availability", "CacheBackend", "DistributedLock"]
 T = TypeVar("T")
 PROBE: Final = 6.0  # seconds after which a probe without an answer is given up
 CONSEQUENCE: Final = "a function's result is not cached"
-GLANCE: Final = 1.0  # seconds between two questions whether another server took over
+GLANCE: Final = 1.0  # seconds between two checks for a failover
 LOCK_BASE: Final = 0.02  # seconds: first ceiling of the pauses between two tries
 LOCK_CAP: Final = 0.25
 RENEWALS: Final = 3  # in one TTL of the lease
 
 
 class Availability:
-    """Remembers a failure, for all loops and threads of a cache: one caller finds it out.
+    """Remembers an outage, for all loops and threads of a cache.
 
-    While Redis is away it is asked by one probe at a time, for which no caller waits.
-
-    Attributes:
-        away: Whether Redis did not answer when it was last asked.
-        failures: How often that was so.
+    One caller finds it out. From then on Redis is asked by one probe at a time, for
+    which no caller waits.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take it for there until something else is known.
-
-        Args:
-            clock: Gives seconds that only grow.
-        """
         self._clock = clock
         self._backoff = Backoff()
         self._complaints = Complaints(clock)
         self._lock = RLock()
         self._probe_at = 0.0
-        self.away = False
+        self.away = False  # Redis did not answer when it was last asked
         self.failures = 0
 
     def probe_is_due(self) -> bool:
-        """Say whether the caller shall send a probe; then no other caller is told so."""
+        """Tell whether the caller shall send a probe; then no other caller shall."""
         with self._lock:
             now = self._clock()
             if not self.away or now < self._probe_at:
@@ -76,9 +68,8 @@ class Availability:
     def failed(self, error: RedisUnavailableError, known: int) -> None:
         """Record that Redis did not answer.
 
-        Args:
-            error: What was raised.
-            known: ``failures`` when it was asked: many who fail together count once.
+        ``known`` is ``failures`` when the caller asked: many that fail together count
+        once.
         """
         with self._lock:
             if self.failures != known:
@@ -91,7 +82,7 @@ class Availability:
         self._complaints.say(CONSEQUENCE, error)
 
     def refused(self, error: BlsError) -> None:
-        """Record that Redis did answer, but not with what was asked for."""
+        """Record that Redis answered, but refused the request."""
         self._complaints.say(CONSEQUENCE, error)
 
     def succeeded(self) -> None:
@@ -107,13 +98,10 @@ class Availability:
 
 
 class CacheBackend:
-    """Reads and writes entries in one event loop; no failure of Redis is raised out of it.
+    """Reads and writes entries in one event loop; failures of Redis are not raised.
 
-    No caller waits longer than the timeout, not even while the connection is being made.
-
-    Attributes:
-        timeout: Seconds.
-        availability: Shared by all backends of a cache.
+    No caller waits longer than the timeout, not even while the connection is being
+    made.
     """
 
     def __init__(
@@ -124,23 +112,18 @@ class CacheBackend:
         timeout: float,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """Remember the way; nothing is opened yet.
-
-        Raises:
-            ConfigurationError: ``BLS_REDIS_URL`` is needed and no URL of Redis.
-        """
         self._wires = access.wires
         self._wire = self._wires.pick()  # the only one, unless it is a cluster
         self._locks = locks
         self.timeout = timeout
-        self.availability = availability
+        self.availability = availability  # shared by all backends of a cache
         self._loop = loop
         self._opening: asyncio.Task[None] | None = None
         self._glance_at = 0.0
         self._closings = 0
 
     async def read(self, function: CachedFunction, key: str) -> Found:
-        """Look what stands under a key: one round trip."""
+        """Read an entry: one round trip."""
         if not self.is_worth_asking(function, key):
             return UNKNOWN
         try:
@@ -151,7 +134,7 @@ class CacheBackend:
         return self.decode(function, key, replies)
 
     def is_worth_asking(self, function: CachedFunction, key: str) -> bool:
-        """Tell whether Redis is there; if not, send a probe in its time, from any thread."""
+        """Tell whether Redis is there; if not, send a due probe; from any thread."""
         if not self.availability.away:
             return True
         if self.availability.probe_is_due():
@@ -200,17 +183,13 @@ class CacheBackend:
                 self.availability.refused(reply)
 
     def wire_to(self, key: str) -> AbstractAsyncContextManager[Wire]:
-        """Give the wire to the server of a key; another one, whose requests have time."""
+        """Give the locks' own wire to a key's server: its requests may take longer."""
         return self._locks.wires.to(key)
 
     async def ask(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send requests about one key, which may safely be sent twice.
+        """Send requests about a key that may be sent twice; errors are replies.
 
-        Returns:
-            The replies; error replies stand in the list.
-
-        Raises:
-            RedisUnavailableError: No answer within the timeout.
+        Raises ``RedisUnavailableError`` if no answer comes within the timeout.
         """
         known = self.availability.failures
         due = self._loop.time() + self.timeout
@@ -228,7 +207,7 @@ class CacheBackend:
         return replies
 
     async def aclose(self) -> None:
-        """Close the connection, with what is under way; the next request opens it again."""
+        """Close the connection at once; the next request opens it again."""
         import asyncio  # noqa: PLC0415 - as above
 
         self._closings += 1
@@ -238,7 +217,7 @@ class CacheBackend:
         await self._wires.aclose()
 
     async def _exchange(self, requests: Sequence[Request], due: float) -> list[Reply]:
-        """Send, and once more what a connection was lost under."""
+        """Send requests, and once more if the connection was lost under them."""
         wire, closings = self._wire, self._closings
         if not wire.ready or self._loop.time() > self._glance_at:
             await self._open(due)
@@ -253,7 +232,7 @@ class CacheBackend:
         return await wire.call_many(requests)
 
     async def _open(self, due: float) -> None:
-        """Connect, one task for all callers; it goes on when they wait no longer."""
+        """Connect, in one task for all callers; it goes on when none waits."""
         if self._opening is None:
             self._opening = start_background(self._connect, "bls-agent-cache-connect")
         await self._in_time(self._opening, due)
@@ -280,7 +259,7 @@ class CacheBackend:
 
 
 class DistributedLock:
-    """The right of one process of the fleet to compute a missing value; the others wait.
+    """The right of one process of a fleet to compute a value; the others wait.
 
     The lease stands beside the entry's key and is renewed while the function runs, so
     that a process that dies or freezes is replaced after at most one TTL of the lease.
@@ -289,7 +268,6 @@ class DistributedLock:
     def __init__(
         self, backend: CacheBackend, function: CachedFunction, key: str
     ) -> None:
-        """Remember the value; nothing is requested yet."""
         self._backend = backend
         self._function = function
         self._key = key
@@ -300,11 +278,10 @@ class DistributedLock:
         self._renewing: asyncio.Task[None] | None = None
 
     async def enter(self) -> Found | None:
-        """Wait until the caller may compute, or another process has.
+        """Wait until the caller may compute, or another process has; give that result.
 
-        Returns:
-            The other's result; ``None`` if the caller shall compute, because it has the
-            lock, or Redis is away, or the time is up.
+        ``None`` if the caller shall compute: it has the lock, or Redis is away, or the
+        time is up.
         """
         policy, pause = self._function.policy, Backoff(base=LOCK_BASE, cap=LOCK_CAP)
         end = anyio.current_time() + policy.lock_timeout
@@ -348,7 +325,7 @@ class DistributedLock:
         return self._wire, self._lease
 
     async def _connect(self, wire: Wire) -> bool:
-        """Wait for a connection; where it takes longer, it is there for the next one."""
+        """Wait for a connection; a late one is there for the next caller."""
         import asyncio  # noqa: PLC0415 - waits for a task without cancelling it
 
         async def connect() -> None:
@@ -372,7 +349,7 @@ class DistributedLock:
         return self._had and self._lease is not None and not self._lease.valid
 
     async def leave(self) -> None:
-        """Give the lock back, if we have it."""
+        """Release the lock, if this process has it."""
         if self._renewing is not None:
             self._renewing.cancel()
             self._renewing = None
@@ -381,7 +358,7 @@ class DistributedLock:
                 with anyio.fail_after(self._backend.timeout):
                     await self._lease.give_back()
         except (RedisUnavailableError, TimeoutError) as error:
-            self._failed(error)  # it ends by itself
+            self._failed(error)  # the lease ends by itself
         finally:
             await self._exit.aclose()
 
@@ -393,10 +370,10 @@ async def _renew(lease: Lease) -> None:
             if not await lease.renew():
                 return
         except RedisUnavailableError:
-            continue  # the next may do; until then it is valid or not by itself
+            continue  # the next may succeed; until then its own TTL decides
 
 
 def _retrieve(task: asyncio.Task[T]) -> None:
-    """Take note of a failure for which perhaps nobody waits any more."""
+    """Retrieve the failure of a task for which perhaps no caller waits any more."""
     if not task.cancelled():
         task.exception()

@@ -46,7 +46,7 @@ MARK: Final = "__bls_agent_cached__"
 CLEAR_TIMEOUT: Final = 5.0  # seconds for one request: its caller wants it done
 SETTLED: Final = 0.5  # seconds beyond the timeout after which a write is surely over
 POLL_INTERVAL: Final = 0.005  # seconds
-TTL: Final = float(FUNC_CACHE.ttl or 0)  # the contract's: an hour
+TTL: Final = float(FUNC_CACHE.ttl or 0)  # an hour
 TOGETHER: Final = 200  # entries looked at in one write
 TAIL: Final = 64  # bytes more than a name: blanks of other writers
 DIGEST: Final = re.compile(rb"[0-9a-f]{%d}" % DIGEST_LENGTH)
@@ -73,15 +73,15 @@ class FunctionCache(Store):
             code: str, day: date, *, adjust: bool = True
         ) -> list[float]: ...
 
-    Redis decides nothing but how fast an answer comes: while it is away, slow or refuses,
-    the function is called. Works in any event loop and in any thread; there is nothing to
-    open.
+    Redis decides nothing but how fast an answer comes: while it is away, slow or
+    refuses, the function is called. Works in any event loop and in any thread, and
+    needs no opening.
     """
 
     client_name: ClassVar[str] = "bls-agent:cache"
 
     def __init__(self, redis: object = None, *, timeout: float = 0.5) -> None:
-        """Remember where to; nothing is opened or read yet.
+        """Remember the settings; nothing is opened or read yet.
 
         Args:
             redis: A URL, a client of redis-py, a ``ProjectAgent``, or ``None`` for
@@ -129,7 +129,7 @@ class FunctionCache(Store):
             wait_for(closing)
 
     def forget_parent(self) -> None:
-        """In a forked child: locks may be held by threads that are not here."""
+        """In a forked child: threads that do not exist here may hold the locks."""
         self._availability.forget_parent()
         self._async.forget_parent()
         self._sync.forget_parent()
@@ -194,11 +194,11 @@ class FunctionCache(Store):
     ) -> Any:
         """Keep a function's results, coroutine function or plain; the type stays.
 
-        What a function is called with is part of the key, as is its name. A result
-        comes back equal and of the same types or is not stored at all; a ``None`` is a
-        result like any other. A call while its value is computed waits for it, in this
-        process. In a thread with a running event loop a plain function waits for nobody
-        but Redis: two times ``timeout`` at most.
+        The key holds the function's name and arguments. A result comes back equal and
+        of the same types or is not stored at all; a ``None`` is a result like any
+        other. A call while its value is computed waits for it, in this process. In a
+        thread with a running event loop a plain function waits for Redis alone: two
+        times ``timeout`` at most.
 
         Args:
             function: The function, when the decorator stands without parentheses.
@@ -210,7 +210,8 @@ class FunctionCache(Store):
             load: Makes the result of that again.
             lock: Compute a missing value once in the fleet: the others wait.
             lock_timeout: Seconds they wait before they compute themselves.
-            lock_ttl: Seconds of silence after which a process that computes counts as dead.
+            lock_ttl: Seconds of silence after which a process that computes counts as
+                dead.
             refresh_early: In these last seconds of the TTL, or this share of it if it
                 is below 1, one caller has it computed anew in the background.
             stale_on_error: Seconds beyond the TTL in which the last result is given if
@@ -238,7 +239,7 @@ class FunctionCache(Store):
             check_function(function)
             shown = name_of(function) if name is None else name
             arguments = Arguments(shown, function, ignore=ignore, key=key)
-            counts, clock = Counts(self._counts), time.time  # noqa: TID251 - the outermost place
+            counts, clock = Counts(self._counts), time.time  # noqa: TID251 - the public face
             return self._wrap(
                 CachedFunction(
                     shown, function, policy, arguments, dump, load, counts, clock
@@ -284,7 +285,7 @@ class FunctionCache(Store):
     ) -> int:
         """Remove the stored results of a function, or with arguments the one for them.
 
-        What is being computed in this process meanwhile is not stored. Takes one SCAN
+        Values that this process is computing meanwhile are not stored. Takes one SCAN
         through the database without arguments, one request with them.
 
         Args:
@@ -313,7 +314,7 @@ class FunctionCache(Store):
             declared.generation += 1
 
     async def _await_writes(self, declared: CachedFunction) -> None:
-        """Wait for writes that are under way: over their own connection they might come later."""
+        """Wait for writes under way: on their own connection they might come later."""
         under_way = declared.writes.copy()
         with anyio.move_on_after(self._timeout + SETTLED):
             while not under_way.isdisjoint(declared.writes.copy()):  # noqa: ASYNC110 - of all threads
@@ -328,7 +329,7 @@ class FunctionCache(Store):
     def clear_sync(
         self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> int:
-        """Do the same as :meth:`clear`, where no event loop runs.
+        """Do as :meth:`clear`, where no event loop runs.
 
         Raises:
             RedisUnavailableError: Redis did not answer.
@@ -353,7 +354,7 @@ class FunctionCache(Store):
 def _unwrap(
     cache: object, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> tuple[CachedFunction, tuple[Any, ...]]:
-    """Find what is known of a function, and the arguments with a method's object."""
+    """Find the cached function, and the arguments with a method's object."""
     plain = getattr(function, "__func__", function)
     owner, declared = getattr(plain, MARK, (None, None))
     if owner is not cache or declared is None:
@@ -393,7 +394,7 @@ async def _remove(wires: KeyedWires, name: str, keys: Sequence[bytes]) -> int:
 
 
 async def _is_of(wires: KeyedWires, name: str, key: bytes, tail: Reply) -> bool:
-    """Tell whether an entry is a function's: by its end if we have written it."""
+    """Tell whether an entry is a function's: by its end if this package wrote it."""
     if isinstance(tail, RedisUnavailableError) and tail.kind == "wrong_type":
         return False
     if _checked(tail).endswith(b'"func_name":%b}' % encode(name)):

@@ -1,7 +1,6 @@
 """One cached function: its options and counters, its keys, and its results as stored.
 
-A stored result is contract 001's: a JSON object with ``result``, ``timestamp`` and
-``func_name``.
+A stored result is a JSON object with ``result``, ``timestamp`` and ``func_name``.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 FUNC_CACHE: Final = KEYS["func_cache"]
 REMIND_EVERY: Final = 60.0  # seconds between two warnings of one function's failures
-FOR_EVER: Final = -1  # what PTTL answers for a key without an end
+FOR_EVER: Final = -1  # PTTL of a key that never expires
 LEAST_SIZE: Final = 256  # bytes
 MAX_DEPTH: Final = 120  # levels of a result
 
@@ -67,9 +66,7 @@ _REMEDY: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class CacheStats:
-    """What has happened in this process so far.
-
-    Each call is either a hit or a miss.
+    """Counters of this process. Each call is either a hit or a miss.
 
     Attributes:
         hits: Calls that got a stored value.
@@ -97,16 +94,15 @@ class CacheStats:
 
 
 class Counts:
-    """Counts for one function and, through its parent, for the whole cache."""
+    """Counters of one function and, through its parent, of the whole cache."""
 
     def __init__(self, parent: Counts | None = None) -> None:
-        """Begin at zero."""
         self._parent = parent
         self._lock = RLock()  # a signal handler may call a cached function, too
         self._counted: Counter[tuple[str, str]] = Counter()
 
     def add(self, name: str, reason: str = "") -> None:
-        """Count one more of a field of :class:`CacheStats`, some of them by reason."""
+        """Increment a field of :class:`CacheStats`; some of them count by reason."""
         with self._lock:
             self._counted[name, reason] += 1
         if self._parent is not None:
@@ -142,7 +138,6 @@ class Policy:
     size_limit: int = 1_048_576
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
         for name in ("ttl", "lock_timeout", "lock_ttl"):
             check_seconds(name, getattr(self, name))
         for name in ("refresh_early", "stale_on_error"):
@@ -168,7 +163,7 @@ class Policy:
 
     @cached_property
     def reads_ttl(self) -> bool:
-        """Whether a reader has to know how long a value still lives."""
+        """Whether a reader needs the TTL of a value."""
         return self.refresh_early > 0 or self.stale_on_error > 0
 
     @cached_property
@@ -192,28 +187,19 @@ class BrokenEntryError(Exception):
     """A stored value that is not believed; counted under ``reason``."""
 
     def __init__(self, reason: str) -> None:
-        """Remember the reason."""
         super().__init__(reason)
         self.reason = reason
 
 
 class Found(NamedTuple):
-    """What a look at a key has found.
+    """What a read of a key has found."""
 
-    Attributes:
-        has: Whether there is a result.
-        value: The result.
-        left: Seconds for which it is fresh; below 0 if it has expired.
-        writable: Whether a new one may be written: Redis is there, and the key holds
-            nothing of another type.
-        payload: The result as it is stored.
-    """
-
-    has: bool
+    has: bool  # whether there is a result
     value: Any
-    left: float
+    left: float  # seconds for which it is fresh; below 0 if it has expired
+    # a new one may be written: Redis is there, the key holds nothing of another type
     writable: bool
-    payload: bytes | None = None
+    payload: bytes | None = None  # the result as it is stored
 
     @property
     def fresh(self) -> bool:
@@ -227,34 +213,21 @@ UNKNOWN: Final = Found(has=False, value=None, left=0.0, writable=False)
 
 @dataclass(eq=False)
 class CachedFunction:
-    """What is known of one function.
+    """One function with its options, counters and generation."""
 
-    Attributes:
-        name: Under which its results stand.
-        function: The user's.
-        policy: Its options.
-        arguments: Digests the arguments of a call.
-        dump: Makes a plain value of a result, if results are none themselves.
-        load: Makes a result of a plain value.
-        counts: Its counters.
-        clock: Gives Unix seconds.
-        generation: Grows when its entries are cleared.
-        writes: Results that are being written: ``clear`` lets them arrive first.
-    """
-
-    name: str
+    name: str  # under which its results are stored
     function: Callable[..., Any]
     policy: Policy
     arguments: Arguments
-    dump: Callable[[Any], Any] | None
-    load: Callable[[Any], Any] | None
+    dump: Callable[[Any], Any] | None  # result → what JSON can hold
+    load: Callable[[Any], Any] | None  # and back
     counts: Counts
-    clock: Callable[[], float]
-    generation: int = 0
+    clock: Callable[[], float]  # Unix seconds
+    generation: int = 0  # grows when its entries are cleared
+    # results that are being written: ``clear`` lets them arrive first
     writes: set[object] = field(default_factory=set[object])
 
     def __post_init__(self) -> None:
-        """Make the beginning of its keys once."""
         self._prefix = FUNC_CACHE.build(func=self.name, key="0")[:-1]
         self._logged_unstorable = False
         self._logged_at: dict[str, float] = {}
@@ -267,7 +240,7 @@ class CachedFunction:
             return None  # calling it raises a better error
 
     def flight_key(self, key: str) -> str:
-        """Name a computation: not one that began before the entries were cleared."""
+        """Name a computation; one from before a ``clear`` has another name."""
         return key if not self.generation else f"{key} {self.generation}"
 
     @contextmanager
@@ -293,9 +266,8 @@ class CachedFunction:
     def decode(self, key: str, replies: Sequence[Reply]) -> Found:
         """Decode the replies; a value that cannot be believed is counted and missing.
 
-        Raises:
-            RedisUnavailableError: Redis refuses to answer.
-            WrongTypeError: The key is no string.
+        Raises ``RedisUnavailableError`` if Redis refuses, ``WrongTypeError`` if the key
+        is no string.
         """
         for reply in replies:
             if isinstance(reply, RedisUnavailableError):
@@ -327,7 +299,7 @@ class CachedFunction:
             raise BrokenEntryError("load") from error
 
     def pack(self, value: object) -> bytes | None:
-        """Encode a result; ``None`` if it would not come back as it is: logged once."""
+        """Encode a result; ``None``, logged once, if it would not come back equal."""
         try:
             plain = self._dumped(value)
             return _encode_entry(self.name, plain, self.clock(), self.policy.size_limit)
@@ -362,7 +334,7 @@ class CachedFunction:
         self._log("raised", "%s raised %r: %s", self.name, error, consequence)
 
     def log_wrong_type(self, error: WrongTypeError) -> None:
-        """Log a key that is not ours, once a minute."""
+        """Log a key of another type, once a minute."""
         self._log("type", "%s: a result is not cached: %s", self.name, error)
 
     def _log(self, topic: str, text: str, *arguments: object) -> None:
@@ -373,7 +345,7 @@ class CachedFunction:
 
 
 def check_function(function: object) -> None:
-    """Refuse what cannot be cached."""
+    """Refuse a function that cannot be cached."""
     shown = type(function).__qualname__
     if isinstance(function, classmethod | staticmethod | property):
         rule = "what is cached is a function"
@@ -391,7 +363,7 @@ def check_function(function: object) -> None:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Name a function as every process does, or refuse one without a name of its own."""
+    """Name a function as every process does; refuse one without its own name."""
     shown = getattr(function, "__qualname__", "")
     if not shown or shown.rpartition(".")[2] == "<lambda>":
         rule = "results stand under the function's name, and this one has none"
@@ -404,8 +376,8 @@ def name_of(function: Callable[..., Any]) -> str:
 def _encode_entry(name: str, result: object, now: float, limit: int) -> bytes:
     """Encode a result as the contract lays it out.
 
-    It is a tree of exactly ``str``, ``int``, ``float``, ``bool``, ``None``, ``list`` and
-    ``dict`` with text keys; anything else would not come back as it is.
+    It is a tree of exactly ``str``, ``int``, ``float``, ``bool``, ``None``, ``list``
+    and ``dict`` with text keys; anything else would not come back as it is.
     """
     _check(result, 0)
     entry = {"result": result, "timestamp": format_timestamp(now), "func_name": name}
@@ -461,9 +433,8 @@ def _check_floats(values: Iterable[float]) -> None:
 def decode_entry(name: str, payload: bytes) -> Any:
     """Give the result in an entry of the function of this name.
 
-    Raises:
-        BrokenEntryError: It is no JSON object (``not_json``), lacks a field
-            (``no_entry``) or is another function's (``other_function``).
+    The reasons of a ``BrokenEntryError`` are ``not_json``, ``no_entry`` for a missing
+    field, and ``other_function``.
     """
     try:
         entry = decode_object(payload)

@@ -1,7 +1,7 @@
-"""A call of a cached coroutine function: each value is computed once for all who call.
+"""Calls of cached coroutine functions: each value is computed once for all its callers.
 
-The computation has a task of its own, with the first caller's context variables. So a
-caller that is cancelled harms no other one, and when the last one is, so is the task.
+The computation has a task of its own, with the first caller's context variables: a
+cancelled caller harms no other one. When the last caller is cancelled, so is the task.
 """
 
 from __future__ import annotations
@@ -47,25 +47,15 @@ __all__ = [
 
 @dataclass
 class Outcome:
-    """A result or an exception, given to each caller as an object of its own.
-
-    Attributes:
-        value: The result.
-        payload: The same as it is stored; ``None`` if it cannot be.
-        error: The exception.
-        stale: Whether the result is an expired one, because the function raised.
-        computed: Whether the function was run here.
-        hit: Whether it was stored already.
-        taken: Whether the first caller has got the object itself; others get a copy.
-    """
+    """A result or an exception, given to each caller as an object of its own."""
 
     value: Any = None
-    payload: bytes | None = None
+    payload: bytes | None = None  # the value as it is stored; ``None`` if it cannot be
     error: BaseException | None = None
-    stale: bool = False
-    computed: bool = True
-    hit: bool = False
-    taken: bool = False
+    stale: bool = False  # the value is an expired one, because the function raised
+    computed: bool = True  # the function was run here
+    hit: bool = False  # the value was stored already
+    taken: bool = False  # the first caller has the object itself; others get a copy
 
     def __post_init__(self) -> None:
         """Keep the traceback as it is now: raising adds to it."""
@@ -102,7 +92,7 @@ class Outcome:
 
 
 def _copy_of(error: BaseException, traceback: TracebackType | None) -> BaseException:
-    """Copy an exception: each raise of one and the same adds to its traceback."""
+    """Copy an exception: each raise of the same object adds to its traceback."""
     try:
         other = copy.copy(error)
         alike = type(other) is type(error) and str(other) == str(error)
@@ -116,20 +106,16 @@ def _copy_of(error: BaseException, traceback: TracebackType | None) -> BaseExcep
 
 
 class Computation:
-    """A value that is being found out, in a task or a thread.
-
-    Attributes:
-        awaits: The computations for which the code inside of this one waits.
-        outcome: The result; ``None`` if it was given up: the caller asks anew.
-    """
+    """A value that is being read or computed, in a task or a thread."""
 
     def __init__(self) -> None:
-        """Wait for none."""
+        # those for which the code inside of this one waits
         self.awaits: list[Computation] = []
+        # ``None`` if it was given up: the callers ask anew
         self.outcome: Outcome | None = None
 
 
-# The computations inside of which the running code is, the innermost last.
+# The computations around the running code, the innermost last.
 COMPUTING: Final = ContextVar[tuple[Computation, ...]]("computing", default=())
 
 
@@ -164,17 +150,12 @@ def awaiting(computation: Computation) -> Generator[None]:
 
 
 class _Flight(Computation):
-    """A value on its way to the tasks of one event loop: first read, then computed.
-
-    Attributes:
-        key: Its name among the flights.
-        waiting: How many callers cancelling it would let down.
-    """
+    """A value that tasks of one event loop wait for: first read, then computed."""
 
     def __init__(self, key: str, waiting: int) -> None:
         super().__init__()
         self.key = key
-        self.waiting = waiting
+        self.waiting = waiting  # callers that cancelling it would let down
         self.task: asyncio.Task[None] | None = None
         self.over: asyncio.Future[None] | None = None  # made for the first that waits
 
@@ -224,13 +205,12 @@ class _Flights:
         return flight.outcome
 
     async def aclose(self) -> None:
-        """Cancel what no caller waits for."""
+        """Cancel the flights that no caller waits for."""
         for flight in list(self.early.values()):
             if flight.task is not None and flight.waiting == 1:
                 await self._cancel(flight, flight.task)
 
     async def _cancel(self, flight: _Flight, task: asyncio.Task[None]) -> None:
-        """Cancel a task, and wait until it has cleaned up."""
         import asyncio  # noqa: PLC0415 - as above
 
         self.finish(flight)
@@ -240,7 +220,7 @@ class _Flights:
                 await asyncio.wait([task])
 
     def finish(self, flight: _Flight) -> None:
-        """Forget a flight, and wake all that wait for it."""
+        """Forget a flight, and wake its callers."""
         for flights in (self.by_key, self.early):
             if flights.get(flight.key) is flight:
                 del flights[flight.key]
@@ -249,7 +229,7 @@ class _Flights:
 
 
 class _Job(NamedTuple):
-    """One call whose result is to be found out."""
+    """One call whose result is wanted."""
 
     backend: CacheBackend
     function: CachedFunction
@@ -263,7 +243,6 @@ class AsyncCalls:
     def __init__(
         self, access: Access, locks: Access, availability: Availability, timeout: float
     ) -> None:
-        """Remember how to reach Redis; nothing is opened yet."""
         self._access = access
         self._locks = locks
         self._availability = availability
@@ -288,7 +267,7 @@ class AsyncCalls:
         return here
 
     async def aclose(self) -> None:
-        """End what goes on in the background of this loop, and its connection."""
+        """End the background tasks of this event loop, and close its connection."""
         here = self._here.find()
         if here is not None:
             backend, flights = here
@@ -298,7 +277,7 @@ class AsyncCalls:
     async def call(
         self, function: CachedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Give the stored result, or compute it, or wait for the one that computes it."""
+        """Give the stored result, compute it, or wait for the call that computes it."""
         key = function.key_of(args, kwargs)
         if key is None:
             return await function.function(*args, **kwargs)
@@ -321,7 +300,7 @@ class AsyncCalls:
 
 
 async def _read(flights: _Flights, flight: _Flight, job: _Job) -> None:
-    """Take what is stored, or begin to compute it."""
+    """Take the stored value, or begin to compute it."""
     try:
         found = await job.backend.read(job.function, job.key)
     except BaseException:  # this caller is cancelled: another one begins anew

@@ -1,11 +1,12 @@
 """A call's arguments → the digest under which its result is stored.
 
-A digest is the same in every process, on every machine and in every version of Python: no
-``hash()``, no ``id()``, no ``repr()`` of objects. Two values have the same canonical form
-if, and only if, they are of the same type and equal as far as a function can tell (``1``,
-``1.0`` and ``True`` are three values, ``0.0`` and ``-0.0`` two, two moments in two zones
-two). The form is a tree that JSON holds. What JSON has no word for stands in an object
-with one key that begins with ``!``; a key of the caller's that begins so gets a second one.
+A digest is the same in every process, on every machine and in every version of Python:
+no ``hash()``, no ``id()``, no ``repr()`` of objects. Two values have the same canonical
+form if, and only if, they are of the same type and equal as far as a function can tell
+(``1``, ``1.0`` and ``True`` are three values, ``0.0`` and ``-0.0`` two, two moments in
+two zones two). The form is a tree that JSON holds. A value that JSON has no form for
+stands in an object with one key that begins with ``!``; a caller's key that begins so
+gets a second one.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ _INT64: Final = (-(2**63), 2**63 - 1)
 
 
 class NoCanonicalFormError(Exception):
-    """A value that can be no part of a key, and why."""
+    """A value that cannot be part of a key, and why."""
 
 
 def canonical_form(value: object, depth: int = 0) -> JSONValue:
-    """Give the tree that stands for a value: one of ``_FORMS``, an enum, a dataclass."""
+    """Give the tree for a value: one of ``_FORMS``, an enum, a dataclass."""
     form = _FORMS.get(type(value))
     if form is not None:
         return form(value, depth)
@@ -62,7 +63,7 @@ def canonical_form(value: object, depth: int = 0) -> JSONValue:
 
 
 def _is_whole_in_its_fields(value: object) -> bool:
-    """Tell a dataclass; a subclass that is none may hold more than its fields show."""
+    """Tell whether it is a dataclass itself; a plain subclass may hold more."""
     if not dataclasses.is_dataclass(value) or isinstance(value, (type, *_FORMS)):
         return False
     return "__dataclass_fields__" in vars(type(value))
@@ -142,13 +143,13 @@ def _time(value: time, _: int) -> JSONValue:
 
 
 def _moment(value: datetime | time) -> JSONValue:
-    """Give a moment, which of two it is when clocks are set back, and its zone."""
+    """Give a moment with its zone, and which of two it is when clocks are set back."""
     return [value.isoformat(), value.fold, _zone(value.tzinfo, value)]
 
 
 def _zone(zone: tzinfo | None, moment: datetime | time) -> JSONValue:
     if zone is None or type(zone) is timezone:
-        return None  # its offset is all there is to it, and stands in the text
+        return None  # it has an offset alone, which stands in the text
     if isinstance(zone, ZoneInfo) and zone.key:
         return zone.key
     message = f"the zone of {moment} is no ZoneInfo with a name and no fixed offset"
@@ -194,7 +195,7 @@ _FORMS: Final[Mapping[type, Callable[[Any, int], JSONValue]]] = {
 
 
 def qualified_name(thing: Any) -> str:
-    """Name a function or a class, in a script as other programs that import it do."""
+    """Name a function or class; in a script, as programs that import it do."""
     module: str = thing.__module__
     if module in ("__main__", "__mp_main__"):  # the latter in processes of a pool
         module = _name_of_script(module)
@@ -214,14 +215,14 @@ _PLAIN: Final = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 class MisfitError(TypeError):
-    """The function cannot be called like that; not what a ``key=…`` of the user raises."""
+    """The function cannot be called so; not what a user's ``key=…`` raises."""
 
 
 class Arguments:
     """Digests the arguments of one function.
 
-    However they are passed, by place or by name, given or left at their default: what
-    arrives in the function is what counts.
+    They count as they arrive in the function, whether passed by position or by name,
+    given or left at their default.
     """
 
     def __init__(
@@ -234,8 +235,7 @@ class Arguments:
     ) -> None:
         """Check the signature once.
 
-        The name is part of each digest. ``key`` gives from the arguments what matters,
-        instead of all of them.
+        The name is part of each digest. ``key`` gives what matters of the arguments.
         """
         self._name = name
         self._key = key
@@ -283,7 +283,7 @@ class Arguments:
     def _bind(
         self, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Mapping[str, object]:
-        """Bind as a call does; most calls need none of inspect's twenty times slower."""
+        """Bind as a call does; mostly without inspect, which is twenty times slower."""
         if self._is_simple and len(args) <= len(self._names):
             given = dict(zip(self._names, args, strict=False))
             bound = {**self._defaults, **kwargs, **given}
@@ -324,13 +324,12 @@ _EMPTY: Final = object()  # of a function that calls itself, while it is being d
 class Closures:
     """Refuses a closure that would share its results with another one of its name.
 
-    What a function closes over is no argument and no part of its key. A living one is
-    compared by its variables. One that is gone has left its results in Redis: of it the
-    plain variables are remembered, as digests.
+    The variables that a function closes over are no arguments and no part of its key. A
+    living function is compared by its variables. One that is gone has left its results
+    in Redis: digests of its plain variables are remembered.
     """
 
     def __init__(self) -> None:
-        """Know none."""
         self._last: WeakKeyDictionary[CodeType, tuple[str, list[str | None]]]
         self._last = WeakKeyDictionary()
 
@@ -365,7 +364,6 @@ class Closures:
 
 
 def _variables(function: object) -> list[object]:
-    """Give the variables that a function closes over."""
     found: list[object] = []
     for cell in getattr(function, "__closure__", None) or ():
         try:

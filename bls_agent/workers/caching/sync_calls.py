@@ -1,8 +1,8 @@
-"""A call of a cached plain function, from its arguments to its result.
+"""Calls of cached plain functions.
 
-The function runs in the caller's thread; requests to Redis go through the one event
-loop's thread that the caches of a process share. In a thread in which an event loop
-runs, a call waits for no other one: that might need this very loop.
+The function runs in the caller's thread; requests to Redis go through the one thread
+with an event loop that the caches of a process share. In a thread in which an event
+loop runs, a call waits for no other call: that might need this very loop.
 """
 
 from __future__ import annotations
@@ -47,15 +47,11 @@ if TYPE_CHECKING:
 __all__ = ["SHARED_LOOP", "SyncCalls"]
 
 T = TypeVar("T")
-SLACK: Final = 0.25  # seconds beyond the timeout: the loop's thread wants a turn, too
+SLACK: Final = 0.25  # seconds beyond the timeout, for the loop's thread to run
 
 
 class _SharedLoop:
-    """A loop's thread that is started when it is first needed, once in each process.
-
-    Attributes:
-        workers: Threads for functions that run in the background.
-    """
+    """A thread with an event loop, started when first needed, once in each process."""
 
     def __init__(self) -> None:
         self.forget_parent()
@@ -64,7 +60,7 @@ class _SharedLoop:
         """In a forked child: the thread does not exist."""
         self._lock = threading.RLock()
         self._thread: LoopThread | None = None
-        self.workers = HandlerThreads()
+        self.workers = HandlerThreads()  # for functions that run in the background
 
     @property
     def is_here(self) -> bool:
@@ -72,7 +68,7 @@ class _SharedLoop:
         return self._thread is not None and self._thread.is_here
 
     def find(self) -> LoopThread:
-        """Give the thread; raises a ``RedisUnavailableError`` if the interpreter ends."""
+        """Give the thread; raise ``RedisUnavailableError`` if the interpreter ends."""
         thread = self._thread
         if thread is not None:
             return thread
@@ -92,7 +88,7 @@ SHARED_LOOP: Final = _SharedLoop()
 
 
 class _Flight(Computation):
-    """A value on its way to several threads."""
+    """A value that several threads wait for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,19 +96,12 @@ class _Flight(Computation):
 
 
 class _Job(NamedTuple):
-    """One call whose result is to be found out.
-
-    Attributes:
-        function: Of the call.
-        key: Of the result.
-        run: Calls the function.
-        waits: Whether the caller may wait for other callers.
-    """
+    """One call whose result is wanted."""
 
     function: CachedFunction
     key: str
     run: Callable[[], Any]
-    waits: bool
+    waits: bool  # whether the caller may wait for other callers
 
 
 class SyncCalls:
@@ -121,7 +110,6 @@ class SyncCalls:
     def __init__(
         self, access: Access, locks: Access, availability: Availability, timeout: float
     ) -> None:
-        """Remember how to reach Redis; nothing is opened yet."""
         self._access = access
         self._locks = locks
         self._availability = availability
@@ -129,7 +117,7 @@ class SyncCalls:
         self.forget_parent()
 
     def forget_parent(self) -> None:
-        """In a forked child: computing threads do not exist, nor does the loop's."""
+        """In a forked child: neither computing threads nor the loop's thread exist."""
         self._flights: dict[str, _Flight] = {}  # setdefault and pop are one step each
         self._joining = threading.Lock()  # so that two cannot close a circle at once
         self._refreshing: dict[str, object] = {}
@@ -138,7 +126,7 @@ class SyncCalls:
     def call(
         self, function: CachedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Give the stored result, or compute it, or wait for the one that computes it."""
+        """Give the stored result, compute it, or wait for the call that computes it."""
         run = partial(function.function, *args, **kwargs)
         if sys.is_finalizing() or SHARED_LOOP.is_here:  # in a finaliser, at any time
             return run()
@@ -154,7 +142,7 @@ class SyncCalls:
                 try:
                     mine.outcome = self._find_or_compute(job, mine)
                     return mine.outcome.give(function)
-                finally:  # without an outcome one of those that wait takes over
+                finally:  # without an outcome a waiting caller takes over
                     self._flights.pop(flight_key, None)
                     mine.over.set()
             if is_circular(flight):
@@ -215,7 +203,7 @@ class SyncCalls:
         return outcome
 
     def _refresh(self, job: _Job) -> None:
-        """Compute anew in a thread of our own, unless one does so already."""
+        """Compute anew in a thread of its own, unless one does so already."""
         mine = object()
         if self._refreshing.setdefault(job.key, mine) is not mine:
             return
@@ -324,7 +312,7 @@ class SyncCalls:
             return None
 
     def _leave(self, lock: DistributedLock) -> None:
-        """Give the lock back; waits for it, because the program may end with the call."""
+        """Release the lock; waits for it, because the program may end with the call."""
         from concurrent.futures import wait  # noqa: PLC0415 - comes with asyncio
 
         leaving = self._begin(lock.leave)
