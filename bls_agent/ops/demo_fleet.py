@@ -49,13 +49,7 @@ END_TIMEOUT: Final = 5.0  # seconds
 def serve_fleet(screen: Screen, redis_url: str) -> int:
     """Serve the fleet and its console until SIGINT or SIGTERM; give the exit code.
 
-    Args:
-        screen: Where is said what there is to see.
-        redis_url: What the environment names; nothing is written there.
-
-    Raises:
-        MissingExtraError: The extra ``web`` is not installed.
-        RedisUnavailableError: The server did not come up.
+    ``redis_url`` is that of the environment; nothing is written there.
     """
     need_web()
     texts = screen.texts
@@ -98,7 +92,6 @@ def _console(redis: str) -> Generator[str]:
 
 
 async def _live(screen: Screen, redis: str, page: str) -> None:
-    """Let the fleet live until a signal, and end it in order."""
     texts = screen.texts
     async with AsyncExitStack() as stack:
         packed = anyio.Event()
@@ -109,7 +102,7 @@ async def _live(screen: Screen, redis: str, page: str) -> None:
             await stack.enter_async_context(agent)
         store = await stack.enter_async_context(EventStore(redis))
         async with anyio.create_task_group() as work:
-            # Taken before anything is said: from there on Ctrl-C ends it in order.
+            # Caught before the first line: from there on Ctrl-C ends it in order.
             signals = stack.enter_context(
                 anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM)
             )
@@ -170,7 +163,6 @@ def _make_risk(redis: str, texts: Texts) -> ProjectAgent:
 
 
 async def _write_records(orders: ProjectAgent, quotes: ProjectAgent, t: Texts) -> None:
-    """Write what services write."""
     while True:
         orders.log.info(t["log_packed"], order=random.randrange(1_000, 10_000))  # noqa: S311 - a number to look at
         quotes.log.debug(t["log_quotes"], rows=random.randrange(500, 900))  # noqa: S311 - as above
@@ -178,7 +170,7 @@ async def _write_records(orders: ProjectAgent, quotes: ProjectAgent, t: Texts) -
 
 
 async def _err_now_and_then(risk: ProjectAgent, texts: Texts) -> None:
-    """Have an error once a minute."""
+    """Set the status to error once a minute."""
     while True:
         await anyio.sleep(IN_ERROR)
         risk.log.error(texts["log_no_volume"], code=CODES[2])
@@ -190,7 +182,7 @@ async def _err_now_and_then(risk: ProjectAgent, texts: Texts) -> None:
 
 
 async def _count_quotes(redis: str, texts: Texts) -> None:
-    """Be a data worker that counts, and the scheduler of the others."""
+    """Run a data worker that counts, and the scheduler of the other workers."""
     data = DataWorkerHeartbeat.create(texts["fleet_data_worker"], stats={"rows": 0})
     plan = SchedulerHeartbeat.create(texts["fleet_scheduler"], running_tasks=2)
     rows = 0
@@ -203,7 +195,7 @@ async def _count_quotes(redis: str, texts: Texts) -> None:
 
 
 async def _compute(redis: str, texts: Texts) -> None:
-    """Be two workers that compute one task after the other."""
+    """Run two workers that compute one task after the other."""
     async with TaskStatus(redis) as tasks, anyio.create_task_group() as workers:
         for number in (1, 2):
             name = f"{texts['fleet_worker']}-{number}"

@@ -1,10 +1,9 @@
 """The story of the demo: an order service, and nine steps that put it to the test.
 
-A step does something at one end, waits for what the console reads at the other, and
-raises when that is not what the package promises. Nothing is believed that was not
-read back from Redis. What the console sees gets onto any terminal, in English or
-Chinese: a narrow one, a pipe, one without colours or without Chinese; what came out of
-Redis is shown, never interpreted.
+A step acts at one end, waits for what the console reads at the other, and raises when
+the package breaks a promise; only what was read back from Redis counts. The output
+suits any terminal, in English or Chinese: a narrow one, a pipe, one without colours or
+without Chinese. Control characters from Redis are escaped.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ class Skipped(Exception):  # noqa: N818 - a signal: the step is not possible her
 
 
 class Surprise(Exception):  # noqa: N818 - a verdict, not an error of the package
-    """What the console saw is not what a step promises; the text says what."""
+    """The console did not see what a step promises; the text says what."""
 
 
 class Mark(IntEnum):
@@ -127,7 +126,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the demo is given."""
+    """The server and the project of the demo."""
 
     url: str
     project: str
@@ -172,7 +171,7 @@ class Stage:
         return await self.console.send(self.place.project, name, args)
 
     async def is_refused(self, name: str) -> None:
-        """Send a command while Redis is away: refused, and surely not taken."""
+        """Send a command while Redis is away: it is refused, and surely not taken."""
         try:
             await self.send(name)
         except RedisUnavailableError as error:
@@ -226,7 +225,7 @@ def make_agent(place: Place, texts: Texts, packed: anyio.Event) -> ProjectAgent:
 
 
 async def come_online(stage: Stage) -> None:
-    """Open the agent: the console reads that it is there."""
+    """Open the agent: the console reads that it is online."""
     await stage.life.enter_async_context(stage.agent)
     await stage.shows(Status.ONLINE)
 
@@ -240,7 +239,7 @@ async def run_command(stage: Stage) -> None:
 
 
 async def reject_arguments(stage: Stage) -> None:
-    """Wrong arguments: turned down, each named, before the handler runs."""
+    """Wrong arguments: rejected, each named, before the handler runs."""
     command = await stage.send("reload", force="yes", fast=1)
     outcome = await stage.ended(command, OutcomeKind.REJECTED)
     told = outcome.message
@@ -249,7 +248,7 @@ async def reject_arguments(stage: Stage) -> None:
 
 
 async def report_unknown(stage: Stage) -> None:
-    """A command that nobody knows."""
+    """A command without a handler."""
     await stage.ended(await stage.send("relaod"), OutcomeKind.UNKNOWN)
 
 
@@ -261,7 +260,7 @@ async def cut_off(stage: Stage) -> None:
 
 
 async def discard_malformed(stage: Stage) -> None:
-    """Three messages that are no commands: reported, thrown away, and on it goes."""
+    """Three messages that are no commands: reported and discarded."""
     for payload in MALFORMED.values():
         stage.screen.sent(payload.decode("utf-8", "backslashreplace"))
     control = CONTROL.build(project=stage.place.project)
@@ -273,7 +272,7 @@ async def discard_malformed(stage: Stage) -> None:
 
 
 async def change_status(stage: Stage) -> None:
-    """The service says how it is, and the console reads it."""
+    """The service sets its status, and the console reads it."""
     for status in (Status.ERROR, Status.ONLINE):
         stage.agent.set_status(status)
         await stage.shows(status)
@@ -303,7 +302,7 @@ async def survive_restart(stage: Stage) -> None:
 
 
 async def check_once(stage: Stage, commands: Sequence[Command]) -> None:
-    """Read the whole list again: each command ended once, each record stands once."""
+    """Read the whole list again: one outcome for each command, each record once."""
     entries = await stage.console.logs(stage.place.project, 1_000)
     text = stage.texts["log_meanwhile"]
     numbers = [item.metadata.get("number") for item in entries if item.message == text]
@@ -314,7 +313,7 @@ async def check_once(stage: Stage, commands: Sequence[Command]) -> None:
 
 
 async def stop(stage: Stage) -> None:
-    """Close the agent: its last word stays."""
+    """Close the agent: its final status stays."""
     await stage.life.aclose()
     await stage.shows(Status.OFFLINE)
 
@@ -335,7 +334,7 @@ STEPS: Final[Mapping[str, Step]] = {
 
 
 async def go_through(steps: Mapping[str, Step], stage: Stage) -> list[Result]:
-    """Take the steps in their order; those that time does not allow have failed."""
+    """Run the steps in order; those beyond the deadline have failed."""
     results: list[Result] = []
     with anyio.move_on_after(STORY_DEADLINE):
         for number, (name, step) in enumerate(steps.items(), 1):
@@ -348,7 +347,7 @@ async def go_through(steps: Mapping[str, Step], stage: Stage) -> list[Result]:
 
 
 async def attempt(step: Step, stage: Stage) -> tuple[Mark, str]:
-    """Take one step and say how it ended."""
+    """Run one step and say how it ended."""
     try:
         with anyio.fail_after(STEP_DEADLINE):
             await step(stage)
@@ -368,7 +367,7 @@ async def attempt(step: Step, stage: Stage) -> tuple[Mark, str]:
 class Screen:
     """Lines for people: time, label, text.
 
-    The stream's ``errors`` handler decides about what it cannot encode.
+    The stream's ``errors`` handler decides about characters that it cannot encode.
     """
 
     def __init__(
@@ -384,7 +383,7 @@ class Screen:
 
     @classmethod
     def on_stdout(cls, environ: Mapping[str, str], texts: Texts) -> Screen:
-        """Take standard output as it is: a terminal or a pipe, of any encoding."""
+        """Use standard output as it is: a terminal or a pipe, of any encoding."""
         stream = cast("TextIO", sys.stdout)
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="backslashreplace")
@@ -406,12 +405,12 @@ class Screen:
             self.write(line)
 
     def event(self, label: str, text: str, colour: str) -> None:
-        """Write what happens now: what kind, what."""
+        """Write an event: label and text."""
         clock = datetime.now(UTC).astimezone().strftime("%H:%M:%S")
         self._labelled(clock, label, text, colour)
 
     def entry(self, entry: LogEntry) -> None:
-        """Write a log record as the console has read it."""
+        """Write a log record that the console has read."""
         label, colour = entry.level.value, LEVEL_COLOURS[entry.level]
         clock = clock_of(entry.timestamp, "%H:%M:%S", TIME_COLUMNS)
         self._labelled(clock, label, _text_of(entry), colour)
@@ -427,7 +426,7 @@ class Screen:
         self.event(label, shown, STATUS_COLOURS[status])
 
     def sent(self, text: str) -> None:
-        """Write what is sent to the control list."""
+        """Write a command that is sent."""
         self.event(self.texts["label_send"], text, "heading")
 
     def redis(self, text: str) -> None:
@@ -444,7 +443,7 @@ class Screen:
             self.write(f"  {line}")
 
     def write(self, line: str) -> None:
-        """Write a line as it is; nobody reading any more is no reason to fail."""
+        """Write a line unchanged; a closed pipe is no reason to fail."""
         self._begun = True
         try:
             print(line, file=self._stream, flush=True)
@@ -479,7 +478,6 @@ def _known_marks(encoding: str) -> str:
 
 
 def _text_of(entry: LogEntry) -> str:
-    """Give message and metadata in one line."""
     outcome = entry.outcome
     told: dict[str, JSONValue] = {}
     if outcome is None:
@@ -499,7 +497,7 @@ def _plain(value: JSONValue) -> str:
 
 
 class Watch:
-    """What the console sees: put on the screen, and remembered for the verdicts."""
+    """What the console sees: written on the screen, and kept for the steps' checks."""
 
     def __init__(self, console: Console, project: str, screen: Screen) -> None:
         self._console = console
@@ -556,14 +554,14 @@ class Watch:
         event.set()
 
     async def until(self, what: str, find: Callable[[], T]) -> T:
-        """Wait until something true is found in what was seen, and give it."""
+        """Wait until ``find`` finds something in what was seen, and give it."""
         self.awaited = what
         while not (found := find()):
             await self._changed.wait()
         return found
 
     def outcomes(self, command: Command) -> list[Outcome]:
-        """Give what was reported of a command."""
+        """Give the outcomes that were reported of a command."""
         found = [entry.outcome for entry in self.entries]
         return [item for item in found if item and item.command_id == command.id]
 

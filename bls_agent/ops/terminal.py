@@ -1,4 +1,4 @@
-"""Text that came from Redis, made fit for any terminal: shown, never obeyed."""
+"""Text from Redis for any terminal: control characters are shown, never sent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLOCK: Final = "%m-%d %H:%M:%S"
 
 
 def visible(text: str) -> str:
-    r"""Show what a terminal would obey (``\x1b``, ``\n``, bidi marks) as escapes."""
+    r"""Write what a terminal would obey (``\x1b``, ``\n``, bidi marks) as escapes."""
     if text.isprintable():
         return text
     return "".join(
@@ -52,7 +52,7 @@ def _is_wide_punctuation(letter: str) -> bool:
 
 
 def _fitting(text: str, columns: int) -> int:
-    """Count the characters that fit; at least one, so that there is an end."""
+    """Count the characters that fit; at least one, so that the loop ends."""
     used = 0
     for index, letter in enumerate(text):
         used += _width(letter)
@@ -62,12 +62,12 @@ def _fitting(text: str, columns: int) -> int:
 
 
 def visible_lines(text: str) -> str:
-    """Make a text of several lines fit to be shown, with its lines."""
+    """Escape a text of several lines and keep its lines."""
     return "\n".join(map(visible, text.replace("\r\n", "\n").split("\n")))
 
 
 def clock_of(timestamp: str, form: str = CLOCK, columns: int = 14) -> str:
-    """Give the local time of a record, whatever its writer takes for a time."""
+    """Give the local time of a record, whatever form its timestamp has."""
     moment = parse_timestamp(timestamp)
     try:
         local = moment.astimezone() if moment else None

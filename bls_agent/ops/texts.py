@@ -1,7 +1,7 @@
-"""What people read, in Chinese or English: catalogues and the reader's language.
+"""Texts for people, in Chinese or English: catalogues and the reader's language.
 
-One file per program in ``locale/``, one table per language; the code names a text by its
-key, and nothing that people read in Chinese stands in the code.
+One file per program in ``locale/``, one table per language. The code names a text by
+its key; it holds no Chinese text for people.
 """
 
 from __future__ import annotations
@@ -28,18 +28,16 @@ LANGUAGES: Final = ("zh", "en")
 
 
 def choose_language(environ: Mapping[str, str]) -> str:
-    """Tell from the locale whether the reader wants ``zh`` or ``en``."""
+    """Decide by the locale whether the reader wants ``zh`` or ``en``."""
     names = ("LC_ALL", "LC_MESSAGES", "LANG")
     wanted = next((environ[name] for name in names if environ.get(name)), "")
     return "zh" if wanted.lower().startswith("zh") else "en"
 
 
 def find_language(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Tell in which language to speak: ``--lang``, ``BLS_LANG``, the locale.
+    """Decide the language by ``--lang``, ``BLS_LANG`` and the locale.
 
-    Args:
-        arguments: Not parsed yet; a wrong ``--lang`` is refused later, in words.
-        environ: The environment.
+    The arguments are not parsed yet; a wrong ``--lang`` is refused later, in words.
     """
     wanted = [find_value("--lang", arguments)]
     for word in [*wanted, environ.get("BLS_LANG", "").strip().lower()]:
@@ -64,12 +62,7 @@ def _values_of(option: str, arguments: Sequence[str]) -> Iterator[str]:
 
 
 def load_texts(catalogue: str, language: str) -> Texts:
-    """Read one language of a catalogue.
-
-    Args:
-        catalogue: Its name: ``demo``, ``doctor``, ``cli``, ``web``.
-        language: ``zh`` or ``en``.
-    """
+    """Read a catalogue (``demo``, ``doctor``, ``cli``, ``web``) in ``zh`` or ``en``."""
     file = importlib.resources.files("bls_agent.ops") / "locale" / f"{catalogue}.toml"
     tables = tomllib.loads(file.read_text("utf-8"))
     return cast("Texts", tables[language])
@@ -80,10 +73,7 @@ def make_parser(
 ) -> argparse.ArgumentParser:
     """Make the parser of a program that is started with ``python -m``.
 
-    Args:
-        program: How it is called.
-        description: What it does.
-        texts: The catalogue ``demo`` in the reader's language.
+    ``texts`` is the catalogue ``demo`` in the reader's language.
     """
     parser = argparse.ArgumentParser(program, description=description, add_help=False)
     parser.add_argument("-h", "--help", action="help", help=texts["opt_help"])

@@ -1,7 +1,7 @@
 """The command line: ``bls-agent``, or ``python -m bls_agent``.
 
-What needs typer and rich is loaded in :func:`main` alone, so that a missing extra is said
-in one line, and that ``--version`` costs next to nothing.
+Only :func:`main` loads typer and rich, so a missing extra is one line on standard
+error, and ``--version`` costs next to nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code; never raises for a user's mistake.
 
     Args:
-        arguments: Without the program's name; those of the process if absent.
+        arguments: Without the program's name; by default those of the process.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:

@@ -1,8 +1,8 @@
-"""The program: how commands are registered, parsed and run, and how whatever happens is told.
+"""The program: registers, parses and runs commands, and reports how they failed.
 
 A command is a function of an :class:`Invocation` and of what typer parses; ``--redis``,
-``--json`` and ``--lang`` are added here. Every ``help`` is a key of the catalogue ``cli``;
-a command's own is ``help_NAME``. A command's module is loaded when the command is run or
+``--json`` and ``--lang`` are added here. Every ``help`` is a key of the catalogue
+``cli``, ``help_NAME`` for a command. A command's module is loaded when it is run or
 listed.
 """
 
@@ -70,21 +70,17 @@ _REGISTERED: Final[dict[str, typer.Typer]] = {}
 
 
 class _Command(TyperCommand):
-    """A command with a help page of ours."""
-
     def format_help(self, ctx: Any, formatter: Any) -> None:
         _write_page(self, ctx, formatter)
 
 
 class _Group(TyperGroup):
-    """A command with subcommands, and a help page of ours."""
-
     def format_help(self, ctx: Any, formatter: Any) -> None:
         _write_page(self, ctx, formatter)
 
 
 def _write_page(command: Any, context: Any, formatter: Any) -> None:
-    """Give the parser a page that the output can encode: else it takes UTF-8."""
+    """Escape what the output cannot encode: the parser assumes UTF-8."""
     invocation: Invocation = context.obj
     page = help_page(command, context, invocation.texts)
     formatter.write(invocation.out.encodable(page))
@@ -114,7 +110,6 @@ def command(path: str, *, group: bool = False) -> Callable[[F], F]:
 
 
 def _parsed(function: _Handler, *, outer: bool = False) -> Callable[..., int]:
-    """Give the function the signature that typer reads."""
     signature = inspect.signature(function, eval_str=True)
     _, *own = signature.parameters.values()  # the first is the invocation
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -130,7 +125,7 @@ def _parsed(function: _Handler, *, outer: bool = False) -> Callable[..., int]:
         context: typer.Context = values.pop("context")
         given = {name: values.pop(name) for name in COMMON}
         before = cast("Invocation", context.obj)
-        # What stands behind the command beats what stands before it.
+        # Options behind the command win over those before it.
         redis, json = given["redis"] or before.redis, given["json"] or before.json
         invocation = replace(before, redis=redis, json=json)
         if outer and context.invoked_subcommand is not None:
@@ -154,7 +149,7 @@ def _run(function: Callable[[], Coroutine[Any, Any, Exit | None]]) -> int:
 
 
 def _localise(command: Any, texts: Texts, key: str) -> None:
-    """Put the texts of one language in the place of their keys, all the way down."""
+    """Replace the keys of texts by the texts, in subcommands as well."""
     command.help = texts[key]
     command.short_help = texts[key].partition("\n")[0]
     for one in command.params:
@@ -216,8 +211,8 @@ def _program(
 
 
 def run_program(arguments: Sequence[str]) -> int:
-    """Run one command and give its exit code; whatever happens is told in words."""
-    # Its commands say in their own words what is wrong; `run` and `console` configure it.
+    """Run one command and give its exit code; failures are reported as sentences."""
+    # Commands report faults themselves; `run` and `console` configure logging.
     logging.getLogger("bls_agent").addHandler(logging.NullHandler())
     completing = bool(os.environ.get(COMPLETE))
     language = find_language(arguments, os.environ)

@@ -1,6 +1,7 @@
-"""How a command fails: exit codes, sentences, and names that somebody may have meant.
+"""How a command fails: exit codes, sentences, and suggestions of similar names.
 
-:func:`decide` decides without I/O; a traceback is shown for faults of this package alone.
+:func:`decide` decides without I/O; a traceback is shown for faults of this package
+alone.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Exit(IntEnum):
     DONE = 0
     FAILED = 1  # the command could not do what it was asked for
     USAGE = 2  # wrong arguments, names, URLs or variables
-    UNHEALTHY = 3  # it looked, and what it saw is not well
-    UNAVAILABLE = 4  # Redis does not answer, or lets nobody in
+    UNHEALTHY = 3  # something that was checked is not well
+    UNAVAILABLE = 4  # Redis does not answer, or refuses the login
     INTERRUPTED = 130  # Ctrl-C
     BROKEN_PIPE = 141  # the reader of the output has gone
     TERMINATED = 143  # SIGTERM
@@ -68,8 +69,8 @@ class Failure(Exception):  # noqa: N818 - a way to end, not an error of the prog
     """Ends a command with a sentence for people and an exit code.
 
     ``text`` and ``hint``, a second sentence that says what to do, are keys of the
-    catalogue ``cli``; ``values`` are what the two name. ``details`` stand before them:
-    the traceback of a user's code.
+    catalogue ``cli``; ``values`` fill both. ``details`` are printed before them: the
+    traceback of a user's code.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Failure(Exception):  # noqa: N818 - a way to end, not an error of the prog
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said about a failure."""
+    """What is printed about a failure."""
 
     code: int
     text: str
@@ -100,7 +101,7 @@ class Verdict:
 
 
 def report_failure(error: BaseException, invocation: Invocation) -> int:
-    """Say on standard error why a command has failed, and give its exit code."""
+    """Print on standard error why a command has failed, and give its exit code."""
     error = unwrap(error)
     if isinstance(error, ReaderGone):
         return Exit.BROKEN_PIPE
@@ -120,7 +121,7 @@ def report_failure(error: BaseException, invocation: Invocation) -> int:
 
 
 def unwrap(error: BaseException) -> BaseException:
-    """Take the one error out of the groups that task groups make of it."""
+    """Take the single error out of nested exception groups."""
     inner: list[BaseException] = [*getattr(error, "exceptions", ())]
     return unwrap(inner[0]) if len(inner) == 1 else error
 
@@ -132,7 +133,7 @@ def decide(
     *,
     redis: str | None,
 ) -> Verdict:
-    """Decide what to say; ``redis`` is the value of ``--redis``."""
+    """Decide what to print; ``redis`` is the value of ``--redis``."""
     if isinstance(error, Failure):
         hint = texts[error.hint].format(**error.values) if error.hint else ""
         return Verdict(error.code, texts[error.text].format(**error.values), hint)
@@ -177,7 +178,7 @@ def _decide_outage(
 
 
 def _decide_usage(error: Any, texts: Texts) -> Verdict:
-    """Say what typer did not understand, in the reader's language where we can."""
+    """Describe what typer could not parse, in the reader's language where possible."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "bls-agent"
     hint = texts["hint_help"].format(command=path)
@@ -226,7 +227,7 @@ _USAGE: Final = tuple(
 def normalise(invocation: Invocation, name: str) -> str:
     """Give a name in the form NFC, in which agents write it, and say so if it was not.
 
-    Input methods and file names of some systems give another form that looks the same.
+    Some input methods and file names have another form that looks the same.
     """
     if not name:  # a shell's variable that is not set
         raise Failure("empty_name", Exit.USAGE)
@@ -237,7 +238,7 @@ def normalise(invocation: Invocation, name: str) -> str:
 
 
 async def unknown_project(console: Console, name: str) -> Failure:
-    """Make the failure of a command about a project of which there is no key at all."""
+    """Make the failure of a command about a project without any key."""
     likely = find_likely(name, await _known(console))
     return misspelt("no_such_project", likely, "hint_projects", project=name)
 
@@ -250,19 +251,19 @@ def misspelt(
     /,
     **values: object,
 ) -> Failure:
-    """Make the failure for a name that is none: it hints at likely ones, or otherwise."""
+    """Make the failure for an unknown name; hints at similar ones, or ``otherwise``."""
     hint = "did_you_mean" if likely else otherwise
     return Failure(text, code, hint=hint, names=", ".join(likely), **values)
 
 
 async def likely_names(console: Console, name: str) -> list[str]:
-    """Find the projects that somebody may have meant, where this one is not there."""
+    """Find the projects with names similar to a missing one."""
     known = await _known(console)
     return [] if name in known else find_likely(name, known)
 
 
 async def hint_likely(invocation: Invocation, console: Console, name: str) -> None:
-    """Name the projects that somebody may have meant, where this one is not there."""
+    """Suggest the projects with names similar to a missing one."""
     known = await _known(console)
     if name in known:
         return
@@ -278,7 +279,7 @@ async def _known(console: Console) -> list[str]:
 
 
 def find_likely(name: str, known: Iterable[str]) -> list[str]:
-    """Find the names that somebody may have meant, the most likely first."""
+    """Find similar names, the most similar first."""
     by_fold = {_fold(one): one for one in known}
     wanted = _fold(name)
     found = get_close_matches(wanted, by_fold, n=MOST, cutoff=LIKENESS)
@@ -287,5 +288,5 @@ def find_likely(name: str, known: Iterable[str]) -> list[str]:
 
 
 def _fold(name: str) -> str:
-    """Make names alike that people take for the same: width, case, blanks."""
+    """Fold what people overlook in names: width, case, blanks."""
     return unicodedata.normalize("NFKC", name).casefold().strip()

@@ -23,7 +23,7 @@ COMMON: Final = ("redis", "json", "lang", "help")
 
 
 def help_page(command: Any, context: Any, texts: Texts) -> str:
-    """Write the page of typer's command or group, its texts in the language already."""
+    """Format the page of typer's command or group; its texts are localised already."""
     columns = min(shutil.get_terminal_size().columns, WIDEST)
     parameters = command.get_params(context)
     arguments = [one for one in parameters if one.param_type_name == "argument"]
@@ -79,7 +79,7 @@ def _plain_default(value: object) -> str:
 
 
 def _commands(command: Any, context: Any, texts: Texts) -> Iterator[_Row]:
-    """List the subcommands; their modules are not loaded for it."""
+    """List the subcommands without loading their modules."""
     if getattr(command, "commands", None) is None:
         return
     path = context.command_path.split()[1:]

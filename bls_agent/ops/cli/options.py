@@ -1,4 +1,4 @@
-"""Options and arguments of several commands, and what a shell is offered for them."""
+"""Options and arguments of several commands, and their shell completion."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
     "told_commands",
 ]
 
-RECORDS: Final = 1_000  # of a log, in which commands are looked for
+RECORDS: Final = 1_000  # of a log that are searched for commands
 BUILTINS: Final = ("ping", "help", "stats", "set_log_level")
 # Seconds: a shell that waits is worse than one that knows nothing.
 DEADLINE: Final = 0.5
@@ -44,11 +44,11 @@ T = TypeVar("T")
 
 
 def arrange(arguments: Sequence[str]) -> list[str]:
-    """Tell apart the two meanings that ``--json`` has for ``send`` and ``call``.
+    """Split the two meanings that ``--json`` has for ``send`` and ``call``.
 
     With a value that begins like JSON it gives the command's arguments, and becomes
-    ``--json-args``; without one it asks for output as JSON. No parser knows an option
-    like that.
+    ``--json-args``; without one it asks for output as JSON. No parser knows such an
+    option.
     """
     if _command_of(arguments) not in _WITH_ARGUMENTS:
         return list(arguments)
@@ -67,7 +67,7 @@ def arrange(arguments: Sequence[str]) -> list[str]:
 
 
 def _is_json(word: str) -> bool:
-    """Tell an object, also a wrong one: what is wrong with it is said later."""
+    """Whether a word looks like an object; an invalid one is reported later."""
     return not word.strip() or word.lstrip().startswith(_BEGINS_JSON)
 
 
@@ -83,7 +83,7 @@ def _command_of(arguments: Sequence[str]) -> str:
 
 
 def complete_project(context: Context, incomplete: str) -> list[str]:
-    """Offer the projects at the Redis that is named; none if it does not answer."""
+    """Offer the projects in Redis; none if it does not answer."""
 
     async def find(console: Console) -> list[str]:
         return [*await console.projects()]
@@ -92,9 +92,9 @@ def complete_project(context: Context, incomplete: str) -> list[str]:
 
 
 def complete_command(context: Context, incomplete: str) -> list[str]:
-    """Offer the commands that the project's log tells of; nothing is sent for it.
+    """Offer the commands of the newest answer to ``help``, and those run since.
 
-    Those of the last answer to ``help``, and those that have been run since.
+    Both are read from the project's log; nothing is sent.
     """
 
     async def find(console: Console) -> list[str]:
@@ -121,7 +121,7 @@ def complete_crawl_project(context: Context, incomplete: str) -> list[str]:
 
 
 def complete_spider(context: Context, incomplete: str) -> list[str]:
-    """Offer the spiders of all projects: the parser forgets what stands before --spider."""
+    """Offer the spiders of all projects: the parser drops the words before --spider."""
 
     async def find(overview: QueueOverview) -> list[str]:
         found = await overview.find()
@@ -131,7 +131,7 @@ def complete_spider(context: Context, incomplete: str) -> list[str]:
 
 
 def told_commands(result: object) -> dict[str, dict[str, Any]]:
-    """Read what an agent answers to ``help``: each command by its name."""
+    """Read an agent's answer to ``help``: each command by its name."""
     items = cast("list[object]", result) if isinstance(result, list) else []
     told = [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
     return {str(one["name"]): one for one in told if "name" in one}
@@ -174,7 +174,7 @@ def _find_names(
 
     from bls_agent.core.settings import Settings
 
-    # Made beforehand: loading the client is no time in which the server was silent.
+    # Made beforehand: loading the client must not count as the server's silence.
     made = make(redis or Settings.from_env(os.environ).redis_url)
 
     async def ask() -> list[str]:

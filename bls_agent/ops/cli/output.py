@@ -1,8 +1,8 @@
-"""Where a command writes: lines, tables, JSON and progress, for terminals and for pipes.
+"""Output of a command: lines, tables, JSON and progress, for terminals and for pipes.
 
-A terminal gets colours, words and its own width; a pipe gets one line for each record, with
-tabs between the fields and nothing cut. All text goes through ``terminal.visible``, so that
-nothing is obeyed that came from Redis: no control character, no markup.
+A terminal gets colours, words and its own width; a pipe gets one line for each record,
+with tabs between the fields and nothing cut. All text goes through
+``terminal.visible``: no control character and no markup from Redis has an effect.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _UNUSUAL: Final = re.compile(r"[^\x20-\x7e]")
 
 
 class ReaderGone(Exception):  # noqa: N818 - nothing is wrong: `| head` has enough
-    """Whoever read the output reads no more."""
+    """The process that read the output has closed it."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Column:
 class Screen:
     """One stream: standard output for results, standard error for everything else.
 
-    What the stream cannot encode is shown as an escape.
+    Characters that the stream cannot encode are written as escapes.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Screen:
         self.columns = max(shutil.get_terminal_size().columns, LEAST_COLUMNS)
 
     def line(self, *pieces: Cell, between: str = "") -> None:
-        """Write one line, as long as it is; pieces are texts, or texts with a style."""
+        """Write one line, uncut; pieces are texts, or texts with a style."""
         if self.colours:
             shown = [self._paint(piece) for piece in pieces]
         else:
@@ -137,7 +137,7 @@ class Screen:
         *,
         header: bool,
     ) -> None:
-        """Write each row below the other: too narrow for a table."""
+        """Write a row's cells below each other: the terminal is too narrow."""
         for number, row in enumerate(rows):
             if number and header:
                 self.write("")
@@ -162,32 +162,30 @@ class Screen:
             raw.flush()
 
     def write(self, line: str) -> None:
-        """Write a line as it is: our own text, or one made visible already."""
+        """Write a line unchanged: our own text, or one that is escaped already."""
         self.draw(f"{line}\n")
 
     def encodable(self, text: str) -> str:
-        """Give a text as this stream would show it: what it lacks as escapes."""
+        """Escape the characters that this stream cannot encode."""
         encoding = self._stream.encoding or "utf-8"
         return text.encode(encoding, "backslashreplace").decode(encoding)
 
     def draw(self, text: str) -> None:
         """Write without ending the line.
 
-        Raises:
-            ReaderGone: The reader of the pipe has gone.
-            OSError: It could not be written: the disk is full.
+        Raises ``ReaderGone`` for a closed pipe, and ``OSError`` if the disk is full.
         """
         with self._writing():
             self._stream.write(text)
             self._stream.flush()
 
     def finish(self) -> None:
-        """Write what is left, so that nothing can fail at the interpreter's exit."""
+        """Flush, so that nothing can fail at the interpreter's exit."""
         with self._writing():
             self._stream.flush()
 
     def give_up(self) -> None:
-        """Send whatever still comes nowhere: the stream is broken."""
+        """Discard all further output: the stream is broken."""
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
@@ -203,7 +201,7 @@ class Screen:
                 raise
 
     def _render(self, what: RenderableType) -> None:
-        """Let rich lay something out, and write what came out of it."""
+        """Let rich format something, and write the result."""
         page = cast("io.StringIO", self._renderer.file)
         self._renderer.print(what)
         text = page.getvalue()
@@ -273,7 +271,7 @@ def _make_table(
 def escape_json(text: str, encoding: str = "utf-8") -> str:
     r"""Write what is not printable, or not in an encoding, as JSON's ``\uXXXX``.
 
-    The value stays the same: beyond its strings JSON is printable ASCII.
+    The value stays the same: outside its strings JSON is printable ASCII.
     """
 
     def escape(found: re.Match[str]) -> str:
@@ -301,7 +299,7 @@ def _can_encode(letter: str, encoding: str) -> bool:
 
 
 class Progress:
-    """Says at a terminal what is waited for, if it takes longer than a second.
+    """Shows at a terminal what the command waits for, if it takes longer than a second.
 
     A thread draws it, because the event loop may be busy.
     """
@@ -314,17 +312,15 @@ class Progress:
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
     def tell(self, text: str) -> None:
-        """Say how far it has come; returns at once, from any thread."""
+        """Set the text; returns at once, from any thread."""
         self._text = text
 
     def __enter__(self) -> Self:
-        """Start to count the second."""
         if self._screen.terminal:
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take away what was drawn."""
         self._ended.set()
         if self._screen.terminal:
             self._thread.join()
@@ -344,14 +340,14 @@ class Progress:
         while count_columns(fitting) >= self._screen.columns:
             fitting = fitting[:-1]
         blanks = " " * max(0, count_columns(self._drawn) - count_columns(fitting))
-        with suppress(OSError, ValueError):  # nobody looks on any more
+        with suppress(OSError, ValueError):  # the terminal is closed
             self._screen.draw(f"\r{fitting}{blanks}" + "\r" * (not text))
         self._drawn = fitting
 
 
 @dataclass(frozen=True, kw_only=True)
 class Invocation:
-    """One run of one command: what it was given, and where it writes."""
+    """One run of one command: its options, and its output."""
 
     redis: str | None  # a URL; `None`: `BLS_REDIS_URL`, or the default
     json: bool  # whether results are wanted as JSON, one value on each line
@@ -365,7 +361,7 @@ class Invocation:
         return self.texts[text].format(**values)
 
     def hint(self, text: str, /, **values: object) -> None:
-        """Tell people something beside the results, on standard error."""
+        """Write a remark for people on standard error."""
         self.err.paragraph(self.say(text, **values), "dim")
 
     def warn(self, text: str, /, **values: object) -> None:
@@ -373,30 +369,30 @@ class Invocation:
         self.err.paragraph(self.say(text, **values), "yellow")
 
     def result(self, value: object, *pieces: Cell) -> None:
-        """Give a result: the value as JSON, or a line for people."""
+        """Write a result: the value as JSON, or a line for people."""
         if self.json:
             self.out.json(value)
         else:
             self.out.line(*pieces)
 
     def tell_outage(self, error: RedisUnavailableError | None) -> None:
-        """Tell that Redis went away, or with ``None`` that it answers again."""
+        """Report that Redis went away, or with ``None`` that it answers again."""
         if error is None:
             self.hint("back")
         else:
             self.warn("away", kind=error.kind)
 
     def waiting(self, text: str, /, **values: object) -> Progress:
-        """Say on a terminal what is waited for, if it takes longer than a second."""
+        """Show at a terminal what the command waits for, after a second."""
         return Progress(self.err, self.say(text, **values))
 
     def console(self) -> Console:
-        """Make the client that every command about a project uses."""
+        """Make the client for commands about a project."""
         from bls_agent.console import Console
 
         return Console(self.redis)
 
     def export_redis(self) -> None:
-        """Let ``--redis`` count for code that reads the environment."""
+        """Set ``--redis`` for code that reads the environment."""
         if self.redis is not None:
             os.environ["BLS_REDIS_URL"] = self.redis

@@ -1,4 +1,4 @@
-"""Tables of a command: as JSON, in a pipe, at a terminal, and live until q is pressed."""
+"""Tables of a command: as JSON, in a pipe, at a terminal, and live until q."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ REST: Final = 4.0  # times as long as a look took
 class Layout:
     """The fields of a table, in their order.
 
-    A heading is the text ``PREFIX_FIELD`` of the catalogue ``cli``. Each field has the
-    columns of a terminal from which it is shown, and perhaps a share of a live table;
-    without one it takes what it needs.
+    A heading is the text ``PREFIX_FIELD`` of the catalogue ``cli``. ``fields`` gives
+    the columns of a terminal from which each is shown, ``shares`` the parts of a live
+    table's width; a field without one takes what it needs.
     """
 
     prefix: str
@@ -43,7 +43,7 @@ class Layout:
     least: int = 6  # columns below which it is no use to squeeze a field
 
     def fitting(self, columns: int) -> list[str]:
-        """Choose what fits a terminal; what matters least goes first."""
+        """Choose the fields that fit a terminal; the least important ones go first."""
         return [name for name, least in self.fields.items() if columns >= least]
 
     def write(
@@ -71,7 +71,7 @@ class Layout:
         cells: Mapping[str, Cell],
         *before: Cell,
     ) -> None:
-        """Write one item that has changed: as JSON, or what stands before it and its row."""
+        """Write a changed item: as JSON, or as its row behind the given cells."""
         if invocation.json:
             invocation.out.json(described)
         else:
@@ -80,7 +80,7 @@ class Layout:
 
 
 def wants_live(invocation: Invocation) -> bool:
-    """Tell whether the output is a terminal that can be drawn on."""
+    """Whether the output is a terminal that can be drawn on."""
     dumb = os.environ.get("TERM") == "dumb"
     return invocation.out.terminal and not dumb and not invocation.json
 
@@ -90,10 +90,9 @@ async def poll(
     seen: Callable[[T], None],
     tell: Callable[[RedisUnavailableError | None], None],
 ) -> None:
-    """Look again and again; an outage and its end are told once.
+    """Call again and again; an outage and its end are reported once.
 
-    Raises:
-        RedisRefusedError: Redis refuses for good.
+    Raises ``RedisRefusedError`` if Redis refuses for good.
     """
     import anyio
 
@@ -119,7 +118,7 @@ async def poll(
 
 @dataclass
 class LiveTable(Generic[T]):
-    """A table at a terminal that draws itself again and again, until q is pressed."""
+    """A table at a terminal that is redrawn until q is pressed."""
 
     invocation: Invocation
     layout: Layout
@@ -137,7 +136,7 @@ class LiveTable(Generic[T]):
     async def show_polled(
         self, look: Callable[[], Awaitable[S]], seen: Callable[[S], None]
     ) -> None:
-        """Draw what is looked at again and again."""
+        """Draw the result of a function that is called again and again."""
 
         async def follow(redraw: Callable[[], None]) -> None:
             def tell(error: RedisUnavailableError | None) -> None:
@@ -153,7 +152,7 @@ class LiveTable(Generic[T]):
         await self.show(follow)
 
     async def show(self, follow: _Follow) -> None:
-        """Draw while ``follow`` runs; it is given what draws at once."""
+        """Draw while ``follow`` runs; its argument redraws at once."""
         import anyio
         from rich.console import Console
         from rich.live import Live
@@ -188,7 +187,7 @@ class LiveTable(Generic[T]):
                 tasks.cancel_scope.cancel()
 
     def _draw(self, columns: int, lines: int) -> Table:
-        """Make the table: a summary above, a last line for what found no room."""
+        """Make the table: a summary above, the number of hidden rows below."""
         from rich.table import Table
         from rich.text import Text
 
@@ -220,7 +219,7 @@ class LiveTable(Generic[T]):
 
 @contextmanager
 def _keys_pressed() -> Generator[int | None]:
-    """Let single keys be read from the terminal; ``None`` where there is none."""
+    """Read single keys from the terminal; ``None`` where there is none."""
     if sys.platform == "win32" or sys.stdin is None or not sys.stdin.isatty():
         yield None
         return
@@ -238,7 +237,7 @@ def _keys_pressed() -> Generator[int | None]:
 
 
 async def _wait_for_q(number: int | None) -> None:
-    """Wait until q is pressed, or the terminal has gone."""
+    """Wait until q is pressed, or the terminal is closed."""
     import anyio
 
     if number is None:
@@ -256,5 +255,5 @@ def _read_keys(number: int) -> bytes:
         return os.read(number, 64)
     except BlockingIOError:
         raise
-    except OSError:  # EIO: nobody holds the other end any more
+    except OSError:  # EIO: the other end is closed
         return b""

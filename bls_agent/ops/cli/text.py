@@ -1,4 +1,4 @@
-"""How statuses, levels, times and records look: the same in every command. Pure."""
+"""Statuses, levels, times and records, formatted alike in every command. No I/O."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DAY: Final = 86_400
 def status_cell(
     status: Status | None, texts: Texts, *, meaning_too: bool = True
 ) -> Cell:
-    """Give a status in the contract's word; with its meaning for people."""
+    """Give the contract's word for a status, with its meaning for people."""
     if status is None:
         return texts["status_none"], "dim"
     meaning = texts[f"status_{status.name}"]
@@ -55,7 +55,7 @@ def status_name(status: Status | None) -> str | None:
 
 
 def now_clock(*, iso: bool = False) -> str:
-    """Give the time of now: local for people, UTC as in the contract for programs."""
+    """Give the current time: local for people, UTC as in the contract for programs."""
     now = datetime.now(UTC)
     if iso:
         return format_timestamp(now.timestamp())

@@ -1,7 +1,8 @@
-"""Rights one by one: what the doctor's own user may do, asked without doing it.
+"""The rights of the doctor's own user, one by one.
 
-``ACL DRYRUN`` (Redis 7, Valkey) tells whether a request would be allowed. For each
-right of the table a request is made as an agent or a console would send it.
+``ACL DRYRUN`` (Redis 7, Valkey) says whether a request would be allowed, without
+running it. For each right the doctor tries a request as an agent or a console would
+send it.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Trial:
 
     @property
     def shown(self) -> str:
-        """The request as people write it."""
+        """The request as redis-cli takes it."""
         words = self.command.replace("|", " ").upper()
         option = f" … {self.right.option}" if self.right.option else ""
         return f"{words} {show(self.key)}".rstrip() + option
@@ -141,14 +142,14 @@ class Role:
 
     @property
     def possible(self) -> bool:
-        """Whether nothing that it cannot do without is refused."""
+        """Whether every right that the role cannot do without is granted."""
         return not any(trial.right.essential for trial in self.missing)
 
 
 def roles_of(
     tried: Mapping[str, Sequence[Trial]], answers: Mapping[tuple[Argument, ...], Reply]
 ) -> list[Role]:
-    """Sum up by roles what ACL DRYRUN said; a request without answer counts as allowed."""
+    """Group the answers of ACL DRYRUN by role; no answer counts as granted."""
     return [
         Role(
             name,
@@ -160,7 +161,7 @@ def roles_of(
 
 
 def check_access(user: str, project: str, roles: Iterable[Role]) -> Iterator[Finding]:
-    """Tell whether a user can be an agent or a console of a project, and what is weaker."""
+    """Find what the user's rights do not allow in a project, and what that weakens."""
     known = {role.name: role for role in roles}
     if not known:
         return

@@ -1,7 +1,7 @@
 """Examines a live Redis: finds every key, reads a little of it, applies the rules.
 
-It only ever reads: SCAN, never KEYS; of a long value a beginning or an end. Memory and
-traffic are bounded by the batch, not by what lies in Redis.
+It only reads: SCAN, never KEYS; of a long value a beginning or an end. Memory and
+traffic are bounded by the batch, not by the size of the database.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def examine(
     Args:
         redis: URL or client of redis-py, as for :class:`~bls_agent.ProjectAgent`.
             Default: ``BLS_REDIS_URL``.
-        project: Look at the keys of this one alone, and try the rights for it.
+        project: Check the keys of this one alone, and try the rights for it.
         progress: Called after each batch with the keys seen and how many there are;
             the second number is an estimate, and both only grow.
         timeout: Deadline of one round trip in seconds.
@@ -64,7 +64,7 @@ async def examine(
 
     Raises:
         ConfigurationError: The URL, client or project name cannot be used.
-        RedisUnavailableError: Redis cannot be reached, or refuses to be looked through.
+        RedisUnavailableError: Redis cannot be reached, or refuses to be examined.
     """
     if project:
         check_name("project", project)
@@ -78,8 +78,6 @@ async def examine(
 
 
 class _Examination:
-    """One run."""
-
     def __init__(
         self,
         wires: KeyedWires,
@@ -102,7 +100,6 @@ class _Examination:
         self._answers: dict[Question, Any] = {}
 
     async def run(self) -> Report:
-        """Look at the servers, then at the keys, then at the rights."""
         began = anyio.current_time()
         facts = [await self._examine_server(server) async for server in self._servers()]
         refusal: RedisRefusedError | None = None
@@ -131,7 +128,6 @@ class _Examination:
         )
 
     async def _servers(self) -> AsyncIterator[Server]:
-        """Give one server after the other."""
         async with aclosing(self._wires.masters()) as wires:
             async for wire in wires:
                 yield Server(wire, whole=self._wires.is_cluster)
@@ -153,7 +149,6 @@ class _Examination:
             self._tally.add(finding)
 
     async def _search(self, server: Server) -> None:
-        """Find every key of a server, batch by batch."""
         cursor, first = b"0", True
         while first or cursor != b"0":
             first = False
@@ -166,7 +161,6 @@ class _Examination:
                 self._progress(self._seen, self._total)
 
     async def _examine_keys(self, server: Server, keys: Iterable[bytes]) -> None:
-        """Read some keys and apply the rules to them."""
         looks: list[Look] = []
         for encoded in keys:
             key = encoded.decode("utf-8", "surrogateescape")
@@ -208,7 +202,7 @@ class _Examination:
             self._record(rule.judge(sample))
 
     async def _apply(self, samples: Sequence[Sample]) -> None:
-        """Answer what the rules ask for, and apply them."""
+        """Find out what the rules ask for, and apply them."""
         fitting = [sample for sample in samples if _is_of_its_type(sample)]
         self._answers.clear()
         questions = {  # in their order: two about one thing are answered together
@@ -226,14 +220,13 @@ class _Examination:
                     self._record(rule.judge(sample))
 
     def _record_unread(self) -> None:
-        """Say which keys were found and could not be read."""
         if not self._unread:
             return
         said = [f"{why}: {count:,}" for why, count in sorted(self._unread.items())]
         self._record(_server_finding("keys-unread", Severity.WARNING, ", ".join(said)))
 
     async def _examine_known_keys(self, refusal: RedisRefusedError) -> None:
-        """Where SCAN is refused, look at the keys whose names are known."""
+        """Examine the keys whose names are known, where SCAN is refused."""
         self._record(_server_finding("scan-refused", Severity.WARNING, refusal.kind))
         if not self._project:
             return
@@ -244,9 +237,9 @@ class _Examination:
                 await self._examine_keys(server, [encode_key(key)])
 
     async def _try_rights(self) -> _Access:
-        """Try what the user may do in the project, or in some of those that were found.
+        """Try the user's rights in the project, or in some of those that were found.
 
-        Any server of a cluster knows the user as well as the others.
+        In a cluster every server has the same users, so one server is enough.
         """
         async with self._wires.to("") as wire:
             server = Server(wire, whole=True)
@@ -265,7 +258,7 @@ class _Examination:
 
 
 async def _try_in(server: Server, user: str, project: str) -> _Access | None:
-    """Try what a user may do in a project; ``None`` if nobody tells."""
+    """Try the user's rights in a project; ``None`` if the server cannot say."""
     tried = trials(project)
     requests = {trial.request for some in tried.values() for trial in some}
     answers = await server.dry_run(user, requests)
@@ -273,14 +266,14 @@ async def _try_in(server: Server, user: str, project: str) -> _Access | None:
 
 
 class _Access(NamedTuple):
-    """Who we are, and what we may be in a project."""
+    """The doctor's user, and its roles in a project."""
 
     user: str
     project: str = ""
     roles: Sequence[Role] = ()
 
     def worth(self) -> float:
-        """Count what we may be; a project that was tried goes before none."""
+        """Rank by the number of possible roles; no project at all comes last."""
         return sum(role.possible for role in self.roles) + 0.5 * bool(self.roles)
 
 

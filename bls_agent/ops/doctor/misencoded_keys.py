@@ -1,7 +1,7 @@
-"""Keys that were meant to be a project's and are not: other bytes for the same name.
+"""Finds the project that a key of no contract was meant for. No I/O.
 
 A peer that writes GBK, full-width letters or a trailing newline puts its status under a
-key that nobody reads. Pure: a key in, the key that was meant out.
+key that no console reads.
 """
 
 from __future__ import annotations
@@ -20,13 +20,9 @@ _ROWS = (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL)
 
 
 def find_meant(key: str) -> str | None:
-    """Find the key of contract 002 that a key of no contract was meant to be.
+    """Find the key of a project that a foreign key was meant to be, or ``None``.
 
-    Args:
-        key: The key; bytes that are not UTF-8 are kept as surrogates.
-
-    Returns:
-        The key that peers read, or ``None`` if it was not meant to be one.
+    ``key`` has surrogates for bytes that are not UTF-8.
     """
     if key.isascii():  # also UTF-16 has bytes that are not
         return None
@@ -38,7 +34,7 @@ def find_meant(key: str) -> str | None:
 
 
 def _other_readings(key: str) -> Iterator[str]:
-    """Give what the bytes may have meant, the likeliest first."""
+    """Decode and tidy the bytes in other ways, the likeliest first."""
     yield key
     raw = key.encode("utf-8", "surrogateescape")
     for encoding in ("gb18030", "big5", "utf-16-le", "utf-16"):
@@ -59,7 +55,7 @@ def _decoded(raw: bytes, encoding: str) -> Iterator[str]:
 
 
 def tidy_name(text: str) -> str:
-    """Write a name as most people would type it: NFKC, nothing invisible, no blanks around."""
+    """Write a name as people type it: NFKC, nothing invisible, no outer blanks."""
     if text.isprintable() and unicodedata.is_normalized("NFKC", text):
         return text.strip()
     plain = unicodedata.normalize("NFKC", text)
@@ -73,10 +69,9 @@ _INVISIBLE = frozenset({"Cc", "Cf"})
 
 
 def name_fault(project: str) -> str:
-    """Say which rule a project's name breaks, ``""`` if none.
+    """Give the rule that a project's name breaks, ``""`` if none.
 
-    Agents of this package refuse such a name: the same one typed elsewhere is another
-    key.
+    Agents of this package refuse such a name: typed elsewhere it would be another key.
     """
     try:
         check_name("project", project)

@@ -1,8 +1,8 @@
-"""What a key is, and what is read of it: decided here, without I/O, within bounds.
+"""What a key is, and how much of it is read: decided here, without I/O, within bounds.
 
-Two trips for many keys at once. The first asks how long a key lives, how long it is and
-how heavy; the second for some of its content, as much as its weight allows. A list of
-ten million elements or a string of 100 MB costs as much as a short one.
+Two trips for many keys at once. The first asks for a key's TTL, length and weight; the
+second for some of its content, as much as the weight allows. A list of ten million
+elements or a string of 100 MB costs as much as a short one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CONSOLE_ROWS: Final = ("project_status", "project_console", "control")
 
 @dataclass
 class Look:
-    """One key that is being looked at."""
+    """One key, and what was read of it."""
 
     key: str
     kind: Kind
@@ -64,7 +64,7 @@ class Look:
         return KEYS[self.kind.row].type
 
     def first(self) -> list[Request]:
-        """Ask how long it lives, and what its type says of its size."""
+        """Ask for the TTL, and for the size that a key of the expected type has."""
         key, expected = encode_key(self.key), self._expected
         if expected is None:
             return [("PTTL", key), ("TYPE", key)]
@@ -77,7 +77,7 @@ class Look:
         ]
 
     def record_first(self, replies: Sequence[Reply]) -> None:
-        """Take the replies to :meth:`first`."""
+        """Record the replies to :meth:`first`."""
         lives, told, *usage = replies
         if isinstance(lives, RedisUnavailableError):
             self.refused = lives.kind
@@ -121,7 +121,7 @@ class Look:
         )
 
     def record_second(self, replies: Sequence[Reply]) -> None:
-        """Take the replies to :meth:`second`."""
+        """Record the replies to :meth:`second`."""
         refusal = next(
             (r for r in replies if isinstance(r, RedisUnavailableError)), None
         )
@@ -138,7 +138,7 @@ class Look:
             self._parts = replies
 
     def _fitting(self, count: int) -> int:
-        """Give how many elements may be read, by their average weight."""
+        """Decide how many elements to read, by their average weight."""
         mean = self._usage / max(self._size, 1)
         return count if mean * count <= WEIGHT else int(WEIGHT / mean)
 
@@ -148,7 +148,7 @@ class Look:
         connected: frozenset[str] | None,
         answers: Mapping[Question, Any],
     ) -> Sample:
-        """Give what was found; answers to the rules' questions are filled in later."""
+        """Make the sample; answers to the rules' questions are filled in later."""
         expected, content = self._expected, self._type == self._expected
         items, oldest = self._items() if content else ([], 0)
         read = len(items)
@@ -210,7 +210,7 @@ class Look:
 def _plan_content(
     kind: RedisType, key: bytes, row: str, size: int, fit: Callable[[int], int]
 ) -> list[Request]:
-    """Ask for as many elements as are wanted of a kind, and as fit by their weight."""
+    """Ask for as many elements as the rules need and as fit by their weight."""
     match kind:
         case RedisType.LIST:
             oldest, newest = map(fit, _ENDS.get(row, _OTHER_ENDS))
@@ -239,11 +239,11 @@ class Kind(NamedTuple):
     """What a key is."""
 
     row: str  # in `KEYS`; `""` for a key of no contract
-    fields: Values  # what the key says: field of the row → value
+    fields: Values  # of the key's name: field of the row → value
 
 
 def is_loose(row: KeyTemplate) -> bool:
-    """Tell a form that keys of others may well have, too: ``{type}_update_{code}``."""
+    """Whether foreign keys may well match a form, such as ``{type}_update_{code}``."""
     return row.ambiguous and row.template.startswith("{")
 
 
@@ -252,7 +252,7 @@ def _ends(row: KeyTemplate) -> tuple[str, str]:
 
 
 def _order(name: str) -> tuple[bool, bool]:
-    """Loose forms come last; a form with an end of its own before one without."""
+    """Sort loose forms last, and a form with a suffix before one without."""
     return is_loose(KEYS[name]), not _ends(KEYS[name])[1]
 
 
@@ -262,7 +262,7 @@ _ROWS: Final = [
 
 
 def kind_of(key: str) -> Kind:
-    """Find the row of a key; of several the one that says most of it."""
+    """Find the row of a key; of several the most specific one."""
     for name, head, tail, row in _ROWS:
         if key.startswith(head) and key.endswith(tail):
             if row.ambiguous and len(key) > LONGEST:
@@ -274,7 +274,7 @@ def kind_of(key: str) -> Kind:
 
 
 def project_of(kind: Kind) -> str:
-    """Give the project of contract 002 that a key belongs to, ``""`` if none."""
+    """Give the project that a key belongs to, ``""`` if none."""
     if kind.row in _CONSOLE_ROWS:
         return kind.fields["project"]
     place = kind.fields.get("place", "")

@@ -1,4 +1,4 @@
-"""What a doctor found: counted exactly, shown within bounds."""
+"""What the doctor found: counted exactly, shown within bounds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Group:
 
     @property
     def more(self) -> int:
-        """How many are counted and not kept."""
+        """How many findings are counted and not kept."""
         return self.count - len(self.findings)
 
 
@@ -72,11 +72,11 @@ class Report:
 
     Attributes:
         groups: The findings by rule, the worst first.
-        servers: What the servers say of themselves.
-        user: Who looked, as ACL WHOAMI says it; ``""`` where nobody tells.
-        project: The one project that was looked at, ``""`` for all.
-        tried: Of which project the rights were tried; ``""`` if that was not done.
-        roles: What the user may be in that project, by rights.
+        servers: The facts of each server.
+        user: The doctor's user (ACL WHOAMI); ``""`` where that is refused.
+        project: The one project that was checked, ``""`` for all.
+        tried: The project in which the rights were tried; ``""`` if none.
+        roles: What the user's rights allow in that project.
         keys: How many keys were seen, by row; ``""`` for those of no contract.
         seconds: How long it took.
     """
@@ -97,7 +97,7 @@ class Report:
 
     @property
     def foreign(self) -> int:
-        """How many of them are of no contract."""
+        """How many of the keys are of no contract."""
         return self.keys[""]
 
     @property
@@ -111,7 +111,7 @@ class Report:
         return not any(group.severity.is_fault for group in self.groups)
 
     def count(self, severity: Severity) -> int:
-        """How many findings are as bad as this, those included that are not kept."""
+        """How many findings are as bad as this, with those that are not kept."""
         return sum(group.count for group in self.groups if group.severity is severity)
 
     def to_dict(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def _role_to_dict(role: Role) -> Mapping[str, object]:
 
 
 class Words(NamedTuple):
-    """What people read of a finding."""
+    """The texts of a finding."""
 
     wrong: str
     contract: str
@@ -175,7 +175,7 @@ class Words(NamedTuple):
 
 
 def word(finding: Finding, texts: Texts) -> Words:
-    """Put a finding into words of the catalogue ``doctor``."""
+    """Find the texts of a finding in the catalogue ``doctor``."""
     values = dict(finding.values)
     if weaker := values.get("weaker"):  # a sentence of ours: it has a text, too
         values["weaker"] = texts[weaker]

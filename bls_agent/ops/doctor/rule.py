@@ -1,8 +1,8 @@
-"""What a doctor's rule looks at, and what it says: values only.
+"""What a rule of the doctor gets, and what it gives: values only.
 
-In ``rules/`` is one module for each contract: the rules about its keys. A rule is a
-pure function of one :class:`Sample`. What it has to know of other keys it asks for
-(:attr:`Rule.asks`); the doctor finds out and does the I/O.
+``rules/`` has one module for each contract. A rule is a pure function of one
+:class:`Sample`. If it depends on other keys, it names them (:attr:`Rule.asks`); the
+doctor does the I/O.
 """
 
 from __future__ import annotations
@@ -55,66 +55,47 @@ class Severity(StrEnum):
 
     @property
     def is_fault(self) -> bool:
-        """Whether something has to be done about it."""
+        """Whether the finding needs a repair."""
         return self is not Severity.NOTE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One key as it was found.
+    """One key as it was found."""
 
-    Attributes:
-        key: The key; bytes that are not UTF-8 are kept as surrogates.
-        row: Name of its row in ``KEYS``; ``""`` for a key of no contract, of which
-            nothing else is known.
-        fields: What the key says: field of the row → value.
-        type: Its Redis type, as TYPE names it.
-        ttl: Seconds it still lives, ``None`` for ever.
-        size: Bytes of a string, else the number of elements.
-        items: Some of what it holds, never more than the doctor's bounds: of a string
-            its beginning, of a list the oldest elements and then the newest, of a set
-            or sorted set some members.
-        oldest: How many of the items are the oldest of a list.
-        pairs: Some of a hash.
-        entries: The newest of a stream, newest first: id and fields.
-        complete: Whether this is all that it holds.
-        mean_bytes: Bytes that an element takes on average, 0 where nobody knows.
-        now: Unix seconds by the server's clock.
-        connected: Instances of agents that are connected, as CLIENT LIST names them;
-            ``None`` where nobody knows.
-        answers: What was found out for :attr:`Rule.asks`; a question that could not
-            be answered is missing.
-    """
-
-    key: str
-    row: str = ""
-    fields: Values = field(default_factory=dict[str, str])
-    type: str = ""
-    ttl: float | None = None
-    size: int = 0
+    key: str  # bytes that are not UTF-8 are surrogates
+    row: str = ""  # name in `KEYS`; `""`: a key of no contract, nothing else is known
+    fields: Values = field(default_factory=dict[str, str])  # of the key's name
+    type: str = ""  # as TYPE names it
+    ttl: float | None = None  # seconds, `None` for ever
+    size: int = 0  # bytes of a string, else the number of elements
+    # Within bounds: the beginning of a string; of a list the oldest elements, then the
+    # newest; of a set or sorted set some members.
     items: Sequence[bytes] = ()
-    oldest: int = 0
+    oldest: int = 0  # how many of the items are the oldest of a list
     pairs: Mapping[bytes, bytes] = field(default_factory=dict[bytes, bytes])
-    entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]] = ()
-    complete: bool = False
-    mean_bytes: float = 0.0
-    now: float
+    entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]] = ()  # newest first
+    complete: bool = False  # whether this is the whole value
+    mean_bytes: float = 0.0  # of an element; 0 where unknown
+    now: float  # Unix seconds by the server's clock
+    # Instances of agents, from CLIENT LIST; `None` where unknown.
     connected: frozenset[str] | None = None
+    # Replies to `Rule.asks`; a question that could not be answered is missing.
     answers: Mapping[Question, Any] = field(default_factory=dict[Question, Any])
 
     @property
     def value(self) -> bytes:
-        """A string's value, as far as it was read."""
+        """The beginning of a string."""
         return self.items[0] if self.items else b""
 
     @cached_property
     def objects(self) -> list[JSONObject | None]:
-        """The items as JSON objects; ``None`` for one that is none."""
+        """The items as JSON objects; ``None`` for any other value."""
         return [read_object(item) for item in self.items]
 
     @cached_property
     def records(self) -> list[JSONObject]:
-        """Those of the items that are JSON objects."""
+        """The items that are JSON objects."""
         return [one for one in self.objects if one is not None]
 
 
@@ -128,50 +109,33 @@ def read_object(payload: bytes) -> JSONObject | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that is wrong, or worth knowing.
+    """One thing that is wrong, or worth knowing."""
 
-    Attributes:
-        rule: Code of the rule: key of its texts in the catalogue.
-        severity: How bad it is.
-        source: Contract and section: ``002 §2.1``.
-        key: The key, or ``""`` if it is about the server.
-        values: What the texts name: name → text, as it was found.
-    """
-
-    rule: str
+    rule: str  # its code, key of its texts in the catalogue
     severity: Severity
-    source: str
-    key: str = ""
-    values: Values = field(default_factory=dict[str, str])
+    source: str  # contract and section: `002 §2.1`
+    key: str = ""  # `""` if the finding is about the server
+    values: Values = field(default_factory=dict[str, str])  # the values in its texts
 
 
 Check: TypeAlias = Callable[[Sample], Values | None]
 
 
 def no_questions(sample: Sample) -> Sequence[Question]:  # noqa: ARG001 - by its form
-    """Ask nothing: the sample says it all."""
+    """Ask nothing: the sample is enough."""
     return ()
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule about the keys of one kind.
-
-    Attributes:
-        code: Its name, in words: ``status-unknown``; one rule may hold for several
-            kinds of keys.
-        row: Name of the kind of key in ``KEYS``; ``""`` for keys of no contract.
-        severity: How bad it is when it is broken.
-        source: Contract and section: ``002 §2.1``.
-        check: Gives the values of a finding if a sample breaks the rule, else ``None``.
-        asks: What has to be known of other keys.
-    """
+    """One rule about the keys of one kind; several kinds may share a ``code``."""
 
     code: str
-    row: str
+    row: str  # name of the kind in `KEYS`; `""` for keys of no contract
     severity: Severity
-    source: str
-    check: Check
+    source: str  # contract and section: `002 §2.1`
+    check: Check  # gives a finding's values, or `None`
+    # What to find out about other keys.
     asks: Callable[[Sample], Sequence[Question]] = no_questions
 
     def judge(self, sample: Sample) -> Finding | None:
@@ -189,7 +153,7 @@ class Rule:
 
 
 def lacks_zone(timestamp: object) -> bool:
-    """Tell an ISO-8601 timestamp without a time zone."""
+    """Whether an ISO-8601 timestamp has no time zone."""
     if not isinstance(timestamp, str) or _ZONE.search(timestamp[10:]):
         return False
     return parse_timestamp(timestamp) is not None
@@ -208,7 +172,7 @@ def show(value: object) -> str:
 
 
 def bad_items(is_bad: Callable[[bytes], bool]) -> Check:
-    """Make a check of elements one by one: how many are bad, and the first one."""
+    """Make a check of single elements: how many are bad, and the first one."""
 
     def check(sample: Sample) -> Values | None:
         found = [item for item in sample.items if is_bad(item)]
@@ -218,14 +182,14 @@ def bad_items(is_bad: Callable[[bytes], bool]) -> Check:
 
 
 def bad_texts(sample: Sample) -> Values | None:
-    """Find elements that are not UTF-8: no JSON, either."""
+    """Find elements that are not UTF-8, and so no JSON."""
     if None not in sample.objects:
         return None
     return bad_items(is_no_text)(sample)
 
 
 def is_no_text(item: bytes) -> bool:
-    """Tell bytes that are not UTF-8."""
+    """Whether bytes are not UTF-8."""
     try:
         item.decode()
     except UnicodeDecodeError:
@@ -234,7 +198,7 @@ def is_no_text(item: bytes) -> bool:
 
 
 def bad_objects(is_bad: Callable[[JSONObject], bool]) -> Check:
-    """Make a check of those elements that are JSON objects."""
+    """Make a check of the elements that are JSON objects."""
 
     def check(sample: Sample) -> Values | None:
         if not any(map(is_bad, sample.records)):  # as a rule
@@ -247,7 +211,7 @@ def bad_objects(is_bad: Callable[[JSONObject], bool]) -> Check:
 
 
 def count_bad(found: Sequence[object], sample: Sample) -> Values | None:
-    """Give the values of a finding about some elements of those that were read."""
+    """Give the values of a finding about some of the elements that were read."""
     if not found:
         return None
     looked = len(sample.items) or len(sample.pairs) or len(sample.entries)

@@ -1,4 +1,4 @@
-"""One server that is examined: reading much over one wire, and what it says of itself."""
+"""One server that is examined: pipelined reads over one connection, and its facts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SETTINGS: Final = (
 
 
 class Server:
-    """One server, over one connection that leaves no trace in the keys' ages."""
+    """One server, over one connection that does not change the keys' idle times."""
 
     def __init__(self, wire: Wire, *, whole: bool) -> None:
         self._wire = wire
@@ -40,13 +40,13 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Where it is, without credentials."""
+        """Its address, without credentials."""
         return self._wire.address
 
     async def ask(self, requests: Sequence[Request]) -> list[Reply]:
         """Send requests that change nothing; error replies stand in the list.
 
-        A connection that is lost is opened once more.
+        A lost connection is opened once more.
         """
         replies: list[Reply] = []
         for begin in range(0, len(requests), BATCH):
@@ -64,7 +64,7 @@ class Server:
         return await self._wire.call_many(requests)
 
     async def _disable_touch(self) -> None:
-        """Ask once in a connection's life that reading a key does not make it younger."""
+        """Ask once on each connection that reads do not reset a key's idle time."""
         if self._quiet != self._wire.generation or not self._wire.connected:
             await self._wire.call_many([("CLIENT", "NO-TOUCH", "ON")])  # since 7.2
             self._quiet = self._wire.generation
@@ -77,7 +77,7 @@ class Server:
         return reply
 
     async def facts(self, clock: Callable[[], float]) -> Facts:
-        """Ask a server about itself, and what it refuses; ``clock`` gives Unix seconds."""
+        """Ask for the server's facts, or why not; ``clock`` gives Unix seconds."""
         refused: dict[str, str] = {}
         rtt, offset = await self._measure(clock, refused)
         names = [("CONFIG", "GET", name) for name in _SETTINGS]
@@ -108,7 +108,7 @@ class Server:
     async def _measure(
         self, clock: Callable[[], float], refused: dict[str, str]
     ) -> tuple[float, float]:
-        """Give the seconds of an answer, and by how much the server's clock is ahead."""
+        """Give the seconds of a round trip, and those by which the clock is ahead."""
         trips: list[float] = []
         offsets: list[float] = []
         await self.ask([("TIME",)])  # connects
@@ -125,12 +125,12 @@ class Server:
         return statistics.median(trips), statistics.median(offsets or [0.0])
 
     async def count_keys(self) -> int:
-        """Say how many keys there are, 0 if that is refused."""
+        """Give the number of keys, 0 if that is refused."""
         reply = (await self.ask([("DBSIZE",)]))[0]
         return reply if isinstance(reply, int) else 0
 
     async def connected(self, facts: Facts) -> frozenset[str] | None:
-        """Name the instances of agents that are connected, ``None`` if nobody tells."""
+        """Name the instances of connected agents, ``None`` if unknown."""
         if not 0 < facts.number("connected_clients") <= CLIENTS:
             return None
         reply = (await self.ask([("CLIENT", "LIST")]))[0]
@@ -163,14 +163,14 @@ class Server:
             note(look, [next(replies) for _ in requests])
 
     async def who(self) -> str:
-        """Name the user that we are, ``""`` if nobody tells."""
+        """Name our own user, ``""`` if that is refused."""
         reply = (await self.ask([("ACL", "WHOAMI")]))[0]
         return "" if _refusal(reply) else reply.decode("utf-8", "replace")
 
     async def dry_run(
         self, user: str, requests: Iterable[tuple[Argument, ...]]
     ) -> dict[tuple[Argument, ...], Reply]:
-        """Ask whether a user may do something; without what could not be answered."""
+        """Try requests as a user with ACL DRYRUN; unanswered ones are omitted."""
         asked = list(requests)
         encoded = [["ACL", "DRYRUN", user, *map(_encode, one)] for one in asked]
         replies = await self.ask(encoded)
@@ -195,7 +195,7 @@ def _read_info(reply: bytes) -> dict[str, str]:
 async def answer(
     wires: KeyedWires, questions: Iterable[Question]
 ) -> Mapping[Question, Any]:
-    """Answer questions about keys wherever these lie; without what was refused."""
+    """Answer questions about keys on whichever server has them; omits refused ones."""
     asked = list(questions)
     replies = await wires.read_many([[*map(encode_key, words)] for words in asked])
     pairs = zip(asked, replies, strict=True)

@@ -1,7 +1,7 @@
-"""All projects at one Redis at a glance: their status, queue, log and errors, and changes.
+"""All projects at one Redis at a glance: status, queue, log and errors, and changes.
 
-``views.py``: the values; ``project_state.py`` and ``log_tail.py``: what a project's keys
-say from look to look, without I/O; ``fleet.py``: the loop and its reads.
+``views.py``: the values; ``project_state.py`` and ``log_tail.py``: what follows from a
+project's keys, without I/O; ``fleet.py``: the loop and its reads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fleet from look to look: what is due when, and what has changed."""
+"""The fleet: which reads are due when, and what has changed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["Fleet", "FleetReader"]
 
 LISTS: Final = 1.0  # seconds between two looks at queues and logs
 SEARCH: Final = 2.0  # seconds from one search for new names to the next
-RECENT: Final = 30.0  # seconds: who was not there then is new
+RECENT: Final = 30.0  # seconds: a project that was absent then is new
 HIDDEN: Final = 60.0  # seconds until what may not be read is tried again
 EMPTY: Final = 1_000  # projects of which nothing is left that are remembered
 CLOSE: Final = 1.0  # seconds that closing waits for a look that is under way
@@ -54,9 +54,8 @@ FORBIDDEN: Final = "no_permission"
 class Fleet:
     """Watches every project at one Redis; never writes.
 
-    Works with and without ``async with``; close it with :meth:`aclose` when it was used
-    without. Several tasks may look and watch at once: they share the reads and what is
-    remembered.
+    Works with and without ``async with``; without it, close it with :meth:`aclose`.
+    Several tasks may look and watch at once: they share the reads and the state.
 
     It needs the rights that ``docs/rights.md`` lists. Projects whose status may not be
     read are left out; if that is so for all of them it raises. Lists that may not be
@@ -65,8 +64,8 @@ class Fleet:
     Args:
         redis: URL or client of redis-py, as for :class:`~bls_agent.ProjectAgent`.
             Default: ``BLS_REDIS_URL``, read at the first request.
-        interval: Seconds between two looks at the statuses. Queues and logs are looked
-            at once a second at most, new names are searched for every two seconds, in
+        interval: Seconds between two reads of the statuses. Queues and logs are read
+            once a second at most, new names are searched for every two seconds, in
             steps: among a million keys a search takes 20 s.
         timeout: Deadline of one request in seconds.
 
@@ -122,15 +121,13 @@ class Fleet:
     async def aclose(self) -> None:
         """Close the connection; the next look opens it again."""
         with anyio.move_on_after(CLOSE, shield=True):
-            async with self._turn:  # somebody may be looking
+            async with self._turn:  # another task may be in a look
                 await self._end_search()
         if "_wires" in self.__dict__:
             await self._wires.aclose()
 
     async def look(self) -> dict[str, ProjectView]:
-        """Take one complete look at every project.
-
-        What a look before has found is taken into account: rates count from then on.
+        """Take one complete look at every project; it continues the looks before.
 
         Returns:
             Project → how it is, sorted by name.
@@ -163,22 +160,21 @@ class Fleet:
         return reader.projects[project].view(at)
 
     async def watch(self) -> AsyncIterator[FleetChange]:
-        """Tell what changes, until the iteration is left or cancelled.
+        """Yield what changes, until the iteration is left or cancelled.
 
-        The first change is complete. An outage is told once, with ``unavailable``;
-        then it is tried again with growing pauses, up to 2 s, and the first change
+        The first change is complete. An outage is one change, with ``unavailable``;
+        then the fleet tries again with growing pauses, up to 2 s, and the first change
         after it says that Redis answers again, also if nothing else has changed.
 
-        A view is told again when anything in it has changed but what time does by
-        itself: whoever lets the ages grow, and ``ttl`` shrink,
-        is right to 5 s.
+        A view is given again when anything in it has changed but what time does by
+        itself: a caller that lets the ages grow, and ``ttl`` shrink, is right to 5 s.
 
         Raises:
-            RedisRefusedError: Redis refuses for good; nobody repairs that by waiting.
+            RedisRefusedError: Redis refuses for good; waiting does not repair that.
         """
         told: dict[str, int] = {}
         backoff = Backoff()
-        silent = True  # nothing was told, or that Redis is away
+        silent = True  # no change was given, or an outage
         down = False
         while True:
             began = anyio.current_time()
@@ -207,7 +203,7 @@ class Fleet:
                 self._reader.forget(project)
 
     def _differences(self, told: dict[str, int]) -> FleetChange:
-        """Compare with what was told, and note that it is told now."""
+        """Compare with the change before, and remember this one."""
         projects, at = self._reader.projects, self._now()
         gone = frozenset(told.keys() - projects.keys())
         for project in gone:
@@ -243,7 +239,7 @@ class Fleet:
         self._let_go(at.now)
 
     def _let_go(self, now: float) -> None:
-        """Let time pass; forget what nothing has been left of for long, or for longest."""
+        """Let time pass; forget projects gone for long, and the oldest of many."""
         reader = self._reader
         empty: list[tuple[float, str]] = []
         for project, state in list(reader.projects.items()):
@@ -308,7 +304,7 @@ class _Keys(NamedTuple):
 
 
 class FleetReader:
-    """What is known of every project, and the reads that find out more."""
+    """The states of all projects, and the reads that update them."""
 
     def __init__(self, wires: KeyedWires) -> None:
         self.projects: dict[str, ProjectState] = {}
@@ -318,7 +314,7 @@ class FleetReader:
         self._share, self._among = FIRST_BYTES, 0
 
     async def read_time(self) -> float | None:
-        """Ask the server for its clock, in Unix seconds; ``None`` if that is refused."""
+        """Read the server's clock, in Unix seconds; ``None`` if that is refused."""
         try:
             async with self._wires.to("") as wire:
                 seconds, micros = await wire.read("TIME")
@@ -333,12 +329,12 @@ class FleetReader:
                 yield set(_names_in(keys))
 
     def add(self, project: str, at: Moment, *, absent_at: float | None) -> None:
-        """Begin to watch a project; one that is new was surely absent then."""
+        """Begin to watch a project; a new one was surely absent before."""
         self.projects[project] = ProjectState(project, at, absent_at=absent_at)
         self._keys[project] = _Keys.of(project)
 
     def forget(self, project: str) -> None:
-        """Watch a project no more."""
+        """Stop watching a project."""
         del self.projects[project], self._keys[project]
 
     async def read_statuses(self, at: Moment) -> None:
@@ -376,7 +372,7 @@ class FleetReader:
 
     @property
     def _room(self) -> int:
-        """Bytes of records that may be read of one project, as many as wrote last time."""
+        """Bytes of records to read of one project, by how many wrote last time."""
         return min(BYTES_EACH, self._share // max(1, self._among))
 
     async def _read_lengths(
@@ -425,7 +421,7 @@ class FleetReader:
 def _common_pattern() -> bytes:
     """Make one pattern for all three kinds of keys, so that one SCAN finds them.
 
-    They differ in their last byte. What else ends in it is left out when it is parsed.
+    They differ in their last byte. Other keys that match are left out by the parser.
     """
     ends = {template.pattern().encode()[-1:] for template in TEMPLATES}
     return b"*[" + b"".join(sorted(ends)) + b"]"
@@ -452,7 +448,7 @@ def _split(replies: Sequence[Reply], kinds: int) -> list[Sequence[Reply]]:
 def _record_status(
     state: ProjectState, value: Reply, left: Reply, at: Moment
 ) -> RedisUnavailableError | None:
-    """Record what was read; give the error if this project may not be read."""
+    """Record the replies; give the error if this project may not be read."""
     wrong = False
     for reply in (value, left):
         if isinstance(reply, RedisUnavailableError):
@@ -469,7 +465,7 @@ def _record_status(
 
 
 def _list_value(reply: Reply) -> Reply:
-    """Give what a request about a list brought; ``None`` where that is no list for us."""
+    """Give the reply of a request about a list; ``None`` if the key is none for us."""
     if not isinstance(reply, RedisUnavailableError):
         return reply
     if reply.kind not in (WRONG, FORBIDDEN):

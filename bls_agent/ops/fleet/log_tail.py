@@ -1,8 +1,8 @@
 """What is new in one console list, seen in bounded windows of its tail: no I/O.
 
 Most looks read the length and the newest record alone. A window is read when these have
-changed, as long as the growth asks for and never longer than the caller allows; what is
-not in it is counted by the records' numbers, by the growth of the list or, as the last
+changed, as long as the growth asks for and never longer than the caller allows. Records
+before it are counted by their numbers, by the growth of the list or, as the last
 resort, by the timestamps in the window.
 """
 
@@ -27,7 +27,7 @@ PROCESSES: Final = 64  # of one project whose numbers are remembered
 
 @dataclass(frozen=True)
 class News:
-    """What a window has brought."""
+    """The new records of a window."""
 
     entries: Sequence[LogEntry]  # the new records in it, oldest first
     count: int  # how many there are, those that the window does not show included
@@ -40,7 +40,7 @@ class News:
 
 
 class LogTail:
-    """Remembers the tail of one list, in hashes: a few hundred bytes, whatever is in it."""
+    """Remembers the tail of one list as hashes: a few hundred bytes for any list."""
 
     def __init__(self) -> None:
         self.started = False  # a first window was seen
@@ -54,7 +54,7 @@ class LogTail:
         self._looked_at = 0.0
 
     def wants(self, length: int, last: bytes | None, room: int) -> int:
-        """Decide how many records of the tail to read, in ``room`` bytes; 0: no news."""
+        """Decide how many records of the tail to read in ``room`` bytes; 0: no news."""
         if last is None or not length:
             self._seen, self._length, self.started = [], 0, True
             return 0
@@ -81,8 +81,8 @@ class LogTail:
     def take(self, window: Sequence[bytes], length: int, now: float) -> News | None:
         """Pick what is new in a window of the tail, and count all that is new.
 
-        ``None``: the window does not reach what was seen, and a longer one, of
-        :attr:`most` records, may.
+        ``None``: the window does not reach back to the look before, and a longer one,
+        of :attr:`most` records, may.
         """
         marks = [hash(payload) for payload in window]
         grown = length - self._length
@@ -102,7 +102,7 @@ class LogTail:
         return news
 
     def _find_place(self, marks: Sequence[int], grown: int) -> int | None:
-        """Find the end of what was seen; as many as the list has grown stand behind it."""
+        """Find the end of what was seen; as many follow it as the list has grown."""
         before = marks[: len(marks) - max(grown, 0)] if grown < len(marks) else ()
         return find_end(self._seen, before, 0) if self._seen and before else None
 
@@ -121,7 +121,7 @@ class LogTail:
         return News(entries, max(count, len(entries)), counted=False)
 
     def _record_numbers(self, entries: Sequence[LogEntry]) -> int | None:
-        """Count by the records' numbers; ``None`` if they do not tell all of it."""
+        """Count by the records' numbers; ``None`` if they do not cover all."""
         total = 0
         whole = True
         for entry in entries:

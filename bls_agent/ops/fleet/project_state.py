@@ -1,4 +1,4 @@
-"""One project from look to look: what its keys said, and what follows from it. No I/O."""
+"""One project over many looks: what its keys held, and what follows from it. No I/O."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
     "Sample",
 ]
 
-DRIFT: Final = 5.0  # seconds by which an age that was told may be wrong
+DRIFT: Final = 5.0  # seconds by which an age that was given may be wrong
 KEPT: Final = 600.0  # seconds that a project of which nothing is left is remembered
 SHOWN: Final = 4_096  # bytes of a record that is kept whole
 SHOWN_TEXT: Final = 1_000  # bytes of a longer one's message
@@ -61,10 +61,7 @@ class Sample:
 class ProjectState:
     """One project, fed with what each look finds.
 
-    Attributes:
-        project: Its name.
-        version: Grows whenever a view of it would look different.
-        empty_since: When it was first seen that nothing is left of it; else ``None``.
+    ``version`` grows when its view would differ.
     """
 
     def __init__(
@@ -100,7 +97,7 @@ class ProjectState:
     def record_status(
         self, value: bytes | None, ttl: float | None, at: Moment, *, wrong: bool = False
     ) -> None:
-        """Record the status key: its beginning and its TTL; ``wrong``: it is no string."""
+        """Record the status key's beginning and TTL; ``wrong``: it is no string."""
         before = self._shown, self._freshness.exact
         self._exists = value is not None or wrong
         self._value, self._wrong = value, wrong
@@ -114,7 +111,7 @@ class ProjectState:
         self._record_age(at.now)
 
     def _record_age(self, now: float) -> None:
-        """Ask for a new view when a reader who lets the old age grow would be wrong."""
+        """Begin a new version when a reader that grew the last age would be wrong."""
         age = self._freshness.age(now)
         written = None if age is None else now - age
         told = self._told_written
@@ -134,11 +131,11 @@ class ProjectState:
         return Presence.STALE if known else Presence.NEVER
 
     def wants_record(self, now: float) -> bool:
-        """Say whether to look at the newest record: not at a long one every time."""
+        """Whether to read the newest record: not a long one every time."""
         return now >= self._next_record
 
     def record_lists(self, sample: Sample, at: Moment, room: int) -> int:
-        """Record the lists; give how many records of the tail to read, in ``room`` bytes."""
+        """Record the lists; give how many tail records to read, in ``room`` bytes."""
         before = self._queue, self._records, self._shown
         self._queue, self._records = sample.queue, sample.records
         self._was_seen |= sample.records != 0
@@ -175,7 +172,7 @@ class ProjectState:
             self.empty_since = now
 
     def record_window(self, window: Sequence[bytes], length: int, at: Moment) -> int:
-        """Record the tail that was read; give how many records to read instead, or 0."""
+        """Record the tail; give how many records to read instead, or 0."""
         first = not self._tail.started
         news = self._tail.take(window, length, at.now)
         if news is None:
@@ -207,7 +204,7 @@ class ProjectState:
             self._activity.knows_since(at.now - SPAN)
 
     def _record_news(self, news: News, at: Moment) -> None:
-        """Count what came since the look before: then, not now, if that is long ago."""
+        """Count what came since the look before, at its time if that is long ago."""
         wrong = [entry.level is Level.ERROR for entry in news.entries]
         unseen = news.count - len(wrong)
         unseen_wrong = round(sum(wrong) * unseen / max(1, len(wrong)))
@@ -237,7 +234,7 @@ class ProjectState:
             self.version += 1
 
     def is_forgotten(self, now: float) -> bool:
-        """Tell a project of which nothing is left, and has not been for a while."""
+        """Whether nothing has been left of the project for a while."""
         if self.empty_since is None:
             return False
         return not self._was_seen or now - self.empty_since >= KEPT
@@ -282,7 +279,7 @@ def _since(moment: float | None, at: Moment) -> float | None:
 
 
 def _brief(entry: LogEntry, payload: bytes) -> LogEntry:
-    """Keep of a long record its beginning: a thousand projects are remembered at once."""
+    """Shorten a long record: a thousand projects are in memory at once."""
     size = len(payload) or len(entry.message.encode("utf-8", "surrogatepass"))
     if size <= SHOWN:
         return entry
@@ -294,11 +291,11 @@ def _brief(entry: LogEntry, payload: bytes) -> LogEntry:
 
 @dataclass
 class Freshness:
-    """The age of one status, judged from the time that it has left.
+    """The age of one status, derived from its remaining TTL.
 
-    From outside only the TTL is seen. How much of it had been given is known once a
-    refresh was seen; until then it is taken for what the contract suggests. Where more
-    is left than that, the age is unknown.
+    Redis shows the remaining TTL alone. The TTL that was set is known once a refresh
+    was seen; until then it is taken for the contract's. If more is left than that, the
+    age is unknown.
     """
 
     exact: bool = False  # a refresh was seen: the age is known
@@ -307,7 +304,7 @@ class Freshness:
     _at: float = -math.inf
 
     def record(self, left: float | None, now: float) -> None:
-        """Record a look; ``left`` is ``None`` for a status without TTL, or for none."""
+        """Record a look; ``left`` is ``None`` without a TTL, or without a status."""
         before, gap = self._left, now - self._at
         self._left, self._at = left, now
         if left is None:
@@ -331,11 +328,11 @@ class Freshness:
         return self._left is not None
 
     def left(self, now: float) -> float | None:
-        """Say how many seconds the status has left; ``None`` if it does not expire."""
+        """Give the seconds until the status expires; ``None`` if it does not."""
         return None if self._left is None else max(0.0, self._left - (now - self._at))
 
     def age(self, now: float) -> float | None:
-        """Say how many seconds ago the status was written; ``None`` if nobody can tell."""
+        """Give the seconds since the status was written; ``None`` if unknown."""
         left = self.left(now)
         if left is None or math.isinf(self._given):
             return None
@@ -360,7 +357,7 @@ class Activity:
         self._errors = deque([0] * BUCKETS, BUCKETS)
 
     def knows_since(self, moment: float) -> None:
-        """Note that what was written since then has been counted, too."""
+        """Record that everything written since then has been counted, too."""
         self._known_since = min(self._known_since, moment)
 
     def record(self, at: float, records: int, errors: int) -> None:
@@ -371,18 +368,18 @@ class Activity:
             self._errors[min(place, -1)] += errors
 
     def spread(self, since: float, now: float, records: int, errors: int) -> None:
-        """Count records of which only is known between which looks they were written."""
+        """Count records that were written at unknown times between two looks."""
         parts = int((now - since) // BUCKET) + 1
         for part in range(parts):
             share = _share(records, part, parts), _share(errors, part, parts)
             self.record(since + (now - since) * (part + 1) / parts, *share)
 
     def record_estimate(self, at: float) -> None:
-        """Note that what was counted then is an estimate."""
+        """Record that a count at that time is an estimate."""
         self._sampled_at = at
 
     def turn(self, now: float) -> bool:
-        """Begin a new bucket if it is time; say whether anything looks different now."""
+        """Begin a new bucket if it is time; return whether the figures may differ."""
         bucket = int(now // BUCKET)
         passed = bucket - self._latest
         if passed <= 0:
@@ -405,7 +402,7 @@ class Activity:
         return sum(self._errors)
 
     def rate(self, now: float) -> float:
-        """Records per second over the last minute, or since something is known."""
+        """Records per second over the last minute, or the shorter time known."""
         into = now - self._latest * BUCKET
         full = int(MINUTE // BUCKET)
         oldest = self._records[-full - 1] * (1 - min(into / BUCKET, 1.0))
@@ -413,7 +410,7 @@ class Activity:
         return count / max(SHORTEST, min(MINUTE, now - self._known_since))
 
     def is_estimated(self, now: float) -> bool:
-        """Say whether an estimate is among what is counted."""
+        """Whether the counts include an estimate."""
         return now - self._sampled_at < SPAN
 
 

@@ -1,4 +1,4 @@
-"""What is known of the projects at one Redis, as values: no I/O."""
+"""The state of the projects at one Redis, as values: no I/O."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Presence(StrEnum):
 
 
 class Condition(StrEnum):
-    """How a project is, in one word; from what needs somebody's eyes first."""
+    """How a project is, in one word; the worst first."""
 
     FAULT = "fault"
     ERROR = "error"
@@ -49,29 +49,29 @@ class ProjectView:
 
     Attributes:
         project: Its name; bytes of a key that are not UTF-8 are kept as surrogates.
-        status: What its status key says; ``None`` if that is none of the four.
-        status_text: The beginning of what the key holds if it is none of the four,
+        status: ``None`` if the key is absent or holds none of the four.
+        status_text: The beginning of the key's value if it is none of the four,
             ``"WRONGTYPE"`` for a key that is no string; else ``""``.
         presence: Whether the status can be believed.
-        age: Seconds since the status was written; ``None`` if nobody can tell. Until a
-            refresh was seen, estimated from a TTL of at most 60 s, as if it had been 60.
+        age: Seconds since the status was written; ``None`` if unknown. Until a refresh
+            was seen, estimated from a TTL of at most 60 s, as if it had been 60.
         age_exact: Whether a refresh was seen.
         ttl: Seconds until the status expires; ``None`` if it does not, or is absent.
         queue: Commands that wait; ``None`` if the key is no list, or may not be read.
         records: Length of the console list; ``None`` as above.
         last_record: The newest record; a long one is shortened.
         last_record_age: Seconds since then, by its timestamp and the server's clock;
-            of one without a timestamp since it was seen coming.
-        rate: Records per second over the last minute, or since something is known.
+            without a timestamp since a look first found it.
+        rate: Records per second over the last minute, or the shorter time known.
         rates: Records in each of the last 30 buckets of 10 s, oldest first; the last
             bucket is not over yet.
         errors: Error records of the last five minutes.
-        last_error: The newest error record of those that were seen.
+        last_error: The newest error record of those that were read.
         last_error_age: Seconds since then, as above.
         estimated: Whether ``rate``, ``rates`` and ``errors`` rest on a sample: more was
             written than was read.
         changed_at: Unix time, by the server's clock, at which status or presence
-            changed last, as far as it was watched; else when it was first seen.
+            changed last, as far as it was watched; else of the first look.
     """
 
     project: str
@@ -110,8 +110,8 @@ class FleetChange:
 
     Attributes:
         views: Project → how it is now, of those that changed.
-        gone: Projects that are forgotten: nothing is left of them.
-        unavailable: Why Redis cannot answer; what was said before is all that is known.
+        gone: Projects of which nothing is left.
+        unavailable: Why Redis cannot answer; the views before are the latest known.
             ``None``: it answers (again).
     """
 

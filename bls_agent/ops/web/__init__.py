@@ -1,4 +1,4 @@
-"""The local console: a page for people, and the HTTP interface of contract 002.
+"""The local console: pages for people, and the HTTP interface of the console protocol.
 
 ``bls-agent console`` runs it (extra ``web``). To put it into a server of your own, give
 :func:`bls_agent.ops.web.app.create_app` a :class:`bls_agent.ops.web.config.WebConfig`.
@@ -14,11 +14,7 @@ __all__ = ["need_web"]
 
 
 def need_web() -> None:
-    """See to it that the extra ``web`` is installed.
-
-    Raises:
-        MissingExtraError: It is not.
-    """
+    """Raise ``MissingExtraError`` unless the extra ``web`` is installed."""
     for library in ("starlette", "uvicorn", "sse_starlette", "jinja2", "argon2"):
         if importlib.util.find_spec(library) is None:
             raise MissingExtraError("web", "the console in the browser")

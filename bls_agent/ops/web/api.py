@@ -1,4 +1,4 @@
-"""The HTTP interface of contract 002, section 5, in JSON."""
+"""The HTTP interface of the console protocol, in JSON."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ FIRST_WAIT: Final = 5.0  # seconds for the first look at a list
 
 
 async def _post_command(request: Request) -> Response:
-    """``POST /api/commands``: send a command; with ``wait``, tell how it ended."""
+    """``POST /api/commands``: send a command; with ``wait``, give its outcome."""
     if media_type(request) != "application/json":
         raise HTTPException(415, "the body has to be application/json")
     told = read_command(await request.body())
@@ -87,7 +87,7 @@ async def _post_command(request: Request) -> Response:
 async def _send_and_wait(
     request: Request, told: CommandRequest, *, known: bool
 ) -> tuple[Command, Outcome | None]:
-    """Send, and read the project's log until the outcome is there, or time is up."""
+    """Send a command, and read the project's log until its outcome or the deadline."""
     state = web_state(request)
     user = requester(request)
     if status := state.streams.refuse(user):
@@ -148,7 +148,6 @@ def _describe_waiting(command: Command, console: Console) -> JSONObject:
 
 
 async def _delete_command(request: Request) -> Response:
-    """``DELETE /api/commands``: withdraw a command that waits."""
     project = project_in_query(request.scope)
     check_project(request, project)
     number = request.query_params.get("id", "")
@@ -163,7 +162,6 @@ async def _delete_command(request: Request) -> Response:
 
 
 async def _delete_project(request: Request) -> Response:
-    """``DELETE /api/projects/{project}``: delete every key of a project."""
     project = project_in_path(request.scope)
     force = request.query_params.get("force", "false")
     if force not in ("true", "false"):
@@ -178,7 +176,7 @@ async def _delete_project(request: Request) -> Response:
 
 
 async def _get_logs(request: Request) -> Response:
-    """``GET /api/logs``: the newest records of a project, newest last, or older ones."""
+    """``GET /api/logs``: the newest records of a project, newest last, or older."""
     limit = read_limit(request.query_params.get("limit"))
     project = project_in_query(request.scope)
     check_project(request, project)  # one that has no key has no records
@@ -194,7 +192,6 @@ async def _get_logs(request: Request) -> Response:
 
 
 async def _get_projects(request: Request) -> Response:
-    """``GET /api/projects``: every project, and how it is."""
     state = web_state(request)
     await state.fleet.fresh()
     late = {name: state.fleet.seconds_since(name) for name in state.fleet.views}
@@ -207,7 +204,6 @@ async def _get_projects(request: Request) -> Response:
 
 
 async def _get_project(request: Request) -> Response:
-    """``GET /api/projects/{project}``: one project, and how it is."""
     name = project_in_path(request.scope)
     if not name:
         raise FieldError({"project": "it is missing"})
@@ -220,7 +216,7 @@ async def _get_project(request: Request) -> Response:
 
 
 def _describe_project(view: ProjectView, late: float) -> JSONObject:
-    """Describe a project that was seen ``late`` seconds ago; ``null`` for the unknown."""
+    """Describe a project as seen ``late`` seconds ago; ``null`` where unknown."""
     return {
         "projectName": show_name(view.project),
         "status": view.status and view.status.value,
@@ -256,7 +252,6 @@ async def _get_changes(request: Request) -> Response:
 
 
 async def _get_workers(request: Request) -> Response:
-    """``GET /api/workers``: every worker with a heartbeat, and how it is."""
     watch = web_state(request).workers
     await watch.fresh()
     found = [
@@ -268,7 +263,7 @@ async def _get_workers(request: Request) -> Response:
 
 
 def _describe_worker(worker: Worker, late: float) -> JSONObject:
-    """Describe a worker that was seen ``late`` seconds ago; ``null`` for the unknown."""
+    """Describe a worker as seen ``late`` seconds ago; ``null`` where unknown."""
     beat = worker.heartbeat
     return {
         "kind": worker.kind,
@@ -311,7 +306,6 @@ def _describe_run(run: RunSummary) -> JSONObject:
 
 
 async def _get_run(request: Request) -> Response:
-    """``GET /api/runs/{run}``: one run, and how it stands."""
     found = await web_state(request).store.describe(run_in_path(request))
     if found is None:
         raise HTTPException(404, "there is no such run")
@@ -319,7 +313,7 @@ async def _get_run(request: Request) -> Response:
 
 
 async def _get_events(request: Request) -> Response:
-    """``GET /api/runs/{run}/events``: a page of events behind or before a place."""
+    """``GET /api/runs/{run}/events``: a page of events after or before an id."""
     run_id = run_in_path(request)
     limit = read_limit(request.query_params.get("limit"))
     after, before = map(request.query_params.get, ("after", "before"))
@@ -339,7 +333,7 @@ async def _get_events(request: Request) -> Response:
 
 
 async def _get_assets(request: Request) -> Response:
-    """``GET /api/assets``: the index of the asset library, and its last synchronisation."""
+    """``GET /api/assets``: the index of the library, and its last synchronisation."""
     feed = web_state(request).assets
     await feed.fresh()
     written = await convert(feed.assets, _write_asset, ASSETS)
@@ -356,7 +350,6 @@ _SUMMARY: Final = ("id", "name", "category", "version", "description")
 
 
 async def _get_asset(request: Request) -> Response:
-    """``GET /api/assets/{asset}``: everything that the library holds of one asset."""
     library = web_state(request).assets.library
     found = await library.get(request.path_params["asset"])
     if found is None:
@@ -365,7 +358,6 @@ async def _get_asset(request: Request) -> Response:
 
 
 async def _get_queues(request: Request) -> Response:
-    """``GET /api/crawl``: every crawl queue, with what it holds."""
     feed = web_state(request).crawl
     await feed.fresh()
     rates = feed.rates  # of the same look, whatever comes in between
@@ -377,7 +369,7 @@ async def _get_queues(request: Request) -> Response:
 
 
 def _describe_queue(view: QueueView, rates: Sequence[float] | None) -> JSONObject:
-    """Describe a queue; ``null`` for what cannot be counted, and rates of a first look."""
+    """Describe a queue; ``null`` for unknown counts, and for rates of a first look."""
     return {
         **view.name._asdict(),
         "problem": view.problem,
@@ -410,7 +402,6 @@ async def _get_health(request: Request) -> Response:
 
 
 async def _get_openapi(_: Request) -> Response:
-    """``GET /api/openapi.json``: what this interface is."""
     return json_answer(_read_openapi())
 
 

@@ -1,4 +1,4 @@
-"""The console as an ASGI application: its parts, put together."""
+"""The console as an ASGI application."""
 
 from __future__ import annotations
 
@@ -41,16 +41,12 @@ __all__ = ["ConsoleApp", "create_app"]
 
 
 class ConsoleApp(Starlette):
-    """The application; every answer that leaves it carries the headers.
-
-    Attributes:
-        web: What its parts share; also ``app.state.web``.
-    """
+    """The application; every answer that leaves it carries the security headers."""
 
     web: WebState
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, with the headers on whatever is answered."""
+        """Answer, always with the security headers."""
         if scope["type"] == "http":
             send = with_headers(send)
         await super().__call__(scope, receive, send)
@@ -67,7 +63,7 @@ def create_app(config: WebConfig | None = None) -> ConsoleApp:
     """Make the console.
 
     Args:
-        config: What it is told; by default a console of this machine alone.
+        config: By default a console for this machine alone.
 
     Raises:
         ConfigurationError: The URL or client of Redis cannot be used.
@@ -154,6 +150,6 @@ async def _on_gone(_: Request, __: Exception) -> Response:
 
 
 async def _on_surprise(request: Request, _: Exception) -> Response:
-    """Answer for a fault of our own; what it was stands in the log of the server."""
+    """Answer for a fault of our own; the server's log has its traceback."""
     reason = "something went wrong here; see the console's log"
     return refuse_with(request, 500, reason, shown="")

@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 SHORTEST: Final = 8  # characters of a new password
-LONGEST: Final = 1_024  # bytes of a password that is looked at
+LONGEST: Final = 1_024  # bytes of a password that is checked
 WAITING: Final = 32  # verifications that may wait for a thread
 REMEMBERED: Final = 256  # passwords of programs that were right a moment ago
 FRESH: Final = 60.0  # seconds for which they are believed
@@ -82,7 +82,7 @@ def _check_user(name: str) -> str:
 def parse_users(text: str) -> dict[str, str]:
     """Read the lines of a users' file: name → hash.
 
-    A wrong line is named by its number, its content is not shown.
+    An error names the number of a wrong line, never its content.
     """
     users: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -110,11 +110,10 @@ def _is_argon2(value: str) -> bool:
 
 
 def read_users(path: Path) -> dict[str, str]:
-    """Read a users' file that nobody else can read or change.
+    """Read a users' file that only our user can read and change.
 
-    Raises:
-        ConfigurationError: It cannot be read, others may read or change it, or it is
-            empty or wrong.
+    Raises ``ConfigurationError`` if it cannot be read, others may read or change it, or
+    it is empty or wrong.
     """
     try:
         with path.open("rb") as file:
@@ -153,7 +152,7 @@ class Verifier:
         return anyio.CapacityLimiter(self._at_once)
 
     async def check(self, user: str, password: str) -> bool:
-        """Tell whether a password is the user's."""
+        """Whether a password is the user's."""
         if self._waiting >= WAITING:
             raise BusyError
         self._waiting += 1
@@ -165,7 +164,7 @@ class Verifier:
             self._waiting -= 1
 
     def _verify(self, user: str, password: str) -> bool:
-        """Verify in any case: for an unknown user against another one's hash, in vain."""
+        """Verify in any case: for an unknown user against another one's hash."""
         known = self._users.get(user)
         compared = known if known is not None else next(iter(self._users.values()))
         try:
@@ -175,7 +174,7 @@ class Verifier:
         return known is not None and len(_bytes(password)) <= LONGEST
 
     def was_right(self, user: str, password: str, now: float) -> bool:
-        """Tell whether exactly this was right within the last minute.
+        """Whether exactly this password was right within the last minute.
 
         For programs, which send the password with every request.
         """
@@ -183,7 +182,7 @@ class Verifier:
         return until is not None and now < until
 
     def remember(self, user: str, password: str, now: float) -> None:
-        """Believe this for a minute."""
+        """Accept this password for a minute without another check."""
         self._right[self._mark(user, password)] = now + FRESH
         while len(self._right) > REMEMBERED:
             self._right.popitem(last=False)
@@ -208,9 +207,9 @@ class Session:
 
 
 class Sessions:
-    """Tokens and their sessions; of too many the one used longest ago makes room.
+    """Tokens and their sessions; the least recently used one makes room for a new one.
 
-    Only a digest of a token is kept: what leaks from memory opens nothing.
+    Only a digest of a token is kept: a leak of memory opens nothing.
     """
 
     def __init__(self, *, most: int, idle: float, lifetime: float) -> None:
@@ -230,7 +229,7 @@ class Sessions:
         return token
 
     def find(self, token: str, now: float) -> Session | None:
-        """Give the session of a token, which counts as used by that."""
+        """Give the session of a token; this counts as a use."""
         key = _digest(token)
         session = self._sessions.pop(key, None)
         if session is None:
@@ -249,7 +248,7 @@ class Sessions:
             session.over = True
 
     def is_over(self, session: Session, now: float) -> bool:
-        """Tell whether a session has ended, or its time is up."""
+        """Whether a session has ended or timed out."""
         idle, age = now - session.seen, now - session.since
         return session.over or idle > self._idle or age > self._lifetime
 

@@ -1,4 +1,4 @@
-"""What users change: limited in rate, and recorded."""
+"""Changes by users: limited in rate, and recorded."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ logger = logging.getLogger(__name__)
 async def send_command(
     request: Request, told: CommandRequest, *, create: bool = False
 ) -> Command:
-    """Send a command in the name of the user, with a record of that.
+    """Send a command in the name of the user, with an audit record if it wants one.
 
-    Without a login its ``source`` is the one given. ``create`` sends it also to a project
-    that has no key. Raises as :meth:`bls_agent.Console.send`, and 429 for too many.
+    Without a login its ``source`` is the one given. ``create`` sends it also to a
+    project that has no key. Raises as :meth:`bls_agent.Console.send`, and 429 for too
+    many.
     """
     sent_by = _count_command(request)
     sent = await web_state(request).console.send(
@@ -47,14 +48,14 @@ async def send_command(
         source=request.state.user or told.source or CONSOLE_SOURCE,
         timestamp=told.timestamp,
     )
-    # The id is the sender's own text, too: a line end in it would begin a line of its own.
+    # The id is the sender's text: a line end in it would forge a line of the log.
     shown = visible(sent.id)
     logger.info("%s sent %r (%s) to %r", sent_by, told.command, shown, told.project)
     return sent
 
 
 async def ask_help(request: Request, project: str, timeout: float) -> Outcome:
-    """Ask a project's agent what it can do, and wait for the outcome."""
+    """Send ``help`` to a project's agent, and wait for the outcome."""
     sent_by = _count_command(request)
     return await web_state(request).console.call(
         project, HELP, timeout=timeout, record=True, sent_by=sent_by
@@ -64,7 +65,7 @@ async def ask_help(request: Request, project: str, timeout: float) -> Outcome:
 async def withdraw_command(
     request: Request, project: str, number: str
 ) -> Command | None:
-    """Take a command out of a project's queue, as :meth:`bls_agent.Console.withdraw`."""
+    """Take a command out of a queue, as :meth:`bls_agent.Console.withdraw`."""
     sent_by = _count_command(request)
     withdrawn = await web_state(request).console.withdraw(project, number)
     if withdrawn is not None:
@@ -85,13 +86,13 @@ async def forget_project(
 
 
 def crawl_queue(request: Request, shown: str) -> RequestQueue:
-    """Give a crawl queue by its name as addresses have it: ``project:spider``."""
+    """Give a crawl queue by its name in addresses: ``project:spider``."""
     name = Namespace.parse(shown)
     return RequestQueue(web_state(request).config.redis, name.project, name.spider)
 
 
 async def requeue_failed(request: Request, shown: str) -> int:
-    """Queue the failed requests of a crawl queue once more; say how many."""
+    """Queue the failed requests of a crawl queue once more; give their number."""
     sent_by = _count_command(request)
     async with crawl_queue(request, shown) as queue:
         count = await queue.requeue_failed()
@@ -100,7 +101,7 @@ async def requeue_failed(request: Request, shown: str) -> int:
 
 
 def _count_command(request: Request) -> str:
-    """Count a command of a user, or raise 429; give what its record names."""
+    """Count a command of a user, or raise 429; give the user for the audit record."""
     state = web_state(request)
     wait = state.commands.take(requester(request), state.now())
     if wait:

@@ -1,4 +1,4 @@
-"""What the local console is told at its start: values only, refused when they are wrong."""
+"""The options of the local console: values, refused when they are wrong."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class WebhookTarget:
     secret: str = field(repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse what is wrong, without repeating a secret."""
+        """Refuse wrong values, without repeating a secret."""
         try:
             parts = urlsplit(self.url)
             sound = parts.scheme in {"http", "https"} and bool(parts.hostname)
@@ -80,7 +80,7 @@ class WebhookTarget:
 
     @property
     def key(self) -> bytes:
-        """What signatures are made with."""
+        """The key of the signatures."""
         try:
             plain = self.secret.removeprefix(KEY_PREFIX)
             key = base64.b64decode(plain, validate=True)
@@ -96,7 +96,7 @@ class WebhookTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one client, and all of them together, may ask for.
+    """What one client, and all of them together, may use.
 
     Attributes:
         body: Bytes of a request's body.
@@ -113,11 +113,11 @@ class Limits:
         logins: Failed logins of one address before it waits 30 s for each.
         all_logins: Failed logins of all before everybody waits 2 s for each.
         hashing: Passwords that are verified at once, 64 MiB each.
-        sessions: Sessions that are remembered.
+        sessions: Sessions that are kept.
         session_idle: Seconds without a request after which a session ends.
         session_lifetime: Seconds after which it ends in any case.
         heartbeat: Seconds between two comments in an event stream.
-        stall: Seconds that a client may take to read nothing, or to say nothing.
+        stall: Seconds in which a client has to read or send something.
     """
 
     body: int = 256 * 1024
@@ -141,11 +141,7 @@ class Limits:
     stall: float = 20.0
 
     def __post_init__(self) -> None:
-        """Refuse what is no limit.
-
-        Raises:
-            ConfigurationError: A value is not above zero.
-        """
+        """Refuse values that are not above zero."""
         for name, value in vars(self).items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ConfigurationError(name, value, "a limit is a number")
@@ -155,26 +151,26 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class WebConfig:
-    """Where the local console listens, who may use it, and what it speaks.
+    """Where the local console listens, who may use it, and what it shows.
 
     Attributes:
         redis: URL or client, as for :class:`~bls_agent.Console`.
         host: Address to listen at. Any other than loopback needs users.
-        port: Port; 0 takes a free one.
+        port: 0 takes a free one.
         unix_socket: Listen at this path instead; only our user can open it.
-        users: Name → argon2 hash (:func:`bls_agent.ops.web.door.users.read_users`); empty:
+        users: Name → argon2 hash (:func:`bls_agent.ops.web.auth.read_users`); empty:
             no login, everybody who can connect is ``local``.
         allowed_hosts: Names, besides the address itself, under which browsers know
             the console.
         behind_proxy: Believe ``X-Forwarded-For`` and ``X-Forwarded-Proto`` of a proxy
             on this machine. Needs users.
         root_path: What the proxy cuts off the path, such as ``/console``.
-        certificate: PEM file with the certificate chain, to speak TLS itself.
+        certificate: PEM file with the certificate chain, to serve TLS itself.
         private_key: PEM file with its key.
         webhook: Where changes of statuses are posted; nowhere by default.
-        language: ``zh``, ``en`` or ``""`` for what the browser prefers.
-        title: What this console is called in its header and in the browser's tab, such
-            as ``生产``; at most 60 characters.
+        language: ``zh``, ``en`` or ``""`` for the browser's preference.
+        title: The console's name in its header and in the browser's tab, such as
+            ``生产``; at most 60 characters.
         limits: Bounds.
 
     Raises:
@@ -197,7 +193,7 @@ class WebConfig:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        """Refuse what is wrong, before anything is opened."""
+        """Refuse wrong values before anything is opened."""
         self._check_place()
         self._check_exposure()
         for name in self.allowed_hosts:
@@ -221,7 +217,7 @@ class WebConfig:
             raise ConfigurationError("host", self.host, rule, "Try 127.0.0.1.")
 
     def _check_exposure(self) -> None:
-        """Refuse everything that others than this machine's users would reach."""
+        """Refuse what other machines or users could reach without a login."""
         if self.users:
             return
         if self.unix_socket is None and is_loopback(self.host) is False:
@@ -237,7 +233,7 @@ class WebConfig:
 
     @property
     def tls(self) -> bool:
-        """Whether the console speaks TLS itself."""
+        """Whether the console serves TLS itself."""
         return self.certificate is not None
 
 
@@ -251,7 +247,7 @@ def _check_port(port: object) -> None:
 
 
 def is_loopback(host: str) -> bool | None:
-    """Tell whether an address stays on this machine; ``None`` for a name."""
+    """Whether an address stays on this machine; ``None`` for a name."""
     try:
         found = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
@@ -262,7 +258,7 @@ def is_loopback(host: str) -> bool | None:
 
 
 def show_host(host: str) -> str:
-    """Write an address as it stands in a URL."""
+    """Write an address in the form of a URL."""
     return f"[{host}]" if ":" in host else host
 
 

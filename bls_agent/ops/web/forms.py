@@ -1,8 +1,8 @@
-"""What was typed into a command's form, as the arguments of the command. Pure.
+"""The texts of a command's form, read as the arguments of the command. No I/O.
 
-The texts of a browser come in by the names ``arg.<argument>``, ``null.<argument>``
-(ticked: it is null), ``more`` (JSON object of further arguments) and ``args`` (JSON
-object of all of them, where there are no fields).
+The inputs are ``arg.<argument>``, ``null.<argument>`` (ticked: it is null), ``more``
+(JSON object of further arguments) and ``args`` (JSON object of all of them, where there
+are no fields).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _NUMBER: Final = re.compile(
 
 
 class MisfitError(Exception):
-    """What was typed does not fit its field.
+    """A text does not fit its field.
 
-    ``code`` names the text in the catalogue, after ``field_``, and ``values`` what stands in
-    it. ``place`` says where inside of a list or object: numbers from 1, or names.
+    ``code`` names the text in the catalogue, after ``field_``, and ``values`` fill it.
+    ``place`` says where inside of a list or object: numbers from 1, or names.
     """
 
     def __init__(self, code: str, **values: object) -> None:
@@ -45,9 +45,9 @@ class MisfitError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """What was typed into a form: the arguments that fit, and what is wrong with the others.
+    """The arguments that fit, and the errors of the other fields.
 
-    Under ``more`` and ``args`` stand the errors of the fields for JSON objects.
+    Under ``more`` and ``args`` are the errors of the fields for JSON objects.
     """
 
     arguments: JSONObject = part(default_factory=dict[str, JSONValue])
@@ -55,7 +55,7 @@ class Submission:
 
 
 def read_submission(form: Form | None, typed: Mapping[str, str]) -> Submission:
-    """Read everything that was typed, by the names of the inputs; never raises.
+    """Read all inputs of a form, by their names; never raises.
 
     Without a form there is one field with all arguments.
     """
@@ -156,7 +156,7 @@ def _read_number(field: Field, text: str) -> JSONValue:
 
 
 def _half_width(text: str) -> str:
-    """Read the digits of a Chinese keyboard like any others."""
+    """Replace full-width digits, as Chinese keyboards write them."""
     return unicodedata.normalize("NFKC", text[: 2 * LONGEST_NUMBER]).strip().lower()
 
 
@@ -204,7 +204,7 @@ def _check_shape(value: JSONValue, shape: str) -> None:
 
 
 def _check_inside(field: Field, value: JSONValue) -> None:
-    """Hold the items of a list, or the values of an object, against their schema."""
+    """Check the items of a list, or the values of an object, against their schema."""
     if field.inner is None or not isinstance(value, list | dict):
         return
     items = enumerate(value, 1) if isinstance(value, list) else value.items()

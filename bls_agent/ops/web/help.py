@@ -1,9 +1,9 @@
-"""What an agent's commands accept, as it told when it was asked ``help``. Pure.
+"""The arguments of an agent's commands, from its answer to ``help``. No I/O.
 
-``help`` is sent when a user asks for it; agents in other languages may not know it. Its
-answer comes from a foreign process and may be anything. Of a JSON Schema whatever is no
-plain object of plain values becomes a field for JSON; what is no schema at all becomes
-``None``, for which the page shows one field for all arguments. Nothing here raises.
+``help`` is sent when a user asks for it; agents in other languages may not know it. The
+answer comes from a foreign process and may be anything: a JSON Schema that is no plain
+object of plain values becomes a field for JSON, and what is no schema at all ``None``,
+for which the page shows one field for all arguments. Nothing here raises.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _Schema: TypeAlias = Mapping[str, Any]
 
 
 class Absent:
-    """Says that there is no value, where ``None`` is one."""
+    """Marks a missing value, where ``None`` is a value."""
 
     def __repr__(self) -> str:
         return "ABSENT"
@@ -58,7 +58,7 @@ ABSENT: Final = Absent()
 
 
 class FieldKind(StrEnum):
-    """How a value is typed in."""
+    """How the page lets people type a value."""
 
     BOOLEAN = "boolean"
     INTEGER = "integer"
@@ -72,9 +72,9 @@ class FieldKind(StrEnum):
 class Field:
     """One argument of a command.
 
-    A number has to lie ``beyond`` a limit where the limit itself is excluded
-    (``exclusiveMinimum``, ``exclusiveMaximum``). ``inner`` is each item of a JSON array, or
-    each value of a JSON object.
+    ``beyond`` means that a limit is itself excluded (``exclusiveMinimum``,
+    ``exclusiveMaximum``). ``inner`` is each item of a JSON array, or each value of a
+    JSON object.
     """
 
     name: str  # printable
@@ -101,7 +101,7 @@ class Form:
 
 
 def read_form(schema: object) -> Form | None:
-    """Read the parameters of a command; ``None`` if they are no object of 50 names at most."""
+    """Read a command's parameters; ``None`` unless an object of at most 50 names."""
     if not isinstance(schema, Mapping):
         return None
     told = cast("_Schema", schema)
@@ -185,7 +185,6 @@ def _without_null(schema: _Schema) -> tuple[_Schema, bool]:
 
 
 def _pair(value: object) -> list[object]:
-    """Give a list of two as it is, and nothing for anything else."""
     if not isinstance(value, list):
         return []
     parts = cast("list[object]", value)
@@ -319,20 +318,20 @@ def find_manual(log: Sequence[LogEntry]) -> tuple[Entry, ...]:
 
 
 class HelpCache:
-    """Remembers for a while what agents have told, and that they told nothing."""
+    """Caches agents' answers to ``help``, and that one did not answer."""
 
     def __init__(self) -> None:
         self._manuals: OrderedDict[str, Manual] = OrderedDict()
 
     def get(self, project: str, now: float) -> Manual | None:
-        """Give what is remembered and not too old."""
+        """Give a cached answer that is not too old."""
         manual = self._manuals.get(project)
         if manual is None or now - manual.told_at > KEPT:
             return None
         return manual
 
     def put(self, project: str, entries: tuple[Entry, ...], now: float) -> Manual:
-        """Remember what an agent has told, or that it told nothing."""
+        """Cache an answer, or that the agent did not answer."""
         manual = Manual(entries=entries, told_at=now)
         self._manuals[project] = manual
         self._manuals.move_to_end(project)

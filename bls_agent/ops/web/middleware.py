@@ -1,4 +1,4 @@
-"""What every request has to pass, and logging in and out.
+"""The checks that every request has to pass, and logging in and out.
 
 Few attempts to log in, the same time for each, a new session every time.
 """
@@ -53,14 +53,14 @@ logger = logging.getLogger(__name__)
 
 
 def refuse_request(request: Request, refusal: HTTPException) -> Response:
-    """Answer what was turned away, as JSON or as a page."""
+    """Answer a refused request, as JSON or as a page."""
     status, reason = refusal.status_code, refusal.detail
     shown = "" if reason == HTTPStatus(status).phrase else reason  # by the headline
     return refuse_with(request, status, reason, shown=shown, headers=refusal.headers)
 
 
 def _to_login(request: Request) -> Response:
-    """Send to the login: people by a redirection, programs by a 401."""
+    """Lead to the login: people by a redirection, programs by a 401."""
     if is_data(request):
         browser = "sec-fetch-mode" in request.headers  # it would ask by itself
         scheme = "Session" if browser else 'Basic realm="bls-agent", charset="UTF-8"'
@@ -86,10 +86,11 @@ _FORWARDED = ("x-forwarded-for", "x-forwarded-host", "x-real-ip", "forwarded", "
 
 
 class SecurityMiddleware:
-    """Turns requests away, and finds the user of those that pass.
+    """Refuses requests, and finds the user of those that pass.
 
-    What passes has ``request.state.user`` (``""`` without users), ``.session``,
-    ``.client`` (the address) and ``.sent_by`` (what is recorded with a command).
+    A request that passes has ``request.state.user`` (``""`` without users),
+    ``.session``, ``.client`` (the address) and ``.sent_by`` (for the audit record of a
+    command).
     """
 
     def __init__(self, app: ASGIApp, state: WebState) -> None:
@@ -97,7 +98,7 @@ class SecurityMiddleware:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in, or turn it away."""
+        """Pass a request on, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -116,7 +117,7 @@ class SecurityMiddleware:
         await self._app(scope, self._limited(receive), send)
 
     async def _check(self, request: Request) -> Response | None:
-        """Check everything, or raise; an answer of its own sends to the login."""
+        """Check everything, or raise; a response leads to the login."""
         self._check_size(request)
         self._check_names(request)
         self._check_origin(request)
@@ -152,7 +153,7 @@ class SecurityMiddleware:
             raise HTTPException(413, f"a body has at most {limits.body} bytes")
 
     def _check_names(self, request: Request) -> None:
-        """Refuse a foreign name that points here (DNS rebinding)."""
+        """Refuse a foreign name that points to this machine (DNS rebinding)."""
         hosts = request.headers.getlist("host")
         if len(hosts) != 1 or not self._state.hosts.allows(hosts[0]):
             detail = "this console does not go by that name; see --allowed-host"
@@ -192,7 +193,7 @@ class SecurityMiddleware:
             self._set_user(request, session.user)
 
     async def _log_program_in(self, request: Request) -> None:
-        """Take name and password of a program, which keeps no cookie."""
+        """Check the name and password of a program, which keeps no cookie."""
         told = _read_basic(request.headers)
         if request.state.user or told is None or not is_data(request):
             return
@@ -211,7 +212,7 @@ class SecurityMiddleware:
         return is_open or not self._state.config.users or bool(request.state.user)
 
     def _limited(self, receive: Receive) -> Receive:
-        """Count the bytes of a body as they come, and do not wait for ever for them."""
+        """Count the bytes of a body as they arrive, under a deadline."""
         limits = self._state.config.limits
         limit, seen, until = limits.body, 0, 0.0
 
@@ -254,9 +255,9 @@ async def _check_password(
     *,
     program: bool = False,
 ) -> bool:
-    """Check a name and a password, if this address may still try; 429 or 503 if it may not.
+    """Check a name and a password; 429 or 503 if this address has to wait.
 
-    A ``program`` sends them with every request: what was right a moment ago is believed.
+    A ``program`` sends them with every request: a recent success is enough.
     """
     verifier, client, now = state.verifier, request.state.client, state.now()
     if verifier is None:
@@ -288,7 +289,7 @@ async def _check_password(
 
 
 async def _log_in(request: Request) -> Response:
-    """``POST /login``: begin a session, and go where the user wanted to."""
+    """``POST /login``: begin a session, and go to the page that the user wanted."""
     state, form = web_state(request), await read_form(request)
     root = request.scope.get("root_path", "")
     target = local_target(form.get("next", ""), default=f"{root}/")
@@ -315,7 +316,7 @@ async def _log_in(request: Request) -> Response:
 
 
 async def _log_out(request: Request) -> Response:
-    """``POST /logout``: end the session, and what is open in it."""
+    """``POST /logout``: end the session and its streams."""
     _end_session(request)
     root = request.scope.get("root_path", "")
     answer = RedirectResponse(f"{root}/login", 303)
@@ -331,7 +332,7 @@ def _end_session(request: Request) -> None:
 
 
 def _set_cookie(request: Request, answer: Response, token: str) -> None:
-    """Set the session's cookie; an empty one takes it away."""
+    """Set the session's cookie; an empty token deletes it."""
     secure = is_secure(request)
     answer.set_cookie(
         cookie_name(secure=secure),
@@ -353,7 +354,7 @@ async def _show_login(request: Request) -> Response:
 def _login_page(
     request: Request, *, failed: bool = False, wait: float = 0, next_path: str = "/"
 ) -> Response:
-    """Ask for the password, or say for how many seconds no other one is looked at."""
+    """Ask for the password, or show the seconds until the next attempt."""
     texts = texts_of(request)
     complaint = texts["login_failed"] if failed else ""
     if wait:

@@ -1,7 +1,8 @@
-"""What requests say and what answers hold: addresses, fields, JSON. Pure.
+"""The contents of requests and answers: addresses, fields, JSON. No I/O.
 
-A project's name may hold ``/`` and be ``..``, and where a key is no UTF-8 its bytes stand in
-the name as surrogates. Addresses carry the bytes, so that each name comes back as it was.
+A project's name may hold ``/`` and be ``..``, and where a key is no UTF-8 its bytes are
+surrogates in the name. Addresses carry the bytes, so that each name comes back
+unchanged.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ ANY_QUEUE = "{queue:any_name}"
 
 
 class _AnyName(Convertor[str]):
-    """A part of an address that may be anything: names hold slashes and line ends, too."""
+    """A part of an address that may be anything, also slashes and line ends."""
 
     regex = r"[\s\S]*"
 
@@ -155,7 +156,7 @@ _Other = TypeVar("_Other")
 
 
 class FieldError(Exception):
-    """Fields of a request are wrong: their names, and what is wrong with each."""
+    """Fields of a request are wrong: their names, and the fault of each."""
 
     def __init__(self, fields: Mapping[str, str]) -> None:
         self.fields = dict(fields)
@@ -219,7 +220,7 @@ def read_command(body: bytes) -> CommandRequest:
 
 
 def _wrong_names(told: Mapping[str, Any]) -> dict[str, str]:
-    """Check the project's name, under either name of it, and the command's."""
+    """Check the project's name, under either of its keys, and the command's."""
     wrong: dict[str, str] = {}
     names = [name for name in _PROJECT if name in told]
     if not names:
@@ -254,7 +255,7 @@ def _is_text(value: object, longest: int) -> bool:
 
 
 def read_limit(value: str | None) -> int:
-    """Read how many records are wanted."""
+    """Read the number of wanted records."""
     if value is None:
         return DEFAULT_LOGS
     if _is_number(value, DIGITS) and 1 <= int(value) <= MOST_LOGS:
@@ -277,7 +278,7 @@ def _is_number(text: str, digits: int) -> bool:
 
 
 def media_type(request: Request) -> str:
-    """Tell what a body says that it is, without parameters; ``""`` if it says nothing."""
+    """Give the media type of a body, without parameters; ``""`` if it has none."""
     kind = request.headers.get("content-type", "")
     return kind.partition(";")[0].strip().lower()
 
@@ -299,14 +300,14 @@ async def read_form(request: Request) -> dict[str, str]:
 
 
 def route_path(request: Request) -> str:
-    """Give the path behind what the proxy cut off."""
+    """Give the path without the part that the proxy cuts off."""
     path: str = request.scope["path"]
     root: str = request.scope.get("root_path", "")
     return path.removeprefix(root) if path.startswith(f"{root}/") else path
 
 
 def is_data(request: Request) -> bool:
-    """Tell whether the path gives data and no page."""
+    """Whether the path gives data and no page."""
     path = route_path(request)
     return path == "/api" or path.startswith(("/api/", "/events/"))
 
@@ -324,7 +325,7 @@ async def convert(
 
 
 def encode_cut(fields: dict[str, Any], longest: int) -> bytes:
-    """Write an object; one that is too long is shortened, and says so in ``cut``."""
+    """Encode an object; one that is too long is shortened and marked by ``cut``."""
     payload, cut = encode_within(fields, longest)
     if cut:
         payload, _ = encode_within({"cut": True, **fields}, longest)
@@ -334,7 +335,7 @@ def encode_cut(fields: dict[str, Any], longest: int) -> bytes:
 def json_answer(
     content: object, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Answer with a value, or with JSON that is written already."""
+    """Answer with a value, or with JSON that is encoded already."""
     body = content if isinstance(content, bytes) else encode(content)
     return Response(body, status, headers, "application/json")
 
@@ -356,7 +357,7 @@ def error_answer(
 def list_answer(
     name: str, parts: Iterable[bytes], head: Mapping[str, Any] | None = None
 ) -> Response:
-    """Answer with an object, the last member of which is a list that is written already."""
+    """Answer with an object whose last member is a list that is encoded already."""
     begin = encode(head)[:-1] + b"," if head else b"{"
     return json_answer(b'%s"%s":[%s]}' % (begin, name.encode(), b",".join(parts)))
 

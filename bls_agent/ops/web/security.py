@@ -1,9 +1,9 @@
-"""Which requests are answered: where they come from, and how many. Without I/O.
+"""Which requests are answered: by origin and by number. Without I/O.
 
 Three dangers, each with its rule. A name of the attacker's that points to this machine
 (DNS rebinding): the ``Host`` has to be one of ours. A foreign page that posts a form or
-reads what it must not: ``Origin`` and ``Sec-Fetch-Site`` have to name our own origin.
-A foreign page that makes us do work: it may link to our pages, and nothing else.
+reads what it must not: ``Origin`` and ``Sec-Fetch-Site`` have to name our own origin. A
+foreign page that makes us do work: it may link to our pages, and nothing else.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ HEADERS: Final = {
 
 
 def split_host(header: str) -> tuple[str, str] | None:
-    """Take a ``Host`` header apart into a name in lower case and a port, or ``""``."""
+    """Split a ``Host`` header into a name in lower case and a port, or ``""``."""
     found = _HOST.fullmatch(header.lower())
     return (found["name"], found["port"] or "") if found else None
 
 
 @dataclass(frozen=True)
 class HostRule:
-    """By which names browsers may call us.
+    """The names under which browsers may call us.
 
     Ports do not matter: a tunnel has one of its own, and only names can be rebound.
     """
@@ -83,7 +83,7 @@ class HostRule:
     names: Collection[str] = ()
 
     def allows(self, header: str) -> bool:
-        """Tell whether a ``Host`` header names us."""
+        """Whether a ``Host`` header names us."""
         found = split_host(header)
         if found is None:
             return False
@@ -109,22 +109,22 @@ class HostRule:
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What a request says of where it comes from; ``None`` for a header that is missing."""
+    """The headers about a request's origin; ``None`` for one that is missing."""
 
     method: str
     own: str  # our origin as this request sees it: scheme, host and port
     origin: str | None = None  # Origin
     site: str | None = None  # Sec-Fetch-Site
     mode: str | None = None  # Sec-Fetch-Mode
-    json: bool = False  # whether the body says that it is JSON, which no form can
+    json: bool = False  # whether the body is declared as JSON, which no form can do
     data: bool = False  # whether the path gives data and no page
 
 
 def refuse(told: Provenance) -> str:
-    """Say why a request must not be answered, ``""`` if it may.
+    """Give the reason to refuse a request, ``""`` if it may pass.
 
-    Programs such as curl send neither header: they may read, and post JSON. A
-    browser always says where a POST comes from.
+    Programs such as curl send neither header: they may read, and post JSON. A browser
+    always names the origin of a POST.
     """
     foreign = told.site not in {None, "same-origin", "none"}
     if told.method in SAFE_METHODS:
@@ -143,7 +143,7 @@ def refuse(told: Provenance) -> str:
 
 
 def _canonical(origin: str) -> tuple[str, str, str] | str:
-    """Write an origin with its port; what is none equals nothing of ours."""
+    """Write an origin with its port; an invalid one equals none of ours."""
     try:
         parts = urlsplit(origin.lower())
         found = split_host(parts.netloc)
@@ -156,7 +156,7 @@ def _canonical(origin: str) -> tuple[str, str, str] | str:
 
 
 def local_target(path: str, *, default: str = "/") -> str:
-    """Take a path to go to after the login, never one that leads away."""
+    """Give the path to go to after the login, never one that leads to another site."""
     plain = path.startswith("/") and path.isprintable() and path.isascii()
     if not plain or path[1:2] in {"/", "\\"} or "\\" in path:
         return default
@@ -165,7 +165,7 @@ def local_target(path: str, *, default: str = "/") -> str:
 
 @dataclass
 class Bucket:
-    """Tokens that come back with time."""
+    """A token bucket."""
 
     size: float  # tokens at most
     rate: float  # tokens per second that come back
@@ -173,7 +173,7 @@ class Bucket:
     at: float  # when that was counted
 
     def take(self, now: float) -> float:
-        """Take a token, or say for how many seconds there is none."""
+        """Take a token, or give the seconds until there is one."""
         self.level = min(self.size, self.level + max(0.0, now - self.at) * self.rate)
         self.at = now
         if self.level >= 1:
@@ -187,7 +187,7 @@ class Bucket:
 
 
 class Buckets:
-    """A bucket for each client; of too many clients the one seen longest ago is forgotten."""
+    """A bucket for each client; the one seen longest ago makes room for a new one."""
 
     def __init__(self, size: float, rate: float, *, most: int = 4_096) -> None:
         self._size = size
@@ -199,7 +199,7 @@ class Buckets:
         return len(self._buckets)
 
     def take(self, client: str, now: float) -> float:
-        """Take a token of a client, or say for how many seconds it has none."""
+        """Take a token of a client, or give the seconds until it has one."""
         bucket = self._buckets.get(client)
         if bucket is None:
             bucket = Bucket(self._size, self._rate, self._size, now)
@@ -229,7 +229,7 @@ class StreamQuota:
         return self._open.total()
 
     def refuse(self, user: str) -> int:
-        """Give the status that one more stream of a user gets; 0 if it may open."""
+        """Give the status that refuses one more stream of a user; 0 if it may open."""
         if self._open[user] >= self._each:
             return 429
         return 503 if self.open >= self._total else 0
@@ -263,7 +263,7 @@ _LAST: Final = frozenset({408, 429})
 
 
 def with_headers(send: Send) -> Send:
-    """Add the headers to an answer; one without a word on caching is not kept.
+    """Add the headers to an answer; without its own caching header it is not stored.
 
     After a 408 or 429 the connection is closed: waiting clients hold none.
     """

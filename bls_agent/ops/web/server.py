@@ -53,7 +53,7 @@ GRACE: Final = 1  # seconds that answers get to come to their end
 
 
 class _PatientProtocol(H11Protocol):
-    """One connection."""
+    """One connection, with deadlines for requests and for the client's reads."""
 
     stall: ClassVar[float]  # seconds for a request's head, or until an answer is taken
     most: ClassVar[int]  # connections that may be open; more are refused
@@ -62,7 +62,6 @@ class _PatientProtocol(H11Protocol):
     _for_reader: TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        """Take a connection, if there is room."""
         super().connection_made(transport)
         self.client = self.client or UNIX
         _watch_peer(transport, self.stall)
@@ -73,7 +72,7 @@ class _PatientProtocol(H11Protocol):
             self._wait_for_head()
 
     def data_received(self, data: bytes) -> None:
-        """Take what comes; the head of a request has to come within its time."""
+        """Take bytes; the head of a request has to arrive within its time."""
         super().data_received(data)
         if self._is_answering():
             self._cancel_head()
@@ -81,30 +80,27 @@ class _PatientProtocol(H11Protocol):
             self._wait_for_head()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, of which some may have come already."""
         super().on_response_complete()
         if self.conn.trailing_data[0] and not self._is_answering():
             self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the clocks."""
         self._cancel_head()
         self._cancel_reader()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Wait for the peer to read, and not for ever."""
+        """Wait for the peer to read, within a deadline."""
         super().pause_writing()
         self._cancel_reader()
         self._for_reader = self.loop.call_later(self.stall, self._give_up, "readers")
 
     def resume_writing(self) -> None:
-        """Go on writing."""
         self._cancel_reader()
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, with the headers of every answer."""
+        """Answer bytes that are no HTTP, with the headers of every answer."""
         self.counts["not_http"] += 1
         self._refuse("400 Bad Request", f"{msg} {_ASCII}\n")
 
@@ -144,13 +140,13 @@ def _write_refusal(status: str, text: str) -> bytes:
 def _make_protocol(
     *, stall: float, most: int, counts: Counter[str]
 ) -> type[_PatientProtocol]:
-    """Make the class of connections that uvicorn is given; see its attributes."""
+    """Make uvicorn's class of connections, with their limits as class attributes."""
     attributes = {"stall": stall, "most": most, "counts": counts}
     return type("ConsoleProtocol", (_PatientProtocol,), attributes)
 
 
 def _watch_peer(transport: Transport, stall: float) -> None:
-    """Let the kernel notice a peer that has vanished without a word."""
+    """Let the kernel notice a peer that has vanished (keep-alive)."""
     channel = transport.get_extra_info("socket")
     option = getattr(socket, "TCP_USER_TIMEOUT", None)
     if channel is None or option is None:
@@ -161,21 +157,21 @@ def _watch_peer(transport: Transport, stall: float) -> None:
 
 
 class _Listener(socket.socket):
-    """Refuses what one address opens beyond its share: at once, before TLS begins.
+    """Refuses connections beyond one address's share: at once, before TLS begins.
 
-    Windows accepts connections in another way, where only their total is bounded.
+    Windows accepts connections in another way; there only their total is bounded.
     """
 
     def __init__(self, family: socket.AddressFamily, config: WebConfig) -> None:
         # With the protocol named, asyncio sends a short body at once (TCP_NODELAY);
-        # without, it waits 40 ms for the other side's word on the head.
+        # without, it waits 40 ms for the peer's ACK of the head.
         super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._config = config
         self._held: dict[str, list[socket.socket]] = {}
         self.counts: Counter[str] = Counter()
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Take a connection; asyncio goes on after ConnectionAbortedError."""
+        """Accept a connection; asyncio goes on after ConnectionAbortedError."""
         channel, peer = super().accept()
         address = peer[0]
         if self._config.behind_proxy and is_loopback(address):
@@ -199,7 +195,7 @@ class _Listener(socket.socket):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, which ends the streams before it waits for them."""
+    """uvicorn, but the streams end before it waits for them."""
 
     def __init__(
         self, config: uvicorn.Config, app: ConsoleApp, ready: Callable[[], None]
@@ -209,13 +205,12 @@ class _Server(uvicorn.Server):
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen, and say so."""
         await super().startup(sockets)
         if self.started:
             self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the streams, then everything: after a signal nothing else is run."""
+        """End the streams, then everything: after a signal nothing else runs."""
         self._app.close_streams()
         await super().shutdown(sockets)
         path = self._app.web.config.unix_socket
@@ -228,13 +223,9 @@ def serve(
 ) -> None:
     """Run the console until SIGINT or SIGTERM, which then ends the process as usual.
 
-    Args:
-        config: What it is told.
-        ready: Called with the URLs to open, once it listens.
-
-    Raises:
-        ConfigurationError: It cannot listen there, or TLS cannot be set up.
-        KeyboardInterrupt: After SIGINT.
+    ``ready`` is called with the URLs to open, once it listens. Raises
+    ``ConfigurationError`` if it cannot listen there or TLS cannot be set up, and
+    ``KeyboardInterrupt`` after SIGINT.
     """
     with open_sockets(config) as sockets:
         make_server(config, sockets, ready).run(sockets)
@@ -245,7 +236,7 @@ def make_server(
     sockets: Sequence[socket.socket],
     ready: Callable[[Sequence[str]], None] | None = None,
 ) -> uvicorn.Server:
-    """Make the server of a console for sockets that are open."""
+    """Make the server of a console for open sockets."""
     app = create_app(config)
     for channel in sockets:
         if isinstance(channel, _Listener):
@@ -291,10 +282,10 @@ def _uvicorn_config(app: ConsoleApp, config: WebConfig) -> uvicorn.Config:
 
 
 def make_room(connections: int) -> int:
-    """Let this process open so many files, and say how many connections there may be.
+    """Raise this process's limit of open files, and give the connections that fit.
 
-    A process has 1,024 files by default. Where there is none left for a connection that
-    waits, asyncio says so in its log, as fast as it can, for as long as it waits.
+    The default is 1,024 files. Without a free one for a waiting connection asyncio logs
+    that, as fast as it can, for as long as the connection waits.
     """
     if sys.platform == "win32":
         return connections
@@ -314,11 +305,10 @@ def _as_number(limit: int) -> float:
 
 @contextmanager
 def open_sockets(config: WebConfig) -> Generator[list[socket.socket]]:
-    """Listen where the configuration says; what was resolved is what is opened.
+    """Listen where the configuration says, at the addresses that were checked.
 
-    Raises:
-        ConfigurationError: It is taken or is no address of ours, or a name means an
-            address that others can reach, and there are no users.
+    Raises ``ConfigurationError`` if the address is taken or not ours, or if a name
+    means an address that others can reach and there are no users.
     """
     with ExitStack() as stack:
         if config.unix_socket is not None:
@@ -374,7 +364,7 @@ def _open_tcp(
 
 @contextmanager
 def _open_unix(path: Path) -> Generator[socket.socket]:
-    """Listen at a path that only our user can open; a dead one is replaced."""
+    """Listen at a path that only our user can open; a dead socket is replaced."""
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.is_socket() and not _answers(path):

@@ -1,4 +1,4 @@
-"""What the parts of the running console share, and what they ask of a request."""
+"""The shared state of the running console, and its questions about a request."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ LONGEST: Final = 512  # bytes of a project's name
 
 
 class _RedisHealth:
-    """Asks Redis, at most once a second, for a status that no project has."""
+    """Asks Redis, at most once a second, for the status of a random project."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -67,7 +67,6 @@ class _RedisHealth:
         self._fault: RedisUnavailableError | None = None
 
     async def fault(self) -> RedisUnavailableError | None:
-        """Say why Redis does not answer, ``None`` if it does."""
         async with self._lock:
             if anyio.current_time() - self._at > FRESH:
                 self._fault = await self._find_fault()
@@ -78,7 +77,7 @@ class _RedisHealth:
         try:
             await self._console.status(self._project)
         except RedisRefusedError as error:
-            # Who may not read this one key was answered all the same.
+            # Redis answers, even if our user may not read this one key.
             return None if error.kind == "no_permission" else error
         except RedisUnavailableError as error:
             return error
@@ -88,7 +87,7 @@ class _RedisHealth:
 
 
 class WebState:
-    """One running console: everything that its configuration asks for."""
+    """The state of one running console."""
 
     def __init__(self, config: WebConfig) -> None:
         limits, redis = config.limits, config.redis
@@ -133,7 +132,7 @@ class WebState:
 
     @property
     def watches(self) -> tuple[SharedWatch, ...]:
-        """What the pages follow."""
+        """The watches of the pages."""
         return self.fleet, self.workers, self.runs, self.assets, self.crawl
 
     def now(self) -> float:
@@ -142,43 +141,43 @@ class WebState:
 
 
 def web_state(request: Request) -> WebState:
-    """Give what a request's console consists of."""
+    """Give the console's state of a request."""
     state: WebState = request.app.state.web
     return state
 
 
 def client_address(request: Request) -> str:
-    """Name where a request comes from."""
+    """Name the address of a request's client."""
     return request.client.host if request.client and request.client.host else "unix"
 
 
 def requester(request: Request) -> str:
-    """Name the user, or the address, by which requests and streams are counted."""
+    """Name the user, or the address, for which requests and streams are counted."""
     user: str = request.state.user
     client: str = request.state.client
     return user or client
 
 
 def is_secure(request: Request) -> bool:
-    """Tell whether the browser came over TLS, to us or to a proxy that is believed."""
+    """Whether the browser uses TLS, to us or to a trusted proxy."""
     return str(request.scope["scheme"]) == "https"
 
 
 async def existing_project(request: Request, project: str) -> str:
-    """Give the name of a project that there is, or raise 404."""
+    """Give the name of an existing project, or raise 404."""
     if not await is_known(request, project):
         raise HTTPException(404, "there is no such project")
     return project
 
 
 async def is_known(request: Request, project: str) -> bool:
-    """Tell whether a project has any of its three keys at this moment."""
+    """Whether a project has any of its three keys at this moment."""
     check_project(request, project)
     return await web_state(request).console.exists(project)
 
 
 def check_project(request: Request, project: str) -> None:
-    """Refuse what cannot be a project's name."""
+    """Refuse an invalid project name."""
     if not project:
         raise FieldError({"projectName": "it is missing"})
     if len(project.encode("utf-8", "surrogateescape")) > LONGEST:

@@ -1,4 +1,4 @@
-"""Server-sent events: what the feeds know, and what happens in one run."""
+"""Server-sent events: the changes of the feeds, and the events of one run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ QUIET_HEAD: Final = 5.0  # while nothing happens
 
 
 class _Stream(EventSourceResponse):
-    """A stream that counts, and ends with the console and with its session."""
+    """A stream that is counted, and ends with the console and with its session."""
 
     def __init__(self, request: Request, events: AsyncIterator[bytes]) -> None:
         self._state = web_state(request)
@@ -65,13 +65,13 @@ class _Stream(EventSourceResponse):
                 tasks.cancel_scope.cancel()
 
     async def _end_with_console(self, scope: anyio.CancelScope) -> None:
-        """Cut off a client that does not end soon after the console has told it to."""
+        """Cut off a client that does not end soon after the console closes."""
         await self._state.closing.wait()
         await anyio.sleep(PATIENCE)
         scope.cancel()
 
     async def _ending(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Give events until the session is over."""
+        """Yield events until the session is over."""
         yield RETRY
         async for event in events:  # they end by themselves when the console does
             session, state = self._session, self._state
@@ -83,7 +83,7 @@ class _Stream(EventSourceResponse):
 
 
 def _write_event(kind: str, data: bytes) -> bytes:
-    """Write an event; JSON of ours holds no line ends."""
+    """Write an event; our JSON has no line ends."""
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
 
 
@@ -98,7 +98,7 @@ def _open_stream(request: Request, events: AsyncIterator[bytes]) -> Response:
 
 
 def _pictures_at(name: str, kind: str) -> Route:
-    """Make ``GET /events/…``: what a watch of the state sees, and what changes."""
+    """Make ``GET /events/…``: the picture of a watch, then its changes."""
 
     async def follow(request: Request) -> Response:
         watch: SharedWatch = getattr(web_state(request), name)
@@ -121,7 +121,7 @@ async def _follow_log(request: Request) -> Response:
     limit = read_limit(request.query_params.get("limit"))
     project = await existing_project(request, project_in_query(request.scope))
     state = web_state(request)
-    await state.console.logs(project, 1)  # what can be said with a status is said now
+    await state.console.logs(project, 1)  # raised here, errors get a status
     return _open_stream(request, _log_events(state, project, limit))
 
 
@@ -163,7 +163,7 @@ async def _first_events(feed: LogFeed, limit: int) -> tuple[list[bytes], int]:
 
 
 def _write_items(items: Iterable[Item], shared: str = "log") -> list[bytes]:
-    """Write events; those of one kind that follow one another share one, as a JSON array.
+    """Write events; consecutive ones of one kind share one, as a JSON array.
 
     Its id is the place of the last of them.
     """
@@ -203,23 +203,21 @@ async def _run_events(request: Request) -> Response:
     after = None if told is None else check_id("after", told)
     state = web_state(request)
     if after is None:
-        await state.store.describe(run_id)  # what can be said with a status is said now
+        await state.store.describe(run_id)  # raised here, errors get a status
     stream = _RunStream(state, run_id)
     return _open_stream(request, stream.events(after))
 
 
 @dataclass
 class _RunStream:
-    """One follower's stream of one run."""
-
     state: WebState
     run_id: int
 
     async def events(self, after: str | None) -> AsyncIterator[bytes]:
-        """Give what a page needs, in its order.
+        """Yield the events that a page needs, in its order.
 
-        Where nothing else is said: ``run`` (how it stands), ``begin`` (where older events
-        are found), the newest ``events``; then what happens.
+        First ``run`` (how it stands), ``begin`` (where older events are found) and the
+        newest ``events``; then what follows.
         """
         try:
             yield await self._head()
@@ -239,7 +237,7 @@ class _RunStream:
             yield _write_end(error)
 
     async def _newest(self) -> tuple[list[bytes], str]:
-        """Write the newest events, as many as a page holds; and tell the last one's id."""
+        """Write the newest events, at most a page, and give the last one's id."""
         found: list[StreamEvent] = []
         before, size = None, 0
         pages = read_back(self.state.store, self.run_id, None, WHOLE)
@@ -255,7 +253,7 @@ class _RunStream:
         return frames, found[-1].id if found else BEGINNING
 
     async def _follow(self, follower: Follower) -> AsyncGenerator[bytes]:
-        """Give what happens, until the run ends or the console does."""
+        """Yield what follows, until the run ends or the console does."""
         heartbeat = self.state.config.limits.heartbeat
         looked = beaten = anyio.current_time()
         away = False
@@ -292,7 +290,7 @@ class _RunStream:
         return found
 
     async def _head(self) -> bytes:
-        """Write how the run stands; nothing in an outage, which the follower tells of."""
+        """Write how the run stands; nothing in an outage, which follows by itself."""
         try:
             run = await self.state.store.describe(self.run_id)
         except RedisRefusedError:
@@ -316,7 +314,7 @@ def _write_outage(error: RedisUnavailableError | None) -> bytes:
 
 
 def count_rows(events: Sequence[StreamEvent]) -> int:
-    """Count the rows that events fill: text that is streamed on shares one."""
+    """Count the rows that events fill: streamed text of one source shares a row."""
     rows = 0
     speaking: object = None
     for event in events:
@@ -328,7 +326,7 @@ def count_rows(events: Sequence[StreamEvent]) -> int:
 
 
 def write_followed(found: Sequence[Followed]) -> list[bytes]:
-    """Write what a follower was given; the id of a frame is the place behind it."""
+    """Write items of a follower; the id of a frame is the place behind it."""
     return _write_items(map(_as_item, found), "events")
 
 

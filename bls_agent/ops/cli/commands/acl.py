@@ -1,4 +1,4 @@
-"""``bls-agent acl``: the rights of an agent, or of any other program, as an ACL line."""
+"""``bls-agent acl``: the rights of an agent, or another program, as an ACL line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bls_agent.ops.cli.output import Invocation
 
 __all__ = ["ModeName", "acl"]
 
-USERS: Final = {  # in a hint, whose name says whose rights these are
+USERS: Final = {  # in a hint: named after the rights
     "agent": "order-agent",
     "console": "operator",
     "workers": "backtest-worker",
@@ -39,7 +39,7 @@ RULES: Final = {
 
 
 class ModeName(StrEnum):
-    """The ways to receive commands, as an option's values."""
+    """The values of ``--mode``."""
 
     AUTO = "auto"
     BLOCKING = "blocking"
@@ -102,7 +102,7 @@ def acl(
 
 
 def _check_place(given: bool, fits: bool, text: str, hint: str) -> None:  # noqa: FBT001 - one line each
-    """Refuse an option of other rights: it would not do what was asked for."""
+    """Refuse an option that belongs to other rights and would have no effect."""
     if given and not fits:
         raise Failure(text, Exit.USAGE, hint=hint)
 

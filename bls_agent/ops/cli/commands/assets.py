@@ -1,4 +1,4 @@
-"""``bls-agent assets``: the library of tools, prompts and skills, and its synchronisation."""
+"""``bls-agent assets``: the library of tools, prompts and skills."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ CategoryOption = Annotated[
 
 
 def _open_source(source: str, branch: str, base_path: str, base_url: str) -> Source:
-    """Make the source that a word names: GitHub, any Git server, or a folder."""
+    """Read ``SOURCE``: a repository on GitHub, any Git server, or a folder."""
     chosen: dict[str, Any] = {"branch": branch, "base_url": base_url}
     found: Source
     if source.startswith(GITHUB):
@@ -97,7 +97,7 @@ def _open_source(source: str, branch: str, base_path: str, base_url: str) -> Sou
 
 @asynccontextmanager
 async def _library(invocation: Invocation) -> AsyncGenerator[AssetLibrary]:
-    """Open the library; what it leaves out, and outages, are told on standard error."""
+    """Open the library; its warnings and outages go to standard error."""
     with _told(invocation):
         async with AssetLibrary(invocation.redis) as library:
             yield library
@@ -105,7 +105,7 @@ async def _library(invocation: Invocation) -> AsyncGenerator[AssetLibrary]:
 
 @contextmanager
 def _told(invocation: Invocation) -> Generator[None]:
-    """Show the warnings of the package meanwhile, as sentences."""
+    """Show the warnings of the package as sentences while the block runs."""
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: invocation.warn("plain", text=record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("bls_agent")
@@ -230,7 +230,7 @@ async def diff(
     base_url: UrlOption = "",
     force: Annotated[bool, Option("--force", help="opt_asset_force")] = False,
 ) -> Exit:
-    """Tell what a synchronisation would do; writes nothing."""
+    """Show what a synchronisation would change; writes nothing."""
     where = _open_source(source, branch, base_path, base_url)
     report = await _synchronise(invocation, where, 0.0, force=force, dry_run=True)
     if report.status == "failed":
@@ -288,7 +288,7 @@ def _line(
 
 
 def shown_step(texts: Texts, step: SyncStep) -> str:
-    """Say how far a synchronisation has come, with a bar where that is known."""
+    """Describe the progress of a synchronisation, with a bar if the total is known."""
     filled = BAR * step.done // step.total if step.total else 0
     return texts[f"asset_phase_{step.phase}"].format(
         bar="█" * filled + "░" * (BAR - filled) if step.total else "",

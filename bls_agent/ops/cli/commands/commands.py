@@ -1,4 +1,4 @@
-"""``bls-agent commands``: what a project can do, as its agent tells it."""
+"""``bls-agent commands``: the commands of a project, as its agent answers ``help``."""
 
 from __future__ import annotations
 
@@ -87,7 +87,6 @@ async def _ask(invocation: Invocation, project: str, timeout: float) -> Outcome:
 
 
 def _show_one(invocation: Invocation, told: _Schema) -> None:
-    """Write what one command is for, and each of its arguments."""
     texts, out = invocation.texts, invocation.out
     if out.terminal:
         out.line((signature(told), "bold"))
@@ -109,7 +108,7 @@ def _show_one(invocation: Invocation, told: _Schema) -> None:
 
 
 def signature(told: _Schema) -> str:
-    """Write a command as people write a function: ``reload(force: boolean = false)``."""
+    """Write a command as a function: ``reload(force: boolean = false)``."""
     words: list[str] = []
     for name, schema in _properties(told).items():
         default = f" = {json_text(schema['default'])}" if "default" in schema else ""
@@ -123,7 +122,7 @@ def _first_line(told: _Schema) -> str:
 
 
 def _properties(told: _Schema) -> dict[str, _Schema]:
-    """Give the schemas of the arguments; another agent may write whatever it likes."""
+    """Give the schemas of the arguments; other agents may send anything."""
     found = _dict(_dict(told.get("parameters")).get("properties"))
     return {str(name): _dict(schema) for name, schema in found.items()}
 
@@ -138,7 +137,7 @@ def _dict(value: Any) -> dict[str, Any]:
 
 
 def _type_of(schema: _Schema, depth: int = 0) -> str:
-    """Name a type in the words of JSON: ``string``, ``list of integer``, ``"a" | "b"``."""
+    """Name a type in JSON's words: ``string``, ``list of integer``, ``"a" | "b"``."""
     several = schema.get("anyOf") or schema.get("oneOf")
     if depth > DEEPEST:
         return "…"

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["console", "password"]
 
-AGAIN: Final = 10.0  # seconds for which asyncio does not say the same again
-KINDS: Final = 100  # of its records that are told apart
+AGAIN: Final = 10.0  # seconds until asyncio may log the same again
+KINDS: Final = 100  # of its records that are distinguished
 LONGEST_LINE: Final = 2_000  # characters of a password that comes through a pipe
 
 
@@ -112,7 +112,7 @@ def password(
 
 
 class _Visible(logging.Formatter):
-    """Shows what a terminal would obey; tracebacks may hold anything."""
+    """Escapes control characters: tracebacks may hold anything."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(map(visible, super().format(record).splitlines()))
@@ -121,7 +121,8 @@ class _Visible(logging.Formatter):
 class _NotAgain(logging.Filter):
     """Lets one record of a kind through every ten seconds.
 
-    asyncio repeats itself where files run out; a peer that connects must not fill a disk.
+    asyncio repeats itself when it runs out of files; peers must not fill a disk that
+    way.
     """
 
     def __init__(self) -> None:
@@ -129,7 +130,7 @@ class _NotAgain(logging.Filter):
         self._passed: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Look at the first line: what follows tells of the socket, or of the task."""
+        """Compare first lines: the other ones name the socket or the task."""
         kind = str(record.msg).partition("\n")[0][:80]
         if record.created - self._passed.get(kind, -AGAIN) < AGAIN:
             return False
@@ -140,13 +141,11 @@ class _NotAgain(logging.Filter):
 
 
 def _wanted_language() -> str:
-    """Give the language that was asked for; else each browser says what it prefers."""
     wanted = find_value("--lang", sys.argv[1:]) or os.environ.get("BLS_LANG", "")
     return wanted if wanted in LANGUAGES else ""
 
 
 def _log_to_stderr() -> None:
-    """Write what the console logs: logins that failed, commands that were sent."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Visible("%(asctime)s %(levelname)s %(message)s"))
     logging.getLogger("asyncio").addFilter(_NotAgain())
@@ -159,7 +158,7 @@ def _log_to_stderr() -> None:
 
 
 def _say_where(invocation: Invocation, config: WebConfig, urls: Sequence[str]) -> None:
-    """Tell what to open, who may log in, and what is not safe about it."""
+    """Name the URLs, whether there is a login, and what is not safe about it."""
     from bls_agent.ops.web.config import is_loopback
 
     if invocation.json:

@@ -1,4 +1,4 @@
-"""``bls-agent crawl``: the queues of crawlers, what failed in them, and what is left of them."""
+"""``bls-agent crawl``: crawl queues, their failed requests, and their removal."""
 
 from __future__ import annotations
 
@@ -98,7 +98,6 @@ def _overview(invocation: Invocation) -> QueueOverview:
 
 
 async def _look(overview: QueueOverview, project: str, spider: str) -> list[QueueView]:
-    """Find the queues, or those of a project, and count what they hold."""
     names = [
         one
         for one in await overview.find()
@@ -108,7 +107,6 @@ async def _look(overview: QueueOverview, project: str, spider: str) -> list[Queu
 
 
 async def _unknown(overview: QueueOverview, project: str, spider: str) -> Failure:
-    """Make the failure of a command about a queue that is not there."""
     found = await overview.find()
     spiders = [one.spider for one in found if one.project == project and one.spider]
     if spider:
@@ -122,7 +120,7 @@ async def _unknown(overview: QueueOverview, project: str, spider: str) -> Failur
 
 
 async def _print_changes(invocation: Invocation, look: _Look) -> None:
-    """Print each queue that holds something else than before, until a signal."""
+    """Print each queue whose counts have changed, until a signal."""
     before: dict[Namespace, dict[str, Any]] = {}
 
     def show(found: list[QueueView]) -> None:
@@ -176,7 +174,6 @@ def _cells(invocation: Invocation, view: QueueView) -> Mapping[str, Cell]:
 async def _queue(
     invocation: Invocation, project: str, spider: str
 ) -> AsyncGenerator[RequestQueue]:
-    """Open a queue that is there."""
     project = normalise(invocation, project)
     name = Namespace(project, spider or None)
     async with RequestQueue(invocation.redis, *name) as queue:
@@ -210,7 +207,7 @@ async def failed(
 
 
 def _describe_failure(one: FailedRequest) -> dict[str, Any]:
-    """Describe a failed request without what may be secret: headers, body, meta."""
+    """Describe a failed request; headers, body and meta are left out as secrets."""
     request = one.request
     return {
         "url": None if request is None else redact(request.url),
@@ -261,7 +258,7 @@ async def cleanup(
     spider: SpiderOption = "",
     yes: Annotated[bool, Option("--yes", "-y", help="opt_yes")] = False,
 ) -> Exit:
-    """Delete the keys of a queue and its filters; what would be deleted is shown first."""
+    """Delete the keys of a queue and its filters; shows first what would be deleted."""
     project = normalise(invocation, project)
     names = invocation.redis, project, spider or None
     with invocation.waiting("waiting_redis"):
@@ -285,7 +282,6 @@ async def cleanup(
 
 
 def _show_report(invocation: Invocation, report: CleanupReport) -> None:
-    """Show how many keys of each kind there are."""
     if invocation.json:
         invocation.out.json(asdict(report) | {"keys": dict(report.keys)})
         return

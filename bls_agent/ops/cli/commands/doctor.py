@@ -54,7 +54,7 @@ async def doctor(
 
 
 def _in_words(report: Report, texts: Texts) -> dict[str, Any]:
-    """Give the report as plain values, each finding with its words."""
+    """Give the report as plain values, with the texts of each finding."""
     told = report.to_dict()
     for group, shown in zip(report.groups, told["findings"], strict=True):
         for finding, one in zip(group.findings, shown["shown"], strict=True):
@@ -63,7 +63,7 @@ def _in_words(report: Report, texts: Texts) -> dict[str, Any]:
 
 
 def _write_rows(report: Report, texts: Texts, invocation: Invocation) -> None:
-    """Write one line for each finding, for programs; the summary goes beside it."""
+    """Write one line for each finding; the summary goes to standard error."""
     rows: list[Sequence[Cell]] = []
     for group in report.groups:
         for finding in group.findings:
@@ -79,7 +79,7 @@ def _write_rows(report: Report, texts: Texts, invocation: Invocation) -> None:
 
 
 def _show(report: Report, texts: Texts, screen: Screen) -> None:
-    """Write the report for people: the summary, then the worst, then the rest."""
+    """Write the report for people: the summary, then the findings, the worst first."""
     shown = 0
     for severity in Severity:
         groups = [group for group in report.groups if group.severity is severity]
@@ -96,7 +96,7 @@ def _show(report: Report, texts: Texts, screen: Screen) -> None:
 
 
 def _show_group(group: Group, texts: Texts, screen: Screen) -> None:
-    """Write the findings of a rule; what they have in common is said once."""
+    """Write the findings of a rule; what they have in common is written once."""
     screen.write("")
     said: tuple[str, ...] = ()
     for finding in group.findings:
@@ -113,7 +113,7 @@ def _show_group(group: Group, texts: Texts, screen: Screen) -> None:
 
 
 def _paragraph(screen: Screen, head: str, text: str, style: str = "bold") -> None:
-    """Write a head in its style and a text behind it, wrapped below each other."""
+    """Write a head in its style, and a text beside it that wraps below itself."""
     shown = visible(head)
     first, *more = wrap(f"{shown}{visible(text)}", screen.columns - len(INDENT))
     if first.startswith(shown):
@@ -132,7 +132,6 @@ def _explain(rule: str, said: tuple[str, ...], texts: Texts, screen: Screen) -> 
 
 
 def _summary(report: Report, texts: Texts) -> Iterator[tuple[str, str]]:
-    """Give the sentences about all of it, with their styles."""
     yield "", ""
     for facts in report.servers:
         name = "server" if facts.info else "server_unknown"

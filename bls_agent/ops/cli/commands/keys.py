@@ -51,7 +51,7 @@ def explain(
     invocation: Invocation,
     key: Annotated[str, Argument(metavar="KEY", help="arg_key")],
 ) -> Exit:
-    """Tell what a key is: contract, row, parts, type, TTL, and every way to read it."""
+    """Explain a key: contract, row, parts, type, TTL, and every way to read it."""
     raw = key_bytes(key)
     names = find_templates(raw)
     if not names:
@@ -74,13 +74,13 @@ def explain(
 
 
 def key_bytes(text: str) -> bytes:
-    r"""Read a key as it was typed: ``\xNN`` stands for a byte, as redis-cli shows it."""
+    r"""Read a typed key: ``\xNN`` stands for a byte, as redis-cli shows it."""
     raw = text.encode("utf-8", "surrogateescape")
     return _ESCAPE.sub(lambda found: bytes([int(found[1], 16)]), raw)
 
 
 def find_nearest(raw: bytes) -> list[str]:
-    """Find the forms of keys that one which is none looks like."""
+    """Find the forms of keys that an unknown key resembles."""
     text = raw.decode("utf-8", "replace")
     forms = {row.template: row.template for row in KEYS.values()}
     forms |= {re.sub(r"\{[^{}]*\}", "", form): form for form in [*forms]}

@@ -36,7 +36,7 @@ from bls_agent.project.messages import Level, LogEntry
 
 __all__ = ["Filter", "LevelName", "for_people", "for_pipe", "logs"]
 
-LINES: Final = 200  # records that are shown unless somebody says how many
+LINES: Final = 200  # records that are shown by default
 MOST: Final = 100_000  # with --since, which bounds them by time
 SPAN: Final = re.compile(
     r"(?=\d)(?:(\d{1,4})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9})s)?"
@@ -51,7 +51,7 @@ _BARE: Final = re.compile(r"[\w.:/+-]{1,200}")
 
 
 class LevelName(StrEnum):
-    """The levels of the contract, as an option's values."""
+    """The values of ``--level``."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -99,7 +99,7 @@ async def logs(
 
 
 def _moment(since: str) -> datetime | None:
-    """Read ``10m`` or ``1h30m``, back from now, or a time as records have it."""
+    """Read ``10m`` or ``1h30m`` before now, or a timestamp as records have it."""
     if not since:
         return None
     if found := SPAN.fullmatch(since):
@@ -115,7 +115,7 @@ def _moment(since: str) -> datetime | None:
 async def _read(
     console: Console, project: str, lines: int, wanted: Filter
 ) -> list[LogEntry]:
-    """Read backwards until there are enough that are wanted, or the list begins."""
+    """Read backwards until enough records pass the filter, or the list begins."""
     found: list[LogEntry] = []
     before = ""
     while len(found) < lines:
@@ -131,7 +131,7 @@ async def _read(
 async def _refuse_unknown(
     invocation: Invocation, console: Console, project: str
 ) -> None:
-    """End the command if the project has left no other key, either."""
+    """End the command if the project has no other key either."""
     try:
         known = await console.status(project) is not None
     except ContractError:
@@ -152,7 +152,7 @@ async def _follow(
     wanted: Filter,
     printer: _Printer,
 ) -> None:
-    """Print what comes until a signal; an outage is told and waited out."""
+    """Print records as they come; an outage is reported and waited out."""
     if not await console.logs(project, 1):
         invocation.hint("waiting_records", project=project)
         await hint_likely(invocation, console, project)
@@ -164,7 +164,7 @@ async def _follow(
 
 
 async def _watch_outages(invocation: Invocation, project: str) -> None:
-    """Say when Redis goes away and when it is back: following waits in silence."""
+    """Report when Redis goes away and comes back: following waits in silence."""
     outage: RedisUnavailableError | None = None
     async with invocation.console() as console:
         while True:
@@ -184,7 +184,7 @@ async def _watch_outages(invocation: Invocation, project: str) -> None:
 
 
 class _Printer:
-    """Writes records in the way that the reader can use."""
+    """Writes records for a terminal, for a pipe, or as JSON."""
 
     def __init__(self, invocation: Invocation) -> None:
         self._invocation = invocation
@@ -213,12 +213,12 @@ class Filter:
     since: datetime | None = None  # a record without a time counts as new
 
     def is_old(self, entry: LogEntry) -> bool:
-        """Tell whether a record is from before ``since``."""
+        """Whether a record is from before ``since``."""
         moment = parse_timestamp(entry.timestamp) if self.since else None
         return moment is not None and self.since is not None and moment < self.since
 
     def wants(self, entry: LogEntry) -> bool:
-        """Tell whether a record is wanted."""
+        """Whether a record passes the filter."""
         if entry.is_gap:
             return True
         if entry.level.rank < self.level.rank or self.is_old(entry):
@@ -230,7 +230,7 @@ class Filter:
 
 
 def for_people(entry: LogEntry) -> tuple[list[Cell], bool]:
-    """Write a record for a terminal; and tell whether something had to be cut."""
+    """Format a record for a terminal; the flag says whether something was cut."""
     level = entry.level.value.ljust(LEVEL_COLUMNS)
     pairs = " ".join(f"{key}={_plain(value)}" for key, value in _told_metadata(entry))
     message = cut_text(entry.message, LONGEST_MESSAGE)
@@ -249,13 +249,13 @@ def for_people(entry: LogEntry) -> tuple[list[Cell], bool]:
 
 
 def for_pipe(entry: LogEntry) -> list[Cell]:
-    """Write a record for a pipe: time, level, message and metadata, nothing cut."""
+    """Format a record for a pipe: time, level, message and metadata, nothing cut."""
     metadata = json_text(entry.metadata) if entry.metadata else ""
     return [entry.timestamp or "-", entry.level.value, entry.message, metadata]
 
 
 def _told_metadata(entry: LogEntry) -> list[tuple[str, Any]]:
-    """Choose what people want to see: of an outcome its result alone."""
+    """Choose the metadata for people: of an outcome its result alone."""
     outcome = entry.outcome
     if outcome is None:
         return [item for item in entry.metadata.items() if item[0] not in UNTOLD]

@@ -1,4 +1,4 @@
-"""``bls-agent projects``, ``status``, ``top`` and ``forget``: how projects are."""
+"""``bls-agent projects``, ``status``, ``top`` and ``forget``."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def status(
 
 
 async def _instances(console: Console, project: str) -> dict[str, Status]:
-    """Read the replicas; none where that is refused, or where the key is another's."""
+    """Read the replicas; none where that is refused, or the key is not ours."""
     try:
         return await console.instances(project)
     except (ConfigurationError, ContractError, RedisRefusedError):
@@ -156,7 +156,7 @@ def _status_rows(
 
 
 async def _print_changes(invocation: Invocation, fleet: Fleet, project: str) -> None:
-    """Print each change until a signal; outages are told and waited out."""
+    """Print each change until a signal; outages are reported and waited out."""
     told: tuple[object, ...] | None = None
     backoff = Backoff()
     away = False
@@ -199,7 +199,7 @@ async def top(
     invocation: Invocation,
     once: Annotated[bool, Option("--once", help="opt_once")] = False,
 ) -> Exit:
-    """Show the fleet until q or Ctrl-C; once where nobody looks on."""
+    """Show the fleet until q or Ctrl-C; once if the output is no terminal."""
     texts, people = invocation.texts, invocation.out.terminal
 
     def cells(view: ProjectView) -> Mapping[str, Cell]:
@@ -243,12 +243,12 @@ async def _show_live(
 
 
 def arrange(views: Iterable[ProjectView]) -> list[ProjectView]:
-    """Put the worst first."""
+    """Sort the worst first."""
     return sorted(views, key=lambda v: (v.condition.place, -v.errors, v.project))
 
 
 def summary(views: Sequence[ProjectView], texts: Texts) -> str:
-    """Count the projects by how they are, in one line."""
+    """Count the projects by condition, in one line."""
     bad = sum(view.condition in ALARMS for view in views)
     silent = sum(view.status is None for view in views)
     return texts["top_summary"].format(count=len(views), bad=bad, silent=silent)
@@ -277,17 +277,17 @@ def project_cells(
 
 
 def exists(view: ProjectView) -> bool:
-    """Tell whether there is any key of the project."""
+    """Whether there is any key of the project."""
     return view.presence is not Presence.NEVER or view.queue != 0
 
 
 def is_healthy(view: ProjectView) -> bool:
-    """Tell whether its status is 在线, or 离线 as its last word."""
+    """Whether its status is 在线, or 离线 after a normal end."""
     return view.status in WELL
 
 
 def _shown_status(view: ProjectView, texts: Texts, *, meaning_too: bool = True) -> Cell:
-    """Give the status in words: also that there is none, or that it is none of the four."""
+    """Describe the status, a missing or unknown one as well."""
     if view.status is None and view.status_text:
         return texts["status_bad"].format(value=view.status_text), "bold red"
     if view.status is None:
@@ -296,7 +296,7 @@ def _shown_status(view: ProjectView, texts: Texts, *, meaning_too: bool = True) 
 
 
 def freshness(view: ProjectView, texts: Texts) -> str:
-    """Say whether the status can be believed."""
+    """Say how far the status can be believed."""
     if not exists(view):
         return texts["presence_absent"]
     values = {"age": span(view.age), "ttl": span(view.ttl)}
@@ -307,7 +307,7 @@ def freshness(view: ProjectView, texts: Texts) -> str:
 
 
 def describe_view(view: ProjectView, **more: object) -> dict[str, Any]:
-    """Describe a project for programs; seconds, ``null`` for what is not known."""
+    """Describe a project for programs; times in seconds, ``null`` where unknown."""
     told: Mapping[str, Any] = {
         "projectName": view.project,
         "status": view.status,
@@ -340,7 +340,7 @@ async def forget(
     project: ProjectArgument,
     force: Annotated[bool, Option("--force", help="opt_forget_force")] = False,
 ) -> Exit:
-    """Delete every key of a project: status, log, waiting commands, and our own keys."""
+    """Delete every key of a project: status, log, waiting commands, and our own."""
     project = normalise(invocation, project)
     async with invocation.console() as console:
         with invocation.waiting("waiting_redis"):

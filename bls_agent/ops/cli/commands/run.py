@@ -1,4 +1,4 @@
-"""``bls-agent run`` and ``demo``: programs that go on until a signal."""
+"""``bls-agent run`` and ``demo``: programs that run until a signal."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def _make(found: ProjectAgent | Callable[[], Any], target: str) -> Project
 
 
 class _Announcement:
-    """Says on standard error when the first status has been written."""
+    """Reports on standard error when the first status has been written."""
 
     def __init__(self, invocation: Invocation, agent: ProjectAgent) -> None:
         self._invocation = invocation
@@ -84,13 +84,13 @@ class _Announcement:
 
     def started(self, value: None = None) -> None:  # noqa: ARG002 - anyio's protocol
         stats = self._agent.stats()
-        if stats.status_writes:  # else it was ended before it could say anything
+        if stats.status_writes:  # else it ended before its first status
             self._invocation.hint("online", project=self._agent.project)
 
 
 @dataclass(frozen=True)
 class Target:
-    """What ``run`` is asked to run."""
+    """The argument of ``run``."""
 
     module: str
     path: str  # the attribute in it, with dots for one of one
@@ -98,7 +98,7 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """Read ``module:agent``, ``module:make()`` or ``module``, which means its ``agent``."""
+    """Read ``module:agent``, ``module:make()``, or ``module`` for its ``agent``."""
     found = _TARGET.fullmatch(text.strip())
     if found is None or found["module"].endswith(".py"):
         raise Failure("bad_target", Exit.USAGE, hint="hint_target", target=text)
@@ -106,7 +106,7 @@ def parse_target(text: str) -> Target:
 
 
 def _load_agent(text: str, directory: Path) -> ProjectAgent | Callable[[], Any]:
-    """Import what a target names; a factory is given back and not called yet.
+    """Import a target; a factory is returned without being called.
 
     Modules are looked for in the user's directory first.
     """
@@ -166,7 +166,7 @@ def _checked(found: Any, target: Target) -> ProjectAgent | Callable[[], Any]:
 
 
 def _own_failure(error: BaseException, name: str) -> Failure:
-    """Make the failure of a command in which the user's own code has failed."""
+    """Make the failure of a command whose cause is the user's own code."""
     trimmed = error.with_traceback(_from_user_code(error.__traceback__))
     failure = Failure("own_code_failed", Exit.FAILED, name=name)
     failure.details = redact_traceback(trimmed)
@@ -174,7 +174,7 @@ def _own_failure(error: BaseException, name: str) -> Failure:
 
 
 def _from_user_code(trace: TracebackType | None) -> TracebackType | None:
-    """Leave out how the user's code came to be run."""
+    """Drop the frames above the user's code from a traceback."""
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     return trace
@@ -191,7 +191,7 @@ def demo(
     serve: Annotated[bool, Option("--serve", help="opt_serve")] = False,
     console: Annotated[bool, Option("--console", help="opt_demo_console")] = False,
 ) -> Exit:
-    """Tell the story of ``python -m bls_agent.demo``."""
+    """Run ``python -m bls_agent.demo``."""
     from bls_agent.demo import main
 
     if invocation.json:

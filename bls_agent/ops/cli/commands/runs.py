@@ -1,4 +1,4 @@
-"""``bls-agent runs``: which runs there are, and what happens in one of them."""
+"""``bls-agent runs``: list runs, and follow the events of one."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ async def _show_live(invocation: Invocation, store: EventStore, limit: int) -> N
 
 
 def is_well(run: RunSummary) -> bool:
-    """Tell whether its writer lives, or has ended it."""
+    """Whether its writer lives, or has ended it."""
     return run.state is not RunState.LOST
 
 
@@ -207,12 +207,11 @@ def _stamp(at: float | None) -> str:
 
 
 def _describe_run(run: RunSummary, **more: object) -> dict[str, Any]:
-    """Describe a run for programs."""
     return {**run.to_dict(), "healthy": is_well(run), **more}
 
 
 def count_runs(found: RunList, texts: Texts) -> str:
-    """Count the runs by how they stand, in one line."""
+    """Count the runs by state, in one line."""
     states = [run.state for run in found]
     told = texts["runs_summary"].format(
         count=found.total,
@@ -225,7 +224,7 @@ def count_runs(found: RunList, texts: Texts) -> str:
 
 
 def _say_left_out(left_out: Iterable[tuple[str, int]], texts: Texts) -> str:
-    """Say what has the key of a run and is none, in one line."""
+    """Report in one line the keys that look like runs and are none."""
     return ", ".join(
         texts[f"runs_left_out_{why}"].format(count=count) for why, count in left_out
     )
@@ -250,7 +249,7 @@ async def follow(
         except RedisRefusedError:
             raise
         except RedisUnavailableError as error:
-            if begin == "now":  # nobody knows where that is
+            if begin == "now":  # only Redis knows where that is
                 raise
             outage = error
             invocation.tell_outage(outage)
@@ -265,7 +264,7 @@ async def _print_run(
     *,
     raw: bool,
 ) -> None:
-    """Print what comes; an outage and its end are told once."""
+    """Print events as they come; an outage and its end are reported once."""
     printer = _Printer(invocation, raw=raw)
     while True:
         found = await follower.batch(LOOK)
@@ -283,7 +282,7 @@ async def _print_run(
 
 
 class _Printer:
-    """Writes what happens in the way that the reader can use."""
+    """Writes events for a terminal, for a pipe, or as JSON."""
 
     def __init__(self, invocation: Invocation, *, raw: bool) -> None:
         self._invocation = invocation
@@ -308,7 +307,7 @@ class _Printer:
             out.fields(*for_pipe(one))
 
     def _continue_text(self, event: StreamEvent, text: str) -> None:
-        """Go on with a source's text, or begin it below a line that names the source."""
+        """Append to a source's text, or begin it below a line that names the source."""
         out = self._invocation.out
         source = tuple(sorted((event.source or {}).items()))
         if self._source != source:
@@ -320,14 +319,13 @@ class _Printer:
             self._fresh = text.endswith("\n")
 
     def end_line(self) -> None:
-        """End the line of a streamed text."""
         if not self._fresh:
             self._invocation.out.draw("\n")
         self._source, self._fresh = None, True
 
 
 def text_of(event: StreamEvent) -> str | None:
-    """Give the text that a language model has streamed; ``None`` for any other event."""
+    """Give the text that a language model streamed; ``None`` for other events."""
     if event.name != "llm.stream":
         return None
     told = (event.data.get(name) for name in TEXT_FIELDS)
@@ -335,14 +333,13 @@ def text_of(event: StreamEvent) -> str | None:
 
 
 def _source_of(event: StreamEvent) -> str:
-    """Name the source of an event, in one word."""
     source = event.source or {}
     names = ("agent_name", "agent_id", "agent_type", "team_name")
     return next((source[name] for name in names if source.get(name)), "")
 
 
 def for_people(one: Followed, texts: Texts, *, data: bool = True) -> list[Cell]:
-    """Write what a follower was given as one line for a terminal."""
+    """Format an item of a follower as one line for a terminal."""
     if isinstance(one, StreamEvent):
         return _event_line(one, data=data)
     if isinstance(one, Gap):
@@ -372,7 +369,7 @@ def _event_line(event: StreamEvent, *, data: bool) -> list[Cell]:
 
 
 def for_pipe(one: Followed) -> list[Cell]:
-    """Write it for a pipe: id, time, number, source, name, data; nothing cut."""
+    """Format it for a pipe: id, time, number, source, name, data; nothing cut."""
     if isinstance(one, StreamEvent):
         number = str(one.sequence)
         told = json_text(one.data)

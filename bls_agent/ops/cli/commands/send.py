@@ -1,4 +1,4 @@
-"""``bls-agent send``, ``call``, ``wait``, ``queue`` and ``withdraw``: commands on their way."""
+"""``bls-agent send``, ``call``, ``wait``, ``queue`` and ``withdraw``."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ __all__ = [
     "withdraw",
 ]
 
-SOURCE: Final = "bls-agent cli"  # what a command says of where it comes from
+SOURCE: Final = "bls-agent cli"  # the `source` of a command
 LONGEST_FILE: Final = 64 * 1024 * 1024
-NEWEST: Final = 10_000  # records in which an outcome is looked for that is there
+NEWEST: Final = 10_000  # records that are searched for an outcome
 WORD: Final = re.compile(r"[\w.-]+")  # what no shell takes for more
 FRAME: Final = re.compile(r'  File ".*?([/\\]bls_agent[/\\][^"]*)?", line ')
 # The fields of a command that waits, and of its JSON.
@@ -84,7 +84,7 @@ async def send(
     record: _RecordOption = False,
     force: ForceOption = False,
 ) -> Exit:
-    """Send and go: nobody waits for the outcome."""
+    """Send a command and end without waiting for its outcome."""
     args = _gather_args(arg or (), json_args, args_file, string or ())
     project = normalise(invocation, project)
     async with invocation.console() as console:
@@ -100,7 +100,7 @@ async def send(
                     record=record,
                     source=SOURCE,
                 )
-            with suppress(BlsError):  # it is sent, and nobody may know more
+            with suppress(BlsError):  # the command is sent all the same
                 if await console.status(project) in (None, Status.OFFLINE):
                     invocation.hint("sent_offline", project=project)
     told = {"projectName": project, "id": sent.id, "command": name, "args": sent.args}
@@ -115,10 +115,10 @@ def _gather_args(
     file: str = "",
     strings: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Put a command's arguments together: the file, then the object, then the pairs.
+    """Merge a command's arguments: the file, then the object, then the pairs.
 
-    A value of ``name=value`` is JSON if it can be read as JSON, else it is text; text
-    that looks like JSON is given among ``strings``, which are never read as JSON.
+    A value of ``name=value`` is JSON if it parses as JSON, else text; ``strings`` are
+    never read as JSON.
     """
     found: dict[str, Any] = {}
     if file:
@@ -171,7 +171,7 @@ def _read_file(name: str) -> bytes:
 
 @asynccontextmanager
 async def refusing_unseen(console: Console) -> AsyncGenerator[None]:
-    """End the command where there is no project of that name, and name likely ones."""
+    """End the command if the project does not exist, and suggest similar names."""
     try:
         yield
     except UnknownProjectError as error:
@@ -228,7 +228,7 @@ async def call(
 def no_outcome(
     invocation: Invocation, project: str, error: NoOutcomeError, waited: float
 ) -> Failure:
-    """Make the failure of a command that has waited in vain; says how to wait longer."""
+    """Make the failure of a command without outcome; hints at a longer wait."""
     since = invocation.say("since", time=error.since) if error.since else ""
     return Failure(
         f"no_outcome_{error.state}" if error.state else "no_outcome",
@@ -242,7 +242,7 @@ def no_outcome(
 
 @contextmanager
 def _interrupted(invocation: Invocation) -> Generator[None]:
-    """Tell a user who interrupts the waiting that the command is not taken back."""
+    """Say, when the user interrupts the waiting, that the command is not taken back."""
     try:
         yield
     except anyio.get_cancelled_exc_class():
@@ -271,7 +271,7 @@ async def _call_all(
 
 
 def _hint_text(invocation: Invocation, args: dict[str, Any], outcome: Outcome) -> None:
-    """Say how a text is sent that looks like a number, where one was expected."""
+    """Explain how to send digits as text, where the agent refused a number."""
     fields = outcome.error.get("fields")
     wrongs = cast("dict[str, Any]", fields) if isinstance(fields, dict) else {}
     for name, wrong in wrongs.items():
@@ -282,7 +282,7 @@ def _hint_text(invocation: Invocation, args: dict[str, Any], outcome: Outcome) -
 
 
 def show_outcome(invocation: Invocation, outcome: Outcome, instance: str = "") -> None:
-    """Write one outcome: kind, time and what came of it."""
+    """Write one outcome: kind, time, and result or error."""
     told: dict[str, Any] = {"instance": instance} if instance else {}
     told |= outcome.metadata
     what = outcome.result if outcome.succeeded else outcome.error
@@ -307,7 +307,7 @@ def show_outcome(invocation: Invocation, outcome: Outcome, instance: str = "") -
 
 
 def _show_failure(invocation: Invocation, error: Mapping[str, Any]) -> None:
-    """Write message and traceback in lines, then what else the agent tells."""
+    """Write message and traceback in lines, then the other metadata."""
     out = invocation.out
     out.paragraph(f"{error.get('type', '')}: {error['message']}".removeprefix(": "))
     for name, told in error.items():
@@ -319,7 +319,7 @@ def _show_failure(invocation: Invocation, error: Mapping[str, Any]) -> None:
 
 
 def _folded(trace: str, text: str) -> Generator[str]:
-    """Give a traceback without the frames of this package; each gap is counted."""
+    """Drop the frames of this package from a traceback; each gap is counted."""
     left_out = 0
     ours = False
     for line in trace.splitlines():
@@ -381,7 +381,6 @@ async def queue(
 
 
 def _describe(one: Command, console: Console) -> dict[str, Any]:
-    """Give the fields of a command that waits, without the secrets in its arguments."""
     return {
         "id": one.id,
         "timestamp": one.timestamp,

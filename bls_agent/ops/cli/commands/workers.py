@@ -1,4 +1,4 @@
-"""``bls-agent workers``: whose heartbeats are there, and whether they can be believed."""
+"""``bls-agent workers``: the workers that have a heartbeat, and how fresh it is."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ STYLES: Final = {
     WorkerStatus.STOPPED: "dim",
     WorkerStatus.ERROR: "bold red",
 }
-LONGEST: Final = 200  # bytes of what else a worker says, at a terminal
+LONGEST: Final = 200  # bytes of a worker's other fields, at a terminal
 _END: Final = "_heartbeat"
 # Shown beside it, or of use to programs alone.
 _TOLD: Final = frozenset(
@@ -106,7 +106,7 @@ async def workers(
 
 
 def _row_of(word: str) -> str | None:
-    """Find the kind that is meant: exactly one."""
+    """Find the one kind that a word means, or fail."""
     rows = find_kinds(word)
     if not word or len(rows) == 1:
         return rows[0] if rows else None
@@ -131,7 +131,7 @@ def find_kinds(word: str) -> list[str]:
 async def _print_changes(
     invocation: Invocation, registry: WorkerRegistry, row: str | None
 ) -> None:
-    """Print each change until a signal; outages are told and waited out."""
+    """Print each change until a signal; outages are reported and waited out."""
     texts, people = invocation.texts, invocation.out.terminal
     async for change in registry.watch(row):
         worker, what = change.worker, change.what
@@ -166,7 +166,7 @@ async def _show_live(
     )
 
     async def follow(redraw: Callable[[], None]) -> None:
-        """Drawn is once a second, and when Redis goes away."""
+        """Draw once a second, and when Redis goes away."""
         try:
             await registry.alive(row)  # where there is no worker, a watch gives nothing
             table.known = True
@@ -188,7 +188,7 @@ async def _show_live(
 
 
 def _status_of(worker: Worker) -> WorkerStatus | None:
-    """Give what it says of itself, if that is one of the contract's words."""
+    """Give the worker's own status, if it is one of the contract's words."""
     if worker.heartbeat is not None:
         return worker.heartbeat.status
     said = worker.raw.get("status")
@@ -199,7 +199,7 @@ def _status_of(worker: Worker) -> WorkerStatus | None:
 
 
 def is_well(worker: Worker) -> bool:
-    """Tell whether it can be believed, and does not say that it is in error."""
+    """Whether the heartbeat is fresh and does not report an error."""
     in_error = _status_of(worker) is WorkerStatus.ERROR
     return not (worker.problem or worker.stale or in_error)
 
@@ -213,12 +213,12 @@ def _place(worker: Worker) -> int:
 
 
 def arrange_workers(workers: Iterable[Worker]) -> list[Worker]:
-    """Put the worst first."""
+    """Sort the worst first."""
     return sorted(workers, key=lambda one: (_place(one), one.kind, one.id))
 
 
 def count_workers(workers: Sequence[Worker], texts: Texts) -> str:
-    """Count the workers by how they are, in one line."""
+    """Count the workers by condition, in one line."""
     places = [_place(worker) for worker in workers]
     bad, stale = sum(place < 2 for place in places), places.count(2)  # noqa: PLR2004 - as above
     return texts["workers_summary"].format(count=len(places), bad=bad, stale=stale)
@@ -227,7 +227,7 @@ def count_workers(workers: Sequence[Worker], texts: Texts) -> str:
 def worker_cells(
     worker: Worker, texts: Texts, *, people: bool = True, later: float = 0.0
 ) -> Mapping[str, Cell]:
-    """Give the fields of a worker that was seen so many seconds ago.
+    """Give the fields of a worker that was seen that many seconds ago.
 
     For people they are in words, and cut.
     """
@@ -278,7 +278,7 @@ def _short(value: object) -> str:
 
 
 def describe_worker(worker: Worker, **more: object) -> dict[str, Any]:
-    """Describe a worker for programs; seconds, ``null`` for what is not known."""
+    """Describe a worker for programs; times in seconds, ``null`` where unknown."""
     told = {
         "kind": worker.kind,
         "id": worker.id,

@@ -1,3 +1,3 @@
-"""What the doctor holds against each contract, one module for each."""
+"""The rules about each contract, one module for each."""
 
 from __future__ import annotations

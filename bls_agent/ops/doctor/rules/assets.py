@@ -1,4 +1,4 @@
-"""What a doctor holds against the asset library (contract 000)."""
+"""The rules about the asset library (contract 000)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DESCRIPTION: Final = 100  # characters in the index
 STUCK: Final = 3_600.0  # seconds since the last complete sync
 CHANGES: Final = 1_000
 DIGITS: Final = 20  # of a number of 64 bit
-ASKED: Final = 20  # members of which the other side is looked at
+ASKED: Final = 20  # members whose other side is checked
 
 _VERSION: Final = re.compile(
     rb"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?"
@@ -175,7 +175,7 @@ def _gone_entries(sample: Sample) -> Values | None:
 
 
 def _odd_entries(sample: Sample) -> Values | None:
-    """Find entries that are no JSON object with the five fields, under its own id."""
+    """Find entries that are no JSON object with the five fields and their own id."""
     found = [
         asset
         for asset, payload in sample.pairs.items()
@@ -235,9 +235,9 @@ def _ask_syncer(sample: Sample) -> list[Question]:
 
 
 def _stuck(sample: Sample) -> Values | None:
-    """Find a synchronisation that nobody does any more.
+    """Find a synchronisation that no process runs any more.
 
-    One of this package holds a lease; of another program the time is a hint at least.
+    One of this package holds a lease; for other programs its age is a hint at least.
     """
     alive = sample.answers.get(_ALIVE)
     if sample.pairs.get(b"sync_status") != b"syncing" or alive:

@@ -1,4 +1,4 @@
-"""What a doctor holds against the queues and filters of crawlers (contract 004)."""
+"""The rules about the crawl queue (contract 004): queues and filters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bls_agent.ops.doctor.rule import (
 
 __all__ = ["RULES"]
 
-ASKED: Final = 20  # members of which the other side is looked at
+ASKED: Final = 20  # members whose other side is checked
 OVERDUE: Final = 300.0  # seconds; a worker that takes requests brings them back sooner
 DIGITS: Final = 3  # of a count of retries; how many are allowed is the queue's option
 
@@ -82,7 +82,7 @@ def _is_there(sample: Sample, member: bytes) -> Question:
 
 
 def _queue_of(sample: Sample) -> str:
-    """Name the sorted set in which every member of a hash stands, too."""
+    """Name the sorted set that has every member of a hash as well."""
     if sample.row in BODIES:
         return _beside(sample, BODIES[sample.row])
     fields = KEYS["crawl_requests"].parse(key_beside(sample.fields["place"]))
@@ -107,7 +107,6 @@ def _without_request(sample: Sample) -> Values | None:
 
 
 def _among(values: Values | None, sample: Sample) -> Values | None:
-    """Say how many were looked at."""
     if values is None:
         return None
     looked = len(sample.items) or len(sample.pairs)

@@ -13,7 +13,7 @@ __all__ = ["FAR", "GENERIC_RULES", "TTL_ADVISED", "TTL_OPEN"]
 
 FAR: Final = 10  # times the row's TTL
 
-# The contract advises a TTL, or sets it late: rules of their rooms look closer.
+# The contract advises a TTL, or sets it late: the contract's own rules look closer.
 TTL_ADVISED: Final = frozenset({"project_status", "run_events"})
 # Their TTL is left open, or ours and not the same at any time.
 TTL_OPEN: Final = frozenset(
@@ -23,9 +23,9 @@ TTL_OPEN: Final = frozenset(
         "crawl_failed_retries", "crawl_filter_fingerprint", "crawl_item_fingerprint",
     }
 )  # fmt: skip
-# Only a default; whoever caches says how long.
+# Only a default; the caller of the cache sets the TTL.
 TTL_DEFAULT: Final = frozenset({"func_cache"})
-# What expires here is lost, and nobody is told.
+# A key that expires here is data lost without notice.
 _LOST: Final = frozenset({"inflight", "inflight_lists", "dead_letters"})
 
 _SECTIONS: Final = {

@@ -1,4 +1,4 @@
-"""What a doctor holds against a project's keys (contract 002), and against ours beside them."""
+"""The rules about a project's keys (contract 002), and about ours beside them."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _ask_for_tidied(sample: Sample) -> list[Question]:
 
 
 def _untidy_name(sample: Sample) -> Values | None:
-    """Find a name that looks like another one that is in use; broken ones are told."""
+    """Find a name that looks like another one in use, and breaks no rule itself."""
     if not _ask_for_tidied(sample) or name_fault(sample.fields["project"]):
         return None
     question = _tidied(sample)
@@ -143,7 +143,7 @@ def _never_ends(sample: Sample) -> Values | None:
 
 
 def _is_no_object(item: bytes) -> bool:
-    """Tell text that is no JSON object; what is too long to be parsed counts as one."""
+    """Whether text is no JSON object; text too long to be parsed counts as one."""
     if len(item) > SIZE_LIMIT or is_no_text(item):
         return False
     return read_object(item) is None
@@ -156,7 +156,7 @@ def _no_objects(sample: Sample) -> Values | None:
 
 
 def _too_long(sample: Sample) -> Values | None:
-    """Find messages beyond the contract's 64 KB, read or only weighed."""
+    """Find messages beyond the contract's 64 KB, by size or by average weight."""
     longest = max(map(len, sample.items), default=0)
     longest = max(longest, int(sample.mean_bytes) if not sample.items else 0)
     return {"bytes": f"{longest:,}"} if longest > SIZE_LIMIT else None
@@ -204,10 +204,10 @@ def _roster_of(sample: Sample) -> Question:
 
 
 def _two_agents(sample: Sample) -> Values | None:
-    """Find two processes that write in turn and share no roster.
+    """Find two processes that write in turn and have no list of replicas.
 
     A successor's records come after its predecessor's; where A's come after B's after
-    A's, both live. If it is known who is connected, both must be.
+    A's, both live. If CLIENT LIST is known, both must be connected.
     """
     if sample.answers.get(_roster_of(sample)) != 0:
         return None
@@ -228,7 +228,7 @@ def _ask_roster(sample: Sample) -> list[Question]:
 
 
 def _writers(sample: Sample) -> list[str]:
-    """Give the instances that wrote the newest records, each run of one once."""
+    """Give the instances of the newest records in order, without repeats in a row."""
     order = [""]
     for record in sample.objects[sample.oldest :]:
         name = "" if record is None else _writer_of(record)
@@ -238,7 +238,6 @@ def _writers(sample: Sample) -> list[str]:
 
 
 def _writer_of(record: JSONObject) -> str:
-    """Give the instance of a record id, ``""`` for a record without one."""
     metadata: JSONValue = record.get("metadata")
     agent = metadata.get("agent") if isinstance(metadata, dict) else None
     if not isinstance(agent, str):
@@ -267,7 +266,7 @@ def _lacks_source(command: JSONObject) -> bool:
 
 
 def _repeated(sample: Sample) -> Values | None:
-    """Find ids that stand twice among those that were read."""
+    """Find ids that occur twice in what was read."""
     numbers = Counter(str(one["id"]) for one in sample.records if one.get("id"))
     twice = [number for number, count in numbers.items() if count > 1]
     return {"count": str(len(twice)), "shown": show(twice[0])} if twice else None
@@ -286,7 +285,7 @@ def _log_of(sample: Sample) -> Question:
 
 
 def _ask_whether_used(sample: Sample) -> list[Question]:
-    """Ask of a list whose oldest command is old, or does not say how old it is."""
+    """Ask about a list whose oldest command is old or has no time."""
     first = sample.objects[0] if sample.objects else None
     if _age(sample) > OLD or _lacks_time(first or {}):
         return [_status_of(sample), _log_of(sample)]
@@ -294,14 +293,14 @@ def _ask_whether_used(sample: Sample) -> list[Question]:
 
 
 def _age(sample: Sample) -> float:
-    """Give the seconds for which the oldest command has waited; 0 if it does not say."""
+    """Give the seconds for which the oldest command has waited; 0 if it has no time."""
     oldest = sample.objects[0] if sample.objects else None
     moment = parse_timestamp((oldest or {}).get("timestamp"))
     return 0.0 if moment is None else sample.now - moment.timestamp()
 
 
 def _is_alive(sample: Sample) -> bool:
-    """Tell whether the project has a status, and not the one of a normal end."""
+    """Whether the project has a status, and not the one of a normal end."""
     told = sample.answers.get(_status_of(sample))
     return told is not None and told != Status.OFFLINE.value.encode()
 

@@ -1,4 +1,4 @@
-"""What a doctor holds against the events of a run (contract 003), and against our books of it."""
+"""The rules about run events (contract 003), and about our metadata of a run."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _text(payload: bytes) -> str:
 
 
 def _sequences(sample: Sample) -> list[int]:
-    """Give the sequence numbers, oldest first, as far as they are numbers."""
+    """Give the sequence numbers, oldest first; other values are left out."""
     written = [event.get(b"sequence", b"") for _, event in reversed(sample.entries)]
     return [int(one) for one in written if _is_number(one)]
 
@@ -109,7 +109,7 @@ def _repeated(sample: Sample) -> Values | None:
 
 
 def _holes(sample: Sample) -> Values | None:
-    """Find what is missing; where sequences go back nobody can tell."""
+    """Find missing numbers; where sequences go back that cannot be decided."""
     numbers = _sequences(sample)
     if _repeated(sample):
         return None
@@ -156,7 +156,7 @@ def _not_closed(sample: Sample) -> Values | None:
 
 
 def _behind_close(sample: Sample) -> Values | None:
-    """Find events that no follower gets: each has left with the close before."""
+    """Find events after the close: followers have left by then."""
     for behind, (number, event) in enumerate(sample.entries):
         if _closes(event):
             return {"count": str(behind), "shown": show(number)} if behind else None
@@ -164,7 +164,7 @@ def _behind_close(sample: Sample) -> Values | None:
 
 
 def _ahead(sample: Sample) -> Values | None:
-    """Find ids of the future: new events get them, too, and tell no time any more."""
+    """Find ids in the future: new events continue them, and their ids are no times."""
     if not sample.entries:
         return None
     number = sample.entries[0][0]
@@ -208,14 +208,13 @@ def _too_heavy(sample: Sample) -> Values | None:
 
 
 def _keys(sample: Sample) -> RunKeys | None:
-    """Give the keys of the run that the books are of."""
     beside = key_beside(sample.fields.get("place", ""))
     run_id = run_id_of(beside.encode("utf-8", "surrogateescape"))
     return None if run_id is None else RunKeys(run_id)
 
 
 def _ask_of_writer(sample: Sample) -> list[Question]:
-    """Ask whether its writer lives, and what it wrote last."""
+    """Ask whether the writer lives, and what it wrote last."""
     keys = _keys(sample)
     if keys is None:
         return []
@@ -248,7 +247,7 @@ def _last_event(keys: RunKeys, sample: Sample) -> StreamEvent | None:
 
 
 def _gone(sample: Sample) -> Values | None:
-    """Find books without a run; a living writer that has written nothing has some."""
+    """Find metadata without events; a living writer has it before its first event."""
     keys = _keys(sample)
     if keys is None or sample.answers.get(_last_of(keys)) != []:
         return None
@@ -258,7 +257,7 @@ def _gone(sample: Sample) -> Values | None:
 
 
 def _odd_books(sample: Sample) -> Values | None:
-    """Find what the script that counts could not read."""
+    """Find metadata that the script could not parse."""
     sequence, last = sample.pairs.get(b"sequence"), sample.pairs.get(b"id")
     if sequence is not None and not _is_count(sequence):
         return {"field": "sequence", "shown": show(sequence)}

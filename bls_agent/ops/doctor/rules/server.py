@@ -1,4 +1,4 @@
-"""Rules about the server itself: pure functions of what it said of itself."""
+"""The rules about the server itself: pure functions of its facts."""
 
 from __future__ import annotations
 
@@ -20,29 +20,21 @@ BULK: Final = 2 * 1024 * 1024  # bytes: a command of 1 MiB, escaped
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What one server says of itself.
+    """What one server reports of itself."""
 
-    Attributes:
-        address: Where it is, without credentials.
-        info: INFO, all sections in one; empty where that is refused.
-        config: CONFIG GET of what matters; empty where that is refused.
-        rtt: Seconds for an answer, the median of several.
-        offset: Seconds by which its clock is ahead of ours.
-        refused: What could not be looked at: command → why.
-        whole: Whether all of a cluster is looked at, if it is a node of one.
-    """
-
-    address: str
+    address: str  # without credentials
+    # INFO, all sections in one; empty where refused.
     info: Mapping[str, str] = field(default_factory=dict[str, str])
+    # CONFIG GET; empty where refused.
     config: Mapping[str, str] = field(default_factory=dict[str, str])
-    rtt: float = 0.0
-    offset: float = 0.0
-    refused: Mapping[str, str] = field(default_factory=dict[str, str])
-    whole: bool = True
+    rtt: float = 0.0  # seconds, the median of several
+    offset: float = 0.0  # seconds by which its clock is ahead of ours
+    refused: Mapping[str, str] = field(default_factory=dict[str, str])  # command → why
+    whole: bool = True  # all nodes of its cluster are examined
 
     @property
     def family(self) -> str:
-        """``redis``, ``valkey``, or another name that it gives itself."""
+        """``redis``, ``valkey``, or another name in its INFO."""
         info = self.info
         if "valkey_version" in info or info.get("server_name") == "valkey":
             return "valkey"
@@ -53,12 +45,12 @@ class Facts:
 
     @property
     def version(self) -> str:
-        """Its version, of a Valkey its own."""
+        """Its version; for Valkey not that of the Redis it emulates."""
         return self.info.get("valkey_version") or self.info.get("redis_version", "")
 
     @property
     def speaks(self) -> tuple[int, ...]:
-        """The version of Redis whose commands it knows."""
+        """The version of Redis whose commands it implements."""
         return tuple(
             int(part)
             for part in self.info.get("redis_version", "").split(".")
@@ -66,7 +58,7 @@ class Facts:
         )
 
     def number(self, name: str) -> int:
-        """Give a number of INFO or CONFIG, 0 if it is not told."""
+        """Give a number of INFO or CONFIG, 0 if it is missing."""
         told = self.info.get(name) or self.config.get(name, "")
         return int(told) if told.isdecimal() else 0
 
@@ -118,7 +110,7 @@ def _other_clock(facts: Facts) -> Values | None:
 
 
 def _policy(facts: Facts) -> str:
-    """Give what is evicted when memory is full, ``""`` if there is no limit."""
+    """Give the eviction policy, ``""`` if memory has no limit."""
     if not facts.number("maxmemory"):
         return ""
     return facts.info.get("maxmemory_policy") or facts.config.get(

@@ -1,4 +1,4 @@
-"""The one table of the rules about keys: those of every row, and those of each room."""
+"""The table of the rules about keys: those of every row, and those of each contract."""
 
 from __future__ import annotations
 

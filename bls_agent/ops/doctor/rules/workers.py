@@ -1,4 +1,4 @@
-"""What a doctor holds against heartbeats, tasks and caches (contract 001)."""
+"""The rules about worker heartbeats, tasks and caches (contract 001)."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _other_id(sample: Sample) -> Values | None:
 
 
 def _not_the_key(found: JSONObject | None, name: str, sample: Sample) -> Values | None:
-    """Tell a value that speaks of something else than its key."""
+    """Find a value whose fields contradict its key."""
     expected = next(iter(sample.fields.values()), "")
     if found is None or name not in found or str(found[name]) == expected:
         return None
@@ -110,9 +110,9 @@ def _not_the_key(found: JSONObject | None, name: str, sample: Sample) -> Values 
 
 
 def _stale(sample: Sample) -> Values | None:
-    """Find who was not refreshed for half a TTL, and does not claim another one.
+    """Find heartbeats not refreshed for half a TTL that claim no other one.
 
-    Who gives a key less than the contract's TTL looks old all the time.
+    A worker that sets less than the contract's TTL looks old all the time.
     """
     beat, ttl = _heartbeat(sample) or {}, float(KEYS[sample.row].ttl or 0)
     if sample.ttl is None or sample.ttl > ttl * STALE:
@@ -180,7 +180,7 @@ def _other_task(sample: Sample) -> Values | None:
 
 
 def _odd_moment(found: JSONObject | None) -> Values | None:
-    """Tell a timestamp that is there and not to be understood on every machine."""
+    """Find a timestamp that cannot be read or has no time zone."""
     said = (found or {}).get("timestamp")
     if said is None or (parse_timestamp(said) is not None and not lacks_zone(said)):
         return None
@@ -193,7 +193,7 @@ def _odd_task_time(sample: Sample) -> Values | None:
 
 
 def _odd_dates(sample: Sample) -> Values | None:
-    """Find what is no date in a set of dates; a set without any is somebody else's."""
+    """Find members that are no dates; a set without any date is a foreign one."""
     odd = [item for item in sample.items if not read_days([item])[0]]
     return count_bad(odd, sample) if len(odd) < len(sample.items) else None
 

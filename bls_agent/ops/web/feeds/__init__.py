@@ -1,1 +1,1 @@
-"""What the console reads of Redis, once for any number of followers."""
+"""The console's reads of Redis, once for any number of followers."""

@@ -1,7 +1,7 @@
-"""Assets: one look at the library for any number of pages, and the card of an asset.
+"""Assets: one watch of the library for any number of pages, and the card of an asset.
 
-A card is language-independent. Its texts are fit to be shown
-(:func:`~bls_agent.ops.terminal.visible`); the page words and colours it.
+A card is language-independent. Its texts are safe to show
+(:func:`~bls_agent.ops.terminal.visible`); the page translates and colours it.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ _T = TypeVar("_T")
 def make_asset_card(one: AssetSummary) -> JSONObject:
     """Make the card of an asset.
 
-    ``key`` is what it is known by (its page is ``/assets/`` and this), ``state`` one of
-    ``STATES`` and ``kind`` its colour, ``problem`` what is wrong with the entry or ``""``.
+    ``key`` identifies it (its page is ``/assets/`` and this), ``state`` is one of
+    ``STATES`` and ``kind`` its colour, ``problem`` what is wrong with the entry or
+    ``""``.
     """
     known = one.category in CATEGORIES
     problem = "" if known else f"category: {one.category}"
@@ -101,12 +102,12 @@ def _card(asset_id: str, name: str, state: str, problem: str) -> JSONObject:
 def make_sync_sheet(
     state: SyncState, now: float, problems: Sequence[str] = ()
 ) -> JSONObject:
-    """Say how the last synchronisation stands at a moment, in seconds since 1970.
+    """Describe the last synchronisation at a moment, in seconds since 1970.
 
-    ``state`` is one of ``SYNC_STATES`` and ``kind`` its colour, ``said`` what stands there
-    where it is no status; ``age`` and ``time`` are those of the last complete one,
-    ``reason`` and ``faults`` those of one that failed, ``problems`` those of the library's
-    own keys.
+    ``state`` is one of ``SYNC_STATES`` and ``kind`` its colour, ``said`` the value of
+    the key where it is no status; ``age`` and ``time`` are those of the last complete
+    one, ``reason`` and ``faults`` those of one that failed, ``problems`` those of the
+    library's own keys.
     """
     status, at, report = state.sync_status, state.last_sync_time, state.report
     if state.is_interrupted:
@@ -132,7 +133,7 @@ def make_sync_sheet(
 
 
 def make_asset_sheet(asset: Asset) -> JSONObject:
-    """Say all of one asset: texts, a table of its settings (``COLUMNS``), JSON."""
+    """Describe one asset in full: texts, a table of settings (``COLUMNS``), JSON."""
     known = asset.category in CATEGORIES
     return {
         "id": shorten(asset.id),
@@ -179,7 +180,7 @@ def _format_time(at: int | None) -> str:
 
 
 class AssetFeed(CardWatch):
-    """Which assets there are, how the last synchronisation went, and what changes.
+    """The assets, the last synchronisation, and changes of both.
 
     The index is read when the list of changes has changed, and now and then.
     """
@@ -195,12 +196,12 @@ class AssetFeed(CardWatch):
         self.problems: list[str] = []  # of the library's own keys
 
     def sync_sheet(self) -> JSONObject:
-        """Say how the last synchronisation stands, as of now."""
+        """Describe the last synchronisation as of now."""
         return make_sync_sheet(self.state, clock(), self.problems)
 
     @staticmethod
     def _place_of(card: JSONObject) -> tuple[bool, str]:
-        """Say where a card stands: what cannot be read first, then by id."""
+        """Order: entries that cannot be read first, then by id."""
         return card["state"] != "broken", card["id"]
 
     async def _watch_once(self) -> None:
@@ -227,7 +228,7 @@ class AssetFeed(CardWatch):
 
 
 async def _read(reading: Awaitable[_T], otherwise: _T, problems: list[str]) -> _T:
-    """Read one key; where another type stands, record that, and go on without it."""
+    """Read one key; a wrong type is recorded, and reading goes on without it."""
     try:
         return await reading
     except WrongTypeError as error:

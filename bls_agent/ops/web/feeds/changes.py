@@ -1,8 +1,8 @@
-"""Changes of statuses: the journal of them, and the webhook that posts each of them.
+"""Changes of statuses: their journal, and the webhook that posts each of them.
 
 Signatures are those of Standard Webhooks (https://www.standardwebhooks.com), for which
-there are libraries to verify them in most languages. h11 is what uvicorn speaks HTTP
-with; a post is one request on a connection of its own, under one deadline.
+there are libraries to verify them in most languages. h11 is the HTTP library of
+uvicorn; a post is one request on a connection of its own, under one deadline.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class StatusChange:
     at: float  # Unix time by the clock of Redis, as far as it was watched
 
     def to_dict(self) -> JSONObject:
-        """Describe it for JSON."""
+        """Describe the change for JSON."""
         return {
             "id": self.number,
             "projectName": show_name(self.project),
@@ -77,9 +77,9 @@ class StatusChange:
 class Journal:
     """Watches the fleet from the beginning to the end of the console.
 
-    While Redis is away nothing is recorded, and for some
-    time afterwards no status is called missing: after a restart of Redis all of them are,
-    until their services refresh them. The same holds when more than half of them vanish at once.
+    While Redis is away nothing is recorded, and for some time afterwards no status
+    counts as missing: after a restart of Redis all are, until their services refresh
+    them. The same holds when more than half of them vanish at once.
     """
 
     def __init__(
@@ -105,13 +105,13 @@ class Journal:
 
     @property
     def forgotten(self) -> int:
-        """How many changes were noted and are not kept any more."""
+        """The number of changes that were recorded and are not kept any more."""
         return self._count - len(self._changes)
 
     def changes(self, project: str, after: int, limit: int) -> list[StatusChange]:
         """Give the newest changes with a higher number than ``after``, newest last.
 
-        Those of a project, or of all projects for ``""``.
+        ``""`` stands for all projects.
         """
         found = [
             change
@@ -128,11 +128,11 @@ class Journal:
                 place = await self._fleet.wait(place, TICK)
                 try:
                     self.check(anyio.current_time())
-                except Exception:  # the console goes on, and its log says why
+                except Exception:  # the console goes on; its log has the cause
                     logger.exception("the journal of status changes missed a look")
 
     def check(self, now: float) -> None:
-        """Compare what the fleet looks like with what was noted."""
+        """Compare the fleet with what was recorded."""
         if self._fleet.unavailable is not None:
             self._away = True
         elif self._fleet.looked:
@@ -161,12 +161,12 @@ class Journal:
         self._begun = True
 
     def _record_first(self, project: str, condition: Condition, now: float) -> None:
-        """Begin with what is there; what an outage hides is not known yet."""
+        """Record the first look; what an outage hides is not known yet."""
         if condition not in ABSENT or now >= self._settled_at:
             self._known[project] = condition
 
     def _is_lost(self, project: str, view: ProjectView) -> bool:
-        """Tell a status that was there at the look before and is not any more."""
+        """Whether a status was there at the look before and is gone."""
         known = self._known.get(project, Condition.NEVER)
         new = project not in self._missing
         return new and view.condition in ABSENT and known not in ABSENT
@@ -194,11 +194,11 @@ class Journal:
 
 
 class Webhook:
-    """Posts what it is told, in order, as long as the other side takes to accept it.
+    """Posts changes in order, as long as the receiver takes to accept them.
 
-    A post is repeated with growing pauses until it is answered with 2xx; after an hour it
-    is dropped. Redirections are not followed. At most 1,000 changes wait: of more the
-    oldest are dropped, and the next post says how many.
+    A post is repeated with growing pauses until it is answered with 2xx; after an hour
+    it is dropped. Redirections are not followed. At most 1,000 changes wait: of more
+    the oldest are dropped, and the next post says how many.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class Webhook:
         self._said_at = float("-inf")
 
     def put(self, change: StatusChange) -> None:
-        """Have a change posted; never waits."""
+        """Queue a change; never waits."""
         if len(self._waiting) >= MOST:
             self._waiting.popleft()
             self._drop(1)
@@ -291,7 +291,7 @@ class Webhook:
         logger.warning(text, place, reason, waiting, self._dropped)
 
     async def _post(self, name: str, body: bytes, tls: ssl.SSLContext | None) -> str:
-        """Post once; give what went wrong, ``""`` if it was accepted."""
+        """Post once; give the fault, ``""`` if the post was accepted."""
         try:
             with anyio.fail_after(DEADLINE):
                 status = await self._send(self._sign(name, body), body, tls)
@@ -344,7 +344,7 @@ class Webhook:
 
 
 async def _read_status(wire: h11.Connection, stream: ByteStream) -> int:
-    """Read the status of an answer, 0 if there is none; the rest is not of interest."""
+    """Read the status of an answer, 0 if there is none; the rest is ignored."""
     while True:
         event = wire.next_event()
         if isinstance(event, h11.Response):

@@ -1,7 +1,7 @@
-"""Crawl queues: one look for any number of pages, and the card of a queue.
+"""Crawl queues: one watch for any number of pages, and the card of a queue.
 
-A card is language-independent. Its texts are fit to be shown
-(:func:`~bls_agent.ops.terminal.visible`); the page words and colours it.
+A card is language-independent. Its texts are safe to show
+(:func:`~bls_agent.ops.terminal.visible`); the page translates and colours it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STATES: Final[Mapping[str, str]] = MappingProxyType(
 _RANKS: Final = {state: rank for rank, state in enumerate(STATES)}
 FIGURES: Final = ("waiting", "in_flight", "delayed", "failed", "push_rate", "take_rate")
 TOTALS: Final = ("pushed", "taken", "acknowledged", "retried", "expired")
-WHOLE: Final = 10  # a rate from here on is said without a fraction
+WHOLE: Final = 10  # a rate from here on is shown without a fraction
 LONGEST_TEXT: Final = 2_000  # characters of a URL, a reason
 UNKNOWN: Final = "—"
 INTERVAL: Final = 2.0  # seconds between two looks, at least
@@ -50,7 +50,7 @@ _Rates = tuple[float, float]
 
 
 def rates_between(before: QueueStats | None, now: QueueStats | None) -> _Rates | None:
-    """Say how many requests a second were pushed and taken between two looks.
+    """Give the requests per second that were pushed and taken between two looks.
 
     ``None`` for the first look, and where the counters began anew in between.
     """
@@ -64,7 +64,7 @@ def rates_between(before: QueueStats | None, now: QueueStats | None) -> _Rates |
 def make_queue_card(view: QueueView, rates: _Rates | None = None) -> JSONObject:
     """Make the card of a queue.
 
-    ``key`` is what it is known by (its page is ``/crawl/`` and this), ``state`` one of
+    ``key`` identifies it (its page is ``/crawl/`` and this), ``state`` is one of
     ``STATES`` and ``kind`` its colour and shape, ``problem`` one word or ``""``,
     ``figures`` gives a text for each of ``FIGURES`` and ``TOTALS``.
     """
@@ -126,7 +126,7 @@ def _format_time(seconds: float) -> str:
 
 
 class CrawlFeed(CardWatch):
-    """Which crawl queues there are, what they hold, and how fast that changes."""
+    """The crawl queues, their counts, and the rates of change."""
 
     kind = "queues"
 
@@ -138,11 +138,11 @@ class CrawlFeed(CardWatch):
 
     @staticmethod
     def _place_of(card: JSONObject) -> tuple[int, str, str]:
-        """Say where a card stands: the worst first, by name among equals."""
+        """Order: the worst first, by name among equals."""
         return _RANKS[card["state"]], card["project"], card["spider"]
 
     async def _watch_once(self) -> None:
-        before: dict[Namespace, QueueView] = {}  # rates since an outage say nothing
+        before: dict[Namespace, QueueView] = {}  # rates over an outage are meaningless
         names: list[Namespace] = []
         search_at = 0.0
         while True:

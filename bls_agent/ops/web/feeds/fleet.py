@@ -1,7 +1,7 @@
 """All projects: one watch for any number of wallboards, and the card of a project.
 
-A card is language-independent and made once for all followers. Its texts are fit to be
-shown (:func:`~bls_agent.ops.terminal.visible`); the page words and colours it.
+A card is language-independent and made once for all followers. Its texts are safe to
+show (:func:`~bls_agent.ops.terminal.visible`); the page translates and colours it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ KINDS: Final = tuple(condition.value for condition in Condition)
 def make_card(view: ProjectView, late: float = 0.0) -> JSONObject:
     """Make the card of a project that was seen ``late`` seconds ago.
 
-    ``path`` is its page and what it is known by, ``kind`` one of ``KINDS``, ``odd`` what
-    stands where a status should, ``age_known`` whether the status's age is no estimate,
-    ``last`` the newest record's age, ``queue`` ``None`` where the key holds another type,
-    ``rate`` records a second, ``estimated`` whether errors and rates are.
+    ``path`` is its page and identifies it, ``kind`` is one of ``KINDS``, ``odd`` the
+    value of a status key that is no status, ``age_known`` whether the status's age is
+    no estimate, ``last`` the newest record's age, ``queue`` ``None`` where the key
+    holds another type, ``rate`` records a second, ``estimated`` whether errors and
+    rates are.
     """
     return {
         "path": project_path(view.project),
@@ -56,18 +57,18 @@ def make_card(view: ProjectView, late: float = 0.0) -> JSONObject:
 def sort_cards(
     views: Iterable[ProjectView], late: Mapping[str, float]
 ) -> list[JSONObject]:
-    """Make all cards, worst first; ``late`` says for each project when it was seen."""
+    """Make all cards, worst first; ``late`` gives the seconds since each was seen."""
     cards = [make_card(view, late.get(view.project, 0.0)) for view in views]
     return sorted(cards, key=place_of)
 
 
 def place_of(card: JSONObject) -> tuple[int, str]:
-    """Say where a card stands: worst first, by name among equals."""
+    """Order of cards: worst first, by name among equals."""
     return KINDS.index(card["kind"]), card["name"]
 
 
 class FleetFeed(SharedWatch):
-    """What all projects look like, and what of that changes."""
+    """The cards of all projects, and their changes."""
 
     kind = "cards"
 
@@ -78,7 +79,7 @@ class FleetFeed(SharedWatch):
         self.views: dict[str, ProjectView] = {}
 
     def seconds_since(self, project: str) -> float:
-        """Tell how long ago a project was seen as it is: its view's ages are of then."""
+        """Give the age of a project's view, which its own ages do not include."""
         now = anyio.current_time()
         return now - self._seen_at.get(project, now)
 
@@ -94,7 +95,7 @@ class FleetFeed(SharedWatch):
         return sort_cards(self.views.values(), late)
 
     async def _watch_once(self) -> None:
-        complete = False  # the first change that is no outage tells everything
+        complete = False  # the first change that is no outage is complete
         async for change in self._fleet.watch():
             self._take(change, whole=not complete)
             complete = complete or change.unavailable is None

@@ -1,4 +1,4 @@
-"""One reader for each log that is followed, whatever the number of its followers."""
+"""One reader for each followed log, whatever the number of its followers."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ QUIET: Final = 2.0  # seconds of silence after which Redis is asked whether it i
 
 
 async def encode_records(entries: Sequence[LogEntry]) -> list[bytes]:
-    """Write many records, and let other tasks run in between."""
+    """Encode many records, and let other tasks run in between."""
     return await convert(entries, encode_record, 50)
 
 
 def encode_record(entry: LogEntry) -> bytes:
-    """Write a record; one that is too long is shortened, and says so in ``cut``."""
+    """Encode a record; one that is too long is shortened and marked by ``cut``."""
     fields = {
         "timestamp": entry.timestamp,
         "level": entry.level.value,
@@ -57,7 +57,7 @@ def encode_record(entry: LogEntry) -> bytes:
 class LogFeed:
     """The newest records of one list, for all its followers.
 
-    Its ring holds records as JSON (``log``), and tells of a ``gap``, and when Redis is
+    Its ring holds records as JSON (``log``), each ``gap``, and when Redis is
     ``unavailable`` or ``available`` again.
     """
 
@@ -73,7 +73,7 @@ class LogFeed:
         self.closed = False  # whether every follower has to end
 
     def close(self) -> None:
-        """Let every follower end."""
+        """End every follower."""
         self.closed = True
         self.begun.set()
         self.ring.wake()
@@ -117,7 +117,7 @@ class LogFeed:
         return page, self.ring.end if known else place
 
     async def _wait_for_redis(self) -> list[LogEntry]:
-        """Read the newest record, once Redis is there: nothing comes of an empty list."""
+        """Read the newest record once Redis answers; report the outage until then."""
         while True:
             try:
                 return await self._console.logs(self._project, 1)
@@ -128,7 +128,7 @@ class LogFeed:
                 await anyio.sleep(AGAIN)
 
     async def _check_when_quiet(self) -> None:
-        """Tell the followers when Redis goes away, and when it is back."""
+        """Report to the followers when Redis goes away, and when it is back."""
         while True:
             await anyio.sleep(QUIET)
             if anyio.current_time() - self._last > QUIET:
@@ -153,7 +153,7 @@ class LogFeed:
 
 
 def _find_behind(ring: Ring, known: Sequence[bytes]) -> int | None:
-    """Find the place behind records that stand in a ring, in a row, for the last time."""
+    """Find the place behind the last occurrence of these records in a ring."""
     items, _ = ring.since(ring.begin)
     records = [
         (place, item.payload)
@@ -182,11 +182,11 @@ class LogFeeds:
         return len(self._feeds)
 
     def open(self, tasks: TaskGroup) -> None:
-        """Say where the readers may run."""
+        """Set the task group of the readers."""
         self._tasks = tasks
 
     def close(self) -> None:
-        """Let every follower of every list end."""
+        """End every follower of every list."""
         for feed in self._feeds.values():
             feed.close()
 

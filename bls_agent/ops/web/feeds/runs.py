@@ -1,7 +1,7 @@
 """Runs: one watch for any number of pages, the card of a run, and its events in pages.
 
-A card is language-independent. Its texts are fit to be shown
-(:func:`~bls_agent.ops.terminal.visible`); the page words and colours it.
+A card is language-independent. Its texts are safe to show
+(:func:`~bls_agent.ops.terminal.visible`); the page translates and colours it.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ PAGE_BYTES: Final = 4 * 1024 * 1024  # of events on one page
 
 
 def make_run_card(run: RunSummary, now: float, *, whole: bool = False) -> JSONObject:
-    """Make the card of a run; ``whole`` tells all of its error, in its lines.
+    """Make the card of a run; ``whole`` keeps all lines of its error.
 
-    ``id`` is a text, as a page's numbers end at 2^53. ``state`` is one of ``STATES`` and
-    ``kind`` its colour and shape; ``started`` and ``age`` are seconds since the oldest and
-    the newest event that are kept, ``at`` is when the newest was written. ``took``, of a
-    run that has ended, counts from the oldest event that is kept.
+    ``id`` is a text, as a page's numbers end at 2^53. ``state`` is one of ``STATES``
+    and ``kind`` its colour and shape; ``started`` and ``age`` are seconds since the
+    oldest and the newest event that are kept, ``at`` is when the newest was written.
+    ``took``, of a run that has ended, counts from the oldest event that is kept.
     """
     source = run.source or {}
     names = ("agent_name", "agent_id", "agent_type", "team_name")
@@ -105,16 +105,16 @@ def _took(run: RunSummary) -> JSONValue:
 
 
 def place_of_run(card: JSONObject) -> tuple[bool, float, int]:
-    """Say where a card stands: what runs first, by its number; then the newest end.
+    """Order of cards: running ones by number, then the others by the newest end.
 
-    What runs does not change places with every event.
+    Running ones keep their places when events arrive.
     """
     running = card["state"] == RunState.RUNNING
     return not running, 0.0 if running else -card["at"], -int(card["id"])
 
 
 class RunFeed(SharedWatch):
-    """Which runs there are, and what of that changes; it closes the store."""
+    """The cards of all runs, and their changes; closing it closes the store."""
 
     kind = "runs"
 
@@ -174,10 +174,10 @@ def _is_different(run: RunSummary, before: RunSummary) -> bool:
 
 
 def encode_event(event: StreamEvent) -> bytes:
-    """Write an event; one that is too long is shortened, and says so in ``cut``.
+    """Encode an event; one that is too long is shortened and marked by ``cut``.
 
-    One that breaks the contract says what is wrong with it in ``faults``, and what
-    stands there in ``raw``.
+    One that breaks the contract has its faults in ``faults``, and its fields in
+    ``raw``.
     """
     if not event.faults and len(event.json) <= LONGEST_EVENT:
         return event.json
@@ -196,7 +196,7 @@ def encode_event(event: StreamEvent) -> bytes:
 def read_on(
     store: EventStore, run_id: int, after: str | None, limit: int
 ) -> AsyncGenerator[EventPage]:
-    """Give what stands behind a place, page by page."""
+    """Read the events behind an id, page by page."""
     return _read_pages(
         lambda place, count: store.page(run_id, after=place, limit=count), after, limit
     )
@@ -205,7 +205,7 @@ def read_on(
 def read_back(
     store: EventStore, run_id: int, before: str | None, limit: int
 ) -> AsyncGenerator[EventPage]:
-    """Give what stands before a place, page by page, the newest page first."""
+    """Read the events before an id, page by page, the newest page first."""
     return _read_pages(
         lambda place, count: store.page_back(run_id, before=place, limit=count),
         before,
@@ -229,7 +229,7 @@ async def _read_pages(
 
 
 def _next_portion(page: EventPage) -> int:
-    """Say how many events to read next, so that large ones do not make it slow."""
+    """Decide how many events to read next, so that large ones do not make it slow."""
     size = sum(len(event.json) for event in page.events)
     each = max(1, size // max(1, len(page.events)))
     return max(1, min(PORTION, 4 * len(page.events), PAGE_BYTES // 4 // each))
@@ -238,7 +238,7 @@ def _next_portion(page: EventPage) -> int:
 async def write_pages(
     pages: AsyncGenerator[EventPage], *, backwards: bool = False
 ) -> tuple[list[bytes], str | None]:
-    """Write events, oldest first, fewer where they are large; and where they go on."""
+    """Encode events, oldest first, fewer if large; and the id to go on from."""
     written: list[bytes] = []
     size, place = 0, None
     async with aclosing(pages):

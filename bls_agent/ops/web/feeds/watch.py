@@ -50,15 +50,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Item:
-    """One thing that was sent: its bytes, and one word for what it is."""
+    """One thing that was sent: its bytes, and one word for its kind."""
 
     payload: bytes
     kind: str = ""
-    place: str = ""  # by which a browser says how far it has come
+    place: str = ""  # the id from which a browser goes on
 
 
 class Ring:
-    """The latest items, at most ``most`` and ``size`` bytes; the newest one always is."""
+    """The latest items, at most ``most`` and ``size`` bytes, but always the newest."""
 
     def __init__(self, *, most: int, size: int) -> None:
         self._most = most
@@ -74,7 +74,7 @@ class Ring:
         return self.end - len(self._items)
 
     def add(self, *items: Item) -> None:
-        """Append, forget what is too much, and wake the followers."""
+        """Append, drop what is too much, and wake the followers."""
         for item in items:
             # A copy: what orjson has just written holds on to 4 KiB, however short.
             kept = Item(bytes(memoryview(item.payload)), item.kind)
@@ -89,7 +89,7 @@ class Ring:
         return len(self._items) > self._most or self._held > self._size
 
     def since(self, place: int, size: float = math.inf) -> tuple[list[Item], int]:
-        """Give the items from a place on, and how many before them are forgotten.
+        """Give the items from a place on, and how many before them are dropped.
 
         At most ``size`` bytes at once; an item that is longer comes alone.
         """
@@ -104,14 +104,14 @@ class Ring:
         return found, missed
 
     async def wait(self, place: int, timeout: float) -> None:
-        """Wait until there is something at a place, but not longer than this."""
+        """Wait until there is an item at a place, at most ``timeout`` seconds."""
         if self.end > place:
             return
         with anyio.move_on_after(timeout):
             await self._more.wait()
 
     def wake(self) -> None:
-        """Let every follower look."""
+        """Wake every follower."""
         self._more.set()
         self._more = anyio.Event()
 
@@ -121,9 +121,9 @@ class _Closeable(Protocol):
 
 
 class SharedWatch(ABC):
-    """What a watch has seen, and what of that changes.
+    """The state that a watch has seen, and its changes.
 
-    The first follower begins it, and it ends some time after the last one.
+    The first follower begins the watch; it ends some time after the last one.
     """
 
     kind: ClassVar[str]  # the name of the list of cards in what followers are sent
@@ -155,26 +155,26 @@ class SharedWatch(ABC):
         return self.unavailable.kind if self.unavailable else ""
 
     def close(self) -> None:
-        """Let every follower end."""
+        """End every follower."""
         self.closed = True
         self._ring.wake()
 
     async def aclose(self) -> None:
-        """Close what the watch asks."""
+        """Close the source of the watch."""
         await self._source.aclose()
 
     def open(self, tasks: TaskGroup) -> None:
-        """Take the tasks among which the watch may run."""
+        """Set the task group in which the watch runs."""
         self._tasks = tasks
 
     async def ready(self, timeout: float = 2.0) -> None:
-        """See to it that what was seen is fresh; return after this time in any case."""
+        """Wait until the state is fresh, at most ``timeout`` seconds."""
         self._keep_watching()
         with anyio.move_on_after(timeout):
             await self._seen.wait()
 
     async def follow(self, heartbeat: float) -> AsyncGenerator[bytes]:
-        """Give the whole picture, then every change; to a slow follower the picture again.
+        """Yield the whole picture, then every change; a slow follower gets a new one.
 
         ``b""`` is given when nothing has changed for ``heartbeat`` seconds.
         """
@@ -194,13 +194,13 @@ class SharedWatch(ABC):
                     yield item.payload
 
     async def wait(self, place: int, timeout: float) -> int:
-        """Wait until there is something behind a place; give the place behind it."""
+        """Wait until there is an item behind a place; give the place behind it."""
         await self._ring.wait(place, timeout)
         return self._ring.end
 
     @contextmanager
     def wanted(self) -> Generator[None]:
-        """Watch while the block lasts."""
+        """Keep the watch running while the block lasts."""
         self._followers += 1
         self._keep_watching()
         try:
@@ -216,10 +216,10 @@ class SharedWatch(ABC):
             self._tasks.start_soon(self._watch)
 
     def check(self, *, strictly: bool = False) -> None:
-        """Raise what keeps the running watch from seeing anything.
+        """Raise the outage that keeps the running watch from seeing anything.
 
-        Strictly, also what was so when the last watch ended, and what is refused to the
-        watch and may be granted to others.
+        ``strictly`` also raises one from the end of the last watch, and a refusal:
+        other requests than the watch's may be allowed.
         """
         fault = self.unavailable
         now = self._seen.is_set() and not isinstance(fault, RedisRefusedError)
@@ -227,12 +227,12 @@ class SharedWatch(ABC):
             raise fault
 
     async def fresh(self) -> None:
-        """See to it that what was seen is fresh, or raise why Redis does not answer."""
+        """Wait until the state is fresh, or raise why Redis does not answer."""
         await self.ready()
         self.check(strictly=True)
 
     def _current_picture(self) -> bytes:
-        """Write the picture, once for all followers of the same moment."""
+        """Encode the picture, once for all followers of the same moment."""
         now = anyio.current_time()
         if self._picture[0] != self._ring.end or now - self._picture[1] > SAME_MOMENT:
             self._picture = (self._ring.end, now, self._write_picture())
@@ -247,7 +247,7 @@ class SharedWatch(ABC):
         gone: Iterable[str] = (),
         **more: JSONValue,
     ) -> None:
-        """Give every follower the cards that have changed, and the keys of those gone."""
+        """Send the changed cards, and the keys of removed ones, to every follower."""
         written = encode_changes(self.kind, cards, gone, self.unavailable, **more)
         self._ring.add(Item(written))
 
@@ -265,7 +265,7 @@ class SharedWatch(ABC):
                         await self._watch_once()
                     except RedisUnavailableError as error:
                         self._take_outage(error)
-                    except Exception:  # the console goes on, and its log says why
+                    except Exception:  # the console goes on; its log has the cause
                         logger.exception("a watch of the console broke; it begins anew")
                     await anyio.sleep(AGAIN)
         finally:
@@ -296,10 +296,9 @@ class CardWatch(SharedWatch):
     @staticmethod
     @abstractmethod
     def _place_of(card: JSONObject) -> tuple[JSONValue, ...]:
-        """Say where a card stands on the page."""
+        """Give the sort key of a card."""
 
     def _replace(self, cards: Iterable[JSONObject]) -> None:
-        """Take all cards anew, and publish what is different."""
         before, turned = self.by_key, self.unavailable is not None
         self.by_key = {card["key"]: card for card in cards}
         self.unavailable, self.looked = None, True
@@ -316,7 +315,7 @@ def encode_picture(
     unavailable: RedisUnavailableError | None,
     **more: JSONValue,
 ) -> bytes:
-    """Write everything, for a new follower."""
+    """Encode everything, for a new follower."""
     away = _away(unavailable)
     return encode({"whole": True, kind: list(cards), **more, "away": away})
 
@@ -328,7 +327,7 @@ def encode_changes(
     unavailable: RedisUnavailableError | None,
     **more: JSONValue,
 ) -> bytes:
-    """Write the cards that are new or different, and the keys of those that are gone."""
+    """Encode the new and changed cards, and the keys of removed ones."""
     away = _away(unavailable)
     return encode({kind: list(cards), "gone": list(gone), **more, "away": away})
 
@@ -338,7 +337,7 @@ def _away(error: RedisUnavailableError | None) -> JSONValue:
 
 
 def pause_after(began: float, least: float) -> float:
-    """Say how long to pause after a look, in proportion to what it has cost."""
+    """Decide the pause after a look, in proportion to its cost."""
     return max(least, REST * (anyio.current_time() - began))
 
 
@@ -348,10 +347,10 @@ def clock() -> float:
 
 
 def shorten(text: str, longest: int = LONGEST) -> str:
-    """Make a text fit for a card: one line of a bounded length."""
+    """Cut a text for a card: one line of a bounded length."""
     return visible(text[:longest]) + "…" * (len(text) > longest)
 
 
 def later(seconds: float | None, late: float, digits: int = 1) -> float | None:
-    """Give an age as it is so many seconds after it was seen; ``None`` for none."""
+    """Add seconds to an age; ``None`` stays ``None``."""
     return None if seconds is None else round(max(0.0, seconds + late), digits)

@@ -1,7 +1,7 @@
 """Workers: one watch for any number of pages, and the card of a worker.
 
-A card is language-independent and made once for all followers. Its texts are fit to be
-shown (:func:`~bls_agent.ops.terminal.visible`); the page words and colours it.
+A card is language-independent and made once for all followers. Its texts are safe to
+show (:func:`~bls_agent.ops.terminal.visible`); the page translates and colours it.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ LONGEST: Final = 60.0  # seconds that a key without an end is believed unconfirm
 def make_worker_card(worker: Worker, late: float = 0.0) -> JSONObject:
     """Make the card of a worker that was seen ``late`` seconds ago.
 
-    ``key`` is what it is known by, ``group`` the kind of heartbeat, ``state`` one of
+    ``key`` identifies it, ``group`` is the kind of heartbeat, ``state`` one of
     ``STATES`` and ``kind`` its colour and shape, ``problem`` one word or ``""``,
-    ``figures`` pairs of a name and a text, ``said`` what stands there where it is not
+    ``figures`` pairs of a name and a text, ``said`` the raw value where it is not
     understood.
     """
     state = _state_of(worker)
@@ -74,7 +74,7 @@ def make_worker_card(worker: Worker, late: float = 0.0) -> JSONObject:
 
 
 def _key_of(worker: Worker) -> str:
-    """Write a worker's key, of whatever bytes, as letters that any page can hold."""
+    """Write a worker's key, of whatever bytes, in letters that any page can hold."""
     return quote_name(worker.key)
 
 
@@ -107,7 +107,7 @@ def _figures_of(worker: Worker) -> list[tuple[str, str]]:
 
 
 def _unread_text(worker: Worker) -> str:
-    """Show what stands there, unless the figures say it better."""
+    """Give the raw value, unless the figures cover it."""
     if worker.heartbeat is not None or not worker.raw:
         return ""
     raw: Any = worker.raw.get("raw") if worker.raw.keys() == {"raw"} else worker.raw
@@ -119,12 +119,12 @@ def _text(value: object) -> str:
 
 
 def place_of_worker(card: JSONObject) -> tuple[int, int, str]:
-    """Say where a card stands: by kind, the worst first, by id among equals."""
+    """Order of cards: by kind, the worst first, by id among equals."""
     return GROUPS.index(card["group"]), _RANKS[card["state"]], card["id"]
 
 
 class WorkerFeed(SharedWatch):
-    """Which workers are alive, by their keys, and what of that changes."""
+    """The cards of all workers that are alive, and their changes."""
 
     kind = "workers"
 
@@ -140,7 +140,7 @@ class WorkerFeed(SharedWatch):
         self.workers: dict[str, Worker] = {}
 
     def seconds_since(self, key: str) -> float:
-        """Tell how long ago a worker was seen as it is: its ages are of then."""
+        """Give the age of a worker's view, which its own ages do not include."""
         now = anyio.current_time()
         return now - self._seen_at.get(key, now)
 
@@ -155,7 +155,7 @@ class WorkerFeed(SharedWatch):
         self._begin(await self._registry.alive())
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._publish_changes)
-            with suppress(RedisUnavailableError):  # refused: the next first look tells
+            with suppress(RedisUnavailableError):  # the next first look raises it
                 await self._follow_changes()
             tasks.cancel_scope.cancel()
 
@@ -166,7 +166,7 @@ class WorkerFeed(SharedWatch):
                 self._take(change)
 
     def _begin(self, found: list[Worker]) -> None:
-        """Take the first picture: a watch without any worker reports nothing."""
+        """Publish a first picture: a watch without any worker reports nothing."""
         here = {_key_of(worker): worker for worker in found}
         self._gone |= self.workers.keys() - here.keys()
         self._changed |= here.keys()
@@ -205,7 +205,7 @@ class WorkerFeed(SharedWatch):
         self._gone.add(key)
 
     async def _publish_changes(self) -> None:
-        """Give what has changed to the followers, a few times a second at most."""
+        """Publish changes, a few times a second at most."""
         while True:
             with anyio.move_on_after(1):
                 await self._more.wait()
@@ -226,7 +226,7 @@ class WorkerFeed(SharedWatch):
                 self._more.set()
 
     def _publish_once(self) -> None:
-        """Publish the cards that changed; of workers that only refreshed, their ages."""
+        """Publish the changed cards; of workers that only refreshed, their ages."""
         cards = [
             self._card(key) for key in sorted(self._changed) if key in self.workers
         ]

@@ -1,1 +1,1 @@
-"""HTML for people: pages, fragments of pages, and what stands on them."""
+"""HTML for people: pages and fragments of pages."""

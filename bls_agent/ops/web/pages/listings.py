@@ -1,4 +1,4 @@
-"""The pages of workers, runs, assets and crawl queues: all of a kind, and one of them."""
+"""The pages of workers, runs, assets and crawl queues: the list, and a single one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def _show_cards(
     states: Mapping[str, str],
     **values: Any,
 ) -> Response:
-    """Show everything that a watch has seen, as cards, and count their states."""
+    """Show all cards of a watch, and count their states."""
     await watch.ready()
     cards = watch.cards()
     counted = Counter(card["state"] for card in cards)
@@ -207,7 +207,6 @@ async def _show_failed(request: Request) -> Response:
 
 
 async def _requeue(request: Request) -> Response:
-    """Queue what failed once more, and say how many requests."""
     texts = texts_of(request)
     try:
         count = await requeue_failed(request, request.path_params["queue"])

@@ -1,7 +1,7 @@
 """The pages of projects: the wallboard, a project with its command form, the changes.
 
-Of the command form htmx fetches and sends parts: choosing a command gives its form, checking
-gives what would be sent, sending sends exactly that.
+htmx fetches and sends parts of the command form: choosing a command gives its form,
+checking gives what would be sent, sending sends exactly that.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ _NOT_ASKED: Final = Manual(entries=(), told_at=0.0, asked=False)
 
 @dataclass(frozen=True, kw_only=True)
 class _Filled:
-    """What stands in the form, by the names of its inputs."""
+    """The values of the form, by the names of its inputs."""
 
     chosen: int = -1  # the place of the command in the manual
     by_hand: bool = False  # whether the command's name is written by hand
@@ -168,8 +168,6 @@ class _Filled:
 
 
 class _Typed(dict[str, str]):
-    """What was typed; nothing where nothing was."""
-
     def __missing__(self, name: str) -> str:
         return ""
 
@@ -190,7 +188,7 @@ async def _show_commands(request: Request) -> Response:
 
 
 async def _find_manual(request: Request, project: str) -> Manual:
-    """Give what is remembered, or stands in the log as an answer to ``help``.
+    """Give the cached answer to ``help``, or the one in the log.
 
     ``help`` is not sent by itself: it is a command, and a page may be opened by a link.
     """
@@ -214,7 +212,7 @@ def _note(manual: Manual, texts: Texts) -> str:
 
 
 def _chosen(manual: Manual, chosen: str, note: str = "") -> _Filled:
-    """Read which command is chosen; without a manual it is written by hand."""
+    """Read which command is chosen; without a manual the user types its name."""
     if not manual.entries or chosen == OTHER:
         return _Filled(by_hand=True, note=note)
     usable = chosen.isascii() and chosen.isdecimal() and len(chosen) < len("1000")
@@ -244,7 +242,7 @@ async def _ask_help(request: Request) -> Response:
 
 
 async def _review(request: Request) -> Response:
-    """Read what was typed: what would be sent, or the form with what is wrong."""
+    """Read the form: give what would be sent, or the form with its errors."""
     project = project_in_query(request.scope)
     texts = texts_of(request)
     typed = await read_form(request)
@@ -319,7 +317,7 @@ async def _send(request: Request) -> Response:
 
 
 def _as_sent(command: Command, request: Request) -> str:
-    """Tell the page's scripts which outcome to wait for."""
+    """Name the command whose outcome the page's scripts wait for."""
     redactor = web_state(request).console.redactor
     return encode(
         {
@@ -368,7 +366,7 @@ def _render_form(
 
 
 def _show_default(one: Field) -> str:
-    """Write what the agent takes if the field is left out; ``""`` if it tells none."""
+    """Write the default of the field; ``""`` if the agent names none."""
     if isinstance(one.default, Absent):
         return ""
     plain = isinstance(one.default, str) and one.default
@@ -402,7 +400,7 @@ async def _show_queue(request: Request) -> Response:
 
 
 async def _withdraw(request: Request) -> Response:
-    """Take a command back, and give what waits then."""
+    """Withdraw a command, and give those that still wait."""
     project = project_in_query(request.scope)
     texts = texts_of(request)
     number = (await read_form(request)).get("id", "")
@@ -417,7 +415,7 @@ async def _withdraw(request: Request) -> Response:
 
 
 async def _forget(request: Request) -> Response:
-    """Delete all that belongs to an offline project, and leave its page."""
+    """Delete all keys of an offline project, and leave its page."""
     project = project_in_query(request.scope)
     texts = texts_of(request)
     try:
@@ -452,7 +450,6 @@ async def _render_queue(request: Request, project: str, note: str = "") -> Respo
 
 
 async def _show_instances(request: Request) -> Response:
-    """Give the replicas of a project, if it has any."""
     project = project_in_query(request.scope)
     kinds = {
         Status.FAULT: "fault",

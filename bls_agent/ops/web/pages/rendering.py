@@ -1,8 +1,7 @@
-"""Templates: everything that stands on a page is escaped, nothing is left undefined.
+"""Templates: all values on a page are escaped, none is left undefined.
 
-Besides: which language a reader wants, how numbers and times are said in it (the scripts of
-the page say them in the same way once the page lives), the files of the pages, and the page
-that says what is wrong.
+Also the reader's language, numbers and times in it (the scripts of a live page write
+them in the same way), the static files, and the error page.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ HOUR: Final = 3_600
 DAY: Final = 86_400
 SPARK: Final = (90, 24)  # the view box of a sparkline
 OLD: Final = 5 * MINUTE  # in which errors are counted
-WHOLE: Final = 10  # a rate from here on is said without a fraction
+WHOLE: Final = 10  # a rate from here on is shown without a fraction
 STATIC: Final = Path(__file__).parent.with_name("static")
 FOR_EVER: Final = "public, max-age=31536000, immutable"
 TEMPLATES: Final = Path(__file__).with_name("templates")
@@ -68,7 +67,7 @@ SLICE: Final = 25  # pieces of a page without letting other tasks run
 def choose_page_language(
     query: Mapping[str, str], cookies: Mapping[str, str], accepted: str, fallback: str
 ) -> str:
-    """Choose ``zh`` or ``en``: by the address, a cookie, ``Accept-Language``, or otherwise."""
+    """Choose ``zh`` or ``en`` by address, cookie, ``Accept-Language``, or otherwise."""
     for chosen in (query.get("lang"), cookies.get("lang")):
         if chosen in LANGUAGES:
             return chosen
@@ -76,7 +75,7 @@ def choose_page_language(
 
 
 def _by_header(accepted: str) -> str:
-    """Give the first of ours by weight, ``""`` if there is none."""
+    """Give the language of ours with the highest weight, ``""`` if there is none."""
     weighed: list[tuple[float, str]] = []
     for wanted in accepted.split(",")[:MOST_RANGES]:
         tag, _, parameter = wanted.partition(";")
@@ -107,7 +106,7 @@ def in_other_language(query: str, language: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """Says what stands on a card."""
+    """The texts of a card."""
 
     texts: Texts
     root: str = ""  # what stands before each path, behind a proxy
@@ -119,7 +118,6 @@ class Words:
         return self._count("js_age", seconds)
 
     def _count(self, name: str, seconds: float, in_days: float = DAY) -> str:
-        """Say how many seconds, minutes, hours or days something takes."""
         units = (
             (MINUTE, "seconds", 1),
             (HOUR, "minutes", MINUTE),
@@ -163,7 +161,7 @@ class Words:
         return "" if card["error_age"] is None else self.age(card["error_age"])
 
     def is_old(self, card: JSONObject) -> bool:
-        """Tell whether the newest error counts among the errors no more."""
+        """Whether the newest error is too old for the count of errors."""
         age: float | None = card["error_age"]
         return age is not None and age > OLD
 
@@ -217,11 +215,11 @@ class Words:
         return self.texts.get(f"js_problem_{word}", word)
 
     def figure(self, name: str) -> str:
-        """Name what a worker counts; what is its own stays as it is."""
+        """Name a figure of a worker; its own names stay as they are."""
         return self.texts.get(f"js_figure_{name}", name)
 
     def spark(self, rates: Sequence[int]) -> str:
-        """Draw bars as the ``d`` of a path: nothing for no record, the highest is full."""
+        """Draw bars as the ``d`` of a path: the highest is full, zero is no bar."""
         width, height = SPARK
         step = width / max(len(rates), 1)
         highest = max([*rates, 1])
@@ -237,7 +235,7 @@ def _about(card: JSONObject) -> str:
 
 
 class CachedFiles(StaticFiles):
-    """Files with an ETag; ``?v=…`` in the address says that they never change."""
+    """Files with an ETag; ``?v=…`` in the address marks them as immutable."""
 
     def file_response(
         self,
@@ -255,7 +253,7 @@ class CachedFiles(StaticFiles):
 
 @cache
 def asset_version() -> str:
-    """Name the content of all files together."""
+    """Hash the content of all files together."""
     digest = hashlib.sha256()
     for path in sorted(STATIC.rglob("*")):
         if path.is_file():
@@ -319,13 +317,13 @@ def render(
     headers: Mapping[str, str] | None = None,
     **values: Any,
 ) -> HTMLResponse:
-    """Fill a template with these values, and with what every page has."""
+    """Fill a template with these values, and with those of every page."""
     page = _environment().get_template(template)
     return _answer(request, page.render(_context(request) | values), status, headers)
 
 
 def render_if_new(request: Request, template: str, **values: Any) -> Response:
-    """Give a part of a page, or 204 if the page shows it already: it says what it has."""
+    """Give a part of a page, or 204 if the version that the page names is the same."""
     answer = render(request, template, **values)
     seen = hashlib.sha256(answer.body).hexdigest()[:16]
     if request.query_params.get("seen") == seen:
@@ -335,7 +333,7 @@ def render_if_new(request: Request, template: str, **values: Any) -> Response:
 
 
 async def render_large(request: Request, template: str, **values: Any) -> HTMLResponse:
-    """Fill a template with very much, and let others run in between."""
+    """Fill a large template, and let other tasks run in between."""
     page = _environment().get_template(template)
     pieces = await convert(page.generate(_context(request) | values), str, SLICE)
     return _answer(request, "".join(pieces))
@@ -366,7 +364,7 @@ def _context(request: Request) -> dict[str, Any]:
 
 
 def _place_of(request: Request) -> tuple[str, str]:
-    """Say what this console is called, and which Redis it is about.
+    """Give the console's title, and the address of its Redis.
 
     The address is shown to users only, and not at the login.
     """
@@ -393,14 +391,14 @@ def _answer(
 
 
 def _root_of(request: Request) -> str:
-    """Give what a proxy cuts off; ``root_path`` names the files' folder among them."""
+    """Give the path that a proxy cuts off; in a mount ``root_path`` has more."""
     scope = request.scope
     root: str = scope.get("app_root_path", scope.get("root_path", ""))
     return root
 
 
 def _address_of(root: str, file: str) -> str:
-    """Give the address of a file of the pages, which may be kept for ever."""
+    """Give the address of a static file, which may be cached for ever."""
     return f"{root}/static/{file}?v={asset_version()}"
 
 
@@ -413,7 +411,7 @@ def _other_language(request: Request, language: str) -> str:
 def error_page(
     request: Request, status: int, *, name: str = "", detail: str = ""
 ) -> Response:
-    """Say what is wrong, with a way back; ``name`` is the project that it is about."""
+    """Show an error, with a way back; ``name`` is the project that it is about."""
     texts = texts_of(request)
     headline = texts[f"error_{status}" if status in _WITH_HEADLINE else "error_other"]
     hint = texts["error_503_hint"] if status == 503 else ""  # noqa: PLR2004 - HTTP's own
@@ -443,7 +441,7 @@ def refuse_with(
     fields: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Say what is wrong: as JSON where data was asked for, elsewhere as a page.
+    """Show an error: as JSON where data was asked for, elsewhere as a page.
 
     The page shows ``shown`` instead of the reason, where that is given.
     """
