@@ -58,18 +58,18 @@ _T = TypeVar("_T")
 class GitSource:
     """A branch on any Git server: over HTTPS, SSH or Git's own port.
 
-    Asking for changes reads the branch's commit alone. Where it has changed, the files
-    of this one commit are downloaded, without history, into a temporary folder that is
-    gone again when they are read. There is no quota; contents are what their SHAs say.
+    Asking for changes reads the branch's commit alone. If it has changed, the files of
+    this one commit are downloaded, without history, into a temporary folder that is
+    removed when they are read. There is no quota; contents are checked by their SHAs.
 
     Credentials are part of the URL (``https://user:token@host/repo.git``) and shown in
     no text. SSH uses the keys and the configuration of this machine, or the program in
-    ``GIT_SSH_COMMAND``, and asks nothing. Redirects are not followed.
+    ``GIT_SSH_COMMAND``, and never prompts. Redirects are not followed.
 
     Args:
         url: Of the repository; also ``user@host:path``.
         branch: Its name; ``""`` for the server's default branch.
-        base_path: The only folder that is looked at; ``""`` for all.
+        base_path: The only folder that is read; ``""`` for all.
         timeout: Seconds without an answer; a whole download may last twenty times that.
 
     Raises:
@@ -87,7 +87,6 @@ class GitSource:
         self._read: tuple[Head, dict[str, bytes]] = Head(""), {}
 
     def __repr__(self) -> str:
-        """Show the name, and nothing that is secret."""
         return f"GitSource({self.name!r})"
 
     @property
@@ -98,17 +97,15 @@ class GitSource:
     async def head(self) -> Head:
         """Ask for the commit of the branch.
 
-        Raises:
-            SourceError: There is no answer, no such branch, or no right to read it.
+        SourceError if there is no answer, no such branch, or no right to read it.
         """
         return Head(await self._call(self._ask_head))
 
     async def tree(self, head: Head) -> Sequence[SourceFile]:
         """Download the files of the commit, and list those in YAML.
 
-        Raises:
-            SourceError: The download is not complete, the branch has moved since, or
-                there is no such folder.
+        SourceError if the download is not complete, the branch has moved since, or
+        there is no such folder.
         """
         files, contents = await self._call(partial(self._download, head.commit))
         self._read = head, contents
@@ -125,12 +122,12 @@ class GitSource:
             yield file, error if found is None else found
 
     async def aclose(self) -> None:
-        """Forget what was downloaded; nothing else is open between two calls."""
+        """Forget what was downloaded; no connection is open between two calls."""
         self._read = Head(""), {}
         self._threads.close()
 
     async def _call(self, function: Callable[[], _T]) -> _T:
-        """Run what blocks in a thread, and translate whatever it raises."""
+        """Run a blocking function in a thread, and translate whatever it raises."""
         longest = self._timeout * LONGEST
         try:
             with anyio.fail_after(longest):
@@ -165,7 +162,7 @@ class GitSource:
             )
 
     def _make_pool(self, ends: ExitStack) -> Any:
-        """Make connections whose answers are closed also where dulwich raises."""
+        """Make connections whose responses are closed also where dulwich raises."""
         make = cast("Any", default_urllib3_manager)
         pool = make(None, base_url=self._url, timeout=self._timeout)
         pool.connection_pool_kw["retries"] = False  # nor redirects
@@ -225,7 +222,7 @@ class GitSource:
     def _read_files(
         self, repo: Repo, commit: ObjectID
     ) -> tuple[list[SourceFile], dict[str, bytes]]:
-        """Read the YAML files of a commit; a missing object ends it."""
+        """Read the YAML files of a commit; a missing object raises."""
         start = repo[commit]
         assert isinstance(start, Commit)  # noqa: S101 - a branch is of commits
         tree, mode, prefix = start.tree, stat.S_IFDIR, ""
@@ -255,7 +252,7 @@ class GitSource:
 
 
 def _check_url(url: str) -> str:
-    """Refuse what is no address of a Git server; give its password as it is written."""
+    """Refuse what is no address of a Git server; give the password as it is written."""
     rule = "it is written https://host/repo.git, ssh://user@host/repo.git or user@host:path"
     try:
         parts = urlsplit(url)

@@ -91,7 +91,7 @@ class GitHubSource:
             (and write) contents. GitHub allows 5,000 requests an hour with a token, 60
             without. No text shows it.
         base_url: The address of the API; for GitHub Enterprise ``https://host/api/v3``.
-        base_path: The only folder that is looked at; ``""`` for all.
+        base_path: The only folder that is read; ``""`` for all.
         timeout: Seconds for one answer; a long one has more, by its bytes.
         max_wait: Seconds for which one request waits for the end of a rate limit.
         pause: Seconds before the second attempt; doubled for each one after it.
@@ -126,7 +126,6 @@ class GitHubSource:
         self._seen = "", ""  # the branch's ETag and commit
 
     def __repr__(self) -> str:
-        """Show the name, and nothing that is secret."""
         return f"GitHubSource({self.name!r})"
 
     @property
@@ -137,8 +136,7 @@ class GitHubSource:
     async def head(self) -> Head:
         """Ask for the commit of the branch, in one request.
 
-        Raises:
-            SourceError: There is no answer, no such branch, or no right to read it.
+        SourceError if there is no answer, no such branch, or no right to read it.
         """
         ref = f"heads/{self.branch}" if self.branch else "HEAD"
         path = f"/commits/{quote(ref)}"
@@ -151,8 +149,7 @@ class GitHubSource:
     async def tree(self, head: Head) -> Sequence[SourceFile]:
         """List the YAML files of a commit; a list that GitHub cuts is read by folders.
 
-        Raises:
-            SourceError: The list is not complete, or there is no such folder.
+        SourceError if the list is not complete, or there is no such folder.
         """
         async with self._api.open() as client:
             start, folder = head.commit, ""
@@ -210,7 +207,7 @@ class GitHubSource:
                     failed = IN_A_ROW if error.retry_after is not None else 0
                 for path, text in found.items():
                     yield left.pop(path), text
-            for file in left.values():  # also those that an archive leaves out
+            for file in left.values():  # also files that an archive leaves out
                 if failed < IN_A_ROW:
                     content = await self._fetch_blob(client, file)
                     is_limit = getattr(content, "retry_after", None) is not None
@@ -296,7 +293,7 @@ class GitHubSource:
         raise SourceConflictError(self.name, path, ours=content, theirs=theirs)
 
     async def aclose(self) -> None:
-        """Nothing is open between two calls."""
+        """Do nothing: no connection is open between two calls."""
 
 
 def _as_it_is(answer: Answer) -> Answer:
@@ -318,7 +315,7 @@ def _check_sha(text: object) -> str:
 
 
 def _read_tree(answer: Answer) -> _Listing:
-    """Read a list of files; one that does not say that it is complete is none."""
+    """Read a list of files; one that does not say that it is complete is refused."""
     told = decode_object(answer.body)
     files: list[SourceFile] = []
     folders: dict[str, str] = {}
@@ -339,7 +336,7 @@ def _read_tree(answer: Answer) -> _Listing:
 
 
 class _Unpacked(gzip.GzipFile):
-    """Ends where no archive of manifests does."""
+    """A stream that fails where it is longer than any archive of manifests."""
 
     def read(self, size: int | None = -1) -> bytes:
         if self.tell() > MAX_UNPACKED:
@@ -352,7 +349,7 @@ def _unpack(body: bytes, wanted: Mapping[str, SourceFile]) -> dict[str, bytes]:
     """Take files out of an archive, in memory.
 
     Stricter than the filter ``data`` of tarfile: only regular files that the commit
-    lists, of the size and with the SHA that it says. All else is passed over.
+    lists, with the size and the SHA of that list. All else is skipped.
     """
     found: dict[str, bytes] = {}
     try:
@@ -375,7 +372,7 @@ def _unpack(body: bytes, wanted: Mapping[str, SourceFile]) -> dict[str, bytes]:
 
 
 def _write_yaml(manifest: AssetManifest, path: str) -> bytes:
-    """Write what reads back as the same manifest, texts of several lines as blocks."""
+    """Write YAML that reads back as the same manifest, long texts as blocks."""
     data = manifest.model_dump(exclude_unset=True)
     stream, yaml = io.BytesIO(), cast("Any", YAML())  # which is not typed throughout
     cast("Any", scalarstring).walk_tree(data)

@@ -70,11 +70,11 @@ _make_tls: Final = cache(httpx2.create_ssl_context)  # takes some 50 ms
 
 
 class _PassingError(SourceError):
-    """May be over at the next attempt; ``retry_after`` says when, if GitHub does."""
+    """A failure that may be over at the next attempt, or after ``retry_after``."""
 
 
 class _QuietURL(httpx2.URL):
-    """Has no query as text: that of an archive is a password, and addresses are logged."""
+    """A URL that hides its query: an archive's is a password, and URLs are logged."""
 
     def __str__(self) -> str:
         return super().__str__().partition("?")[0]
@@ -82,7 +82,7 @@ class _QuietURL(httpx2.URL):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One request; ``also`` are statuses that are answers, too."""
+    """One request; statuses in ``also`` count as answers, too."""
 
     path: str
     method: str = "GET"
@@ -104,7 +104,7 @@ class Answer:
 
     @property
     def message(self) -> str:
-        """What the server says to it, if it is an error."""
+        """The server's message, if the answer is an error."""
         try:
             return str(decode_object(self.body).get("message", ""))[:200]
         except ContractError:
@@ -135,19 +135,10 @@ def _parse_date(text: str) -> float:
 
 
 class GitHubApi:
-    """Asks the API of one repository.
+    """The API of one repository; arguments as of ``GitHubSource``.
 
-    Args:
-        repo: ``owner/name``.
-        branch: For the name.
-        token: Sent to the host of the address alone, and shown in no text.
-        base_url: The address of the API.
-        timeout: Seconds for one answer; a long one has more, by its bytes.
-        max_wait: Seconds for which one request waits for the end of a rate limit.
-        pause: Seconds before the second attempt; doubled for each one after it.
-
-    Raises:
-        ConfigurationError: An argument breaks its rule.
+    ``branch`` is only a part of the name. The token is sent to the host of ``base_url``
+    alone.
     """
 
     def __init__(
@@ -176,7 +167,7 @@ class GitHubApi:
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[Client]:
-        """Open connections for one call, so that none is bound to a loop or a process."""
+        """Open connections for one call, bound to no other loop or process."""
         tls = await anyio.to_thread.run_sync(_make_tls)
         async with httpx2.AsyncClient(verify=tls, timeout=self._timeout) as client:
             yield client
@@ -229,7 +220,7 @@ class GitHubApi:
         return SourceError(self.name, f"{said}{_REMEDIES.get(status, '')}")
 
     async def _follow(self, client: Client, question: Question) -> Answer:
-        """Ask, and follow redirects to the same host, or for an archive to its neighbour."""
+        """Ask; follow redirects to the same host, of an archive to its neighbour."""
         url = httpx2.URL(f"{self._base}/repos/{self._repo}{question.path}")
         for _ in range(REDIRECTS):
             answer = await self._send(client, question, url)
@@ -250,7 +241,7 @@ class GitHubApi:
     async def _send(
         self, client: Client, question: Question, url: httpx2.URL
     ) -> Answer:
-        """Send one request; an answer that stops coming, or is too long, is an error."""
+        """Send one request; an answer that stops arriving or is too long raises."""
         headers = {
             "Accept": question.accept,
             "Accept-Encoding": "identity",

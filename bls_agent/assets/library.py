@@ -3,8 +3,8 @@
 Reading needs no extra. One script writes an asset: its metadata, its place in the
 category sets, its summary in the index and the record of the change are one step. On a
 Redis Cluster these keys lie in different slots. There the metadata is written first and
-deleted last, so that a reader who finds an id in the index finds the asset; a writer that
-dies in between leaves a state that the next synchronisation repairs.
+deleted last, so that a reader that finds an id in the index finds the asset; the next
+synchronisation repairs what a writer that dies in between leaves.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = [
     "portions",
 ]
 
-_Summaries: TypeAlias = list[AssetSummary]  # a method is called list, too
+_Summaries: TypeAlias = list[AssetSummary]  # a method has the name list, too
 _Results: TypeAlias = list[str | RedisUnavailableError]
 _Ids: TypeAlias = list[str]
 
@@ -70,12 +70,12 @@ FEED: Final = ASSET_FEED.locate(place=place_beside(CHANGED))
 REPORT: Final = ASSET_REPORT.locate(place=place_beside(STATE))
 SYNC_OWNER: Final = OWNER.locate(place=place_beside(STATE))
 
-CHANGES: Final = {"created", "updated", "deleted"}  # what a write says
+CHANGES: Final = {"created", "updated", "deleted"}  # the replies to a write
 CACHED: Final = 1_000  # assets
 PORTION: Final = 200  # assets in one write
 PORTION_BYTES: Final = 2**19
 WAIT: Final = 2.0  # seconds of one blocking read, below the deadline of a request
-LOOK: Final = 5.0  # seconds until a change by a program that knows no feed is seen
+LOOK: Final = 5.0  # seconds until a change that is not in the feed is seen
 
 
 def metadata_key(asset_id: str) -> str:
@@ -179,14 +179,9 @@ class AssetLibrary(Store):
         return [one for one in found if category in (None, one.category)]
 
     async def read_index(self) -> tuple[_Summaries, dict[str, DecodeError]]:
-        """Give all that the index holds, in one request; for whoever shows it whole.
+        """Give the whole index, sorted by id, and id → fault of the entries left out.
 
-        Returns:
-            The summaries, sorted by id, and id → what is wrong of each other entry.
-
-        Raises:
-            WrongTypeError: As :meth:`list`.
-            RedisUnavailableError: Redis cannot answer.
+        One request; raises as :meth:`list`.
         """
         pairs = pair(await self._read(INDEX, "HGETALL"))
         found: list[AssetSummary]
@@ -214,7 +209,7 @@ class AssetLibrary(Store):
             First those that hold all words in id or name, then the others, by id.
 
         Raises:
-            WrongTypeError: As :meth:`list`, as the next one.
+            WrongTypeError: As :meth:`list`.
             RedisUnavailableError: Redis cannot answer.
         """
         words = text.casefold().split()
@@ -236,7 +231,7 @@ class AssetLibrary(Store):
 
         Raises:
             ConfigurationError: The path leads elsewhere, or the SHA is empty.
-            RedisUnavailableError: Redis cannot answer. It may be saved again safely.
+            RedisUnavailableError: Redis cannot answer. Saving again is safe.
         """
         from bls_agent.assets.manifest import path_fault  # noqa: PLC0415 - an extra
 
@@ -247,11 +242,11 @@ class AssetLibrary(Store):
         return await self._write_one(AssetWrite.of(manifest, path=path, sha=sha))
 
     async def delete(self, asset_id: str) -> bool:
-        """Delete one asset, also what is left of one; say whether there was anything.
+        """Delete one asset, also what is left of one; tell whether there was anything.
 
         Raises:
             ConfigurationError: No asset can have this id.
-            RedisUnavailableError: Redis cannot answer. It may be deleted again safely.
+            RedisUnavailableError: Redis cannot answer. Deleting again is safe.
         """
         KEYS["asset_metadata"].build(id=asset_id)
         return await self._write_one(AssetWrite(asset_id)) != "same"
@@ -265,16 +260,11 @@ class AssetLibrary(Store):
     async def write(self, writes: Sequence[AssetWrite], *, token: str = "") -> _Results:
         """Write many assets, each in one step; for synchronisations.
 
-        Args:
-            writes: At most as many as :func:`portions` gives at once.
-            token: Of the lease under which it is written; checked in the same step.
-
-        Returns:
-            ``created``, ``updated``, ``deleted``, ``same``, or ``lost`` for each; the
-            error of one that was refused stands in the list.
-
-        Raises:
-            RedisUnavailableError: The connection failed; to write again is safe.
+        ``writes`` are at most as many as :func:`portions` gives at once; ``token``, of
+        the lease under which they are written, is checked in the same step. Gives
+        ``created``, ``updated``, ``deleted``, ``same`` or ``lost`` for each, or the
+        error of one that was refused. RedisUnavailableError if the connection failed;
+        writing again is safe.
         """
         if self.wires.is_cluster:
             return await self._write_to_cluster(writes)
@@ -284,7 +274,7 @@ class AssetLibrary(Store):
         ]
 
     async def _write_to_cluster(self, writes: Sequence[AssetWrite]) -> _Results:
-        """Write the keys of each asset one by one, so that readers never miss metadata."""
+        """Write each asset key by key, so that readers never miss metadata."""
         saved = [one for one in writes if one.summary]
         gone = [one for one in writes if not one.summary]
         said = await self._run_on_metadata(saved)
@@ -327,7 +317,7 @@ class AssetLibrary(Store):
                 raise reply
 
     async def sync_state(self) -> SyncState:
-        """Tell how the synchronisation is, and what the last one did.
+        """Give the state of the synchronisation, and what the last one did.
 
         Raises:
             WrongTypeError: ``asset:sync:state`` holds another type than a hash.
@@ -372,10 +362,11 @@ class AssetLibrary(Store):
     async def watch(self) -> AsyncGenerator[str]:
         """Give the ids of assets as they are created, updated or deleted.
 
-        Begins with the first change after the iteration has begun, and goes on behind
-        an outage where it stood. A change is told at least once: at once if it was made
+        Begins with the first change after the iteration has begun, and resumes after an
+        outage where it stopped. A change is given at least once: at once if it was made
         through this class, within five seconds if by another program that keeps to the
-        protocol. Whoever falls back by more than 1,000 changes misses the oldest.
+        protocol. A reader that falls behind by more than 1,000 changes misses the
+        oldest.
 
         Raises:
             RedisRefusedError: Redis refuses for good; waiting does not repair that.
@@ -401,7 +392,7 @@ class AssetLibrary(Store):
 
 
 class _Watching:
-    """Where one reader of changes stands, in the feed and in the documented list."""
+    """The place of one reader of changes, in the feed and in the documented list."""
 
     def __init__(self, wires: KeyedWires) -> None:
         self._wires = wires
@@ -428,7 +419,7 @@ class _Watching:
         return found
 
     async def _unannounced(self) -> list[bytes]:
-        """Give what the list has got since the last look and the feed has not told."""
+        """Give what the list has got since the last look and the feed has not."""
         before, (self._tail, _) = self._tail, await self._look()
         kept = min(len(before), len(self._tail))
         while kept and before[len(before) - kept :] != self._tail[:kept]:
@@ -448,7 +439,7 @@ class _Watching:
 
 
 def portions(writes: Sequence[AssetWrite]) -> Iterator[list[AssetWrite]]:
-    """Divide writes so that each part travels and is executed in a moment."""
+    """Divide writes so that each portion is sent and executed in a moment."""
     part: list[AssetWrite] = []
     size = 0
     for write in writes:
@@ -467,7 +458,7 @@ def _holds(text: str, words: Sequence[str]) -> bool:
 
 
 def _exactly(rows: Any, count: int) -> list[JSONObject]:
-    """Make sure that so many values were so many objects."""
+    """Check that so many values are so many objects."""
     if len(rows) != count or any(type(row) is not dict for row in rows):
         raise DecodeError("not_an_asset", b"")
     return cast("list[JSONObject]", rows)
@@ -485,7 +476,7 @@ def _outcome_of(reply: Reply) -> str | RedisUnavailableError:
 
 
 def _taken(reply: Reply, key: str, expected: str) -> Any:
-    """Give a reply of many that stands for itself, or raise what stands there."""
+    """Give one reply of several, or raise the error that stands in its place."""
     if isinstance(reply, RedisUnavailableError):
         if reply.kind == "wrong_type":
             raise WrongTypeError(key, expected) from reply

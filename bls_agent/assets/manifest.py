@@ -1,4 +1,4 @@
-"""The manifest of an asset: what it may say, and how Redis holds it. No I/O."""
+"""The manifest of an asset: what it may hold, and how Redis holds it. No I/O."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _PATH_RULES: Final[tuple[tuple[Callable[[str], object], str], ...]] = (
 
 
 def path_fault(path: str) -> str:
-    """Say which rule a path inside of a repository breaks; ``""`` if none."""
+    """Name the rule that a path inside of a repository breaks; ``""`` if none."""
     return next((rule for broken, rule in _PATH_RULES if broken(path)), "")
 
 
@@ -315,11 +315,9 @@ _PARTS: Final[Mapping[str, type[BaseModel]]] = {
 def metadata_fields(manifest: AssetManifest, path: str, sha: str) -> dict[str, bytes]:
     """Give the fields of ``asset:metadata:{id}``, without its two times.
 
-    Optional fields that are empty are left out. JSON has the order of the document,
-    other fields behind, no blanks, and text as it is.
-
-    Raises:
-        ConfigurationError: A value cannot be written as JSON.
+    Optional fields that are empty are left out. JSON has the fields in the document's
+    order, other fields behind, no blanks, and text as it is. ConfigurationError if a
+    value cannot be written as JSON.
     """
     parts = manifest.model_dump(
         include={"config_schema", "agent_specs", "runtime"}, exclude_unset=True
@@ -358,8 +356,8 @@ def parse_manifest(content: bytes, path: str) -> AssetManifest:
 
     Args:
         content: The file: UTF-8, at most 256 KB, 64 levels, 10,000 values and 100
-            aliases, with what the aliases stand for counted in.
-        path: Where it lies in its repository; said in the faults.
+            aliases; an alias counts with the values that it stands for.
+        path: Its place in the repository; named in the faults.
 
     Raises:
         ManifestError: With every fault of the file.

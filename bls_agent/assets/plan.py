@@ -39,7 +39,7 @@ class SyncPlan:
         updated: Ids that are written again.
         deleted: Ids that no file describes any more.
         kept: Ids that are left alone because their file is broken or the case unclear.
-        broken: What is wrong with the files.
+        broken: Faults of the files.
         refusal: Why it must not be executed, or ``""``.
         total: Assets afterwards.
     """
@@ -139,15 +139,12 @@ def make_plan(
     *,
     force: bool = False,
 ) -> SyncPlan:
-    """Decide what to write and what to delete. No I/O.
+    """Decide what to write and what to delete.
 
-    Args:
-        commit: The commit of the files.
-        files: All manifests of the commit that may be read.
-        known: All assets of the library.
-        manifests: Path → what was read, for files that are new, changed or forced.
-        faults: Of files that could not be used.
-        force: Whether any number of deletions is right.
+    ``files`` are all manifests of the commit that may be read, ``known`` all assets of
+    the library. ``manifests`` holds, by path, what was read of files that are new,
+    changed or forced; ``faults`` are of files that could not be used. ``force`` allows
+    any number of deletions.
     """
     shas = {file.path: file.sha for file in files}
     broken_paths = {fault.path for fault in faults}
@@ -190,10 +187,10 @@ def make_plan(
 def _unclear(
     gone: set[str], known: Sequence[KnownAsset], faults: Sequence[ManifestFault]
 ) -> set[str]:
-    """Find those that no file describes, but that a broken file may describe.
+    """Find assets that no intact file describes, but that a broken file may describe.
 
-    That is the file of the asset itself, or one that names it. A broken file that is new
-    and names no asset could be any of them, moved and damaged at once.
+    That is the file of the asset itself, or one that names it. A broken file that is
+    new and names no asset could be any of them, moved and damaged at once.
     """
     places = {one.path for one in known}
     if any(not fault.id and fault.path not in places for fault in faults):

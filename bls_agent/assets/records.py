@@ -1,4 +1,4 @@
-"""What the asset library holds, as values: read tolerantly, written to the byte. No I/O."""
+"""What the asset library holds: read tolerantly, written to the byte. No I/O."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DIGITS: Final = 20  # of a number of 64 bit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asset:
-    """Everything that the library holds of one asset.
+    """All that the library holds of one asset.
 
     Attributes:
         id: Its name in the library.
@@ -44,11 +44,11 @@ class Asset:
         description: What it does, or ``""``.
         author: Or ``""``.
         config_schema: The settings that a user fills in.
-        agent_specs: What a language model is told, ``None`` if there is nothing.
+        agent_specs: What a language model gets, ``None`` if there is nothing.
         runtime: What runs it, ``None`` if nothing does. It is never executed here.
         github_path: Its manifest in the repository.
         github_sha: SHA of that file, by which a change is noticed.
-        created_at: Unix seconds, ``None`` if nothing readable stands there.
+        created_at: Unix seconds, ``None`` if no readable time is stored.
         updated_at: The same.
     """
 
@@ -68,10 +68,9 @@ class Asset:
 
     @classmethod
     def read(cls, pairs: Mapping[bytes, bytes]) -> Self:
-        """Read the fields of a hash; those that nobody knows are left out.
+        """Read the fields of a hash; unknown ones are left out.
 
-        Raises:
-            DecodeError: A field that is needed is missing, or one is not readable.
+        DecodeError if a field that is needed is missing, or one is not readable.
         """
         found: dict[str, Any] = {}
         for needed in ("id", "version", "category", "name"):
@@ -109,20 +108,12 @@ class AssetSummary(NamedTuple):
 
     @classmethod
     def read(cls, asset_id: bytes, payload: bytes) -> Self:
-        """Read a value of the index.
-
-        Raises:
-            DecodeError: It is no such object, or that of another asset.
-        """
+        """Read a value of the index; DecodeError if it is none, or of another asset."""
         return cls.of(asset_id, decode_object(payload), payload)
 
     @classmethod
     def of(cls, asset_id: bytes, fields: JSONObject, payload: bytes = b"") -> Self:
-        """Check a value of the index that was decoded before.
-
-        Raises:
-            DecodeError: As :meth:`read`.
-        """
+        """Check an index value that was decoded before; raises as :meth:`read`."""
         get = fields.get
         found = cls(
             get("id", ""), get("name", ""), get("category", ""), get("version", ""),
@@ -148,7 +139,7 @@ class SyncReport:
         created: Ids, sorted; so the next three.
         updated: Changed, or moved to another file.
         deleted: No file of the commit describes them any more.
-        kept: Left as they were because their file is broken or the deletion is in doubt.
+        kept: Left as they were: their file is broken or the deletion is in doubt.
         broken: Files that could not be used, with the reasons.
         reason: Why it failed, else ``""``.
         seconds: How long it took.
@@ -172,11 +163,7 @@ class SyncReport:
 
     @classmethod
     def read(cls, payload: bytes) -> Self:
-        """Read the report of the last synchronisation.
-
-        Raises:
-            DecodeError: It is none.
-        """
+        """Read the report of the last synchronisation; DecodeError if it is none."""
         found = decode_object(payload)
         try:
             values: dict[str, Any] = {
@@ -199,7 +186,7 @@ _KINDS: Final[Mapping[str, Any]] = {"str": str, "int": int, "float": (int, float
 
 
 def _check_types(kind: type[Any], values: Mapping[str, Any]) -> None:
-    """Refuse what somebody else wrote there: whoever shows it relies on the types."""
+    """Refuse types that another program may have written; readers rely on these."""
     for one in fields(kind):
         expected = _KINDS.get(str(one.type), object)
         texts = values.get(one.name, ()) if one.name in _LISTS else ()
@@ -212,7 +199,7 @@ def _check_types(kind: type[Any], values: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncState:
-    """What ``asset:sync:state`` says, and the last report.
+    """The content of ``asset:sync:state``, and the last report.
 
     Attributes:
         last_sync_time: Unix seconds of the last complete synchronisation, or ``None``.
@@ -252,7 +239,7 @@ class AssetWrite(NamedTuple):
 
     @property
     def size(self) -> int:
-        """About how many bytes travel."""
+        """About how many bytes are sent."""
         return 500 + len(self.summary) + sum(map(len, self.fields.values()))
 
     def arguments(self, token: str) -> list[Argument]:
@@ -267,12 +254,12 @@ class AssetWrite(NamedTuple):
 
 
 def pair(reply: Reply) -> dict[bytes, bytes]:
-    """Make pairs of fields and values that come in turn."""
+    """Make pairs of fields and values that alternate."""
     return dict(zip(reply[::2], reply[1::2], strict=True))
 
 
 def read_text(payload: bytes) -> str:
-    """Read a text; what is no UTF-8 shows as such."""
+    """Read a text; bytes that are no UTF-8 are shown as such."""
     return payload.decode("utf-8", "replace")
 
 

@@ -42,7 +42,7 @@ _BRANCH: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a source holds at one moment.
+    """The content of a source at one moment.
 
     Attributes:
         commit: SHA of the commit at the branch's head; recorded as ``last_commit_sha``.
@@ -78,21 +78,21 @@ class Source(Protocol):
 
     Attributes:
         name: For people, without credentials.
-        base_path: The folder that is looked at, relative to the root; ``""`` for all.
+        base_path: The only folder that is read, relative to the root; ``""`` for all.
     """
 
     @property
     def name(self) -> str:
-        """Say where it is, without credentials."""
+        """Where it is, without credentials."""
         ...
 
     @property
     def base_path(self) -> str:
-        """Give the only folder that is looked at."""
+        """The only folder that is read."""
         ...
 
     async def head(self) -> Head:
-        """Tell what there is now, as cheaply as possible: one request."""
+        """Read what there is now, as cheaply as possible: one request."""
         ...
 
     async def tree(self, head: Head) -> Sequence[SourceFile]:
@@ -104,7 +104,7 @@ class Source(Protocol):
     ) -> AsyncGenerator[tuple[SourceFile, bytes | SourceError]]:
         """Give the contents of some files of this very commit, in any order.
 
-        A file that cannot be had comes with its error; the others go on. Whoever asks
+        A file that cannot be read comes with its error; the others go on. The caller
         compares each content with :attr:`SourceFile.sha`.
         """
         ...
@@ -115,12 +115,7 @@ class Source(Protocol):
 
 
 def blob_sha(content: bytes, *, like: str = "") -> str:
-    """Give the SHA of a file as Git computes it.
-
-    Args:
-        content: The file.
-        like: A SHA of the same repository: one of 64 digits is SHA-256.
-    """
+    """Give the SHA of a file as Git computes it; like a SHA of 64 digits by SHA-256."""
     kind = hashlib.sha256 if len(like) > SHA1 else hashlib.sha1
     digest = kind(b"blob %d\0" % len(content), usedforsecurity=False)
     digest.update(content)
@@ -136,7 +131,7 @@ class DirectorySource:
 
     Args:
         path: The root of the repository, to which all paths are relative.
-        base_path: The folder below it that is looked at.
+        base_path: The only folder below it that is read.
 
     Raises:
         ConfigurationError: There is no such folder.
@@ -159,18 +154,13 @@ class DirectorySource:
     async def head(self) -> Head:
         """Read all manifests and remember their SHAs.
 
-        Raises:
-            SourceError: The folder cannot be read.
+        SourceError if the folder cannot be read.
         """
         self._seen = await anyio.to_thread.run_sync(self._look)
         return self._seen[0]
 
     async def tree(self, head: Head) -> Sequence[SourceFile]:
-        """Give the files of the last look.
-
-        Raises:
-            SourceError: There was another look since.
-        """
+        """Give the files of the last :meth:`head`; SourceError for an earlier one."""
         if head != self._seen[0]:
             raise SourceError(self.name, "the folder was read again since")
         return self._seen[1]
@@ -178,7 +168,7 @@ class DirectorySource:
     async def fetch(
         self, head: Head, files: Sequence[SourceFile]
     ) -> AsyncGenerator[tuple[SourceFile, bytes | SourceError]]:
-        """Read files; the SHA shows which have changed since the last look."""
+        """Read files; the SHA shows which have changed since :meth:`head`."""
         del head  # a folder has no past
         for file in files:
             try:
@@ -189,7 +179,7 @@ class DirectorySource:
                 yield file, content
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
     def _look(self) -> tuple[Head, list[SourceFile]]:
         try:
@@ -233,7 +223,7 @@ class DirectorySource:
 
 
 def is_manifest_path(path: str) -> bool:
-    """Tell whether a file may be a manifest: YAML, and neither hidden nor in such a folder."""
+    """Tell whether a file may be a manifest: YAML, and no part of its path hidden."""
     hidden = any(part.startswith(".") and part.strip(".") for part in path.split("/"))
     return path.lower().endswith((".yaml", ".yml")) and not hidden
 

@@ -1,8 +1,8 @@
 """Makes the library equal to a source: first a plan, without I/O, then its execution.
 
 A file that cannot be used keeps its asset. What is not certain is not deleted. The
-commit is recorded last, and only if everything before it succeeded, so that whatever
-was left undone is done by the next synchronisation.
+commit is recorded last, and only if everything before it succeeded, so that the next
+synchronisation does what was left undone.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class SyncStep:
     Attributes:
         phase: ``read`` (the list of files), ``download`` or ``write``.
         done: Files or assets so far.
-        total: Of so many.
+        total: All files or assets of the phase.
         size: Bytes downloaded so far.
     """
 
@@ -98,8 +98,8 @@ class AssetSync:
 
     One synchronisation runs at a time, whatever the number of processes: a lease of 15
     seconds beside ``asset:sync:state`` is renewed while it runs, and each write checks
-    it in the same step (not on a Redis Cluster, where it is looked at before). The
-    lease of a dead process ends by itself.
+    it in the same step (on a Redis Cluster, before the step). The lease of a dead
+    process ends by itself.
 
     Args:
         redis: A URL, a client of redis-py or a ``ProjectAgent``, whose log then gets
@@ -156,8 +156,8 @@ class AssetSync:
             dry_run: Write nothing, take no lease, and report the plan.
 
         Returns:
-            What was done. A failure of the source, a broken file and an unclear deletion
-            end as ``failed``, with the reasons; everything else is up to date then.
+            What was done. A failure of the source, a broken file or an unclear deletion
+            ends as ``failed``, with the reasons; everything else is up to date then.
 
         Raises:
             LeaseHeldError: Another synchronisation runs, and still does after the wait.
@@ -235,7 +235,7 @@ class AssetSync:
                     await lease.give_back()
 
     async def _report(self, lease: Lease | None, *, force: bool) -> SyncReport:
-        """Synchronise while the lease is renewed; failures of the source are a report."""
+        """Synchronise under the renewed lease; a failure of the source is a report."""
         report = SyncReport(status="failed", reason=LOST)
         failure: BaseException | None = None
         async with anyio.create_task_group() as tasks:
@@ -339,7 +339,7 @@ class AssetSync:
         sets: dict[str, set[bytes]] = {
             name: set(ids) for name, ids in zip(CATEGORIES, replies[1:], strict=True)
         }
-        # What is no text is no id: readers leave it out, and so do we.
+        # Ids that are no text are left out, as readers leave them out.
         ids = sorted(filter(_is_text, {*index, *chain.from_iterable(sets.values())}))
         reads = [("HMGET", metadata_key(one.decode()), *COMPARED) for one in ids]
         hashes = await self.library.wires.read_many(reads)
@@ -352,7 +352,7 @@ class AssetSync:
     async def _execute(
         self, plan: SyncPlan, report: SyncReport, lease: Lease
     ) -> SyncReport:
-        """Write, then delete; what is refused for one asset does not stop the others."""
+        """Write, then delete; an asset that is refused does not stop the others."""
         writes = [*plan.writes, *map(AssetWrite, plan.deleted)]
         outcomes: dict[str, list[str]] = {said: [] for said in (*CHANGES, "same")}
         faults: list[ManifestFault] = []
@@ -463,7 +463,7 @@ def _is_text(asset_id: bytes) -> bool:
 def _compare(
     asset_id: bytes, fields: Reply, summary: bytes | None, listed: Sequence[str]
 ) -> KnownAsset:
-    """Tell what is known of an asset, and whether all keys say the same of it."""
+    """Read what is known of an asset, and whether all its keys agree."""
     if isinstance(fields, RedisUnavailableError):
         if fields.kind != "wrong_type":
             raise fields

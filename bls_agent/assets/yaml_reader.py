@@ -1,4 +1,4 @@
-"""Values from YAML texts that nobody has to trust. No I/O.
+"""Values from untrusted YAML texts. No I/O.
 
 YAML is read by the core schema of YAML 1.2 and nothing beyond it: ``no`` and ``12:30``
 are texts, there are no tags, no merge keys, no dates, so that every value is one that
@@ -57,12 +57,12 @@ class YamlFault(Exception):  # noqa: N818 - becomes a ManifestError
 def _reject(
     reason: str, remedy: str = "", *, line: int = 0, at: Any = None
 ) -> NoReturn:
-    """Raise what ends the reading of a text, with the line of an event, if any."""
+    """Raise the fault of a text, with the line of an event, if any."""
     raise YamlFault(reason, remedy, _line(at) if at else line)
 
 
 class _Scanner(Scanner):
-    """Refuses too many brackets itself: it looks through all open ones at each token."""
+    """Refuses too many brackets: it goes through all open ones at each token."""
 
     def fetch_flow_collection_start(self, TokenClass: Any, to_push: str) -> None:  # noqa: N803 - ruamel's
         if self.flow_level > MAX_DEPTH:
@@ -71,7 +71,7 @@ class _Scanner(Scanner):
 
 
 class _Node:
-    """A value with how many values and levels it holds, itself counted in."""
+    """A value with the number of its values and levels, itself counted in."""
 
     __slots__ = ("height", "size", "value")
 
@@ -82,7 +82,7 @@ class _Node:
 class YamlReader:
     """Makes values of a YAML text, by the core schema of YAML 1.2.
 
-    It stands on the parser's events: a limit ends the work where it is reached, before
+    It consumes the parser's events: a limit ends the work where it is reached, before
     anything large is built.
     """
 
@@ -94,11 +94,7 @@ class YamlReader:
         self.lines: dict[Place, int] = {}
 
     def read(self) -> Any:
-        """Read the only document.
-
-        Raises:
-            YamlFault: It is none, or breaks a limit.
-        """
+        """Read the only document; YamlFault if it is none, or breaks a limit."""
         if len(self._content) > MAX_BYTES:
             _reject(f"a manifest has at most {MAX_BYTES // 1024} KB")
         try:
@@ -207,7 +203,7 @@ def _joined(value: Any, items: Sequence[_Node]) -> _Node:
 
 
 def _is(event: object, kind: type) -> bool:
-    """Ask without narrowing: what the library's types say of themselves is half known."""
+    """Check without narrowing: the library's types are only half known."""
     return isinstance(event, kind)
 
 
@@ -229,7 +225,7 @@ def _scalar(event: Any) -> str | int | float | bool | None:
 
 
 def _number(text: str, event: Any) -> int | float:
-    """Read a number that JSON can hold and every reader gets back as it was."""
+    """Read a number that JSON can hold and every reader gets back unchanged."""
     base = {"0o": 8, "0x": 16}.get(text[:2], 10)
     with suppress(ValueError):  # no integer, or thousands of digits
         number = int(text, base)

@@ -1,3 +1,3 @@
-"""From a URL or a client to replies: the one floor that knows redis-py."""
+"""From a URL or a client to replies; only this package uses redis-py."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a store reaches Redis: told in any of four ways, used in any event loop."""
+"""How a store reaches Redis: by URL, client, agent or variable, in any event loop."""
 
 from __future__ import annotations
 
@@ -20,36 +20,28 @@ __all__ = ["Access", "Store"]
 
 @runtime_checkable
 class _Connected(Protocol):
-    """Something that knows where its Redis is: a ``ProjectAgent``."""
+    """An object that knows where its Redis is: a ``ProjectAgent``."""
 
     @property
     def endpoint(self) -> Endpoint: ...
 
 
 class Access:
-    """The connections of one object that anybody may use from any event loop.
+    """The connections of one object, which may be used from any event loop.
 
-    Each event loop gets wires of its own, opened by the first request in it.
-
-    Attributes:
-        timeout: Deadline of one request in seconds.
+    Each event loop gets connections of its own, opened by the first request in it.
     """
 
     def __init__(
         self, redis: object, name: str, *, timeout: float = 5.0, strict: bool = False
     ) -> None:
-        """Remember where to; nothing is opened or read yet.
+        """Remember where Redis is; nothing is opened or read yet.
 
-        Args:
-            redis: A URL, a client of redis-py, or a ``ProjectAgent``, whose server and
-                credentials are used over connections of our own. ``None`` for
-                ``BLS_REDIS_URL``, read at the first request.
-            name: What the connections are called in CLIENT LIST.
-            timeout: Deadline of one request in seconds.
-            strict: Whether long requests and replies have no more time than that.
-
-        Raises:
-            ConfigurationError: ``redis`` is none of these, or ``timeout`` no time.
+        ``redis`` is a URL, a client of redis-py, a ``ProjectAgent`` (its server and
+        credentials, over connections of our own), or ``None`` for ``BLS_REDIS_URL``,
+        read at the first request. ``name`` is shown in CLIENT LIST, ``timeout`` is the
+        deadline of one request in seconds; if ``strict``, long requests and replies
+        have no more time than that.
         """
         self._agent = redis if isinstance(redis, _Connected) else None
         self._given = None
@@ -61,16 +53,12 @@ class Access:
         self._by_loop: LoopLocal[KeyedWires] = LoopLocal()
 
     def forget_parent(self) -> None:
-        """In a forked child: the loops are the parent's; its wires let go by themselves."""
+        """In a forked child: drop the parent's loops; wires let go by themselves."""
         self._by_loop.forget_parent()
 
     @cached_property
     def endpoint(self) -> Endpoint:
-        """Where Redis is.
-
-        Raises:
-            ConfigurationError: Nobody said, and ``BLS_REDIS_URL`` is no URL of Redis.
-        """
+        """Where Redis is; ConfigurationError if no usable URL was given."""
         from bls_agent.connection.keyed_wires import default_endpoint  # noqa: PLC0415 - 4 ms
 
         if self._agent is not None:
@@ -79,17 +67,17 @@ class Access:
 
     @property
     def known(self) -> Endpoint | None:
-        """Where Redis is, if that is known already: nothing is read for it."""
+        """Where Redis is, if that is known already; the environment is not read."""
         return self._given or self.__dict__.get("endpoint")
 
     @property
     def shown(self) -> str:
-        """Where Redis is, for a ``repr``: without credentials, nothing is read for it."""
+        """Where Redis is, without credentials; the environment is not read."""
         return self.known.address if self.known else "BLS_REDIS_URL"
 
     @property
     def wires(self) -> KeyedWires:
-        """The wires of the running event loop."""
+        """The connections of the running event loop."""
         from bls_agent.connection.keyed_wires import KeyedWires  # noqa: PLC0415 - 4 ms
 
         wires = self._by_loop.find()
@@ -103,17 +91,17 @@ class Access:
         return wires
 
     async def aclose(self) -> None:
-        """Close the connections of this event loop; the next request opens them again."""
+        """Close this event loop's connections; the next request opens them again."""
         wires = self._by_loop.pop()
         if wires is not None:
             await wires.aclose()
 
 
 class Store:
-    """Something in Redis that is used with and without ``async with``.
+    """An object in Redis that is used with and without ``async with``.
 
-    The first request opens a connection, in whatever event loop it is made; close it
-    there with :meth:`aclose` when the store was used without ``async with``.
+    The first request opens a connection in the event loop that makes it; without
+    ``async with``, close it there with :meth:`aclose`.
 
     Attributes:
         client_name: What its connections are called in CLIENT LIST.

@@ -1,11 +1,11 @@
-"""What a forked child inherits and must not touch: connections, locks, its parent's loop.
+"""What a forked child inherits and must not touch: connections, locks, event loops.
 
-A child begins with a copy of the parent's memory and with one thread. Its descriptors
-are the parent's own open files: what it writes into a connection arrives as the
-parent's, and closing a transport through its event loop takes it out of the selector
-that both share, which makes the *parent* deaf. So a child closes nothing in order.
-Whatever is registered here drops what it inherited, without calling the loop, and is
-then as if it had just been made.
+A child begins with a copy of the parent's memory and one thread. Its descriptors are
+the parent's open files: a write into a connection arrives as the parent's, and a
+transport that is closed through its event loop leaves the selector that both processes
+share, which makes the *parent* deaf. So a child closes nothing in order: what is
+registered here drops what it inherited, without calling the loop, and is then as if it
+had just been made.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Heir(Protocol):
-    """Something that a forked child inherits and that only the parent can go on using."""
+    """An object that a forked child inherits and only the parent can go on using."""
 
     def forget_parent(self) -> None:
         """Begin afresh; called in the child, in its only thread. Must not wait."""
@@ -32,13 +32,13 @@ class Heir(Protocol):
 
 
 class _Heirs:
-    """Everything in this process that has to be reset in a forked child."""
+    """All objects of this process that are reset in a forked child."""
 
     def __init__(self) -> None:
         self._by_id: WeakValueDictionary[int, Heir] = WeakValueDictionary()
         self._watching = False
         self.forks = 0  # grows before and after each fork of this process
-        # What the child must keep: a finaliser would be noisy, or worse.
+        # Objects that the child must keep: a finaliser would be noisy, or worse.
         self.inherited: list[object] = []
 
     def add(self, heir: Heir) -> None:
@@ -86,17 +86,17 @@ def keep(inherited: object) -> None:
 def count_forks() -> int:
     """Give a number that changes when this process forks.
 
-    What was opened between two equal counts has no copy in a child.
+    A socket that was opened between two equal counts has no copy in a child.
     """
     return _HEIRS.forks
 
 
 def sever(descriptor: int) -> None:
-    """Close a socket without asking its transport, which belongs to the parent's loop.
+    """Close a socket without its transport, which belongs to the parent's loop.
 
-    The number then leads to ``/dev/null``: a transport that closes it one day closes no
-    other file, what it takes out of a selector is not what the parent has put in there,
-    and nobody can put it in. Does nothing if the number is no socket (any more).
+    The descriptor then leads to ``/dev/null``: a transport that closes it later closes
+    no other file, and no selector accepts it or finds the parent's entry by it. Does
+    nothing if the descriptor is no socket (any more).
     """
     if os.name != "posix":
         return  # there are no children, and a socket is no descriptor
@@ -110,7 +110,7 @@ def sever(descriptor: int) -> None:
 def hang_up(descriptor: int) -> None:
     """Shut a connection down for every process that holds a copy of its socket.
 
-    Does nothing if the number is no socket (any more).
+    Does nothing if the descriptor is no socket (any more).
     """
     if os.name != "posix":
         return
@@ -121,10 +121,8 @@ def hang_up(descriptor: int) -> None:
 def cut_off(shown: object) -> None:
     """End a connection whose transport lives in a loop that was closed.
 
-    The socket is taken away from the transport, which then has no number to close.
-
-    Args:
-        shown: What the transport shows as its socket.
+    ``shown`` is what the transport shows as its socket. The socket is taken away from
+    the transport, which then has no descriptor to close.
     """
     real: object = getattr(shown, "_sock", None)  # asyncio's; uvloop has closed its own
     if isinstance(real, socket.socket) and real.fileno() >= 0:

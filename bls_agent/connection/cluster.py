@@ -1,7 +1,7 @@
-"""A Redis Cluster: which node serves a key, found out and found out again.
+"""A Redis Cluster: which node serves a key.
 
-The map of slots is asked of any node that is known, at a connect, unless it is fresh.
-A redirection (MOVED, ASK) goes before the map, once.
+A connect asks any known node for the map of slots, unless the map is fresh. A
+redirection (MOVED, ASK) overrides the map, once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FRESH: Final = 1.0  # seconds during which all wires believe one map
 
 
 class SlotRange(NamedTuple):
-    """Slots in a row, and the nodes that hold them, master first."""
+    """Consecutive slots and the nodes that hold them, master first."""
 
     first: int
     last: int
@@ -39,12 +39,7 @@ class SlotRange(NamedTuple):
 
 
 def read_slots(reply: Reply, asked: str) -> list[SlotRange]:
-    """Read the reply to CLUSTER SLOTS.
-
-    Args:
-        reply: As it came.
-        asked: The host that sent it: nodes may leave it open.
-    """
+    """Read the reply to CLUSTER SLOTS; a node without a host is at ``asked``."""
     ranges: list[SlotRange] = []
     for first, last, *nodes in cast("Sequence[Sequence[Reply]]", reply):
         named = tuple((_host_or(node[0], asked), node[1]) for node in nodes)
@@ -57,7 +52,7 @@ def _host_or(host: bytes | None, asked: str) -> str:
 
 
 def read_redirection(reason: str, asked: str) -> Node | None:
-    """Read where MOVED or ASK points to: ``3999 127.0.0.1:6381``, maybe without host."""
+    """Read the target of MOVED or ASK: ``3999 127.0.0.1:6381``, maybe without host."""
     host, _, port = reason.rpartition(" ")[2].rpartition(":")
     return (host or asked, int(port)) if port.isdecimal() else None
 
@@ -67,10 +62,9 @@ def _host_of(address: str) -> str:
 
 
 class ClusterMap:
-    """What is known of a cluster, for all wires of an agent together."""
+    """What is known of a cluster, shared by all connections of an agent."""
 
     def __init__(self, address: str, topology: Topology) -> None:
-        """Remember whom to ask."""
         self.address = address
         self.node = topology.node
         self._seeds = topology.seeds
@@ -79,18 +73,17 @@ class ClusterMap:
         self._fetched = float("-inf")
 
     def route(self, key: str) -> KeyRoute:
-        """Give the way to the node that serves a key."""
+        """Give the route to the node that serves a key."""
         return KeyRoute(self, slot_of(key))
 
     def distrust(self) -> None:
-        """Have the map asked anew before it is used again."""
+        """Have the map fetched anew before it is used again."""
         self._fetched = float("-inf")
 
     async def master_of(self, slot: int) -> Node:
-        """Say which node serves a slot.
+        """Give the node that serves a slot.
 
-        Raises:
-            RedisUnavailableError: No node answers, or none serves the slot.
+        RedisUnavailableError if no node answers, or if none serves the slot.
         """
         await self._refresh()
         for first, last, nodes in self._ranges:
@@ -100,7 +93,7 @@ class ClusterMap:
         raise RedisUnavailableError("cluster_down", reason, address=self.address)
 
     async def masters(self) -> list[Node]:
-        """Name every node that serves slots, each once."""
+        """Give every node that serves slots, each once."""
         await self._refresh()
         return list(dict.fromkeys(nodes[0] for _, _, nodes in self._ranges))
 
@@ -119,7 +112,7 @@ class ClusterMap:
         raise self._nobody_knows(failures)
 
     def _candidates(self) -> Iterator[Endpoint]:
-        """Give every server worth asking, once: who answered last, seeds, the others."""
+        """Give every server worth asking, once: the last to answer, seeds, others."""
         last = [] if self._last is None else [self._last]
         named = (self.node(*node) for _, _, nodes in self._ranges for node in nodes)
         seen: set[str] = set()
@@ -153,12 +146,11 @@ class ClusterMap:
 
 
 class KeyRoute:
-    """The way to the node that serves one slot."""
+    """The route to the node that serves one slot."""
 
     greeting: tuple[Request, ...] = ()
 
     def __init__(self, slots: ClusterMap, slot: int) -> None:
-        """Remember the slot."""
         self._map = slots
         self._slot = slot
         self._redirection: tuple[Node, bool] | None = None
@@ -169,7 +161,7 @@ class KeyRoute:
         return self._map.address
 
     async def find(self) -> Place:
-        """Follow the last redirection, once; else the map."""
+        """Follow the last redirection, once; else use the map."""
         redirection, self._redirection = self._redirection, None
         if redirection is not None:
             node, asking = redirection
@@ -177,7 +169,7 @@ class KeyRoute:
         return Place(self._map.node(*await self._map.master_of(self._slot)))
 
     def check(self, replies: Sequence[Reply]) -> None:
-        """Nothing was asked: a node that does not serve the slot says so itself."""
+        """Accept the node: one that does not serve the slot redirects by itself."""
 
     def look_anew(self, error: RedisUnavailableError | None = None) -> None:
         """Distrust the map; remember where a redirection pointed to."""
@@ -188,19 +180,19 @@ class KeyRoute:
             self._redirection = (node, error.kind == "ask") if node else None
 
     def explain(self, error: RedisUnavailableError) -> RedisUnavailableError:
-        """Nothing to add."""
+        """Give the error as it is."""
         return error
 
     async def look(self) -> Endpoint | None:
-        """Ask the cluster who serves the slot now."""
+        """Ask the cluster which node serves the slot now."""
         try:
             return self._map.node(*await self._map.master_of(self._slot))
         except RedisUnavailableError:
             return None
 
     async def glance(self, server: Endpoint) -> bool:  # noqa: ARG002 - it would say so
-        """A node that serves a slot no more redirects by itself."""
+        """Give ``False``: a node that serves a slot no more redirects by itself."""
         return False
 
     async def aclose(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: no connection is kept open."""

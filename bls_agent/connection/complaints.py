@@ -1,4 +1,4 @@
-"""What the host's log is told while Redis refuses: each cause once, then once a minute."""
+"""Warnings in the host's log while Redis refuses: per cause at most one a minute."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["Complaints", "nobody_listens", "show_log"]
 logger = logging.getLogger(__name__)
 
 REMIND_EVERY: Final = 60.0  # seconds between two warnings of the same cause
-MOST_TOPICS: Final = 1_000  # before those that may be said again are forgotten
+MOST_TOPICS: Final = 1_000  # causes to remember, before the expired ones are dropped
 
-# What depends on the request. Everything else is a state of the server, which all
-# parts of an agent meet at the same time: that is said once for all of them.
+# Failures that depend on the request. All others are a state of the server, which all
+# connections of an agent meet at the same time: one warning stands for all.
 _OF_REQUEST: Final = frozenset({"unknown_command", "unsupported", "refused"})
 
 _REDIRECTIONS: Final = frozenset({"moved", "ask"})
 _SAME: Final = {"role_changed": "read_only"}  # the same event, seen while waiting
 
 
-# What to do, for whoever reads it; of a connection that cannot be made, or is refused.
+# The remedy in the warning, where a connection cannot be made or is refused.
 _REMEDIES: Final = {
     "auth": "User and password stand in the URL, redis://user:password@host:6379/0, "
     "which redis= or BLS_REDIS_URL gives.",
@@ -36,7 +36,7 @@ _REMEDIES: Final = {
 
 
 def nobody_listens(name: str) -> bool:
-    """Tell whether nobody has configured logging for a logger: nobody reads what it says.
+    """Tell whether no handler of the host would show what a logger writes.
 
     A handler that ships records to Redis does not count (``ships_away``).
     """
@@ -50,7 +50,7 @@ def nobody_listens(name: str) -> bool:
 
 @contextmanager
 def show_log() -> Generator[None]:
-    """Show the package's log on standard error meanwhile, if nobody configured logging."""
+    """Show the package's log on standard error, if logging is not configured."""
     logger = logging.getLogger("bls_agent")
     if not nobody_listens(logger.name):
         yield
@@ -66,40 +66,27 @@ def show_log() -> Generator[None]:
 
 
 class Complaints:
-    """Says what is wrong with Redis, for all parts of one agent together.
-
-    Attributes:
-        quiet: Whether it says nothing at all.
-    """
+    """Warns of what is wrong with Redis, for all connections of one agent together."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing was said so far.
-
-        Args:
-            clock: Gives seconds that only grow.
-        """
         self._clock = clock
         self._said_at: dict[str, float] = {}
-        self.quiet = False
+        self.quiet = False  # whether it logs nothing at all
 
     def say(self, consequence: str, error: BlsError) -> bool:
-        """Say what a failure means, unless its cause was said within the last minute.
+        """Log what a failure means, unless its cause was logged within the last minute.
 
-        Args:
-            consequence: What does not work; for failures of a single request.
-            error: The failure.
-
-        Returns:
-            Whether it was said.
+        ``consequence`` says what does not work, for failures of a single request.
+        Returns whether the failure was logged.
         """
         if isinstance(error, WrongTypeError):
             return self._say_now(f"type of {error.key}", "%s: %s", consequence, error)
         if not isinstance(error, RedisUnavailableError):
             return self._say_now(consequence, "%s: %s", consequence, error)
         if error.kind in _REDIRECTIONS:
-            return False  # nothing is wrong: it is asked elsewhere
+            return False  # nothing is wrong: the request is sent elsewhere
         if error.kind == "no_permission" and not error.connecting:
-            return False  # :meth:`hear` has said it, by name
+            return False  # :meth:`hear` has logged it, by name
         if error.kind in _OF_REQUEST:
             topic = f"{consequence} {error.kind}"
             return self._say_now(topic, "%s: %s", consequence, error)
@@ -110,7 +97,7 @@ class Complaints:
         return self._say_now(topic, text, error)
 
     def hear(self, requests: Sequence[Request], replies: Sequence[Reply]) -> None:
-        """Look at replies for missing rights and say, once each, what is weaker."""
+        """Look for missing rights in replies; warn once of what each one weakens."""
         for request, reply in zip(requests, replies, strict=False):
             if not isinstance(reply, RedisUnavailableError):
                 continue
@@ -122,7 +109,7 @@ class Complaints:
 
         right = find_right(request, by_key="to run the" not in error.reason)
         if right is not None and right.extra:
-            return  # nobody is asked to grant it
+            return  # no operator needs to grant it
         shown = right.shown if right else str(request[0])
         weaker = right.weaker if right else "it is not among the rights of an agent"
         if weaker not in self._said_at and not self.quiet:

@@ -24,7 +24,7 @@ __all__ = ["Connections"]
 logger = logging.getLogger(__name__)
 
 GONE_AFTER: Final = 25.0  # seconds: TCP_USER_TIMEOUT, and behind it a read's block
-BESIDE_TIMEOUT: Final = 0.5  # seconds for a word to a server that may be gone
+BESIDE_TIMEOUT: Final = 0.5  # seconds for a request to a server that may be gone
 
 
 class Connections:
@@ -33,14 +33,6 @@ class Connections:
     A wire leads to the server of one key. On a cluster the status, the console list and
     the control list lie on different nodes, so there are four wires; elsewhere
     ``control`` is ``liveness`` and ``intake`` is ``data``, and there are three.
-
-    Attributes:
-        complaints: What the host's log is told about Redis.
-        blocking: To the control list: the wire on which a receiver waits.
-        control: To the control list: small and urgent, also about the waiting wire.
-        intake: To the control list: commands looked at and cut without waiting.
-        data: To the console list: log batches and everything that may be large.
-        liveness: To the status: never behind anything large.
     """
 
     def __init__(
@@ -52,15 +44,12 @@ class Connections:
         reconnect_max: float,
         keys: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Remember where to; nothing is opened yet.
+        """Remember where Redis is; nothing is opened yet.
 
-        Args:
-            endpoint: Where Redis is.
-            name: What every wire's name begins with.
-            timeout: Deadline of one request in seconds.
-            reconnect_max: Longest wait before the next try to connect, in seconds.
-            keys: Use (``control``, ``data``, ``liveness``) → key; on a cluster they
-                say where the wires lead to.
+        ``name`` begins the name of every wire. ``timeout`` is the deadline of one
+        request and ``reconnect_max`` the longest wait before the next try to connect,
+        both in seconds. ``keys`` maps a use (``control``, ``data``, ``liveness``) to
+        its key; on a cluster the keys decide where the wires lead to.
         """
         self.endpoint = endpoint
         self.gate = Gate(Backoff(cap=reconnect_max))
@@ -69,9 +58,11 @@ class Connections:
         self._timeout = timeout
         self._keys = keys
         self.routes = Routes(endpoint)
-        self.data = self._wire("data")
-        self.liveness = self._wire("liveness")
-        self.blocking = self._wire("blocking", "control")
+        self.data = self._wire("data")  # console list: log batches, anything large
+        self.liveness = self._wire("liveness")  # status: never behind anything large
+        self.blocking = self._wire("blocking", "control")  # a receiver waits on it
+        # To the control list: control is small and urgent, intake looks at commands
+        # and cuts them without waiting.
         if endpoint.is_cluster:
             self.control = self.intake = self._wire("control")
         else:
@@ -94,11 +85,8 @@ class Connections:
     async def beside(self, server: Endpoint | None) -> AsyncGenerator[Wire]:
         """Give a wire to this very server, which may have stopped being the right one.
 
-        Where no urgent wire leads there, one is opened for the occasion; it fails at
-        once, and not by the pace of the gate.
-
-        Args:
-            server: Which; ``None`` for the one that serves the control list.
+        Without an urgent wire to that server one is opened for the block; it fails at
+        once, not at the pace of the gate. ``None`` is the server of the control list.
         """
         if server is None or self.endpoint.topology is None:
             yield self.control
@@ -119,20 +107,16 @@ class Connections:
             await wire.aclose()
 
     async def forget_lost(self, wire: Wire, *, kill: bool) -> bool:
-        """Make the server let go of connections that this wire has lost.
+        """Make the server end the lost connections; tell whether all are harmless.
 
-        A lost connection may still be served: a BLPOP of it would eat the next
-        command, an RPUSH of it may still run. Its id may meanwhile belong to somebody
-        else, on a server that was restarted: it is only used after a look at whose it
-        is, by its name; where looking is refused it is killed by id and address together.
+        A lost connection may still be served: its BLPOP would take the next command,
+        its RPUSH may still run. After a restart of the server its id may belong to
+        another client, so the id is used only after a look at the client's name; where
+        the look is refused, the connection is killed by id and address together.
 
-        Args:
-            wire: Whose lost connections.
-            kill: CLIENT KILL them, instead of CLIENT UNBLOCK.
-
-        Returns:
-            Whether none of them can still do anything. One that the server would not
-            let go of can, for each caller, until it has been lost for 25 s.
+        ``kill`` sends CLIENT KILL instead of CLIENT UNBLOCK. A connection that the
+        server would not end counts as harmful, for each caller, until it has been lost
+        for 25 s.
         """
         gone = True
         for lost in list(wire.lost):
@@ -143,13 +127,13 @@ class Connections:
         return gone and not wire.unkilled
 
     def _may_act(self, lost: Lost) -> bool:
-        """Tell whether something that was sent over a lost connection may still arrive."""
+        """Tell whether a request sent over a lost connection may still arrive."""
         if lost.life != self.gate.lives[(lost.server or self.endpoint).address]:
             return False  # its server is gone
         return anyio.current_time() - lost.at < GONE_AFTER
 
     async def _let_go_or_leave(self, wire: Wire, lost: Lost, *, kill: bool) -> bool:
-        """Let go; what a server holds that serves the key no more may stay there."""
+        """End a lost connection; a server that serves the key no more may keep it."""
         try:
             gone = await self._let_go(wire, lost, kill=kill)
         except RedisUnavailableError as error:
@@ -177,7 +161,7 @@ class Connections:
         async with self.beside(lost.server) as beside:
             try:
                 if not await _is_served(beside, wire.name, lost.client_id):
-                    return True  # it is gone, or its id is a stranger's now
+                    return True  # it is gone, or another client has its id now
             except RedisRefusedError:  # before Redis 6.2, or without the right to look
                 if not lost.address:
                     return False
@@ -189,7 +173,7 @@ class Connections:
         return True
 
     async def leave_wrong_servers(self) -> None:
-        """Ask where each wire should lead to, and give up those that lead elsewhere."""
+        """Ask where each wire should lead to, and drop those that lead elsewhere."""
         found: dict[Route, Endpoint | None] = {}
         wrong: list[Wire] = []
         ways: dict[tuple[str, str], None] = {}
@@ -207,10 +191,10 @@ class Connections:
         for wire in wrong:
             await wire.drop()
         if wrong:
-            self.gate.on_connected()  # whoever was there first spoke to the old one
+            self.gate.on_connected()  # what it writes went to the old server
 
     def abandon(self) -> None:
-        """Let go of every wire without a word to server or loop; none opens again."""
+        """Drop every wire without calling server or loop; none opens again."""
         for wire in self.all:
             wire.forget_loop()
             wire.retired = True

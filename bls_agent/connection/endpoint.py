@@ -1,14 +1,14 @@
-"""Where Redis is: a URL or a borrowed client, understood, and new connections to it.
+"""Where Redis is: a URL or a borrowed client, and new connections to it.
 
-The only module that imports redis-py. Its defaults do not fit a guest in somebody
-else's process (a socket timeout that cuts BLPOP, ten silent retries that duplicate
-RPUSH, five round trips to connect), so connections are built from its parts:
+The only module that imports redis-py. Its defaults do not fit a guest in another
+process (a socket timeout that cuts BLPOP, ten silent retries that duplicate RPUSH, five
+round trips to connect), so connections are built from its parts:
 
 * RESP2, one round trip to connect, tight keepalive, no client-side retry;
 * no socket timeout: every request runs under a deadline of ours instead.
 
-From a client that the host passes in we take address, credentials, TLS and database
-and build our own connections; the client itself is never blocked on and never closed.
+A client of the host lends address, credentials, TLS and database; the connections are
+our own, and the client itself is never waited for and never closed.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ CONNECT_TIMEOUT: Final = 5.0
 
 
 def pack(requests: Iterable[Request]) -> list[bytes]:
-    """Write requests as Redis reads them: hiredis does it in half of redis-py's time."""
+    """Write requests as Redis reads them; hiredis takes half of redis-py's time."""
     write = packer()
     return [write(tuple(request)) for request in requests]
 
 
 def packer() -> Callable[[tuple[Argument, ...]], bytes]:
-    """Give what writes one request."""
+    """Give the function that writes one request."""
     hiredis: Any = import_module("hiredis")  # not at import: 3 ms
     return cast("Callable[[tuple[Argument, ...]], bytes]", hiredis.pack_command)
 
 
 def make_reader(parse_error: Callable[[str], Exception], nothing: object) -> Any:
-    """Make a parser of replies, which gives ``nothing`` while one is not complete."""
+    """Make a parser of replies; it gives ``nothing`` while a reply is not complete."""
     from redis.exceptions import InvalidResponse
 
     hiredis: Any = import_module("hiredis")
@@ -80,7 +80,7 @@ class RawConnection(Protocol):
     async def disconnect(self, nowait: bool = False) -> None: ...  # noqa: D102, FBT001, FBT002
 
 
-# What a URL or a borrowed client may say; everything else is our decision.
+# The options of a URL or a borrowed client that are used; we decide all else.
 _PLACE: Final = frozenset({"host", "port", "path", "db"})
 _CREDENTIALS: Final = frozenset({"username", "password", "credential_provider"})
 _FILES: Final = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
@@ -104,40 +104,23 @@ _OVERRULED: Final = frozenset(
 
 @dataclass(frozen=True, repr=False)
 class Topology:
-    """Several servers behind one address, and whom to ask which of them it is.
-
-    Attributes:
-        kind: Sentinel or cluster.
-        seeds: The sentinels, or some nodes of the cluster.
-        node: Gives one server of these by host and port; same credentials, same TLS.
-        service: The name under which sentinels know the master.
-    """
+    """Several servers behind one address, and which servers know the right one."""
 
     kind: Kind
     seeds: tuple[Endpoint, ...]
-    node: Callable[[str, int], Endpoint]
-    service: str = ""
+    node: Callable[[str, int], Endpoint]  # by host and port; same credentials, same TLS
+    service: str = ""  # the name under which sentinels know the master
 
 
 @dataclass(frozen=True, repr=False)
 class Endpoint:
-    """Where Redis is and how a new connection to it is made.
+    """Where Redis is and how a new connection to it is made."""
 
-    Attributes:
-        address: For messages: no credentials.
-        make: Makes a connection that is not open yet; of a topology, to the first
-            server that was named (which one is right tells ``engines.py``).
-        notes: What had to be decided otherwise than asked for; said once.
-        topology: The servers behind it; ``None`` for one server.
-        likeness: Equal for endpoints with the same address and credentials; 0 if nobody
-            knows.
-    """
-
-    address: str
-    make: Callable[[], RawConnection]
-    notes: tuple[str, ...] = ()
-    topology: Topology | None = None
-    likeness: int = 0
+    address: str  # for messages: no credentials
+    make: Callable[[], RawConnection]  # of a topology: to its first server
+    notes: tuple[str, ...] = ()  # decisions other than asked for; logged once
+    topology: Topology | None = None  # ``None`` for one server
+    likeness: int = 0  # equal for the same address and credentials; 0 if unknown
 
     def __repr__(self) -> str:
         return f"Endpoint({self.address!r})"
@@ -151,12 +134,8 @@ class Endpoint:
     def of(cls, redis: object, name: str = "redis") -> Endpoint:
         """Understand a URL, a redis-py client (asyncio or not) or an endpoint.
 
-        Args:
-            redis: Any of these.
-            name: The argument or variable that it came from, for errors.
-
-        Raises:
-            ConfigurationError: It is none of these, or its options make no sense.
+        A ConfigurationError names ``name``, the argument or variable that ``redis``
+        came from.
         """
         if isinstance(redis, Endpoint):
             return redis
@@ -206,7 +185,7 @@ def _parse(url: str, shown: str) -> dict[str, Any]:
 
 
 def _wrong_part(url: str, said: str) -> str:
-    """Say which part of a URL is wrong, and quote none: it may be a piece of a password."""
+    """Say which part of a URL is wrong, unquoted: it may be part of a password."""
     place, _, rest = url.partition("://")[2].partition("?")
     _, *after = re.split(r"[/#]", place, maxsplit=1)
     if any("@" in part for part in (*after, rest)):
@@ -293,7 +272,7 @@ def _endpoint_of_options(
     if strict and scheme == "rediss":  # the default of redis-py 5 trusts any host
         verifies = str(kept.get("ssl_cert_reqs", "required")).lower() != "none"
         kept.setdefault("ssl_check_hostname", verifies)
-    # With none at all OpenSSL asks for it at the terminal, and our event loop waits.
+    # Without a password OpenSSL prompts at the terminal, and our event loop waits.
     kept |= {name: kept.get(name) or "" for name in known & {"ssl_password"}}
     fixed = _fixed_options(known, tcp=scheme != "unix")
     try:
@@ -310,7 +289,7 @@ def _endpoint_of_options(
 
 
 def _unknown_option(name: str, options: Mapping[str, Any]) -> str:
-    """Say which option it is, unless it may be a piece of a password."""
+    """Name the unknown option, unless it may be part of a password."""
     if any("@" in str(options[other]) for other in options.keys() - _CREDENTIALS):
         return "one of its options is not understood; is a ? in a password written %3F?"
     return f"its option {name!r} is not understood"
@@ -351,7 +330,7 @@ def _endpoint_of_client(client: object) -> Endpoint:
 
 
 def _endpoint_of_sentinel_client(pool: Any, kind: type) -> Endpoint:
-    """Ask the same sentinels for the same master, over connections of our own."""
+    """Ask the client's sentinels for its master, over connections of our own."""
     from bls_agent.core.urls import address_of
 
     shown = f"Sentinel({pool.service_name!r})"
@@ -387,7 +366,7 @@ def _endpoint_of_cluster_client(nodes: Any, shown: str) -> Endpoint:
 
 
 def _endpoint_of_foreign_pool(pool: Any, kind: type) -> Endpoint:
-    """Use the client as it is: its own pool makes our connections, deadlines ours."""
+    """Have the client's own pool make the connections; the deadlines are ours."""
 
     def make() -> RawConnection:
         raw = pool.make_connection()

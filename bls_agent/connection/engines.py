@@ -1,4 +1,4 @@
-"""One server, Sentinel or a cluster: the ways to the servers of one endpoint."""
+"""One server, Sentinel or a cluster: the routes to the servers of one endpoint."""
 
 from __future__ import annotations
 
@@ -15,15 +15,10 @@ __all__ = ["Routes"]
 
 
 class Routes:
-    """The ways to the servers of one endpoint, and what is known of them together.
-
-    Attributes:
-        endpoint: What they begin with.
-        cluster: Which node serves what; ``None`` unless it is a cluster.
-    """
+    """The routes to the servers of one endpoint, with what they know in common."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        """Choose by the endpoint; nothing is asked yet."""
+        """Choose by the endpoint; no server is asked yet."""
         self.endpoint = endpoint
         self.cluster: ClusterMap | None = None
         topology = endpoint.topology
@@ -43,5 +38,5 @@ class Routes:
             self._to = self.cluster.route
 
     def to(self, key: str) -> Route:
-        """Give the way to the server that serves a key."""
+        """Give the route to the server that serves a key."""
         return self._to(key)

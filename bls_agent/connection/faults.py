@@ -1,4 +1,4 @@
-"""What went wrong, in one word: the one table that classes every foreign error."""
+"""The one table that gives every foreign error its class."""
 
 from __future__ import annotations
 
@@ -26,17 +26,11 @@ CHAIN: Final = 10  # causes that are looked at; a chain of them may be a circle
 
 
 class Fault(NamedTuple):
-    """The class of a foreign error.
+    """The class of a foreign error."""
 
-    Attributes:
-        kind: One word for messages, counters and tests.
-        permanent: Trying again soon does not help.
-        drop: The connection must not be used again.
-    """
-
-    kind: str
-    permanent: bool
-    drop: bool
+    kind: str  # one word for messages, counters and tests
+    permanent: bool  # trying again soon does not help
+    drop: bool  # the connection must not be used again
 
 
 # Class name (anywhere in the error's ancestry), beginning of its text → fault.
@@ -54,8 +48,8 @@ _FAULTS: Final = (
     ("MovedError", "", Fault("moved", permanent=False, drop=True)),
     ("AskError", "", Fault("ask", permanent=False, drop=True)),
     ("ClusterCrossSlotError", "", Fault("cross_slot", permanent=True, drop=False)),
-    # redis-py 5 has no classes for what clusters say: the text tells.
-    # A script of Redis 6.2 hides the class of what went wrong in it.
+    # redis-py 5 has no classes for the errors of clusters: the text decides.
+    # A script of Redis 6.2 hides the class of the error in it.
     ("ResponseError", "READONLY", Fault("read_only", permanent=False, drop=True)),
     ("ResponseError", "MASTERDOWN", Fault("master_down", permanent=False, drop=True)),
     ("ResponseError", "CLUSTERDOWN", Fault("cluster_down", permanent=False, drop=True)),
@@ -95,7 +89,7 @@ _FAULTS: Final = (
 )
 
 
-# What OpenSSL says where trying again does not help; redis-py hides it in its own error.
+# Errors of OpenSSL that are permanent; redis-py hides them in its own error.
 _TLS: Final = (
     "certificate_verify_failed",
     "wrong_version_number",  # no TLS there
@@ -114,7 +108,7 @@ _IN_SCRIPT: Final = re.compile(
 
 
 def classify(error: BaseException) -> Fault:
-    """Find the class of a foreign error by the table of this module."""
+    """Find the class of a foreign error in the table of this module."""
     names = {base.__name__ for base in type(error).__mro__}
     text = _IN_SCRIPT.sub("", str(error).removeprefix("ERR ").lower(), count=1)
     if any(word in text for word in _TLS):
@@ -139,7 +133,7 @@ def translate(
         )
     fault = classify(error)
     if fault.kind == "not_redis" and not connecting:
-        # A moment ago it was Redis. Whether it still is, the next connection tells.
+        # A moment ago it was Redis; the next connection shows whether it still is.
         fault = Fault("garbled", permanent=False, drop=True)
     reason = str(error).split(ECHO, 1)[0] or type(error).__name__
     kind = RedisRefusedError if fault.permanent else RedisUnavailableError
@@ -151,7 +145,7 @@ def translate(
 
 
 def _advise(reason: str, address: str) -> str:
-    """Say what probably listens where Redis was expected, and what to write then."""
+    """Say what probably listens instead of Redis, and what to write in the URL."""
     if address.startswith("rediss") and reason == "TimeoutError":
         return "; a port without TLS keeps silent like that: is it redis://?"
     for sign, advice in _SIGNS.items():
@@ -160,7 +154,7 @@ def _advise(reason: str, address: str) -> str:
     return ""
 
 
-# What an error of a new connection holds → what listens there.
+# Text in an error of a new connection → what listens there.
 _HTTP: Final = "; an HTTP server seems to answer there: is the port right?"
 _NO_TLS: Final = "; no TLS is spoken there: is it redis:// with one s, or another port?"
 _SIGNS: Final = {
@@ -179,7 +173,7 @@ def quotes_arguments(error: BaseException) -> bool:
 
 
 def port_was_closed(error: BaseException | None) -> bool:
-    """Tell whether nobody listened: what listens there later is another process."""
+    """Tell whether the port was closed: a later listener is another process."""
     for _ in range(CHAIN):
         if error is None:
             break
@@ -197,12 +191,12 @@ def is_error_reply(error: Exception) -> bool:
 
 
 def redirects(reply: Reply) -> bool:
-    """Tell a reply that names another node; what it answers was not executed."""
+    """Tell whether a reply names another node; its request was not executed."""
     return isinstance(reply, RedisUnavailableError) and reply.kind in ("moved", "ask")
 
 
 def ends_connection(reply: Reply) -> bool:
-    """Tell an error reply after which the connection must not be used again."""
+    """Tell whether the connection must not be used after this error reply."""
     return isinstance(reply, RedisUnavailableError) and reply.kind in _DROP_KINDS
 
 

@@ -25,40 +25,30 @@ class Gate:
     """Lets one connection at a time try to reach Redis, and paces the tries.
 
     All wires of an agent share one gate: while Redis is away there is one try per
-    backoff delay, not one per wire, and when it is back the first success opens the
-    way for all. Says in the host's log that Redis is away: at once, then once a minute.
-    A password is tried at most once a minute.
-
-    Attributes:
-        failures: Tries that failed.
-        last_error: What the last failure said.
-        on_connected: Called after each success.
-        connect_time: Seconds that the last success took: some round trips.
-        complaints: What the host's log is told about Redis.
-        lives: By address; grows when a port was found closed: what listens there
-            afterwards is another process, and connection ids of the former one mean
-            nothing.
+    backoff delay, not one per wire, and the first success opens the way for all. The
+    gate logs that Redis is away, at once and then once a minute. A password is tried at
+    most once a minute.
     """
 
     def __init__(self, backoff: Backoff) -> None:
-        """Remember the backoff that paces the tries."""
         self._backoff = backoff
         self._lock = anyio.Lock()
         self._retry_at = 0.0
         self._away_since: float | None = None
         self._told = False
         self.complaints = Complaints()
-        self.connect_time = 0.0
-        self.failures = 0
+        self.connect_time = 0.0  # seconds that the last success took: some round trips
+        self.failures = 0  # tries that failed
+        # By address; grows when a port was found closed: a later listener is another
+        # process, and connection ids of the former one mean nothing.
         self.lives: Counter[str] = Counter()
         self.last_error = "nothing went wrong so far"
-        self.on_connected: Callable[[], None] = _nothing
+        self.on_connected: Callable[[], None] = _nothing  # called after each success
 
     async def enter(self, connect: Callable[[], Awaitable[T]]) -> T:
         """Run one try to connect as soon as the backoff allows it.
 
-        Raises:
-            RedisUnavailableError: The try failed; the next one waits its time.
+        RedisUnavailableError if the try failed; the next one waits its time.
         """
         async with self._lock:
             if (delay := self._retry_at - anyio.current_time()) > 0:

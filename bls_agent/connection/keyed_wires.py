@@ -30,25 +30,24 @@ if TYPE_CHECKING:
 __all__ = ["KeyedWires", "default_endpoint"]
 
 SCAN_COUNT: Final = 1_000
-FINAL: Final = ("wrong_type", "no_permission")  # another node would say the same
-ELSEWHERE: Final = ("moved", "ask", "cluster_node")  # how a node says so
+FINAL: Final = ("wrong_type", "no_permission")  # another node would give the same error
+ELSEWHERE: Final = ("moved", "ask", "cluster_node")  # another node is meant
 MANY: Final = 1_000  # requests in one write
-GLANCE: Final = 1.0  # seconds between two questions whether somebody took over
+GLANCE: Final = 1.0  # seconds between two checks for a takeover
 KEPT: Final = 8  # wires to slots of a cluster that stay open
 
 
 def default_endpoint(environ: Mapping[str, str]) -> Endpoint:
-    """Say where Redis is for a program that was not told: ``BLS_REDIS_URL``."""
+    """Read where Redis is from ``BLS_REDIS_URL``."""
     return Endpoint.of(Settings.from_env(environ).redis_url, "BLS_REDIS_URL")
 
 
 class KeyedWires:
-    """One wire for all keys; on a cluster one for each slot, the latest of them kept."""
+    """One wire for all keys; on a cluster one for each slot, the latest are kept."""
 
     def __init__(
         self, endpoint: Endpoint, name: str, *, timeout: float, strict: bool = False
     ) -> None:
-        """Remember where to; nothing is opened yet."""
         self._strict = strict
         self._routes = Routes(endpoint)
         self._name = name
@@ -73,9 +72,9 @@ class KeyedWires:
             await self._close_surplus()
 
     async def _leave_deposed(self, wire: Wire) -> None:
-        """Ask once a second whether somebody has taken over from a server that lives on.
+        """Ask once a second whether a server that still answers has been replaced.
 
-        What is written to a master that was deposed and not told yet is lost.
+        Writes to a master that was deposed and does not know it yet are lost.
         """
         now, server = anyio.current_time(), wire.server
         if server is None or not wire.connected or now < self._glance_at:
@@ -83,7 +82,7 @@ class KeyedWires:
         if await wire.route.glance(server):
             right = await wire.route.look()
             if right is None or right.address != server.address:
-                await wire.drop()  # if nobody surely knows, find out by connecting
+                await wire.drop()  # where that is not certain, a new connect decides
             return
         self._glance_at = now + GLANCE
 
@@ -100,12 +99,12 @@ class KeyedWires:
         return Wire(where, self._name, timeout=self._timeout, strict=self._strict)
 
     def waiting(self, key: str) -> Wire:
-        """Make a wire for blocking reads of a key's slot; whoever asked closes it."""
+        """Make a wire for blocking reads of a key's slot; the caller closes it."""
         route, name = self._routes.to(key), f"{self._name}:blocking"
         return Wire(route, name, timeout=self._timeout)
 
     def slot_of(self, key: str) -> int:
-        """Give the slot of a key on a cluster, 0 elsewhere: one request stays in one."""
+        """Give the slot of a key, 0 without a cluster: a request stays in one slot."""
         return slot_of(key) if self._routes.cluster else 0
 
     async def _close_surplus(self) -> None:
@@ -121,7 +120,7 @@ class KeyedWires:
                     yield key
 
     async def scan_steps(self, pattern: str | bytes) -> AsyncGenerator[list[bytes]]:
-        """The same, step by step: each gives what one SCAN found, mostly nothing."""
+        """The same in steps: each gives what one SCAN found, mostly nothing."""
         async with aclosing(self.masters()) as wires:
             async for wire in wires:
                 cursor, first = b"0", True
@@ -139,12 +138,12 @@ class KeyedWires:
 
     @property
     def openings(self) -> int:
-        """How often the connections for many keys were opened: grown, if one was lost."""
+        """How often the connections for many keys were opened; grows after a loss."""
         wires = (self._nodes if self.is_cluster else self._wires).values()
         return sum(wire.generation for wire in wires)
 
     async def masters(self) -> AsyncGenerator[Wire]:
-        """Give a wire to every server that holds keys; it stays open until the next."""
+        """Give a wire to each server that holds keys; it stays open until the next."""
         cluster = self._routes.cluster
         if cluster is None:
             async with self.to("") as wire:
@@ -157,15 +156,11 @@ class KeyedWires:
     async def call_many(self, requests: Sequence[Request]) -> list[Reply]:
         """Send many requests, each once, a thousand in one write.
 
-        Args:
-            requests: Each about keys of one slot.
+        Each request is about keys of one slot.
 
-        Returns:
-            A reply for each; an error reply stands in the list, and where keys lie on
-            several servers also the failure of one server, for all that was asked there.
-
-        Raises:
-            RedisUnavailableError: The connection failed.
+        Error replies stand in the list. Where keys lie on several servers, so does the
+        failure of one server, in place of each of its replies; elsewhere a lost
+        connection raises RedisUnavailableError.
         """
         cluster = self._routes.cluster
         if cluster is not None:
@@ -176,14 +171,7 @@ class KeyedWires:
     async def read_many(self, requests: Sequence[Request]) -> list[Reply]:
         """Send many requests that change nothing, a thousand in one write.
 
-        Args:
-            requests: Each about keys of one slot.
-
-        Returns:
-            A reply for each; an error reply stands in the list.
-
-        Raises:
-            RedisUnavailableError: The connection failed.
+        As :meth:`call_many`, but repeated after a loss.
         """
         cluster = self._routes.cluster
         if cluster is not None:
@@ -220,14 +208,14 @@ class KeyedWires:
         return replies
 
     async def _redirect(self, request: Request, reply: Reply) -> Reply:
-        """Take a reply, or ask the server to which the slot has moved: it was not done."""
+        """Give the reply, or ask where the slot has moved: the request was not run."""
         if not isinstance(reply, RedisUnavailableError) or reply.kind not in ELSEWHERE:
             return reply
         async with self.to(_decode(keys_of(request)[0])) as wire:
             return (await wire.call_many([request]))[0]
 
     async def _follow(self, request: Request, reply: Reply) -> Reply:
-        """Take a reply, or ask again where the slot has moved meanwhile."""
+        """Give the reply, or ask again where the slot has moved meanwhile."""
         if not isinstance(reply, RedisUnavailableError) or reply.kind in FINAL:
             return reply
         async with self.to(_decode(keys_of(request)[0])) as wire:
@@ -267,7 +255,7 @@ class KeyedWires:
             return await wire.call(name, _encode(key), *rest)
 
     def forget_loop(self) -> None:
-        """Be as if never opened: the loop was closed under the connections."""
+        """Become as never opened: the loop was closed under the connections."""
         for wire in [*self._wires.values(), *self._nodes.values()]:
             wire.forget_loop()
 
@@ -291,7 +279,7 @@ async def _in_portions(
 async def _by_node(
     cluster: ClusterMap, requests: Sequence[Request]
 ) -> dict[Node, list[int]]:
-    """Tell which requests go to which server, by their places in the list."""
+    """Give the server of each request: node → places in the list."""
     found: dict[Node, list[int]] = {}
     for at, request in enumerate(requests):
         node = await cluster.master_of(slot_of(_decode(keys_of(request)[0])))

@@ -1,4 +1,4 @@
-"""One thing for each event loop, asked for from all the threads in which loops run."""
+"""One object for each event loop, fetched from all threads in which loops run."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ T = TypeVar("T")
 class LoopLocal(Generic[T]):
     """Keeps what belongs to an event loop until that loop is closed.
 
-    What is kept mostly holds its loop, so that no weak reference would ever end: what
-    belongs to a closed loop is let go of when the next loop comes.
+    A kept object mostly refers to its loop, so a weak reference would never end.
+    Objects of closed loops are released when the next loop comes.
     """
 
     def __init__(self) -> None:
-        """Nothing is kept yet."""
         self.forget_parent()
 
     def forget_parent(self) -> None:
-        """In a forked child: the loops are the parent's, as who holds the lock may be."""
-        self._lock = RLock()  # a finaliser may ask while its thread keeps something
+        """In a forked child: drop the parent's loops, and the lock it may hold."""
+        self._lock = RLock()  # reentrant: a finaliser may run inside keep()
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, T]
         self._by_loop = WeakKeyDictionary()
 
@@ -42,15 +41,11 @@ class LoopLocal(Generic[T]):
         return self._by_loop.get(asyncio.get_running_loop())
 
     def keep(self, thing: T) -> list[T]:
-        """Have something belong to the running event loop.
-
-        Returns:
-            What belonged to loops that are closed; it is not kept any more.
-        """
+        """Keep an object for the running event loop; give those of closed loops."""
         import asyncio  # noqa: PLC0415 - as above
 
-        # Other threads' loops come and go: who walked through them without a lock would
-        # find the dictionary changed under his feet.
+        # Other threads' loops come and go: without the lock the dictionary would change
+        # while this thread iterates over it.
         with self._lock:
             closed = [loop for loop in list(self._by_loop) if loop.is_closed()]
             left = [self._by_loop.pop(loop) for loop in closed]
@@ -60,7 +55,8 @@ class LoopLocal(Generic[T]):
     def pop(self) -> T | None:
         """Give what belongs to the running event loop, and keep it no longer.
 
-        In a forked child that leaves its parent's block no loop runs: nothing is its own.
+        In a forked child that leaves its parent's block no loop runs, so nothing
+        belongs to it.
         """
         import asyncio  # noqa: PLC0415 - as above
 

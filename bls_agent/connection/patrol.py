@@ -1,10 +1,10 @@
-"""Notices that another server has taken over, while the old one says nothing of it.
+"""Notices that another server has taken over while the old one goes on answering.
 
 A server that was killed or demoted ends its connections, and a new one is found. One
-that hangs, or that is cut off from the others and goes on answering, does not: what is
-written there is lost when it comes back. So the sentinels, or the nodes of the cluster,
-are asked now and then, and at once when an answer is late. One sentinel is asked each
-second, because it may have made another server the master while the old one lives.
+that hangs, or is cut off from the others, does not: what is written there is lost when
+it comes back. So the sentinels, or the nodes of the cluster, are asked now and then,
+and at once when an answer is late. One sentinel is asked each second, because it may
+have made another server the master while the old one lives.
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ from bls_agent.core.backoff import jittered
 
 __all__ = ["Patrol"]
 
-ROUND: Final = 10.0  # seconds between two looks without a reason
-GLANCE: Final = 1.0  # seconds between two questions whether there is a reason
-LATE: Final = 1.0  # seconds after which an answer is a reason
-PACE: Final = 0.5  # seconds between two thoughts
+ROUND: Final = 10.0  # seconds between two checks without a reason
+GLANCE: Final = 1.0  # seconds between two glances for a reason
+LATE: Final = 1.0  # seconds after which a missing answer is a reason
+PACE: Final = 0.5  # seconds between two turns of the loop
 
 
 class Patrol:
-    """Walks round the wires of an agent; where there is one server, it stays at home."""
+    """Checks that an agent's wires lead to the right servers; idle with one server."""
 
     def __init__(self, connections: Connections) -> None:
-        """Remember what to look after."""
         self._connections = connections
         self._rng = random.Random()  # noqa: S311 - jitter, not secrets
 
     async def run(self) -> None:
-        """Look after the wires until cancelled."""
+        """Check the wires until cancelled."""
         if self._connections.endpoint.topology is None:
             return
         routes = {wire.route for wire in self._connections.all}
@@ -54,7 +53,7 @@ class Patrol:
             suspicious = False
             if now >= glance:
                 suspicious = await self._glance()
-                # Once suspicious, until the sentinels agree or it was nothing.
+                # Suspicious: glance at each turn, until the sentinels agree or it ends.
                 glance = now + (0 if suspicious else jittered(GLANCE, self._rng))
             if now >= due or suspicious or self._is_late(now):
                 await self._connections.leave_wrong_servers()

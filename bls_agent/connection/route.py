@@ -1,4 +1,4 @@
-"""Where the connection for a key is to be made: asked anew at each connect."""
+"""Where the connection for a key leads to: found anew at each connect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Node: TypeAlias = tuple[str, int]  # host and port
 _WITHOUT_KEYS: Final = frozenset({"CLIENT", "CLUSTER", "PING", "ROLE", "TIME"})
 _TWO_KEYS: Final = frozenset({"BLMOVE", "LMOVE"})
 _SCRIPTS: Final = frozenset({"EVAL", "EVALSHA"})
-_SECOND: Final = frozenset({"XINFO"})  # behind the name of what is asked
+_SECOND: Final = frozenset({"XINFO"})  # after the name of the subcommand
 
 
 def keys_of(request: Request) -> tuple[Argument, ...]:
@@ -36,23 +36,17 @@ def keys_of(request: Request) -> tuple[Argument, ...]:
 
 
 class Place(NamedTuple):
-    """Where to connect, and how to speak there.
-
-    Attributes:
-        server: One server.
-        asking: Whether each request needs ASKING in front: the slot is on its way there.
-    """
+    """Where to connect, and whether its requests need ASKING."""
 
     server: Endpoint
-    asking: bool = False
+    asking: bool = False  # each request needs ASKING: the slot migrates there
 
 
 class Route(Protocol):
-    """The way to the server that serves a key.
+    """The route to the server that serves a key.
 
-    Attributes:
-        address: For messages while no server is known: no credentials.
-        greeting: Asked on each new connection, before anything else.
+    ``address`` is for messages while no server is known, without credentials;
+    ``greeting`` is sent on each new connection before anything else.
     """
 
     @property
@@ -61,19 +55,11 @@ class Route(Protocol):
     def greeting(self) -> tuple[Request, ...]: ...  # noqa: D102
 
     async def find(self) -> Place:
-        """Say where to connect now.
-
-        Raises:
-            RedisUnavailableError: Nobody can say.
-        """
+        """Give where to connect now; RedisUnavailableError if no server can say."""
         ...
 
     def check(self, replies: Sequence[Reply]) -> None:
-        """Judge the replies to the greeting.
-
-        Raises:
-            RedisUnavailableError: This is not the server that was looked for.
-        """
+        """Check the replies to the greeting; RedisUnavailableError: wrong server."""
         ...
 
     def look_anew(self, error: RedisUnavailableError | None = None) -> None:
@@ -85,7 +71,7 @@ class Route(Protocol):
         ...
 
     async def look(self) -> Endpoint | None:
-        """Ask with care where the server is now; ``None`` if nobody surely knows."""
+        """Find with care where the server is now; ``None`` if that is not certain."""
         ...
 
     async def glance(self, server: Endpoint) -> bool:
@@ -93,32 +79,31 @@ class Route(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Let go of what :meth:`glance` has kept open."""
+        """Close the connection that :meth:`glance` has kept open."""
         ...
 
 
 class Direct:
-    """To one server, always the same."""
+    """The route to one server, always the same."""
 
     greeting: tuple[Request, ...] = ()
 
     def __init__(self, server: Endpoint) -> None:
-        """Remember the server."""
         self.address = server.address
         self._place = Place(server)
 
     async def find(self) -> Place:
-        """Say where to connect: where it always is."""
+        """Give the server."""
         return self._place
 
     def check(self, replies: Sequence[Reply]) -> None:
-        """Nothing was asked."""
+        """Accept the server: the greeting asks nothing."""
 
     def look_anew(self, error: RedisUnavailableError | None = None) -> None:
-        """There is nowhere else to look."""
+        """Do nothing: there is no other server."""
 
     def explain(self, error: RedisUnavailableError) -> RedisUnavailableError:
-        """Say what a redirection means to somebody who knows one server only."""
+        """Explain a redirection to a caller that knows one server only."""
         if error.kind not in ("moved", "ask"):
             return error
         reason = (
@@ -127,12 +112,12 @@ class Direct:
         return RedisRefusedError("cluster_node", reason, address=error.address)
 
     async def look(self) -> Endpoint | None:
-        """There is nowhere else."""
+        """Give ``None``: there is no other server."""
         return None
 
     async def glance(self, server: Endpoint) -> bool:  # noqa: ARG002 - nobody else
-        """Nobody takes over."""
+        """Give ``False``: no server takes over."""
         return False
 
     async def aclose(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: no connection is kept open."""

@@ -1,4 +1,4 @@
-"""Redis behind Sentinel: asks where the master is, and does not take its word for it.
+"""Redis behind Sentinel: finds the master and checks its role.
 
 One sentinel's answer is enough to connect, because the server itself is asked its role
 before it is used. Before an open connection is left, most sentinels have to agree.
@@ -21,23 +21,21 @@ SENTINEL_TIMEOUT: Final = 0.5  # seconds until the next sentinel is asked
 
 
 class SentinelRoute:
-    """The way to the master of one service, shared by all wires of an agent."""
+    """The route to the master of one service, shared by all wires of an agent."""
 
     greeting: tuple[Request, ...] = (("ROLE",),)
 
     def __init__(self, address: str, topology: Topology) -> None:
-        """Remember whom to ask."""
         self.address = address
         self._topology = topology
-        self._sentinels = list(topology.seeds)  # the one to be asked first stands first
+        self._sentinels = list(topology.seeds)  # in the order in which they are asked
         self._glancing: tuple[Endpoint, Wire] | None = None
 
     async def find(self) -> Place:
         """Ask the sentinels in turn; the first that knows a master is believed.
 
-        Raises:
-            RedisRefusedError: They answer, and none knows the service.
-            RedisUnavailableError: None answers.
+        RedisRefusedError if they answer and none knows the service,
+        RedisUnavailableError if none answers.
         """
         failures: list[RedisUnavailableError] = []
         answered = 0
@@ -87,14 +85,10 @@ class SentinelRoute:
         )
 
     def check(self, replies: Sequence[Reply]) -> None:
-        """Refuse a server that is no master (any more, or not yet).
-
-        Raises:
-            RedisUnavailableError: It is a replica.
-        """
+        """Refuse a server that is no master (any more, or not yet)."""
         role = replies[0]
         if isinstance(role, RedisRefusedError):
-            return  # without the right to ask: READONLY will tell
+            return  # without the right to ask: a replica answers READONLY
         if isinstance(role, RedisUnavailableError):
             raise role
         if role[0] != b"master":
@@ -102,15 +96,15 @@ class SentinelRoute:
             raise RedisUnavailableError("not_master", reason)
 
     def look_anew(self, error: RedisUnavailableError | None = None) -> None:  # noqa: ARG002
-        """After a failure the next sentinel is asked first: this one may lag behind."""
+        """Ask the next sentinel first from now on: this one may lag behind."""
         self._sentinels = [*self._sentinels[1:], *self._sentinels[:1]]
 
     def explain(self, error: RedisUnavailableError) -> RedisUnavailableError:
-        """Nothing to add."""
+        """Give the error as it is."""
         return error
 
     async def look(self) -> Endpoint | None:
-        """Ask all sentinels, and believe most of those that were named."""
+        """Ask all sentinels, and believe the master that most of them name."""
         voices: Counter[Node] = Counter()
         for sentinel in self._topology.seeds:
             try:
@@ -124,10 +118,10 @@ class SentinelRoute:
         return None
 
     async def glance(self, server: Endpoint) -> bool:
-        """Ask one sentinel, over a connection that stays open, whom it names.
+        """Ask one sentinel, over a connection that stays open, which master it names.
 
-        After ``SENTINEL FAILOVER`` the old master lives, and is told that it is none
-        any more only some 8 s later.
+        After ``SENTINEL FAILOVER`` the old master lives on, and learns only some 8 s
+        later that it is none any more.
         """
         sentinel, wire = self._glancing or (
             self._sentinels[0],
@@ -144,7 +138,7 @@ class SentinelRoute:
         return named is not None and named.address != server.address
 
     async def aclose(self) -> None:
-        """Let go of the connection for glances."""
+        """Close the connection for glances."""
         glancing, self._glancing = self._glancing, None
         if glancing is not None:
             await glancing[1].aclose()

@@ -1,11 +1,12 @@
-"""One open connection as its event loop sees it: requests written, replies parsed on arrival.
+"""One open connection in its event loop: requests written, replies parsed on arrival.
 
 redis-py connects, authenticates and does TLS; then its transport is handed to
-:class:`Channel`, which feeds hiredis where the bytes arrive. This module alone touches
-redis-py's inside (``_reader``, ``_writer``, ``_parser``; tried with redis-py 5.2 to 8.1).
+:class:`Channel`, which feeds hiredis where the bytes arrive. Only this module touches
+redis-py's private attributes (``_reader``, ``_writer``, ``_parser``; tried with 5.2 to
+8.1).
 
-* Requests of any number of tasks go out at once; their replies come in the same order. What
-  is asked while replies are awaited leaves in one write per turn of the loop.
+* Requests of any number of tasks go out at once; their replies come in the same order.
+  While replies are awaited, further requests leave in one write per turn of the loop.
 * A cancelled caller abandons its future, never the connection.
 * The oldest unanswered request has a deadline that grows with its bytes; one timer per
   connection watches it. When it is over the connection is given up.
@@ -54,19 +55,18 @@ NOTHING: Final = object()  # what hiredis gives while a reply is not complete
 class Pace:
     """How long a request may take, learnt from long ones.
 
-    So a dead link is noticed soon, and no link is too narrow for a long request. Where it is
-    strict no request has more time than the timeout.
+    So a dead link is noticed soon, and no link is too narrow for a long request. If
+    strict, no request has more time than the timeout.
     """
 
     def __init__(self, timeout: float, *, strict: bool = False) -> None:
-        """Begin with a link that is taken for fast."""
         self.timeout = timeout
         self.strict = strict
         self.long = math.inf if strict else SLOWEST * timeout  # bytes
         self._rate = FAST
 
     def time_for(self, size: int) -> float:
-        """Seconds until a request of so many bytes counts as lost."""
+        """Give the seconds until a request of so many bytes counts as lost."""
         if self.strict:
             return self.timeout
         slow = min(size / self._rate, MOST_PATIENT * self.timeout)
@@ -92,18 +92,12 @@ class Owner(Protocol):
     def route(self) -> Route: ...  # noqa: D102
 
     def note_lost(self, channel: Channel) -> None:
-        """Called when the connection ended without our will."""
+        """Record a connection that ended without our will."""
         ...
 
 
 class Batch:
-    """Requests that were sent together, and their replies so far.
-
-    Attributes:
-        future: Gets all replies at once, unless they are collected one by one.
-        refused: Whether one of them is an error.
-        posted: Whether they are: then they have no deadline.
-    """
+    """Requests that were sent together, and their replies so far."""
 
     __slots__ = (
         "began", "extended", "future", "left", "posted", "received", "refused",
@@ -122,8 +116,9 @@ class Batch:
         self.requests = requests
         self.size = size
         self.left = left
-        self.future = future
-        self.posted = posted
+        self.future = future  # gets all replies at once, unless they are posted
+        self.posted = posted  # without a deadline; replies are collected one by one
+        # refused: one of the replies is an error.
         self.refused = self.unsent = False
         self.replies: list[Reply] = []
         self.began = self.sent_at = 0.0  # oldest unanswered since; sent
@@ -139,19 +134,7 @@ class Collected(NamedTuple):
 
 
 class Channel:
-    """One open connection, as a protocol of asyncio; never opens again.
-
-    Attributes:
-        error: Why it ended; ``None`` while it is open.
-        asking: Whether each request says ASKING in front.
-        pending: Replies that were posted for and not collected yet.
-        drains: Whether nothing more is to be sent: it closes with the last reply.
-        established: Whether the server may go on serving it after a loss.
-        client_id: Its id at the server, if that told.
-        life: The server's life when it was opened.
-        server: Where it leads to.
-        ended_at: When it ended, on the clock of the event loop.
-    """
+    """One open connection, as a protocol of asyncio; never opens again."""
 
     def __init__(
         self, raw: RawConnection, owner: Callable[[], Owner | None], pace: Pace
@@ -175,19 +158,21 @@ class Channel:
         self._tls = self._transport.get_extra_info("ssl_object") is not None
         self._waiter: asyncio.Future[None] | None = None
         self._writable: asyncio.Event | None = None
-        self.error: Exception | None = None
+        self.error: Exception | None = None  # why it ended
+        # asking: each request needs ASKING. drains: it closes with the last reply.
+        # established: the server may go on serving it after a loss.
         self.asking = self.drains = self.established = False
-        self.pending = 0
+        self.pending = 0  # replies to posted requests that are not collected yet
         self._arrived: deque[Collected] = deque()
-        self.client_id: int | None = None
-        self.life = 0
+        self.client_id: int | None = None  # at the server, if that is known
+        self.life = 0  # of the server when it was opened; see Gate.lives
         self.server: Endpoint | None = None
-        self.ended_at = 0.0
+        self.ended_at = 0.0  # on the clock of the event loop
         self._transport.set_protocol(cast("Any", self))
         self._left_over = bytes(stream._buffer)  # noqa: SLF001 - said before we asked
         self._ended = stream.at_eof() or self._transport.is_closing()
 
-    # --- what its owner asks
+    # --- its state
 
     @property
     def usable(self) -> bool:
@@ -196,14 +181,14 @@ class Channel:
 
     @property
     def ready(self) -> bool:
-        """Whether a request may be sent at once and as it is."""
+        """Whether a request may be sent at once and unchanged."""
         return not (
             self.error is not None or self.drains or self.asking or self._writable
         )
 
     @property
     def unanswered(self) -> bool:
-        """Whether the server may still be at something."""
+        """Whether the server may still work on a request."""
         return bool(self._batches)
 
     @property
@@ -214,7 +199,7 @@ class Channel:
 
     @property
     def received(self) -> int:
-        """Bytes that have arrived; of TLS also such as make no whole record yet."""
+        """Bytes that have arrived; with TLS also those of an incomplete record."""
         if self._tls:
             told = _tcp_bytes_received(self.socket)
             if told is not None:
@@ -228,7 +213,7 @@ class Channel:
 
     @property
     def descriptor(self) -> int:
-        """The number of the socket, or -1 if there is none any more."""
+        """The descriptor of the socket, or -1 if there is none any more."""
         return -1 if self.socket is None else int(self.socket.fileno())
 
     @property
@@ -242,13 +227,13 @@ class Channel:
 
     @property
     def congested(self) -> asyncio.Event | None:
-        """While large requests are leaving: set when they have left."""
+        """While large requests are leaving: an event, set when they have left."""
         return self._writable
 
     def send(self, requests: Sequence[Request]) -> Batch:
         """Send requests in one write; ``batch.future`` gets their replies.
 
-        Error replies stand in the list. Cancelling the future harms nobody.
+        Error replies stand in the list. Cancelling the future affects no other caller.
         """
         if len(requests) == 1 and not self.asking:
             packed, left = self._pack(tuple(requests[0])), 1
@@ -288,22 +273,20 @@ class Channel:
             self.close()
 
     def close(self) -> None:
-        """End the connection in order; who still waits is told."""
+        """End the connection in order; waiting callers get an error."""
         self.established = False
         self.fail(ConnectionError("the connection was closed"))
 
     def close_from_anywhere(self) -> None:
-        """Close it soon, from any thread: nobody can use it any more."""
+        """Close it soon, from any thread; no caller can use it any more."""
         if self.error is None:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self.close)
 
     def fail(self, error: Exception, *, oldest: Exception | None = None) -> None:
-        """End the connection; all that is unanswered fails.
+        """End the connection; every unanswered request fails with ``error``.
 
-        Args:
-            error: Why.
-            oldest: The same for the oldest request and those that waited as long.
+        ``oldest`` is the error of the oldest request and of those that waited as long.
         """
         if self.error is not None:
             return
@@ -324,13 +307,13 @@ class Channel:
             owner.note_lost(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: what is open stays the parent's; nobody is told."""
+        """In a forked child: leave what is open to the parent, and wake no caller."""
         descriptor = self.descriptor
         self._forget()
         sever(descriptor)
 
     def forget_loop(self) -> None:
-        """The loop was closed under the connection."""
+        """Give the connection up: its loop was closed."""
         found = self.socket
         self._forget()
         cut_off(found)
@@ -342,7 +325,7 @@ class Channel:
         keep(self)  # no finaliser may run
 
     def _let_go(self, *, wake: bool = True) -> list[Batch]:
-        """Watch and send nothing any more, and give what is unanswered."""
+        """Stop watching and sending, and give what is unanswered."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -362,7 +345,7 @@ class Channel:
             batch.sent_at = now
             batch.unsent = busy
         self._batches.extend(batches)
-        if busy:  # what is asked in this turn of the loop leaves in one write
+        if busy:  # requests of this turn of the loop leave in one write
             if not self._outbox:
                 self._loop.call_soon(self._flush)
             self._outbox.append(data)
@@ -373,7 +356,7 @@ class Channel:
             self._take_left_over()
 
     def _prefaced(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """Put ASKING in front of each request, where the slot is on its way to."""
+        """Put ASKING in front of each request, on a server that a slot migrates to."""
         if not self.asking:
             return requests
         return [words for request in requests for words in (ASKING, request)]
@@ -390,7 +373,7 @@ class Channel:
         self._transport.write(data)
 
     def pause_writing(self) -> None:
-        """The transport holds enough: the next request waits."""
+        """Let the next request wait: the transport holds enough."""
         import asyncio  # noqa: PLC0415 - as above
 
         if self._writable is None:
@@ -405,7 +388,7 @@ class Channel:
     # --- reading
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has come, and answer whoever asked."""
+        """Parse what has come, and answer the callers."""
         self._bytes += len(data)
         if self.error is not None:
             return
@@ -424,15 +407,15 @@ class Channel:
             self.fail(error)
 
     def eof_received(self) -> None:
-        """The server has closed the connection."""
+        """End: the server has closed the connection."""
         self.fail(ConnectionError(CLOSED))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The connection has ended, perhaps because we did so."""
+        """End: the connection is closed, perhaps by us."""
         self.fail(error or ConnectionError(CLOSED))
 
     def _take_left_over(self) -> None:
-        """Take what had come before the transport was ours as replies to the first request."""
+        """Parse what came before the transport was ours, for the first request."""
         said, self._left_over = self._left_over, b""
         if said:
             self.data_received(said)
@@ -479,7 +462,7 @@ class Channel:
     # --- the deadline of the oldest unanswered request
 
     def _begin(self, batch: Batch, now: float) -> None:
-        """Have a request's time run: those before it are answered."""
+        """Start the time of a request: those before it are answered."""
         batch.began = batch.sent_at if self._pace.strict else now
         if batch.posted:
             return
@@ -491,9 +474,9 @@ class Channel:
         self._timer = self._loop.call_at(due, self._look_at_the_clock)
 
     def _look_at_the_clock(self) -> None:
-        """Give the connection up when the oldest request is overdue and nothing comes.
+        """Give the connection up when the oldest request is overdue and no bytes come.
 
-        A narrow link is no dead one: what is on its way has time.
+        A narrow link is not a dead one: a reply has time while its bytes arrive.
         """
         self._timer = None
         batch = self._batches[0] if self._batches else None
@@ -529,7 +512,7 @@ def socket_of(raw: RawConnection | None) -> Any:
 
 
 def _tcp_bytes_received(connection: Any) -> int | None:
-    """Count what has arrived over TCP; ``None`` where nobody tells."""
+    """Count what has arrived over TCP; ``None`` where the system does not say."""
     asked = getattr(socket, "TCP_INFO", None)
     if asked is None or connection is None or sys.platform != "linux":
         return None

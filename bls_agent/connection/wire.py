@@ -1,17 +1,15 @@
 """One connection to Redis for any number of tasks: opened, lost, opened again.
 
-Its rules:
+* Requests go out at once and their replies come in order (see ``transport.py``);
+  cancelling a caller affects no other caller, and no connection.
+* Every request has a deadline of ours, which grows with its bytes, and nothing is
+  repeated by itself.
+* A posted request has none, and its reply stays *pending* (:attr:`Wire.pending`):
+  cancelling a read loses nothing, the next read gets it.
+* Errors of redis-py become ours here, once (see ``faults.py``).
+* A request that another node should have got is sent there: it was not executed here.
 
-* requests go out at once and their replies come in order (see ``transport.py``);
-  cancelling a caller harms nobody else, and no connection;
-* every request has a deadline of ours, which grows with its bytes, and nothing is repeated
-  by itself;
-* a posted request has none, and its reply stays *pending* (:attr:`Wire.pending`): cancelling a
-  read loses nothing, the next read gets it;
-* whatever redis-py raises becomes one of our errors here, once (see ``faults.py``);
-* what another node should have been asked is asked there: it was not executed here.
-
-Where to is asked anew at each connect (see ``route.py``), and each try is paced by a gate.
+Each connect finds its server anew (see ``route.py``), and a gate paces the tries.
 """
 
 from __future__ import annotations
@@ -63,21 +61,13 @@ REMEMBERED: Final = 8  # connections that were lost and that the server may stil
 
 
 class Lost(NamedTuple):
-    """A connection that ended without our will.
+    """A connection that ended without our will."""
 
-    Attributes:
-        life: The server's life at that time (see :class:`~bls_agent.connection.gate.Gate`).
-        client_id: The connection's id at the server, if it told.
-        address: Our end of it, as the server sees it if nobody translates addresses.
-        server: Where it was; ``None`` where there is one server only.
-        at: When it ended, on the clock of the event loop.
-    """
-
-    life: int
-    client_id: int | None
-    address: str
-    server: Endpoint | None = None
-    at: float = 0.0
+    life: int  # of the server at that time; see Gate.lives
+    client_id: int | None  # at the server, if that is known
+    address: str  # our end, as a server sees it without address translation
+    server: Endpoint | None = None  # ``None`` where there is one server only
+    at: float = 0.0  # when it ended, on the clock of the event loop
 
 
 class Wire:
@@ -85,16 +75,6 @@ class Wire:
 
     Any number of tasks may call :meth:`call`. A blocking reader uses :meth:`post` and
     :meth:`collect` instead and has the wire for itself.
-
-    Attributes:
-        use: What it is for: the last part of its name.
-        name: What CLIENT LIST shows.
-        lost: Connections that ended without our will and that the server may still serve.
-        unkilled: Of these, what the server would not let go of; not asked again.
-        generation: How often it was opened.
-        server: Where it is connected, or was last tried.
-        route: The way there.
-        retired: Whether it will never connect again: it waits for ever instead.
     """
 
     def __init__(
@@ -107,25 +87,21 @@ class Wire:
         gate: Gate | None = None,
         strict: bool = False,
     ) -> None:
-        """Remember the way; nothing is opened yet.
+        """Remember the route; nothing is opened yet.
 
-        Args:
-            where: One server, or the way to the one that serves a key.
-            name: Shown by CLIENT LIST.
-            timeout: Deadline of one request in seconds. A long request has more time,
-                up to 16 times it when it did not pass; a reply as long as some of it comes.
-            patience: Deadline of connecting in seconds.
-            gate: Paces the tries to connect; without one a failure is raised at once.
-            strict: Whether long requests and replies have no more time than the others.
+        ``timeout`` and ``patience`` are the deadlines of a request and of connecting,
+        in seconds. A long request has more time, up to 16 times it when it did not
+        pass, and a reply as long as some of it comes; if ``strict``, neither has.
+        Without a ``gate`` a failure to connect is raised at once.
         """
         self.route = Direct(where) if isinstance(where, Endpoint) else where
-        self.use = name.rpartition(":")[2]
+        self.use = name.rpartition(":")[2]  # the last part of the name
         self.name = client_name(name)
-        self.server: Endpoint | None = None
-        self.lost: list[Lost] = []
-        self.unkilled: list[Lost] = []
-        self.generation = 0
-        self.retired = False
+        self.server: Endpoint | None = None  # connected to, or tried last
+        self.lost: list[Lost] = []  # ended without our will; may still be served
+        self.unkilled: list[Lost] = []  # the server would not end them; not tried again
+        self.generation = 0  # how often it was opened
+        self.retired = False  # it never connects again: callers wait for ever
         self._timeout = timeout
         self._patience = patience
         self._pace = Pace(timeout, strict=strict)
@@ -144,12 +120,12 @@ class Wire:
         return f"<Wire {self.name} {self.address} {state}>"
 
     def __del__(self) -> None:
-        """Close what nobody can use any more, in whatever thread this is."""
+        """Close what no caller can use any more, in whatever thread this is."""
         channel: Channel | None = getattr(self, "_channel", None)
         if channel is not None:
             channel.close_from_anywhere()
 
-    # --- what can be asked of it
+    # --- its state
 
     @property
     def connected(self) -> bool:
@@ -168,12 +144,12 @@ class Wire:
 
     @property
     def unanswered(self) -> bool:
-        """Whether something was sent that the server may still be at."""
+        """Whether the server may still work on a request."""
         return self._channel is not None and self._channel.unanswered
 
     @property
     def waiting_since(self) -> float | None:
-        """When the oldest request or the connecting that is under way began."""
+        """When the oldest request, or the connecting that is under way, began."""
         if self._connecting_since is not None or self._channel is None:
             return self._connecting_since
         return self._channel.waiting_since
@@ -185,17 +161,17 @@ class Wire:
 
     @property
     def client_id(self) -> int | None:
-        """The connection's id at the server, if it told."""
+        """The connection's id at the server, if the server gave it."""
         return self._channel.client_id if self._channel and self.connected else None
 
     @property
     def pending(self) -> int:
-        """Replies posted for and not collected yet."""
+        """Replies to posted requests that are not collected yet."""
         return 0 if self._channel is None else self._channel.pending
 
     @property
     def asking(self) -> bool:
-        """Whether the server is not the key's own yet: each request says ASKING."""
+        """Whether the slot still migrates to this server: each request needs ASKING."""
         return self._channel is not None and self._channel.asking
 
     @property
@@ -213,9 +189,8 @@ class Wire:
     async def call(self, *request: Argument) -> Reply:
         """Send one request and give its reply.
 
-        Raises:
-            RedisUnavailableError: No answer within the deadline, or an error reply;
-                ``error.ambiguous`` if it may have been executed all the same.
+        RedisUnavailableError if there is no answer within the deadline, or an error
+        reply; ``error.ambiguous`` if the request may have been executed all the same.
         """
         reply = (await self.call_many([request]))[0]
         if isinstance(reply, RedisUnavailableError):
@@ -229,12 +204,8 @@ class Wire:
     ) -> list[Reply]:
         """Send several requests in one write; error replies stand in the list.
 
-        Args:
-            requests: What to send.
-            meanwhile: Called when they have left, before their replies are awaited.
-
-        Raises:
-            RedisUnavailableError: The connection failed; ``error.ambiguous`` as above.
+        ``meanwhile`` is called when they have left, before their replies are awaited.
+        Raises as :meth:`call` if the connection failed.
         """
         if not requests:
             return []
@@ -258,7 +229,7 @@ class Wire:
     ) -> list[Reply]:
         """Ask where redirections point to; other error replies stay as they are."""
         for _ in range(REDIRECTS):
-            # Of keys in a slot that migrates some may have arrived already.
+            # Some keys of a slot that migrates may have arrived already.
             again = [at for at, reply in enumerate(replies) if redirects(reply)]
             if not again:
                 break
@@ -270,20 +241,14 @@ class Wire:
         return replies
 
     async def read(self, *request: Argument) -> Reply:
-        """Like :meth:`call`, and once more if the connection was lost.
-
-        Only for requests that change nothing.
-        """
+        """Send a request that changes nothing; once more after a loss."""
         reply = (await self.read_many([request]))[0]
         if isinstance(reply, RedisUnavailableError):
             raise reply
         return reply
 
     async def read_many(self, requests: Sequence[Request]) -> list[Reply]:
-        """Like :meth:`call_many`, and once more if the connection was lost.
-
-        Only for requests that change nothing.
-        """
+        """Send many requests that change nothing; once more after a loss."""
         try:
             return await self.call_many(requests)
         except RedisUnavailableError as error:
@@ -305,7 +270,7 @@ class Wire:
     def _note_refused(
         self, channel: Channel, requests: Sequence[Request], replies: Sequence[Reply]
     ) -> None:
-        """Record error replies; one may say that the connection leads to the wrong place."""
+        """Record error replies; one may mean that this is the wrong server."""
         if self._gate is not None:
             self._gate.complaints.hear(requests, replies)
         final: RedisUnavailableError | None = None
@@ -331,7 +296,7 @@ class Wire:
         *,
         of: int,
     ) -> list[Reply]:
-        """Ask what was redirected; a failure must not hide that others were executed."""
+        """Send redirected requests; a failure must not hide what was executed."""
         try:
             channel = await self._prepare(requests)
             batch = channel.send(requests)
@@ -346,15 +311,15 @@ class Wire:
         return replies
 
     def _note_asked(self, request: Request, reply: RedisUnavailableError) -> None:
-        """Remember which keys the slot's owner redirects while the slot is migrating."""
+        """Remember which keys the owner redirects while the slot is migrating."""
         if reply.kind == "ask":
             self._asked.add(keys_of(request))
 
     async def _leave_host(self, requests: Sequence[Request]) -> None:
         """Go back to the slot's owner, unless it has redirected all of these requests.
 
-        At the server that the slot is migrating to, a key that has not arrived yet looks
-        absent, and writing it would make a second one.
+        At the server that the slot is migrating to, a key that has not arrived yet
+        looks absent, and writing it would make a second one.
         """
         if not self._asked.issuperset(map(keys_of, requests)):
             await self.aclose()
@@ -373,10 +338,9 @@ class Wire:
     async def collect(self) -> Reply:
         """Wait for the next pending reply.
 
-        Cancelling loses nothing: the reply stays pending and the next call gets it.
+        RedisUnavailableError for an error reply or a lost connection.
 
-        Raises:
-            RedisUnavailableError: An error reply, or the connection was lost.
+        Cancelling loses nothing: the reply stays pending and the next call gets it.
         """
         channel = self._channel
         if channel is None:
@@ -390,7 +354,7 @@ class Wire:
                 self._channel = None
             raise translate(error, self.address, ambiguous=True) from error
         failed = isinstance(reply, RedisUnavailableError)
-        # Else somebody has left the connection meanwhile, and with it all its pending replies.
+        # Else another task has dropped the connection, and its pending replies.
         if channel is self._channel:
             channel.pending -= 1
             if failed:
@@ -402,14 +366,14 @@ class Wire:
             raise reply
         return reply
 
-    # --- its beginnings and ends
+    # --- opening and closing
 
     async def open(self) -> None:
         """Connect if the wire is not connected."""
         await self._opened()
 
     async def drop(self) -> None:
-        """Give the connection up, also one that is being made; its id counts as lost."""
+        """Give the connection up, also one being made; its id counts as lost."""
         channel = self._let_go()
         if channel is not None and channel.error is None:
             channel.fail(ConnectionError("the connection was given up"))
@@ -431,7 +395,7 @@ class Wire:
         self.route.look_anew()
 
     def forget_parent(self) -> None:
-        """In a forked child: be as if never opened; what was open stays the parent's."""
+        """In a forked child: become as never opened; open sockets stay the parent's."""
         raw, channels = self._forget()
         for channel in channels:
             channel.forget_parent()
@@ -439,14 +403,14 @@ class Wire:
         sever(-1 if found is None else int(found.fileno()))
 
     def forget_loop(self) -> None:
-        """Be as if never opened: the loop was closed under the connection."""
+        """Become as never opened: the loop was closed under the connection."""
         raw, channels = self._forget()
         for channel in channels:
             channel.forget_loop()
         cut_off(socket_of(raw))
 
     def _forget(self) -> tuple[RawConnection | None, list[Channel]]:
-        """Let go without a word to server and loop; no finaliser may run on it."""
+        """Let go without calling server and loop; no finaliser may run on it."""
         raw = self._raw
         channels = [*self._draining, self._channel, self._greeting]
         self._raw = self._channel = self._greeting = self._attempt = None
@@ -458,7 +422,7 @@ class Wire:
         return raw, [channel for channel in channels if channel is not None]
 
     def _let_go(self) -> Channel | None:
-        """Be as if never opened, and give what was open."""
+        """Become as never opened, and give what was open."""
         if self._attempt is not None:
             self._attempt.deadline = -math.inf
         channel, self._channel = self._channel, None
@@ -481,12 +445,10 @@ class Wire:
             opening.release()
 
     async def _take_turn(self) -> anyio.Lock:
-        """Wait until nobody else connects, and give what has to be released.
+        """Wait until no other caller connects, and give the lock to release.
 
-        Who has to wait is in time, too. Behind a gate all wait until it opens.
-
-        Raises:
-            RedisUnavailableError: The turn has not come within the deadline.
+        Waiting counts against the deadline, too: RedisUnavailableError if the turn has
+        not come within it. Behind a gate all wait until it opens.
         """
         lock = self._opening
         try:
@@ -503,9 +465,9 @@ class Wire:
         return lock
 
     async def _connect_unshared(self) -> Channel:
-        """Connect, and anew if a child was forked meanwhile.
+        """Connect, and again if a child was forked meanwhile.
 
-        It holds a copy of a socket of which nobody has told it. Such a connection
+        The child would hold a copy of a socket that it does not know. Such a connection
         would live on at the server when ours is closed; hanging up ends it for both.
         """
         if self.retired:
@@ -565,7 +527,7 @@ class Wire:
         return channel
 
     async def _introduce(self, channel: Channel) -> None:
-        """Say who we are, and make sure that this is whom we looked for."""
+        """Send the connection's name, and check that this is the right server."""
         named = ("CLIENT", "SETNAME", self.name)
         requests = [named, ("CLIENT", "ID"), *self.route.greeting]
         replies = await channel.send(requests).future

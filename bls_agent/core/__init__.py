@@ -1,3 +1,3 @@
-"""What stands on nothing: errors, settings, JSON, keys, rights, buffers, redaction."""
+"""Errors, settings, JSON, keys, rights, buffers, redaction: without an event loop."""
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 An agent's table has one row per right: which command, on which key, in which modes, and
 what is weaker where it is missing. ``docs/rights.md`` shows it, the agent's messages
-quote it, and the tests hold it against a real server. Workers, run writers, asset
-syncers and crawlers need the rights of their own part.
+quote it, and the tests check it on a real server.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ _UNSEEN: Final = "replicas are not listed"
 class KeyAccess(NamedTuple):
     """Commands on patterns of keys, as one selector of an ACL opens them."""
 
-    part: str  # what needs them: a class, or what an operator does
+    part: str  # a class, or an operator's task, that needs them
     keys: tuple[str, ...]  # glob patterns; none for commands without keys
     commands: str  # as an ACL names them, with blanks between
     access: str = READ  # ``%R~``, ``%W~`` or ``%RW~``
@@ -121,15 +120,15 @@ def _rules_of(
 
 @dataclass(frozen=True)
 class KeyGroup:
-    """Keys that one script touches together, so that one selector must open them all."""
+    """Keys that one script touches together, so that one selector opens them all."""
 
-    beside: KeyTemplate  # the key of the contract that lends the others their hash tag
-    # The keys, that one included if the script touches it.
+    beside: KeyTemplate  # the contract's key, whose hash tag the others take
+    # The keys, ``beside`` included if the script touches it.
     members: tuple[KeyTemplate, ...]
 
     @property
     def template(self) -> str:
-        """How the group is shown."""
+        """The group as messages and docs show it."""
         return " ".join(member.template for member in self.members)
 
     def match(self, key: str) -> bool:
@@ -151,29 +150,17 @@ _INBOXES: Final = KeyGroup(CONTROL, (BROADCAST,))
 
 @dataclass(frozen=True)
 class Right:
-    """One right of an agent, or of a console.
+    """One right of an agent, or of a console."""
 
-    Attributes:
-        command: As an ACL names it: ``rpush``, ``client|kill``; several with blanks.
-        key: On which key or keys, or ``None`` where the command takes none.
-        modes: In which ways to receive it is used.
-        weaker: What does not hold without it.
-        essential: A part of the contract does not work without it at all.
-        option: The option that needs it, where the command goes on without.
-        extra: Not in :func:`acl_rules`: of use only on old servers, or too mighty.
-        replicas: Used only with ``replicas=True``.
-        access: How the keys are used.
-    """
-
-    command: str
-    key: KeyTemplate | KeyGroup | None
-    modes: frozenset[Mode]
-    weaker: str
-    essential: bool = False
-    option: str = ""
-    extra: bool = False
-    replicas: bool = False
-    access: str = READ_AND_WRITE
+    command: str  # as an ACL names it: ``rpush``, ``client|kill``; several with blanks
+    key: KeyTemplate | KeyGroup | None  # ``None`` where the command takes no key
+    modes: frozenset[Mode]  # the ways to receive in which it is used
+    weaker: str  # what does not hold without it
+    essential: bool = False  # a part of the contract does not work without it at all
+    option: str = ""  # the option that needs it, where the command goes on without
+    extra: bool = False  # not in acl_rules(): for old servers only, or too mighty
+    replicas: bool = False  # used only with ``replicas=True``
+    access: str = READ_AND_WRITE  # how the keys are used
 
     @property
     def shown(self) -> str:
@@ -220,7 +207,7 @@ RIGHTS: Final = (
 )
 # fmt: on
 
-# What a console needs; what writes is for sending commands.
+# The rights of a console; those that write are for sending commands.
 # fmt: off
 CONSOLE_RIGHTS: Final = tuple(
     Right(command, key, _ALL, weaker, essential=essential, access=access)
@@ -246,9 +233,9 @@ _FORGOTTEN: Final = (
 
 
 def _keys_of(*rows: str, leased: bool = False) -> tuple[str, ...]:
-    """Make the patterns of kinds of keys, with the owners' tokens beside them if leased."""
+    """Make the patterns of kinds of keys, with those of owners' tokens if leased."""
     found = [KEYS[row].pattern() for row in rows]
-    if leased:  # an id with a hash tag of its own lends that
+    if leased:  # an id with a hash tag of its own keeps that
         found += [OWNER.locate(place=f"{{{one}}}") for one in found[:]]
         found += [OWNER.locate(place=KEYS[row].pattern()) for row in rows]
     return tuple(found)
@@ -332,7 +319,7 @@ _LEASES: Final = CRAWL_LEASES.template.partition("{")[0]
 
 
 def _crawl_patterns(project: str | None, spider: str | None) -> tuple[str, ...]:
-    """Give patterns of the keys, and of ours beside them, with a hash tag or without."""
+    """Give patterns of the keys and of ours beside them, with and without hash tag."""
     begin, parts = _REQUESTS.template.partition("{")[0], [project, spider]
     names = [name for name in parts if name is not None]
     if names:
@@ -349,7 +336,7 @@ def _refuse_blanks(name: str) -> str:
     return name
 
 
-# What an operator needs: to see all queues, and to queue again what failed.
+# The rights of an operator: see all queues, queue failed requests again.
 CRAWL_LOOKING: Final = KeyAccess(
     "console", _crawl_patterns(None, None), "zcard hlen llen hgetall lrange"
 )
@@ -382,9 +369,7 @@ def crawl_rights(
 def find_right(request: Sequence[object], *, by_key: bool = True) -> Right | None:
     """Find the row of a request that was refused.
 
-    Args:
-        request: Its words, as they are sent.
-        by_key: The command as such is allowed, but not on this key or not so.
+    ``by_key`` says that the command as such is allowed, but not on this key or not so.
     """
     words = [str(word) for word in request[:4]] + [""] * 3
     name, key = words[0].lower(), words[1]
@@ -410,7 +395,7 @@ def acl_line(
     """Write the rights of one agent as a line for ``ACL SETUSER`` or ``users.acl``.
 
     Args:
-        project: The project's name; what a pattern would read as a wildcard is escaped.
+        project: The project's name; wildcards in it are escaped.
         mode: How its agent receives commands.
         replicas: Whether several processes share the name.
         selectors: For Redis 7 and newer, and Valkey: each command on its key alone.
@@ -418,8 +403,8 @@ def acl_line(
             the agent could also command itself.
 
     Raises:
-        ConfigurationError: The name cannot be a part of such a line, or no mode is
-            called so.
+        ConfigurationError: The name cannot be a part of such a line, or there is no
+            such mode.
     """
     if any(quote in project for quote in "\"'"):
         raise ConfigurationError(
@@ -435,11 +420,11 @@ def acl_rules(
     replicas: bool = False,
     selectors: bool = True,
 ) -> list[str]:
-    """Give the same as words of their own, for programs; arguments as above.
+    """Give the rules of :func:`acl_line` as a list, for programs; same arguments.
 
     Raises:
-        ConfigurationError: The name holds a blank, or breaks a rule for names; or no
-            mode is called so.
+        ConfigurationError: The name holds a blank or breaks a rule for names, or there
+            is no such mode.
     """
     if mode != "auto" and mode not in _ALL:
         rule = "one of: auto, blocking, compat, reliable"
@@ -466,16 +451,16 @@ def console_acl_rules(
     forget: bool = False,
     selectors: bool = True,
 ) -> list[str]:
-    """Give the rights of a console, of one project or of all, as words of their own.
+    """Give the rights of a console, of one project or of all, as ACL rules.
 
     They are enough for :class:`~bls_agent.Console`, the command line and the console in
-    the browser; the doctor, which looks at every key, needs more. Workers, runs,
-    assets and crawl queues are seen by whoever may see all projects.
+    the browser; the doctor, which looks at every key, needs more. Only a console of all
+    projects sees workers, runs, assets and crawl queues.
 
     Args:
         project: The only project that it may see; ``None`` for all.
-        send: Whether it may send commands, see those that wait and withdraw them, leave
-            records of who sends them, and queue failed requests of crawlers again.
+        send: Whether it may send commands and record who sent them, see and withdraw
+            waiting commands, and queue failed requests of crawlers again.
         forget: Whether it may delete all that belongs to a project.
         selectors: As for :func:`acl_line`.
 
@@ -504,7 +489,7 @@ def console_acl_rules(
 
 
 def worker_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]:
-    """Give the rights of a worker, or of a program that looks at workers, as words.
+    """Give the rights of a worker, or of a program that looks at workers, as ACL rules.
 
     They are enough for everything in :mod:`bls_agent.workers`, of every worker: the
     names of a fleet's workers are not known beforehand.
@@ -517,10 +502,10 @@ def worker_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]
 
 
 def run_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]:
-    """Give the rights of a program that writes runs, or only follows them, as words.
+    """Give the rights of a program that writes or only follows runs, as ACL rules.
 
-    They are enough for everything in :mod:`bls_agent.runs`, of every run: a writer makes
-    up new ids.
+    They are enough for everything in :mod:`bls_agent.runs`, of every run: a writer
+    makes up new ids.
 
     Args:
         write: Whether it writes; else it may only read and follow.
@@ -530,7 +515,7 @@ def run_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]:
 
 
 def asset_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]:
-    """Give the rights of a synchronisation, or of a reader, as words of their own.
+    """Give the rights of a synchronisation, or of a reader, as ACL rules.
 
     They are enough for everything in :mod:`bls_agent.assets`, of every asset.
 
@@ -548,7 +533,7 @@ def crawl_acl_rules(
     write: bool = True,
     selectors: bool = True,
 ) -> list[str]:
-    """Give the rights of a crawler, or of a reader, as words of their own.
+    """Give the rights of a crawler, or of a reader, as ACL rules.
 
     They are enough for everything in :mod:`bls_agent.crawl` but Bloom filters, whose
     commands only a server with the module knows: add ``+bf.add +bf.exists +bf.card``.

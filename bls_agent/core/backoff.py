@@ -1,4 +1,4 @@
-"""How long to wait before trying again: decisions only, nobody sleeps here."""
+"""How long to wait before trying again: decisions only, no sleeping."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 __all__ = ["Backoff", "jittered"]
 
-PERMANENT_DELAY: Final = (30.0, 60.0)  # nobody repairs a password within seconds
+PERMANENT_DELAY: Final = (30.0, 60.0)  # a password is not repaired within seconds
 
 
 def jittered(interval: float, rng: random.Random) -> float:
@@ -31,8 +31,8 @@ class Backoff:
     def failed(self, *, permanent: bool = False, longest: bool = False) -> float:
         """Record a failure and give the seconds to wait.
 
-        ``permanent``: trying again soon does not help; ``longest``: wait the whole 60 seconds
-        of a permanent fault.
+        ``permanent``: trying again soon does not help; ``longest``: wait the whole 60
+        seconds of a permanent fault.
         """
         ceiling = min(self.cap, self.base * 2 ** min(self.failures, 30))
         self.failures += 1

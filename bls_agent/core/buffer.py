@@ -1,13 +1,12 @@
-"""A bounded buffer that knows what to give up when it is full: decisions only.
+"""A bounded buffer that decides what to drop when it is full. No I/O.
 
-Bounded by count and by bytes, what is in flight counted in. When it is full, the
-lowest rank goes first and, within a rank, the oldest. Every drop is counted by reason.
+Count and bytes are bounded, items in flight included. When it is full, the lowest rank
+is dropped first and, within a rank, the oldest item. Every drop is counted by reason.
 
-``put`` may be called from any thread, from a signal handler and from a finaliser: the
-calling thread appends to a lock-free intake, and the thread that gets the lock drains it,
-so that no thread ever waits for another one. A caller of ``put`` drains a few items at
-most, because it may be held up while seven other threads append; ``take`` drains the
-rest.
+``put`` may be called from any thread, signal handler or finaliser: it appends to a
+lock-free intake, and the thread that gets the lock drains it, so that no thread ever
+waits for another one. ``put`` drains a few items at most, because seven other threads
+may append meanwhile; ``take`` drains the rest.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ SPARE: Final = (
 
 
 class Sized(Protocol):
-    """What a buffer holds: anything that knows its size and its rank."""
+    """An item of a buffer: it knows its size and its rank."""
 
     @property
     def size(self) -> int:
@@ -50,7 +49,7 @@ T = TypeVar("T", bound=Sized)
 
 @dataclass(frozen=True)
 class BufferStats:
-    """What went through a buffer; ``accepted == delivered + sum(dropped) + queued``."""
+    """Counts of a buffer; ``accepted == delivered + sum(dropped) + queued``."""
 
     accepted: int  # items ever put
     delivered: int  # items that were written
@@ -88,8 +87,8 @@ class BoundedBuffer(Generic[T]):
     def forget_parent(self) -> None:
         """In a forked child: begin afresh and count what was there as dropped.
 
-        Nothing that another thread may have left half done is relied on, and neither is
-        its lock.
+        Another thread may have left its lock held and its state half changed, so
+        neither is used.
         """
         left = len(self._intake) + sum(map(len, self._waiting)) + len(self._in_flight)
         left += len(self._refused)
@@ -99,7 +98,7 @@ class BoundedBuffer(Generic[T]):
             self._dropped["forked"] = left
 
     def put(self, item: T) -> None:
-        """Take an item in; never waits, never raises. Evicts when full."""
+        """Add an item; never waits, never raises. Evicts when full."""
         if len(self._intake) > DRAIN_LIMIT and self._is_overfull(item):
             self._try_drain()
             if self._is_overfull(item):
@@ -109,9 +108,9 @@ class BoundedBuffer(Generic[T]):
         self._try_drain()
 
     def _is_overfull(self, item: T) -> bool:
-        """Tell whether the intake has no room for an item: the more for a higher rank.
+        """Guess whether the intake has no room for an item; higher ranks have more.
 
-        A guess, because nothing holds still meanwhile.
+        A guess, because other threads change the buffer meanwhile.
         """
         length, ranks = len(self._intake), len(self._waiting)
         items = self.max_items // SPARE * (item.rank + 1) // ranks
@@ -128,14 +127,15 @@ class BoundedBuffer(Generic[T]):
 
     @property
     def waiting(self) -> bool:
-        """Whether something can be taken."""
+        """Whether an item can be taken."""
         return bool(self._intake) or self._queued > len(self._in_flight)
 
     def take(self, max_items: int, max_bytes: int) -> list[T]:
         """Move the oldest items to "in flight", in the order in which they came.
 
-        More may be taken while others are in flight; they end in that order. The last item is
-        taken before ``max_bytes`` is passed; a single larger one is taken alone.
+        More may be taken while others are in flight; they end in that order. The last
+        item is taken before ``max_bytes`` is passed; a single larger one is taken
+        alone.
         """
         with self._holding():
             self._drain(max_items - self._queued + len(self._in_flight) + DRAIN_LIMIT)
@@ -164,7 +164,7 @@ class BoundedBuffer(Generic[T]):
             self._dropped[reason] += len(items)
 
     def empty(self, reason: str) -> int:
-        """Drop all that waits (not what is in flight) and give how many it was."""
+        """Drop all that waits (not what is in flight) and give the number of items."""
         with self._holding():
             self._drain_all()
             count = 0
@@ -213,7 +213,7 @@ class BoundedBuffer(Generic[T]):
 
     @contextmanager
     def _holding(self) -> Generator[None]:
-        """Keep other threads out, and the signal handlers of this one."""
+        """Keep out other threads, and the signal handlers of this one."""
         with self._lock:
             self._inside = True
             try:
@@ -222,7 +222,7 @@ class BoundedBuffer(Generic[T]):
                 self._inside = False
 
     def _try_drain(self) -> None:
-        """Drain a few items, unless another thread is about to: then it does so."""
+        """Drain a few items, unless another thread is about to do so."""
         left = DRAIN_LIMIT
         while left > 0 and (self._intake or self._refused):
             try:  # around acquire, too: a signal's exception may come right behind it
@@ -246,7 +246,7 @@ class BoundedBuffer(Generic[T]):
             self._drain(self.max_items)
 
     def _drain(self, most: int) -> int:
-        """Move at most so many items out of the intake and give how many it were."""
+        """Move at most so many items out of the intake and give their number."""
         count = 0
         while count < most and self._intake:
             count += 1

@@ -1,9 +1,9 @@
 """JSON bytes ⇄ values, timestamps and the size limit of a record.
 
-The only importer of orjson. Two directions, two attitudes: what others wrote is
-decoded strictly and refused with a reason (:class:`~bls_agent.core.errors.DecodeError`);
-what the host hands us is always encoded, odd values as a readable stand-in, because
-a log call must never raise into the host.
+The only importer of orjson. What other programs wrote is decoded strictly and refused
+with a reason (:class:`~bls_agent.core.errors.DecodeError`); what the host hands us is
+always encoded, odd values as a readable stand-in, because a log call must never raise
+into the host.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _INT64: Final = (-(2**63), 2**64 - 1)
 _MAX_BITS: Final = 4_000  # of an integer shown in digits; str() itself has a limit
 _MAX_BYTES: Final = 65_536  # of a bytes object that is shown
 _LARGE: Final = 65_536  # bytes of a payload
-# Digits, and everything else: a search in that costs a twentieth of a pattern's.
+# Digits become 0, all else a blank: to search that costs a twentieth of a pattern.
 _DIGITS: Final = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))  # noqa: PLR2004 - "0" to "9"
 _LONG_NUMBER: Final = b"0" * 19
 
@@ -53,9 +53,8 @@ _LONG_NUMBER: Final = b"0" * 19
 def decode(payload: bytes, *, limit: int | None = None) -> JSONValue:
     """Read one JSON document of at most ``limit`` bytes, integers of any size exactly.
 
-    Raises:
-        DecodeError: ``too_large``, ``not_utf8``, ``too_deep`` (over 1,024 levels)
-            or ``not_json``.
+    DecodeError with the reason ``too_large``, ``not_utf8``, ``too_deep`` (over 1,024
+    levels) or ``not_json``.
     """
     if limit is not None and len(payload) > limit:
         raise DecodeError("too_large", payload, f"the limit is {limit} bytes")
@@ -69,7 +68,7 @@ def decode(payload: bytes, *, limit: int | None = None) -> JSONValue:
 
 
 def _load(payload: bytes) -> Any:
-    """Read JSON; a large payload without the collector in between.
+    """Read JSON; a large payload with the garbage collector off.
 
     A hundred thousand new objects would set off several collections of the host's whole
     heap, for nothing: orjson makes no garbage, and lets no other thread run.
@@ -84,7 +83,7 @@ def _load(payload: bytes) -> Any:
 
 
 def decode_object(payload: bytes, *, limit: int | None = None) -> JSONObject:
-    """Read one JSON object; raise DecodeError as :func:`decode`, or ``not_an_object``."""
+    """Read one JSON object; DecodeError as of :func:`decode`, or ``not_an_object``."""
     value = decode(payload, limit=limit)
     if not isinstance(value, dict):
         raise DecodeError("not_an_object", payload, f"a JSON {type(value).__name__}")
@@ -102,7 +101,7 @@ def _refusal(payload: bytes, message: str) -> DecodeError:
 
 
 def _exactly(payload: bytes, value: JSONValue) -> JSONValue:
-    """Decode once more with exact integers: orjson turns those over 64 bit to float."""
+    """Decode again with exact integers: orjson turns those over 64 bit to float."""
     try:
         exact: JSONValue = _json.loads(payload)
     except (ValueError, RecursionError):
@@ -113,8 +112,8 @@ def _exactly(payload: bytes, value: JSONValue) -> JSONValue:
 def encode(value: object) -> bytes:
     """Write any value as JSON; never raises.
 
-    What JSON cannot hold appears as a readable stand-in: bytes as escaped text, sets
-    as lists, integers over 64 bit as digits, cycles as ``"<cycle>"``, lone surrogates
+    What JSON cannot hold appears as a readable stand-in: bytes as escaped text, sets as
+    lists, integers over 64 bit as digits, cycles as ``"<cycle>"``, lone surrogates
     escaped, any other object as its ``repr``. NaN and infinities become ``null``.
     """
     try:
@@ -133,7 +132,7 @@ def encode_lines(value: object) -> str:
 def encode_sorted(value: JSONValue) -> bytes:
     """Write plain values without blanks, the keys of objects in order.
 
-    Raises a TypeError for anything that is no plain value, no Unicode or over 64 bit.
+    TypeError for anything that is no plain value, no Unicode or over 64 bit.
     """
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
 
@@ -147,7 +146,7 @@ def encode_strictly(name: str, value: object) -> bytes:
             text = _json.dumps(value, ensure_ascii=False, separators=(",", ":"))
             payload = text.encode()
             _refuse_lossy(value)
-        if b"null" in payload:  # perhaps what became of a NaN
+        if b"null" in payload:  # perhaps a NaN
             _refuse_lossy(value)
     except (TypeError, ValueError, RecursionError) as error:
         rule = f"it must be a value that JSON can hold ({error})"
@@ -176,7 +175,7 @@ def _encode_odd(value: object) -> bytes:
 
 
 def _tame(value: object, depth: int, parents: set[int]) -> JSONValue:
-    """Rebuild a value from what JSON can hold; a value that raises is told so."""
+    """Rebuild a value from what JSON can hold; one that raises gets a stand-in."""
     try:
         return _rebuild(value, depth, parents)
     except Exception as error:  # noqa: BLE001 - whatever the host's objects raise
@@ -217,7 +216,7 @@ def _tame_key(key: object) -> str:
 
 
 def _tame_text(text: str) -> str:
-    r"""Keep a str orjson accepts: a true str, lone surrogates as ``\udXXX``."""
+    r"""Keep a str that orjson accepts: a true str, lone surrogates as ``\udXXX``."""
     return str.encode(text, "utf-8", "backslashreplace").decode()
 
 
@@ -266,12 +265,11 @@ _STEPS: Final = (
 
 
 def encode_within(value: JSONObject, limit: int) -> tuple[bytes, bool]:
-    """Write an object in at most ``limit`` bytes (at least 256), shortened until it fits.
+    """Write an object in at most ``limit`` bytes (at least 256); tell if it was cut.
 
     The result is always valid JSON: long texts end in ``…``, long lists, large objects
     and deep levels are cut and say how much is missing, small values of the object
-    itself stay; when nothing helps, it comes back as a preview of itself. Also tell
-    whether something was cut.
+    itself stay; when nothing helps, it becomes a preview of itself.
     """
     payload = encode(value)
     if len(payload) <= limit:
@@ -330,7 +328,7 @@ _second: tuple[int, str] = (-1, "")
 
 
 def format_timestamp(seconds: float) -> str:
-    """Write Unix seconds as the contracts do: ``2026-01-12T12:34:56.789Z``."""
+    """Write Unix seconds as on the wire: ``2026-01-12T12:34:56.789Z``."""
     global _second  # noqa: PLW0603 - one whole second is formatted once, not per record
     whole, milliseconds = divmod(int(seconds * 1000), 1000)
     cached = _second
@@ -341,7 +339,7 @@ def format_timestamp(seconds: float) -> str:
 
 
 def parse_timestamp(text: object) -> datetime | None:
-    """Read an ISO-8601 timestamp, as UTC if it names no zone; ``None`` if it is none."""
+    """Read an ISO-8601 timestamp, UTC if it names no zone; ``None`` if it is none."""
     if not isinstance(text, str):
         return None
     try:

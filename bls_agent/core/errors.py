@@ -67,7 +67,7 @@ SHOWN = 80  # characters of a wrong value
 
 
 def preview(payload: bytes, limit: int = PREVIEW_BYTES) -> str:
-    r"""Show the first bytes of a foreign payload without secrets, escaped onto one line.
+    r"""Show the first bytes of a foreign payload without secrets, escaped on one line.
 
     Bytes that are not printable ASCII appear as ``\xNN``.
     """
@@ -96,7 +96,7 @@ class ConfigurationError(BlsError, ValueError):
 
     Attributes:
         name: The argument or variable.
-        value: What was given, as text without secrets.
+        value: What was given, without secrets.
         rule: What would be right.
         remedy: What to do, or ``""``.
     """
@@ -130,7 +130,7 @@ class MissingExtraError(ConfigurationError):
 
 
 class CommandTooLargeError(ConfigurationError):
-    """A command is longer than the contract advises (002, section 4); it was not sent.
+    """A command is longer than the console protocol advises; it was not sent.
 
     Attributes:
         size: Its bytes, as they would have been sent.
@@ -151,15 +151,15 @@ class CommandTooLargeError(ConfigurationError):
 class RedisUnavailableError(BlsError):
     """Redis did not answer, or cannot serve this request now.
 
-    Raised for refused and lost connections, deadlines, and the states in which a
-    server answers but cannot serve: loading, read-only, out of memory, disk full.
+    Raised for refused and lost connections, deadlines, and the states in which a server
+    answers but cannot serve: loading, read-only, out of memory, disk full.
 
     Attributes:
         kind: The class of the fault, one word (see ``faults.py``).
         address: Where Redis was expected, without credentials.
         ambiguous: Whether the request may have been executed all the same. ``False``
             means that it certainly was not.
-        connecting: Whether already the connection could not be made.
+        connecting: Whether the failure was to connect.
     """
 
     verb = "is unavailable"
@@ -185,18 +185,18 @@ class RedisUnavailableError(BlsError):
 class RedisRefusedError(RedisUnavailableError):
     """Redis answered and refuses for good: wrong password, missing right, no command.
 
-    Trying again soon does not help; somebody has to change the configuration.
+    Trying again soon does not help; the configuration has to be changed.
     """
 
     verb = "refuses"
 
 
 class LeaseHeldError(BlsError):
-    """What only one may write has a living owner already; it was left alone.
+    """A key that only one process may write has a living owner; it was left alone.
 
     Attributes:
         key: What is owned.
-        remaining: Seconds until the owner counts as dead if it does not speak again;
+        remaining: Seconds until the owner counts as dead, if it does not renew;
             ``None`` if its key has no TTL, so that it never does.
     """
 
@@ -225,7 +225,7 @@ class WrongTypeError(ContractError):
 
     Attributes:
         key: The key.
-        expected: The type that the contract says.
+        expected: The type that it should have.
     """
 
     def __init__(self, key: str, expected: str) -> None:
@@ -269,7 +269,7 @@ class ManifestFault:
         remedy: What to do, or ``""``.
         field: The field, as in ``config_schema[0].type``; ``""`` for the whole file.
         line: Its line, from 1; 0 for the whole file.
-        id: The asset, as far as it is known, else ``""``.
+        id: The asset, if it is known, else ``""``.
     """
 
     path: str
@@ -290,7 +290,7 @@ class ManifestError(ContractError):
     """A manifest of an asset breaks its rules; nothing was written.
 
     Attributes:
-        faults: All that is wrong with the file, in the order of its lines.
+        faults: All faults of the file, in the order of its lines.
     """
 
     def __init__(self, faults: Sequence[ManifestFault]) -> None:
@@ -340,7 +340,7 @@ class CommandError(BlsError):
 
 
 class UnknownCommandError(CommandError):
-    """Nobody registered this command.
+    """No handler is registered for this command.
 
     Attributes:
         command: The name as it was sent.
@@ -402,9 +402,9 @@ class NoOutcomeError(CommandError, TimeoutError):
     Attributes:
         command: The command's name.
         command_id: Its id.
-        state: What was found out afterwards: ``offline`` (it waits in the queue of a
-            project that is not running), ``waiting`` (it waits in the queue of a
-            running project), ``taken`` (it has left the queue), or ``""``.
+        state: Where it was afterwards: ``offline`` (in the queue of a project that is
+            not running), ``waiting`` (in the queue of a running project), ``taken`` (it
+            has left the queue), or ``""``.
         since: ISO-8601 time of the project's newest record, where ``state`` is
             ``offline`` and there is one.
     """
@@ -438,7 +438,7 @@ _STATES: Mapping[str, str] = {
 
 
 class DuplicateItem(Exception):  # noqa: N818 - a signal, not an error
-    """Raised by a pipeline for an item that is to be dropped: an equal one was there.
+    """Raised by a pipeline for an item to drop: an equal one was crawled before.
 
     Attributes:
         fingerprint: What the two have in common.
@@ -457,7 +457,7 @@ class Reject(Exception):  # noqa: N818 - a signal, not an error
     """Raised by a handler or middleware to turn a command down (outcome ``rejected``).
 
     Attributes:
-        reason: Said in the outcome record.
+        reason: Text of the outcome record.
         details: More fields for the record's ``error`` object.
     """
 

@@ -1,12 +1,12 @@
-"""Every key of the five contracts, and those beside them that are ours, one line each.
+"""Every key of the five contracts, and our own keys beside them, one line each.
 
-A :class:`KeyTemplate` is declared once and gives everything that is to be known of a
-key: how to *build* it, how to *parse* it, whether a key *matches*, the glob *pattern*
-for SCAN or an ACL, its Redis type and its TTL. No key is formatted anywhere else.
+A :class:`KeyTemplate` is declared once and gives how to *build*, *parse* and *match* a
+key, the glob *pattern* for SCAN or an ACL, its Redis type and its TTL. No key is
+formatted anywhere else.
 
-Template syntax: ``{name}`` is a field; ``{name!}`` is a field that holds no ``:``
-(so that the next one can be told apart); ``{name?}`` may be left out together with
-the ``:`` behind it.
+Template syntax: ``{name}`` is a field; ``{name!}`` is a field that holds no ``:`` (so
+that the next one can be told apart); ``{name?}`` may be left out together with the
+``:`` behind it.
 """
 
 from __future__ import annotations
@@ -80,31 +80,19 @@ _FIELD: Final = re.compile(r"\{(\w+)([!?]*)\}(:?)")
 
 @dataclass(frozen=True)
 class KeyTemplate:
-    """One kind of key: its form, its Redis type, its TTL and its contract.
+    """One kind of key: its form, its Redis type, its TTL and its contract."""
 
-    Attributes:
-        template: The form; see the head of this module.
-        type: The Redis type, or ``None`` where the contract leaves it open.
-        ttl: Seconds a key of this kind lives after a write, or ``None`` for ever.
-        contract: The document that declares it.
-        ambiguous: Whether a key may be read in more than one way; then only
-            :meth:`readings` tells all of them and :meth:`parse` gives ``None``
-            unless there is exactly one.
-    """
-
-    template: str
-    type: RedisType | None
-    ttl: int | None
+    template: str  # the form; see the head of this module
+    type: RedisType | None  # ``None`` where the contract leaves it open
+    ttl: int | None  # seconds that a key lives after a write; ``None`` for ever
     contract: Contract
-    ambiguous: bool = False
+    ambiguous: bool = False  # a key may have several readings: parse() gives ``None``
 
     def build(self, **values: object) -> str:
-        """Make the key that we write; every value is checked by :func:`check_name`.
+        """Make the key that we write, of texts, integers or UUIDs.
 
-        A value is text, an integer or a UUID.
-
-        Raises:
-            ConfigurationError: A value is missing, unknown or breaks a rule.
+        ConfigurationError if a value is missing or unknown, or breaks a rule of
+        :func:`check_name`.
         """
         for name, value in values.items():
             if value is None and name in self.optional:
@@ -117,7 +105,7 @@ class KeyTemplate:
         return self.locate(**values)
 
     def locate(self, **values: object) -> str:
-        """Make a key that somebody else wrote: the values are taken as they are."""
+        """Make a key that another program wrote: the values are taken as they are."""
         unknown = values.keys() - set(self.fields)
         missing = set(self.fields) - values.keys() - self.optional
         if unknown or missing:
@@ -151,7 +139,7 @@ class KeyTemplate:
     def pattern(self, **fixed: str | int) -> str:
         """Make a glob pattern; fixed values are escaped, the other fields are ``*``.
 
-        An optional field that is not fixed is taken into the ``*`` before it.
+        The ``*`` before an optional field that is not fixed covers that field, too.
         """
         if unknown := fixed.keys() - set(self.fields):
             raise self._wrong_fields(unknown)
@@ -221,15 +209,15 @@ _T: Final = RedisType
 _C: Final = Contract
 
 # fmt: off
-# contract 002: the project console
+# 002, the console protocol
 PROJECT_STATUS: Final = KeyTemplate("{project}_项目状态", _T.STRING, 60, _C.CONSOLE)
 PROJECT_CONSOLE: Final = KeyTemplate("{project}_项目控制台", _T.LIST, None, _C.CONSOLE)
 CONTROL: Final = KeyTemplate("{project}_控制", _T.LIST, None, _C.CONSOLE)
 
-# contract 003: run events
+# 003, run events
 RUN_EVENTS: Final = KeyTemplate("run:{run_id}:events", _T.STREAM, _DAY, _C.RUNS)
 
-# Our own, beside the key of a contract: {place} is place_beside() of that key.
+# Our own, beside a contract's key: {place} is place_beside() of that key.
 INFLIGHT: Final = KeyTemplate("bls_agent:{place}:inflight:{instance}", _T.LIST, None, _C.OWN)
 INFLIGHT_LISTS: Final = KeyTemplate("bls_agent:{place}:inflight", _T.SET, None, _C.OWN)
 DELIVERIES: Final = KeyTemplate("bls_agent:{place}:deliveries", _T.HASH, None, _C.OWN)
@@ -246,13 +234,13 @@ CRAWL_DELAYED: Final = KeyTemplate("bls_agent:{place}:delayed", _T.HASH, None, _
 CRAWL_COUNTERS: Final = KeyTemplate("bls_agent:{place}:counters", _T.HASH, None, _C.OWN)
 CRAWL_WAKE: Final = KeyTemplate("bls_agent:{place}:wake", _T.LIST, None, _C.OWN)
 CRAWL_BLOOM: Final = KeyTemplate("bls_agent:{place}:bloom", None, None, _C.OWN)  # each server calls the type otherwise
-CRAWL_KEY_FAULT: Final = "Key不符合命名规范"  # what contract 004 says of a key of another form
+CRAWL_KEY_FAULT: Final = "Key不符合命名规范"  # contract 004 on a key of another form
 
 KEYS: Final[Mapping[str, KeyTemplate]] = {
     "project_status": PROJECT_STATUS,
     "project_console": PROJECT_CONSOLE,
     "control": CONTROL,
-    # beside contract 002, ours: reliable receiving, replicas, leases
+    # ours, beside 002: reliable receiving, replicas, leases
     "inflight": INFLIGHT,
     "inflight_lists": INFLIGHT_LISTS,
     "deliveries": DELIVERIES,
@@ -261,10 +249,10 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "broadcast": BROADCAST,
     "instances": INSTANCES,
     "owner": OWNER,
-    # contract 003: run events; beside them, ours: what counts them
+    # 003, run events; ours, beside them: what counts them
     "run_events": RUN_EVENTS,
     "run_books": RUN_BOOKS,
-    # contract 001: heartbeats, processes, tasks, caches
+    # 001, worker heartbeats: processes, tasks, caches
     "data_worker_heartbeat": KeyTemplate("heartbeat:data_worker:{node_id}", _T.STRING, 30, _C.WORKERS),
     "backtest_worker_heartbeat": KeyTemplate("backtest:worker:{worker_id}", _T.STRING, 30, _C.WORKERS),
     "execution_node_heartbeat": KeyTemplate("heartbeat:node:{node_id}", _T.STRING, 30, _C.WORKERS),
@@ -281,7 +269,7 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "backtest_task_progress": KeyTemplate("backtest:task:{task_id}:progress", _T.STRING, 7_200, _C.WORKERS),
     "sync_progress": KeyTemplate("{type}_update_{code}", _T.SET, 30 * _DAY, _C.WORKERS, ambiguous=True),
     "func_cache": KeyTemplate("ginkgo_func_cache_{func}_{key}", _T.STRING, 3_600, _C.WORKERS, ambiguous=True),
-    # contract 000: the asset library; the last four are reserved by its section 6
+    # 000, the asset library; the last four are reserved by its section 6
     "asset_metadata": KeyTemplate("asset:metadata:{id}", _T.HASH, None, _C.ASSETS),
     "asset_category": KeyTemplate("asset:category:{category}", _T.SET, None, _C.ASSETS),
     "asset_index": KeyTemplate("asset:index", _T.HASH, None, _C.ASSETS),
@@ -293,7 +281,7 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "project_config": KeyTemplate("project:config:{project_id}", _T.HASH, None, _C.ASSETS),
     "pending_tasks": KeyTemplate("task:queue:pending", _T.LIST, None, _C.ASSETS),
     "queued_task_status": KeyTemplate("task:status:{task_id}", _T.HASH, None, _C.ASSETS),
-    # contract 004: crawling; the five behind it are ours: beside the requests, the last beside a filter
+    # 004, crawl queues; the last five are ours: beside the requests, or a filter
     "crawl_requests": KeyTemplate("crawlo:{project!}:{spider?}:queue:requests", _T.ZSET, None, _C.CRAWL),
     "crawl_requests_data": KeyTemplate("crawlo:{project!}:{spider?}:queue:requests:data", _T.HASH, None, _C.CRAWL),
     "crawl_processing": KeyTemplate("crawlo:{project!}:{spider?}:queue:processing", _T.ZSET, None, _C.CRAWL),

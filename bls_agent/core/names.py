@@ -28,7 +28,7 @@ SLOTS: Final = 16_384  # of a cluster
 
 
 def name_of(value: object) -> object:
-    """Give as text what an f-string makes of an integer or a UUID; all else as it is."""
+    """Write an integer or a UUID as text; give all else as it is."""
     if isinstance(value, str | bool):
         return value
     if hasattr(value, "__index__"):
@@ -44,7 +44,7 @@ def encode_key(key: str) -> bytes:
 
 
 def ask_whether(name: str, known: Iterable[str]) -> str:
-    """Ask whether the most alike of the known names is meant; ``""`` if none is alike."""
+    """Ask whether the most similar known name is meant; ``""`` if none is similar."""
     from difflib import get_close_matches  # noqa: PLC0415 - 4 ms, for a mistake
 
     alike = get_close_matches(name, [*known], 1, 0.7)
@@ -52,12 +52,11 @@ def ask_whether(name: str, known: Iterable[str]) -> str:
 
 
 def check_name(field: str, value: str) -> str:
-    """Refuse a name that must not become part of a key that we write; else give it back.
+    """Give back a name that may become part of a key that we write.
 
-    Raises:
-        ConfigurationError: Naming ``field``. The name is empty, longer than 512 bytes of
-            UTF-8, not NFC, begins or ends with a blank, or holds a control character or
-            a lone surrogate.
+    A ConfigurationError names ``field`` if it is empty, longer than 512 bytes of UTF-8
+    or not NFC, begins or ends with a blank, or holds a control character or a lone
+    surrogate.
     """
     rule, remedy = _name_fault(value)
     if rule:
@@ -66,7 +65,7 @@ def check_name(field: str, value: str) -> str:
 
 
 def _name_fault(value: str) -> tuple[str, str]:
-    """Say which rule a name breaks and what to do; two empty texts if none."""
+    """Give the rule that a name breaks and what to do; two empty texts if none."""
     if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without a type checker
         return f"a name is text, not {type(value).__name__}", ""  # type: ignore[unreachable]
     for broken, rule, remedy in _NAME_RULES:
@@ -124,14 +123,13 @@ def hash_tag(key: str) -> str:
 def place_beside(key: str) -> str:
     """Write a key as a part of others that must lie in its slot.
 
-    ``订单系统_控制`` becomes ``{订单系统_控制}``; a key that has a tag of its own lends
-    that and stays as it is.
+    ``订单系统_控制`` becomes ``{订单系统_控制}``; a key with a hash tag of its own stays as it is.
     """
     return key if hash_tag(key) != key else f"{{{key}}}"
 
 
 def key_beside(place: str) -> str:
-    """Give the key beside which something lies: :func:`place_beside`, undone."""
+    """Give the key that :func:`place_beside` was given."""
     inner = place.removeprefix("{").removesuffix("}")
     return inner if place_beside(inner) == place else place
 
@@ -142,5 +140,5 @@ def shares_slot(key: str) -> bool:
 
 
 def slot_of(key: str) -> int:
-    """Give the slot of a cluster in which a key lies: CRC16 (XMODEM) of its hash tag."""
+    """Give a key's slot on a cluster: CRC16 (XMODEM) of its hash tag."""
     return crc_hqx(hash_tag(key).encode("utf-8", "surrogateescape"), 0) % SLOTS

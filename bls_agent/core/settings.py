@@ -1,8 +1,8 @@
 """Every setting of an agent: its default, unit, range and environment variable.
 
 One declaration per setting. A keyword given to :class:`~bls_agent.ProjectAgent` beats
-the environment, the environment beats the default. The environment is read in one
-place, :meth:`Settings.from_env`, which is given the mapping.
+the environment, the environment beats the default. Only :meth:`Settings.from_env` reads
+the environment, which is an argument of it.
 """
 
 from __future__ import annotations
@@ -244,7 +244,6 @@ class Settings:
 # fmt: on
 
     def __post_init__(self) -> None:
-        """Check every value and how they fit together."""
         for name, rule in rules().items():
             checked = rule.check(name, getattr(self, name))
             object.__setattr__(self, name, checked)
@@ -277,7 +276,7 @@ class Settings:
 def _name_variables(
     error: ConfigurationError, found: Iterable[str]
 ) -> ConfigurationError:
-    """Say of an error which of the settings in it came from which variable."""
+    """Name the variable of each setting that an error mentions."""
     remedy, name = error.remedy, error.name
     for setting in found:
         if setting == name:
@@ -288,7 +287,7 @@ def _name_variables(
 
 
 def find_unknown_variables(environ: Iterable[str]) -> dict[str, str]:
-    """Find the ``BLS_*`` variables that nothing here reads.
+    """Find the ``BLS_*`` variables that the agent does not read.
 
     Each with a question such as ``Did you mean BLS_STATUS_TTL?``, or ``""``.
     """
@@ -303,14 +302,13 @@ def rules() -> dict[str, Rule]:
 
 
 def check_options(options: Mapping[str, Any], settings: object = None) -> Options:
-    """Refuse wrong keywords at once, without the environment; give them, each in its type.
+    """Check keywords at once, without the environment; give them, each in its type.
 
-    Raises:
-        ConfigurationError: A keyword is unknown or out of its range, or
-            ``status_interval`` and ``status_ttl`` are both given and do not fit.
+    ConfigurationError if a keyword is unknown or out of its range, or if
+    ``status_interval`` and ``status_ttl`` are both given and do not fit.
     """
     if not isinstance(settings, Settings | None):
-        kind = type(settings).__name__  # what is in it may be a secret
+        kind = type(settings).__name__  # its value may be a secret
         raise ConfigurationError("settings", kind, "an object of Settings")
     known = rules()
     checked: dict[str, Any] = {}
@@ -328,7 +326,7 @@ def check_options(options: Mapping[str, Any], settings: object = None) -> Option
 
 
 def check_seconds(name: str, value: object, rule: str = "more than 0 seconds") -> float:
-    """Give a time limit that is none of the settings; refuse any that is not above 0."""
+    """Give a time limit that is none of the settings, or refuse one of 0 or less."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 < cast("float", value) < math.inf:
         raise ConfigurationError(name, value, rule)

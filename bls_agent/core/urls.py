@@ -1,8 +1,8 @@
-"""URLs that name several servers, taken apart: pure.
+"""URLs that name several servers, taken apart. No I/O.
 
 ``redis+sentinel://user:password@host:port,host:port/service/db`` and
-``redis+cluster://user:password@host:port,host:port``, with ``rediss+…`` for TLS. URLs of
-one server are redis-py's affair (see ``endpoint.py``).
+``redis+cluster://user:password@host:port,host:port``, with ``rediss+…`` for TLS.
+redis-py reads URLs of one server (see ``endpoint.py``).
 """
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ def address_of(
 def take_apart(url: str) -> SeveralHosts | None:
     """Take a URL of several servers apart; ``None`` if it is none.
 
-    Raises:
-        ConfigurationError: It is one, and breaks a rule that the error names.
+    ConfigurationError if it is one and breaks a rule, which the error names.
     """
     found = re.fullmatch(r"(rediss?)\+(sentinel|cluster)://(.*)", url, re.DOTALL)
     if found is None:

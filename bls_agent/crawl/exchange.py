@@ -1,8 +1,7 @@
 """The requests of one event loop to its crawl queue, gathered into few writes.
 
-One task of each event loop talks to Redis: pushes, ends of leases and takes that the other
-tasks ask for meanwhile leave in one write. It runs as long as something is asked for,
-awaited or held.
+One task of each event loop talks to Redis: what the other tasks push, settle and take
+meanwhile leaves in one write. It runs while any request is awaited or held.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class _Waiter:
 
 @dataclass(eq=False)
 class _Write:
-    """What leaves in one write: up to three runs of scripts, in this order."""
+    """One write to Redis: up to three runs of scripts, in this order."""
 
     settlements: Sequence[Settlement]  # ends and renewals of leases
     batches: Sequence[Batch]  # requests that are pushed
@@ -93,7 +92,7 @@ class _Write:
 
 
 class Exchange:
-    """What the tasks of one event loop ask of a queue, and the task that asks Redis."""
+    """Collects what the tasks of one event loop want of a queue, and asks Redis."""
 
     def __init__(
         self,
@@ -124,19 +123,18 @@ class Exchange:
         register(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: what is held is the parent's."""
+        """In a forked child: what is held belongs to the parent."""
         for held in self._held:
             held.valid_until = -math.inf
         self._held.clear()
 
-    # --- what the other tasks ask
+    # --- calls of the other tasks
 
     async def push(self, pushes: Sequence[Push]) -> list[int]:
         """Queue requests, 500 at most; give 1 for each that was queued.
 
-        Raises:
-            RedisUnavailableError: Nothing was queued, unless ``error.ambiguous``.
-            WrongTypeError: A key holds another type than the contract says.
+        RedisUnavailableError: nothing was queued, unless ``error.ambiguous``.
+        WrongTypeError if a key holds another type.
         """
         batch = Batch(pushes, self._loop.create_future())
         self._batches.append(batch)
@@ -146,9 +144,8 @@ class Exchange:
     async def take(self, timeout: float | None) -> Held | None:
         """Wait for a request; ``None`` if none came in time.
 
-        Raises:
-            RedisUnavailableError: Redis was away when the time was over, or refuses.
-            WrongTypeError: As :meth:`push`.
+        RedisUnavailableError if Redis was away when the time was over, or refuses.
+        WrongTypeError as of :meth:`push`.
         """
         until = math.inf if timeout is None else self._loop.time() + timeout
         waiter = _Waiter(self._loop.create_future(), until)
@@ -171,7 +168,7 @@ class Exchange:
         return bool((await self.push([Push(repr(held.priority), held.body)]))[0])
 
     async def settle(self, one: Settlement) -> bool:
-        """End a lease, and wait until Redis knows, but not for long."""
+        """End a lease, and wait until Redis has done so, but not for long."""
         if one.held.token and one.held not in self._held:
             return False
         self._held.discard(one.held)
@@ -203,20 +200,20 @@ class Exchange:
             await self._blocking.aclose()
 
     def _end_waits(self, error: Exception) -> None:
-        """Tell every task that waits for a request that none comes any more."""
+        """Fail every task that waits for a request."""
         for waiter in self._waiters:
             if not waiter.future.done():
                 waiter.future.set_exception(error)
         self._waiters.clear()
 
     def _end_all(self, error: Exception) -> None:
-        """Tell every task that pushes, too."""
+        """Fail every task that waits for a request or pushes."""
         self._end_waits(error)
         for batch in self._batches:
             batch.fail(error)
         self._batches.clear()
 
-    # --- the task that asks Redis
+    # --- the task that talks to Redis
 
     def _start(self) -> None:
         self._asked.set()
@@ -254,7 +251,7 @@ class Exchange:
 
     async def _pause(self) -> None:
         """Wait until there is something to send."""
-        await asyncio.sleep(0)  # tasks that were answered may ask the next thing now
+        await asyncio.sleep(0)  # tasks that got an answer may call again now
         if self._asked.is_set() or self._must_look:
             return
         moment = self._renew_at if self._held else math.inf
@@ -276,19 +273,19 @@ class Exchange:
                 timer.cancel()
 
     async def _read(self) -> None:
-        """Wait for a push; one by a peer that wakes nobody is seen after two seconds."""
+        """Wait for a push; one that wakes no reader is found after two seconds."""
         wait = min(WAIT, self.options.timeout / 2)
         try:
             said = await self._blocking.call("BLPOP", self._wake, wait)
             self._must_look = self._must_look or said is not None
-        except RedisUnavailableError:  # the next look finds out what is wrong
+        except RedisUnavailableError:  # the next take finds out what is wrong
             await asyncio.sleep(wait)
         self._look_at = 0.0
         if self._is_needed:
             self._start()
 
     async def _pause_after(self, error: BlsError, backoff: Backoff) -> None:
-        """Tell the tasks whose time is over, and wait before the next attempt."""
+        """Fail the tasks whose time is over, and wait before the next attempt."""
         final = isinstance(error, RedisRefusedError | ContractError)
         now = self._loop.time()
         for waiter in [one for one in self._waiters if final or one.until <= now]:
@@ -309,11 +306,10 @@ class Exchange:
     # --- one write to Redis
 
     async def _exchange(self) -> None:
-        """Send what was asked, and hand out what comes back.
+        """Send what the tasks want, and hand out what comes back.
 
-        Raises:
-            RedisUnavailableError: Redis did not do it; what may be sent again is kept.
-            WrongTypeError: A key holds another type than the contract says.
+        RedisUnavailableError if Redis did not do it; what may be sent again is kept.
+        WrongTypeError if a key holds another type.
         """
         write = _Write(
             self._next_settlements(), batches := self._next_batches(), -1, ""
@@ -345,11 +341,11 @@ class Exchange:
             raise fault
 
     def _keep_for_later(self, write: _Write, error: RedisUnavailableError) -> None:
-        """Send again what may be sent again; tell the tasks whose push is in doubt."""
+        """Keep what may be sent again; fail the tasks whose push is in doubt."""
         self._keep(write.settlements, in_doubt=error.ambiguous)
         for batch in write.batches:
             batch.fail(error)
-        if write.token and error.ambiguous:  # nobody has what may have been taken
+        if write.token and error.ambiguous:  # no task has what may have been taken
             lost = Held(
                 b"", write.token, valid_until=write.sent_at + self.options.lease
             )
@@ -471,7 +467,7 @@ class Exchange:
         return None
 
     def _fault_of(self, held: Held) -> str:
-        """Read a request; say why no worker can do it."""
+        """Decode a request; give the reason why no worker can do it, or ``""``."""
         try:
             held.request = CrawlRequest.decode(held.body)
         except DecodeError as error:
@@ -482,7 +478,7 @@ class Exchange:
         return ""
 
     def _hand_over(self, held: Held) -> None:
-        """Give a request to a task that waits for one; back where none does, or too late."""
+        """Give a request to a waiting task; put it back if none waits, or too late."""
         if fault := self._fault_of(held):
             entry = held.failed_entry(fault)
             self._settlements.append(Settlement("fail", held, entry))

@@ -1,8 +1,8 @@
-"""Requests of crawlers, and the fingerprints by which duplicates are told: no I/O here.
+"""Requests of crawlers, and the fingerprints that identify duplicates. No I/O.
 
 Fingerprints stay in Redis for months and are compared between processes. They must not
-change with the version of a library, so the form of a URL that they are made of is
-written here, on the standard library alone.
+change with the version of a library, so the canonical form of a URL is made here, with
+the standard library alone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _UNPRINTED: Final = re.compile("[\0-\x1f\x7f-\x9f\ud800-\udfff]")
 _LINE_BREAK: Final = re.compile(r"[\0\r\n]")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110
 _PORTS: Final = {"http": 80, "ws": 80, "https": 443, "wss": 443, "ftp": 21}
-# In a path these mean something else than their escapes; the others are the same.
+# In a path these differ from their escapes; other characters do not.
 _KEPT: Final = frozenset(b"/?#;%")
 _PATH: Final = "/:@!$&'()*+,;=|[]"
 _ESCAPE: Final = re.compile("%([0-9A-Fa-f]{2})|[^%]+|%")
@@ -50,7 +50,7 @@ _ESCAPE: Final = re.compile("%([0-9A-Fa-f]{2})|[^%]+|%")
 
 @runtime_checkable
 class RequestLike(Protocol):
-    """What has the parts of a request: a :class:`CrawlRequest`, a request of Scrapy."""
+    """An object with the parts of a request: a :class:`CrawlRequest`, one of Scrapy."""
 
     @property
     def url(self) -> str:
@@ -82,8 +82,8 @@ class CrawlRequest:
         method: An HTTP method, in capitals.
         headers: Name → value.
         body: At most 1 MiB; a ``str`` is taken as UTF-8.
-        meta: Whatever the crawler wants to find again, as JSON has it: a tuple becomes
-            a list, a ``datetime`` its text.
+        meta: Values for the crawler's own use, as JSON has them: a tuple becomes a
+            list, a ``datetime`` its text.
         callback: Name of the function that is to have the response.
 
     Raises:
@@ -99,7 +99,6 @@ class CrawlRequest:
     callback: str | None = None
 
     def __post_init__(self) -> None:
-        """Check every part, and keep it in the form in which it is read back."""
         _check_url(self.url)
         object.__setattr__(self, "method", _check_method(self.method))
         object.__setattr__(self, "headers", _check_headers(self.headers))
@@ -115,7 +114,7 @@ class CrawlRequest:
     def encode(self) -> bytes:
         """Write the request as the JSON object that stands in Redis.
 
-        What has its default is left out; a body that is no UTF-8 is ``body_base64``.
+        Default values are left out; a body that is no UTF-8 is ``body_base64``.
         """
         parts: dict[str, object] = {"url": self.url}
         if self.method != "GET":
@@ -132,11 +131,11 @@ class CrawlRequest:
 
     @classmethod
     def decode(cls, payload: bytes) -> Self:
-        """Read what :meth:`encode` wrote.
+        """Read what :meth:`encode` wrote; nothing is ever unpickled.
 
         Raises:
             DecodeError: It is no such request: not JSON, more than 2 MiB, a field that
-                is unknown or of another type. Nothing is ever unpickled.
+                is unknown or of another type.
         """
         parts = decode_object(payload, limit=MAX_REQUEST)
         meta = parts.pop("meta", None)  # it is JSON: there is nothing to check
@@ -235,10 +234,7 @@ def canonical_url(url: str) -> str:
 
     Scheme and host in small letters, the host as ASCII (IDNA), no default port, dot
     segments resolved, escapes only where they are needed and in capitals, the query
-    sorted by name and value, no fragment.
-
-    Raises:
-        ValueError: The host or the port is no such thing.
+    sorted by name and value, no fragment. ValueError if host or port are invalid.
     """
     parts = urlsplit(url)
     around = _authority(parts.scheme, parts.netloc)
@@ -257,7 +253,7 @@ def canonical_url(url: str) -> str:
 
 @lru_cache(maxsize=1_000)  # a crawler has few hosts
 def _authority(scheme: str, netloc: str) -> str:
-    """Write the host and what stands around it; a ValueError says that it is none."""
+    """Write host, port and user; ValueError if they are none."""
     parts = urlsplit(f"{scheme}://{netloc}")
     if not parts.hostname:
         if scheme in _PORTS:
@@ -310,8 +306,8 @@ def fingerprint(request: RequestLike, headers: Iterable[str] = ()) -> str:
     made of the method, the URL in its canonical form and the body.
 
     Args:
-        request: A :class:`CrawlRequest`, or what has its ``url``, ``method``, ``body``
-            and ``headers``, as a request of Scrapy.
+        request: A :class:`CrawlRequest`, or an object with its ``url``, ``method``,
+            ``body`` and ``headers``, as a request of Scrapy.
         headers: Names of headers whose values make a difference, too.
 
     Returns:

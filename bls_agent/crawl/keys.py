@@ -26,7 +26,7 @@ __all__ = [
 
 _ROWS: Final = [name for name, row in KEYS.items() if row.contract is Contract.CRAWL]
 
-# Rows of ours → the contract's rows beside which they lie.
+# Our rows → the contract's rows beside which they lie.
 _BESIDE: Final = {
     "crawl_leases": ("crawl_requests",),
     "crawl_delayed": ("crawl_requests",),
@@ -47,11 +47,7 @@ class CrawlSettings(Protocol):
 
 
 def read_flag(settings: CrawlSettings, name: str) -> bool:
-    """Read a setting that is true or false; off by default.
-
-    Raises:
-        ConfigurationError: It is neither.
-    """
+    """Read a setting that is true or false, off by default; else ConfigurationError."""
     said = str(settings.get(name, False)).lower()
     if said not in _FLAGS:
         rule = f"one of {', '.join(_FLAGS)}"
@@ -71,8 +67,6 @@ class RedisKeyManager:
         ConfigurationError: A name holds a ``:``, breaks another rule for names, or a
             spider is called ``queue``, ``item`` or ``filter``: its keys could be read
             as those of another namespace.
-
-    Source: contract 004.
     """
 
     def __init__(
@@ -84,11 +78,7 @@ class RedisKeyManager:
 
     @classmethod
     def from_settings(cls, settings: CrawlSettings) -> RedisKeyManager:
-        """Read ``PROJECT_NAME`` and ``SPIDER_NAME``.
-
-        Args:
-            settings: Anything with ``get(name, default)``: a ``dict``, the settings of
-                Scrapy.
+        """Read ``PROJECT_NAME`` and ``SPIDER_NAME`` of a ``dict`` or Scrapy's settings.
 
         Raises:
             ConfigurationError: As at construction.
@@ -114,12 +104,12 @@ class RedisKeyManager:
 
     @property
     def project_name(self) -> str:
-        """The name of the project."""
+        """The project."""
         return self._project
 
     @property
     def spider_name(self) -> str | None:
-        """The name of the spider, or ``None``."""
+        """The spider, or ``None``."""
         return self._spider
 
     @property
@@ -151,13 +141,10 @@ class RedisKeyManager:
         return self._key("crawl_failed")
 
     def get_failed_retries_key(self, key: str) -> str:
-        """Give the key that counts the failed attempts of one request.
-
-        Args:
-            key: The request's member in the queue.
+        """Give the key that counts the failed attempts of one member of the queue.
 
         Raises:
-            ConfigurationError: It cannot become part of a key.
+            ConfigurationError: The member cannot become part of a key.
         """
         return self._key("crawl_failed_retries", key=key)
 
@@ -170,18 +157,16 @@ class RedisKeyManager:
         return self._key("crawl_item_fingerprint")
 
     def get_own_key(self, row: str, beside: str = "") -> str:
-        """Give a key of this package's own, which no contract knows.
+        """Give a key that is this package's own and no part of the document.
 
-        Args:
-            row: Its name in the table of keys, as ``crawl_leases``.
-            beside: The name of the contract's key in whose slot it lies, where there
-                is more than one.
+        ``row`` is its name in the table of keys, as ``crawl_leases``; ``beside`` the
+        name of the document's key in whose slot it lies, where there is more than one.
         """
         place = place_beside(self._key(beside or _BESIDE[row][0]))
         return KEYS[row].locate(place=place)
 
     def single_keys(self) -> dict[str, str]:
-        """Give every key of which the namespace has one, with its row: also our own."""
+        """Give row → key for all keys of which the namespace has one, ours included."""
         found = {self._key(row): row for row in _ROWS if row != "crawl_failed_retries"}
         for row, places in _BESIDE.items():
             found |= {self.get_own_key(row, beside): row for beside in places}
@@ -192,7 +177,7 @@ class RedisKeyManager:
 
     @staticmethod
     def extract_project_name_from_key(key: object) -> str | None:
-        """Read the project out of a key; ``None`` if it is no key of contract 004."""
+        """Read the project out of a key; ``None`` if it is no key of a crawl."""
         found = _read_contract(key)
         return found.project if found else None
 
@@ -204,7 +189,7 @@ class RedisKeyManager:
 
 
 class CrawlKey(NamedTuple):
-    """What a key says: its row in the table of keys, and whose it is."""
+    """What a key says: its row in the table of keys, its project and its spider."""
 
     row: str
     project: str
@@ -212,13 +197,9 @@ class CrawlKey(NamedTuple):
 
 
 def read_key(key: object) -> CrawlKey | None:
-    """Read a key back, also one of ours beside the contract's.
+    """Read a key back, also one of ours, from text or the bytes that Redis gave.
 
-    Args:
-        key: Text, or the bytes that Redis gave.
-
-    Returns:
-        What it says, or ``None`` if no :class:`RedisKeyManager` makes such a key.
+    ``None`` if no :class:`RedisKeyManager` makes such a key.
     """
     for name, beside in _BESIDE.items():
         fields = KEYS[name].parse(key) if isinstance(key, str | bytes) else None
@@ -246,13 +227,10 @@ def _read_contract(key: object) -> CrawlKey | None:
 
 
 class RedisKeyValidator:
-    """Tells whether a key is one that :class:`RedisKeyManager` makes.
-
-    Source: contract 004.
-    """
+    """Tells whether a key is one that :class:`RedisKeyManager` makes."""
 
     def validate_key_naming(self, key: object, project_name: str | None = None) -> bool:
-        """Tell whether a key follows the contract.
+        """Tell whether a key is named as the document says.
 
         Args:
             key: The key; what is no key is not valid, never an exception.
@@ -264,7 +242,7 @@ class RedisKeyValidator:
     def validate_multiple_keys(
         self, keys: Iterable[object], project_name: str | None = None
     ) -> tuple[bool, list[object]]:
-        """Tell whether all keys follow the contract, and give those that do not."""
+        """Tell whether all keys are valid, and give those that are not."""
         wrong = [key for key in keys if not self.validate_key_naming(key, project_name)]
         return not wrong, wrong
 
@@ -273,7 +251,7 @@ class RedisKeyValidator:
 
         Returns:
             ``{valid, framework, project, [spider], component, sub_component}``, or
-            ``{valid: False, error}`` for what is no key of the contract.
+            ``{valid: False, error}`` for any other key.
         """
         found = _read_contract(key)
         if found is None:
@@ -296,10 +274,10 @@ _VALIDATOR: Final = RedisKeyValidator()
 def print_validation_report(
     keys: Iterable[object], project_name: str | None = None
 ) -> None:
-    """Print one line for each key: whether it follows the contract, and its parts.
+    """Print one line for each key: whether it is valid, and its parts.
 
     Args:
-        keys: What to look at.
+        keys: The keys to check.
         project_name: The project to which they must belong; ``None`` for any.
     """
     keys = [*keys]

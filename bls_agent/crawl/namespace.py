@@ -51,8 +51,8 @@ class CleanupReport:
         dry_run: Whether it only looked.
         keys: How many keys of each kind were found, by their row in the table of keys.
         odd: Those that hold another type than they should; they are removed, too.
-        in_flight: Requests in the hands of living workers when it began: whoever cleans
-            up then takes their queue away.
+        in_flight: Requests that living workers held when it began; a cleanup takes
+            away their queue.
         removed: Keys that are gone; 0 in a dry run.
     """
 
@@ -79,7 +79,7 @@ class _Store(Store):
 
 
 async def find_queues(redis: object = None, *, timeout: float = 5.0) -> list[Namespace]:
-    """List the crawls of which any key is in Redis, by SCAN; on a cluster on all masters.
+    """List the crawls that have any key in Redis, by SCAN; on a cluster on all masters.
 
     Args:
         redis: A URL, a client of redis-py or a ``ProjectAgent``. Default:
@@ -87,7 +87,7 @@ async def find_queues(redis: object = None, *, timeout: float = 5.0) -> list[Nam
         timeout: Deadline of one request in seconds.
 
     Returns:
-        Project and spider of each, in order. What is no key of the contract is left out.
+        Project and spider of each, in order. Other keys are left out.
 
     Raises:
         RedisUnavailableError: Redis cannot answer.
@@ -97,7 +97,7 @@ async def find_queues(redis: object = None, *, timeout: float = 5.0) -> list[Nam
 
 
 async def find_namespaces(wires: KeyedWires) -> list[Namespace]:
-    """Do the same over connections that are there already."""
+    """List the crawls, as :func:`find_queues`, over existing connections."""
     found: set[Namespace] = set()
     async for key in wires.scan(ALL):
         retries = KEYS[RETRIES].parse(key)  # there may be many, of few namespaces
@@ -117,10 +117,10 @@ async def cleanup(
     *,
     timeout: float = 5.0,
 ) -> CleanupReport:
-    """Remove the keys of one namespace: its queue, its filters and what lies beside them.
+    """Remove the keys of one namespace: its queue, its filters, our keys beside them.
 
     Nothing else is touched: neither another project's keys, nor those of a project's
-    spiders where ``spider`` is ``None``. What counts failed attempts is found by SCAN;
+    spiders where ``spider`` is ``None``. Counters of failed attempts are found by SCAN;
     keys are removed by UNLINK. A worker that goes on meanwhile makes some of them anew.
 
     Args:
@@ -134,8 +134,8 @@ async def cleanup(
         timeout: Deadline of one request in seconds.
 
     Raises:
-        RedisUnavailableError: Redis cannot answer, or refuses it. What was removed before
-            is gone; call it again.
+        RedisUnavailableError: Redis cannot answer, or refuses it. What was removed
+            before is gone; call it again.
         ConfigurationError: A name breaks its rule.
     """
     manager = RedisKeyManager(project, spider)

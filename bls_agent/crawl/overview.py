@@ -16,7 +16,7 @@ __all__ = ["QueueOverview", "QueueView"]
 
 
 class QueueView(NamedTuple):
-    """How one queue stands."""
+    """The state of one queue."""
 
     name: Namespace  # whose it is
     stats: QueueStats | None  # what it holds; ``None`` if that cannot be counted
@@ -26,8 +26,7 @@ class QueueView(NamedTuple):
 class QueueOverview(Store):
     """Finds and counts crawl queues; writes nothing.
 
-    Works with and without ``async with``, as every store does. All queues are counted
-    over one connection, a thousand requests in one write.
+    All queues are counted over one connection, a thousand requests in one write.
     """
 
     client_name: ClassVar[str] = "bls-crawl"
@@ -39,9 +38,8 @@ class QueueOverview(Store):
     async def read(self, names: Sequence[Namespace]) -> list[QueueView]:
         """Count what each of some queues holds.
 
-        Raises:
-            ConfigurationError: No queue can have such a name.
-            RedisUnavailableError: Redis cannot answer, or refuses it of all of them.
+        ConfigurationError if no queue can have such a name; RedisUnavailableError if
+        Redis cannot answer, or refuses all of them.
         """
         if not names:
             return []

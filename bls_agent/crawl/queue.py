@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 SHORTEST_LEASE: Final = 0.5  # seconds
 LONGEST_LEASE: Final = 86_400.0
 LONGEST_DELAY: Final = 60.0  # between two attempts
-STATS: Final = (  # what is asked for QueueStats: row and command
+STATS: Final = (  # the reads for QueueStats: row and command
     "requests ZCARD",
     "delayed HLEN",
     "leases HLEN",
@@ -61,7 +61,7 @@ class QueueStats:
     Attributes:
         waiting: Requests that may be taken now.
         delayed: Requests that are tried again at the end of their delay.
-        in_flight: Requests in the hands of a worker.
+        in_flight: Requests that a worker holds.
         failed: Requests in the failed list.
         pushed: Requests that were queued; duplicates are not counted.
         taken: How often a request was taken.
@@ -84,7 +84,7 @@ class QueueStats:
 
     @classmethod
     def read(cls, replies: Sequence[Reply], clock: Reply) -> QueueStats:
-        """Read what Redis says to :data:`STATS`, and to ``TIME``."""
+        """Read the replies to :data:`STATS` and to ``TIME``."""
         waiting, delayed, in_flight, failed, pairs = replies
         counters = dict(zip(pairs[::2], pairs[1::2], strict=True))
 
@@ -115,7 +115,7 @@ class FailedRequest:
         reason: Why, of the last attempt.
         attempts: How often it was tried; 0 where that cannot be read.
         failed_at: Of the last attempt, in seconds since 1970.
-        priority: With which it was taken last.
+        priority: Its priority when it was taken last.
         raw: The entry as it stands in Redis.
     """
 
@@ -128,7 +128,7 @@ class FailedRequest:
 
     @classmethod
     def read(cls, raw: bytes) -> FailedRequest:
-        """Read an entry; one that another program wrote in another form is kept whole."""
+        """Read an entry; another program's entry in another form is kept whole."""
         request, reason = None, "the entry cannot be read"
         numbers = {"attempts": 0.0, "failed_at": 0.0, "priority": 0.0}
         try:
@@ -147,7 +147,7 @@ class FailedRequest:
 
 
 class _Take:
-    """The block in which a request is in the hands of this worker."""
+    """The block in which this worker holds a request."""
 
     def __init__(self, queue: RequestQueue, timeout: float | None) -> None:
         self._queue = queue
@@ -182,12 +182,12 @@ class _Take:
 
 
 class TakenRequest:
-    """A request in the hands of this worker, as :meth:`RequestQueue.take` gives it.
+    """A request that this worker holds, as :meth:`RequestQueue.take` gives it.
 
     Attributes:
         request: What to fetch.
         attempt: 1 for the first.
-        priority: With which it was taken; each retry adds 1.
+        priority: Its priority when it was taken; each retry adds 1.
         settled: Whether it was acknowledged, failed or given back here.
     """
 
@@ -204,22 +204,22 @@ class TakenRequest:
 
     @property
     def valid(self) -> bool:
-        """Whether surely no other worker has the request.
+        """Whether certainly no other worker has the request.
 
-        Look at it before anything that must not happen twice: it becomes ``False``
-        when Redis could not renew the lease in time or when this process stood still.
+        Check it before anything that must not happen twice: it becomes ``False`` when
+        Redis could not renew the lease in time or when this process stood still.
         """
         return not self.settled and boot_seconds() < self._held.valid_until
 
     async def ack(self) -> bool:
         """Finish the request: it is removed from Redis.
 
-        Waits for ``timeout`` seconds of the queue at most. While Redis is away the
-        end is sent again in the background, until the lease is over.
+        Waits for ``timeout`` seconds of the queue at most. While Redis is away the end
+        is sent again in the background, until the lease is over.
 
         Returns:
-            Whether it was still ours; ``False``: another worker does it again. Also
-            when that could not be found out in time.
+            Whether it was still ours; ``False``: another worker does it again, or that
+            could not be found out in time.
         """
         if not self._held.token:
             self.settled = True
@@ -269,18 +269,18 @@ class TakenRequest:
 
 
 class RequestQueue(Store):
-    """A queue of requests that many workers share, by the document's keys.
+    """A queue of requests that many workers share, in the document's keys.
 
     The lowest priority comes first, and within one the oldest. A worker holds what it
     takes by a lease that the server's clock ends: the requests of a worker that died,
-    froze or lost its connection return at most ``lease`` seconds later, with
-    priority + 1. So each request is done at least once, and twice only if its worker was
-    cut off. Every step is one script: no crash leaves a request without its body or a
+    froze or lost its connection return at most ``lease`` seconds later, with priority +
+    1. So each request is done at least once, and twice only if its worker was cut off.
+    Every step is one script: no crash leaves a request without its body or a
     fingerprint without its request.
 
     Works with and without ``async with``, in any event loop, for any number of tasks:
-    what they ask at the same time leaves in one write. Leaving the block gives back what
-    is still held. After a fork the child holds nothing.
+    what they ask at the same time leaves in one write. Leaving the block gives back
+    what is still held. After a fork the child holds nothing.
 
     Args:
         redis: A URL, a client of redis-py or a ``ProjectAgent``; ``None`` for
@@ -288,7 +288,7 @@ class RequestQueue(Store):
         project: Name of the project, without ``:``. On a Redis Cluster it needs a hash
             tag, such as ``{新闻}``, so that all keys of the queue share a slot.
         spider: Name of the spider; ``None`` for the queue of the whole project.
-        lease: Seconds until a request returns whose worker is not heard of any more.
+        lease: Seconds until a request returns whose worker does not renew it any more.
         max_retries: How often a failed request is tried again before it goes into the
             failed list.
         mode: ``leased``, or ``simple``: a request is done as soon as it was taken, as
@@ -342,15 +342,14 @@ class RequestQueue(Store):
         return f"<RequestQueue {self._namespace} {self._access.shown}>"
 
     def forget_parent(self) -> None:
-        """In a forked child: what is held is the parent's."""
+        """In a forked child: what is held belongs to the parent."""
         self._by_loop.forget_parent()
 
     @property
     def exchange(self) -> Exchange:
-        """What talks to Redis in the running event loop.
+        """The exchange of the running event loop.
 
-        Raises:
-            ConfigurationError: The keys lie in several slots of a Redis Cluster.
+        ConfigurationError if the keys lie in several slots of a Redis Cluster.
         """
         found = self._by_loop.find()
         if found is None:
@@ -400,15 +399,10 @@ class RequestQueue(Store):
         priority: float = 0,
         unique: bool = False,  # noqa: FBT001, FBT002 - as push()
     ) -> int:
-        """Queue many requests, up to 500 in one step; see :meth:`push`.
+        """Queue many requests, up to 500 in one step; raises as :meth:`push`.
 
         Returns:
             How many were queued. After an error those of earlier steps are.
-
-        Raises:
-            ConfigurationError: As :meth:`push`, as the next ones.
-            RedisUnavailableError: As above.
-            WrongTypeError: As above.
         """
         score = _score(priority)
         return await self._push(
@@ -433,21 +427,22 @@ class RequestQueue(Store):
         """Take the next request, for as long as an ``async with`` block lasts.
 
         Leaving the block acknowledges the request. An exception fails it with its
-        reason and goes on to the caller; a cancellation gives the request back. What
-        was settled in the block by hand stays so. The lease is renewed meanwhile.
+        reason and goes on to the caller; a cancellation gives the request back. A
+        request that was settled in the block by hand stays so. The lease is renewed
+        meanwhile.
 
         Args:
             timeout: Seconds to wait for a request; 0 to look once, ``None`` to wait for
                 ever, also while Redis is away.
 
         Returns:
-            A block that gives a :class:`TakenRequest`, or ``None`` if none came in time.
+            A block that gives a :class:`TakenRequest`; ``None`` if none came in time.
 
         Raises:
             ConfigurationError: ``timeout`` is no time.
-            RedisUnavailableError: From the block's beginning: Redis was away when the
+            RedisUnavailableError: At the block's beginning: Redis was away when the
                 time was over. :class:`RedisRefusedError` at once.
-            WrongTypeError: From the block's beginning: as :meth:`push`.
+            WrongTypeError: At the block's beginning: as :meth:`push`.
         """
         if timeout:
             check_seconds("timeout", timeout, "0 or more seconds, or None")
@@ -463,25 +458,18 @@ class RequestQueue(Store):
         return int((await self._read("requests ZCARD"))[0])
 
     async def stats(self) -> QueueStats:
-        """Tell what the queue holds, and what happened to it.
-
-        Raises:
-            RedisUnavailableError: Redis cannot answer.
-            WrongTypeError: As :meth:`push`.
-        """
+        """Give what it holds and what happened to it; raises as :meth:`size`."""
         *replies, clock = await self._read(*STATS, "")
         return QueueStats.read(replies, clock)
 
     async def failed(self, limit: int = 100) -> list[FailedRequest]:
-        """Give the newest entries of the failed list, the newest first.
+        """Give entries of the failed list, the newest first; raises as :meth:`size`.
 
         Args:
             limit: How many; the list keeps 10,000.
 
         Raises:
             ConfigurationError: ``limit`` is not between 1 and 10,000.
-            RedisUnavailableError: Redis cannot answer.
-            WrongTypeError: As :meth:`push`.
         """
         if not 1 <= limit <= FAILED_KEPT:
             raise ConfigurationError("limit", limit, f"between 1 and {FAILED_KEPT:,}")
@@ -517,7 +505,7 @@ class RequestQueue(Store):
         return count
 
     async def _read(self, *questions: str) -> list[Reply]:
-        """Ask several keys, each by row, command and arguments; nothing for the clock."""
+        """Read several keys, each by row, command and arguments; ``""`` is TIME."""
         requests: list[Request] = []
         for question in questions:
             row, command, *rest = question.split() or ("", "TIME")
@@ -544,11 +532,7 @@ class RequestQueue(Store):
 
 
 def _body(request: object) -> bytes:
-    """Write a request; a text has ``encode``, too, and would be queued as it is.
-
-    Raises:
-        ConfigurationError: It is no request.
-    """
+    """Encode a request; ConfigurationError for a ``str``, which has ``encode``, too."""
     if not isinstance(request, CrawlRequest):
         rule, remedy = "a queue takes requests", "Pass CrawlRequest(url)."
         raise ConfigurationError("request", request, rule, remedy)
@@ -556,11 +540,7 @@ def _body(request: object) -> bytes:
 
 
 def _score(priority: float) -> str:
-    """Write a priority as Redis reads it.
-
-    Raises:
-        ConfigurationError: It is no finite number.
-    """
+    """Write a priority as Redis reads it; ConfigurationError if it is not finite."""
     if type(priority) not in (int, float) or not abs(priority) <= sys.float_info.max:
         rule = "a finite number; the lowest is taken first"
         raise ConfigurationError("priority", priority, rule)

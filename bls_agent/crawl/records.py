@@ -1,4 +1,4 @@
-"""What travels between the tasks of an event loop, its exchange and the scripts."""
+"""What the tasks of an event loop, its exchange and the scripts pass to each other."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Held:
     body: bytes = b""  # as it stands in Redis; nothing where there was none
     priority: float = 0.0  # with which it was taken
     attempt: int = 1  # 1 for the first
-    request: CrawlRequest | None = None  # what the body says
+    request: CrawlRequest | None = None  # the decoded body
     valid_until: float = math.inf  # by the clock of leases
 
     def failed_entry(self, reason: str) -> bytes:
@@ -125,11 +125,11 @@ class Settlement:
 
     @property
     def words(self) -> tuple[Argument, ...]:
-        """What the script takes of it."""
+        """The arguments for the script."""
         return (self.what, self.held.member, self.held.token, self.value)
 
     def answer(self, *, done: bool) -> None:
-        """Tell the waiting task whether the request was still ours."""
+        """Give the waiting task whether the request was still ours."""
         if self.future is not None and not self.future.done():
             self.future.set_result(done)
 
@@ -147,6 +147,6 @@ class Batch:
         return sum(len(push.body) for push in self.pushes)
 
     def fail(self, error: Exception) -> None:
-        """Tell the waiting task that nothing was pushed, as far as is known."""
+        """Fail the waiting task: as far as is known, nothing was pushed."""
         if not self.future.done():
             self.future.set_exception(error)

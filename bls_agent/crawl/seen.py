@@ -1,4 +1,4 @@
-"""The filters that tell duplicates: of requests, and of items."""
+"""The filters that find duplicates: of requests, and of items."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _Item = TypeVar("_Item")
 
 PORTION: Final = 1_000  # members in one write
 _ROWS: Final = {"request": "crawl_filter_fingerprint", "item": "crawl_item_fingerprint"}
-# What is said of a fingerprint while Redis cannot be asked: whether it is new.
+# Whether a fingerprint counts as new while Redis is away.
 _ANSWERS: Final = {"raise": None, "new": True, "seen": False}
 
 
 class SeenFilter(Store):
     """Tells which fingerprints are new, for all processes that share it.
 
-    Any number of processes may add the same fingerprint at once: exactly one of them is
-    told that it is new. If the connection is lost before the answer has come, it may have
-    been added all the same; whoever adds it again is then told that it was there.
+    Any number of processes may add the same fingerprint at once: it is new for exactly
+    one of them. If the connection is lost before the answer has come, the fingerprint
+    may have been added all the same; adding it again then says that it was there.
 
     Works with and without ``async with``, in any event loop; close it with
     :meth:`aclose` when it was used without.
@@ -46,9 +46,9 @@ class SeenFilter(Store):
         spider: Name of the spider; ``None`` for the project alone.
         ttl: Seconds after which all of it is forgotten, counted from the first
             fingerprint; ``None`` for never.
-        kind: ``"request"`` for the contract's ``filter:fingerprint``, ``"item"`` for
+        kind: ``"request"`` for the document's ``filter:fingerprint``, ``"item"`` for
             ``item:fingerprint``.
-        bloom: Keep a Bloom filter in a key of our own instead of the contract's set: a
+        bloom: Keep a Bloom filter in a key of our own instead of the document's set: a
             few bits for each fingerprint, but about one in a hundred new ones is taken
             for seen, unless ``BF.RESERVE`` made the key with another rate. Needs
             valkey-bloom or RedisBloom.
@@ -62,8 +62,6 @@ class SeenFilter(Store):
 
     Raises:
         ConfigurationError: An argument breaks its rule.
-
-    Source: contract 004.
     """
 
     client_name: ClassVar[str] = "bls-crawl"
@@ -100,7 +98,7 @@ class SeenFilter(Store):
             self.key = manager.get_filter_fingerprint_key()
 
     async def add(self, fingerprint: str | CrawlRequest) -> bool:
-        """Add one fingerprint, in one step; say whether it was new.
+        """Add one fingerprint, in one step; tell whether it was new.
 
         Args:
             fingerprint: Any text, or a request whose fingerprint is made.
@@ -108,19 +106,18 @@ class SeenFilter(Store):
         Raises:
             RedisUnavailableError: No answer, and ``on_error`` is ``"raise"``.
             RedisRefusedError: Redis refused it, as for want of a right.
-            WrongTypeError: The key holds something else; it was left alone.
-            ConfigurationError: It is no fingerprint, or the server has no Bloom filters.
+            WrongTypeError: The key holds another type; it was left alone.
+            ConfigurationError: It is no fingerprint, or the server lacks Bloom filters.
         """
         return (await self.add_many([fingerprint]))[0]
 
     async def add_many(self, fingerprints: Iterable[str | CrawlRequest]) -> list[bool]:
         """Add many fingerprints, each in one step, a thousand in one write.
 
+        Raises as :meth:`add`.
+
         Returns:
             For each, in order, whether it was new.
-
-        Raises:
-            As :meth:`add`.
         """
         members = [_member(one) for one in fingerprints]
         found: list[bool] = []
@@ -144,11 +141,7 @@ class SeenFilter(Store):
         return [bool(self._checked(reply, self._answer)) for reply in replies]
 
     async def contains(self, fingerprint: str | CrawlRequest) -> bool:
-        """Say whether a fingerprint was added before; nothing is added.
-
-        Raises:
-            As :meth:`add`.
-        """
+        """Tell whether a fingerprint was added before; raises as :meth:`add`."""
         verb = "BF.EXISTS" if self._bloom else "SISMEMBER"
         missing = None if self._answer is None else not self._answer
         return bool(await self._read(verb, _member(fingerprint), missing=missing))
@@ -156,8 +149,7 @@ class SeenFilter(Store):
     async def size(self) -> int:
         """Count the fingerprints; a Bloom filter leaves out those it took for seen.
 
-        Raises:
-            As :meth:`add`, whatever ``on_error`` says.
+        Raises as :meth:`add`, whatever ``on_error`` says.
         """
         return int(await self._read("BF.CARD" if self._bloom else "SCARD"))
 
@@ -182,7 +174,7 @@ class SeenFilter(Store):
         return self._checked(reply, missing)
 
     def _checked(self, reply: Reply, missing: Reply) -> Reply:
-        """Give a reply, or what stands for it while Redis is away."""
+        """Give a reply, or its stand-in while Redis is away."""
         if not isinstance(reply, RedisUnavailableError):
             return reply
         if reply.kind == "wrong_type":
@@ -239,7 +231,7 @@ class DedupPipeline:
         """Make a pipeline by settings, all of them optional.
 
         Args:
-            settings: Anything with ``get(name, default)``: ``REDIS_URL`` or
+            settings: Any object with ``get(name, default)``: ``REDIS_URL`` or
                 ``BLS_REDIS_URL``, ``PROJECT_NAME``, ``SPIDER_NAME``, ``REDIS_TTL`` in
                 seconds (0 or ``None`` for never) and ``CLEANUP_REDIS_DATA``.
 
@@ -259,7 +251,7 @@ class DedupPipeline:
 
     @classmethod
     def from_crawler(cls, crawler: Any) -> Self:
-        """Make a pipeline by ``crawler.settings``: :meth:`from_settings`."""
+        """Make a pipeline by ``crawler.settings``, as :meth:`from_settings`."""
         return cls.from_settings(crawler.settings)
 
     async def process_item(self, item: _Item, spider: object = None) -> _Item:  # noqa: ARG002 - Scrapy passes it
@@ -284,5 +276,5 @@ class DedupPipeline:
             await self._seen.aclose()
 
     async def aclose(self) -> None:
-        """The same."""
+        """As :meth:`close_spider`."""
         await self.close_spider()

@@ -46,7 +46,7 @@ __all__ = [
 
 
 class Script:
-    """One script; its text travels only when the server does not know it yet."""
+    """One script; its text is sent only to a server that does not know it yet."""
 
     def __init__(self, name: str) -> None:
         """Remember the name; the file is read at the first run."""
@@ -65,11 +65,7 @@ class Script:
     async def run(
         self, wire: Wire, keys: Sequence[Argument], arguments: Sequence[Argument]
     ) -> Reply:
-        """Run the script.
-
-        Raises:
-            RedisUnavailableError: As :meth:`Wire.call`.
-        """
+        """Run the script; raises as :meth:`Wire.call`."""
         try:
             return await wire.call("EVALSHA", self.digest, len(keys), *keys, *arguments)
         except RedisUnavailableError as error:
@@ -82,9 +78,8 @@ class Script:
     ) -> list[Reply]:
         """Run the script once for each list of arguments, in one write.
 
-        Raises:
-            RedisUnavailableError: As :meth:`Wire.call_many`; error replies stand in
-                the list, but for those of a server that had to be told the script.
+        Raises as :meth:`Wire.call_many`: error replies stand in the list, but for those
+        of a server that did not know the script yet.
         """
         requests = [self.request(keys, arguments) for arguments in runs]
         replies = await wire.call_many(requests)
@@ -100,13 +95,8 @@ class Script:
     ) -> list[Reply]:
         """Run the script for many groups of keys, a thousand in one write.
 
-        Args:
-            wires: The ways to all of them, or the one way.
-            runs: Keys of one slot each, and the arguments.
-
-        Raises:
-            RedisUnavailableError: As :meth:`KeyedWires.call_many`; error replies stand
-                in the list.
+        Each run has the keys of one slot and its arguments. Raises as
+        :meth:`KeyedWires.call_many`; error replies stand in the list.
         """
         requests = [self.request(keys, arguments) for keys, arguments in runs]
         replies = await wires.call_many(requests)
@@ -115,7 +105,7 @@ class Script:
             for at, reply in enumerate(replies)
             if isinstance(reply, RedisUnavailableError) and reply.kind == "no_script"
         ]
-        # Its text goes along once for each: a server that lost it may be one of several.
+        # Each such run sends the text: one of several servers may have lost it.
         texts = [self.request(*runs[at], known=False) for at in unknown]
         if texts:
             for at, reply in zip(unknown, await wires.call_many(texts), strict=True):
@@ -129,13 +119,7 @@ class Script:
         *,
         known: bool = True,
     ) -> tuple[Argument, ...]:
-        """Write a run of the script as a request.
-
-        Args:
-            keys: What it touches.
-            arguments: Everything else.
-            known: Whether the server knows the script; else its text goes along.
-        """
+        """Write a run as a request; with the text, unless the server knows it."""
         name, text = ("EVALSHA", self.digest) if known else ("EVAL", self.text)
         return (name, text, len(keys), *keys, *arguments)
 

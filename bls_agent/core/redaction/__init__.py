@@ -1,7 +1,7 @@
 """What must not leave the process, and how it is taken out of texts and JSON trees.
 
-``names.py``: which names mean a secret, and the quick check; ``patterns.py``: the closer
-one.
+``names.py``: which names mean a secret, and the quick check; ``patterns.py``: the
+closer one.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ _SCHEMA_WORDS: Final = frozenset(
 class Redactor:
     """Takes secrets out of texts and JSON trees; may be used from any thread.
 
-    Args:
-        extra: Names that hold secrets, too, as ``员工号`` or ``card_number``; one that
-            begins with ``-`` exempts exactly that name: ``-session_id``.
+    ``extra`` are more names that hold secrets, such as ``员工号`` or ``card_number``; one
+    that begins with ``-`` exempts exactly that name: ``-session_id``.
     """
 
     def __init__(self, extra: Iterable[str] = ()) -> None:
@@ -87,7 +86,7 @@ class Redactor:
         return text
 
     def _remember(self, text: str) -> None:
-        """Keep a text in mind that holds nothing: messages are mostly the same few."""
+        """Cache a text that holds no secret: messages are mostly the same few."""
         if len(text) <= _REMEMBERED_LENGTH:
             if len(self._harmless) >= _REMEMBERED:
                 self._harmless.clear()
@@ -96,7 +95,7 @@ class Redactor:
     def suspects(self, payload: bytes) -> bool:
         """Tell whether UTF-8 bytes, a text or JSON, need a closer look at all.
 
-        Never ``False`` where there is something to take out.
+        Never ``False`` where there is a secret to take out.
         """
         text = payload.decode("latin-1")  # a character for each byte
         if holds_mark(text, MARKS) or holds_odd_url(text):
@@ -104,7 +103,7 @@ class Redactor:
         return self._names.occur_in(payload)
 
     def finds_nothing_in(self, metadata: Mapping[str, object]) -> bool:
-        """Tell at once that flat metadata holds no secret; ``False``: look closer."""
+        """Tell quickly that flat metadata holds no secret; ``False``: look closer."""
         harmless = self._harmless_names
         for name, value in metadata.items():
             if type(name) is not str:
@@ -162,9 +161,9 @@ class Redactor:
         return kept
 
     def _says_of_a_secret(self, fields: _Object) -> bool:
-        """Tell of ``{"name": "DB_PASSWORD", "value": …}`` that its value is secret.
+        """Tell whether ``{"name": "DB_PASSWORD", "value": …}`` has a secret value.
 
-        So are the input and what is said of it in the errors that pydantic lists.
+        So have the errors that pydantic lists: the input, and what they say of it.
         """
         labels = [fields.get(label) for label in _LABELS]
         place = fields.get("loc")
@@ -173,7 +172,7 @@ class Redactor:
         return any(isinstance(label, str) and self.is_secret(label) for label in labels)
 
     def _properties(self, properties: _Object, depth: int) -> _Object:
-        """Keep of a JSON Schema what it says of parameters named like a secret."""
+        """Keep what a JSON Schema says of parameters named like a secret."""
         kept = cast("_Object", self._tree(properties, depth))
         for name, schema in properties.items():
             if self.is_secret(name) and isinstance(schema, dict):
@@ -186,7 +185,7 @@ class Redactor:
         return kept
 
     def _list(self, items: list[object], depth: int) -> list[object]:
-        """Look at the items, at ``["--password", …]`` too."""
+        """Redact the items, also of ``["--password", …]``."""
         kept: list[object] = []
         after_flag = False
         for item in items:
@@ -199,7 +198,7 @@ class Redactor:
         return kept
 
     def _pair(self, pair: list[object]) -> list[object] | None:
-        """Give what is left of a name and its value in a list of two."""
+        """Redact a name and its value in a list of two."""
         if len(pair) != 2 or not isinstance(pair[0], str):  # noqa: PLR2004 - a pair
             return None
         verdict = self._names.judge(pair[0])
@@ -217,7 +216,7 @@ def _bytes_of(text: str) -> bytes:
 
 
 def _hide(value: object, verdict: Verdict) -> object:
-    """Give what stands for a secret's value: whether there is one may be seen."""
+    """Give the stand-in of a secret's value; it shows whether there is a value."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

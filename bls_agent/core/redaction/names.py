@@ -1,9 +1,9 @@
 """Which names hold secrets, and a quick check whether a text may hold any.
 
 A name is compared without capitals, separators and punctuation: ``X-API-Key``,
-``api_key`` and ``apiKey`` are one name. The quick check costs next to nothing and is all
-that most texts ever see; what it lets through is loaded when it is first needed
-(``patterns.py``).
+``api_key`` and ``apiKey`` are one name. Most texts need only the quick check, which
+costs next to nothing; ``patterns.py`` is loaded for the first text that does not pass
+it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
     "squeeze",
 ]
 
-# A name that holds one of these anywhere is a secret's.
+# A name that holds one of these anywhere names a secret.
 _LONG: Final = (
     "password", "passwd", "passphrase", "passcode", "secret", "token",
     "apikey", "accesskey", "accountkey", "encryptionkey", "masterkey", "privatekey",
@@ -62,7 +62,7 @@ _WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_A-Za-z]+
 _REMEMBERED: Final = 2_048  # names whose verdict is kept
 _REMEMBERED_LENGTH: Final = 100
 
-# For bytes: to lower case, without what is neither a letter nor a digit.
+# For bytes: lower case, letters and digits only.
 _LOWER: Final = bytes(range(256)).lower()
 _WIDE: Final = re.compile(
     "\xef(?:\xbc[\xa1-\xba]|\xbd[\x81-\x9a])"
@@ -71,7 +71,7 @@ _PUNCTUATION: Final = bytes(c for c in range(128) if not chr(c).isalnum())
 
 
 class Verdict(IntEnum):
-    """What a name says of its value."""
+    """What a name means for its value."""
 
     HARMLESS = 0
     SECRET = 1
@@ -86,12 +86,12 @@ def _plain(text: str) -> str:
 
 
 def squeeze(name: str) -> str:
-    """Leave of a name its letters and digits, without capitals."""
+    """Reduce a name to its letters and digits, without capitals."""
     return "".join(filter(str.isalnum, name.casefold()))
 
 
 class SecretNames:
-    """Tells which names hold secrets."""
+    """Decides which names hold secrets."""
 
     def __init__(self, extra: Iterable[str] = ()) -> None:
         names = extra.split(",") if isinstance(extra, str) else extra
@@ -107,7 +107,7 @@ class SecretNames:
 
     @cached_property
     def _search(self) -> _Search:
-        """What :meth:`occur_in` looks for: few stems first, then what they stand for."""
+        """What :meth:`occur_in` looks for: few stems first, then the full names."""
         short = sorted({*_SHORT, *self._own_short})
         long = {*_LONG, *self._own_long}
         stems = {"key" if word.endswith("key") else word for word in (*long, *short)}
@@ -122,7 +122,7 @@ class SecretNames:
         )
 
     def judge(self, name: str) -> Verdict:
-        """Tell what a name says of its value; remembers the answer."""
+        """Decide what a name means for its value; remembers the answer."""
         found = self._remembered.get(name)
         if found is not None:
             return found
@@ -215,7 +215,7 @@ def _may_stand_anywhere(name: str) -> bool:
 
 
 def _as_a_word(word: str) -> str:
-    """Write a pattern for a short name that stands alone: a_pin, PIN, userPin, p-i-n."""
+    """Write a pattern for a short name standing alone: a_pin, PIN, userPin, p-i-n."""
     first, rest = word[0], r"[\W_]*+".join(["", *word[1:]])
     start = f"(?:(?:(?<![A-Za-z])|(?<=\\\\[nrt]))(?i:{first})|{first.upper()})"
     return f"{start}(?i:{rest})(?![a-z])"
@@ -226,7 +226,7 @@ def _as_a_word(word: str) -> str:
 REDACTED: Final = "[redacted]"
 
 _Marks: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
-# What a shape begins with, by a character of it that is seldom in a text.
+# How tokens begin, by a character that is seldom in a text.
 SHAPE_MARKS: Final[_Marks] = (
     ("_", ("ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_", "k_live_", "k_test_",
            "npm_")),
@@ -262,7 +262,7 @@ def holds_mark(text: str, marks: _Marks) -> bool:
 
 
 def holds_odd_url(text: str) -> bool:
-    """Tell whether a URL may hold credentials, in UTF-8 bytes with a character for each."""
+    """Tell whether a text (a character per byte) may hold a URL with credentials."""
     return "://" in text and ("@" in text or _ODD_URL.search(text) is not None)
 
 

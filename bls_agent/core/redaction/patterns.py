@@ -1,9 +1,9 @@
-r"""Secrets in free text: URLs with credentials, ``name=value`` in all its spellings, tokens.
+r"""Secrets in free text: URLs with credentials, ``name=value`` in any spelling, tokens.
 
 A text is scanned in linear time, whatever is in it: every pattern is possessive or
-bounded, and what was looked at once is not looked at again. It may have been cut off
-anywhere: a value that does not end is taken to the end of the text. Where it can be
-read in two ways, more is taken out rather than less.
+bounded, and nothing is scanned twice. The text may be cut off anywhere: a value that
+does not end is taken to the end of the text. Where it can be read in two ways, more is
+taken out rather than less.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Judge: TypeAlias = Callable[[str], Verdict]
 
 _KEPT: Final = re.compile(
     r"(?:[Nn]one|null|nil|[Tt]rue|[Ff]alse|undefined|\*+|\[redacted\])?"
-    # What a handler's arguments are told to be; the words are ours.
+    # Our own texts for the types of a handler's arguments.
     r"|is missing|is not known|must be (?:a|an|null)\b[a-z ,]*"
 )
 _NUMBERS: Final = re.compile(
@@ -30,14 +30,14 @@ _NUMBERS: Final = re.compile(
 
 
 def is_kept(value: str, verdict: Verdict) -> bool:
-    """Tell whether a text under a secret's name says nothing of the secret."""
+    """Tell whether a text under a secret's name reveals nothing of the secret."""
     if _KEPT.fullmatch(value):
         return True
     return verdict is Verdict.COUNTED and _NUMBERS.fullmatch(value) is not None
 
 
 def redact_text(text: str, judge: _Judge) -> str:
-    """Take the secrets out of a text; ``judge`` tells what a name says of its value."""
+    """Take the secrets out of a text; ``judge`` tells what a name means for a value."""
     text = _redact_encoded_urls(_redact_urls(_redact_key_blocks(text)))
     if "\n  " in text:
         text = _SAID_OF_PLACE.sub(lambda found: _redact_input(found, judge), text)
@@ -48,7 +48,7 @@ def redact_text(text: str, judge: _Judge) -> str:
     return _redact_shapes(text)
 
 
-# --- secrets that are known by their looks: key blocks, tokens
+# --- secrets that are known by their form: key blocks, tokens
 
 _CUT: Final = "\u2026"  # the mark of a text that was cut off
 # Punctuation that ends a value in Chinese prose, and that mark.
@@ -92,7 +92,7 @@ def _redact_key_blocks(text: str) -> str:
 
 
 def _redact_shapes(text: str) -> str:
-    """Take out tokens that tell by their beginning what they are."""
+    """Take out tokens that are known by their beginning."""
     return _SHAPES.sub(REDACTED, text) if holds_mark(text, SHAPE_MARKS) else text
 
 
@@ -116,7 +116,7 @@ def _redact_urls(text: str) -> str:
     """Put ``***`` in the place of every URL's user-info.
 
     Everything up to the last ``@`` may be a password, whatever is in it. On the web an
-    ``@`` may stand in a path, too: there a plain ``host:port`` in front speaks for that.
+    ``@`` may stand in a path, too: a plain ``host:port`` before it is a sign of that.
     """
     kept: list[str] = []
     done = position = rest_end = 0
@@ -158,7 +158,7 @@ def _redact_encoded(found: re.Match[str]) -> str:
 
 
 def _match_end(pattern: re.Pattern[str], text: str, start: int) -> int:
-    """Tell where a pattern that matches here ends; ``start`` if it does not match."""
+    """Give where a pattern that matches here ends; ``start`` if it does not match."""
     found = pattern.match(text, start)
     return found.end() if found else start
 
@@ -190,7 +190,7 @@ _SOURCE_FILES: Final = (
     ".py", ".pyx", ".js", ".ts", ".go", ".java", ".kt", ".rb", ".rs", ".c", ".cc",
     ".cpp", ".h", ".cs", ".php", ".lua", ".sh",
 )  # fmt: skip
-_OF_A_COMMAND: Final = "arguments of '"  # what an ArgumentError says in front
+_OF_A_COMMAND: Final = "arguments of '"  # the beginning of an ArgumentError
 _ARGUMENT: Final = re.compile(r"'[^'\n]{1,60}' [A-Za-z]")
 _PAIR: Final = re.compile(r"[(\[][bBuU]?[\"']\Z")
 _PORT: Final = re.compile(r"[0-9]{1,5}(?![\w@])")
@@ -289,7 +289,7 @@ def _may_be_pair(text: str, entry: re.Match[str]) -> bool:
 
 
 class _Value(NamedTuple):
-    """Where a value stands: from ``start`` to ``stop``, with its quotes up to ``end``."""
+    """A value's place: from ``start`` to ``stop``, with its quotes up to ``end``."""
 
     start: int
     stop: int
@@ -298,7 +298,7 @@ class _Value(NamedTuple):
 
 
 def _stand_in(entry: re.Match[str], value: _Value) -> str:
-    """Write what stands for a value; JSON that was none in quotes gets some."""
+    """Write the stand-in of a value, with quotes where JSON needs them."""
     if value.quoted or not entry["close"]:
         return REDACTED
     name: str = entry["name"]
@@ -326,7 +326,7 @@ _SCHEME_WORD: Final = re.compile(
     r"(?i:(?:bearer|basic|negotiate|ntlm|token|apikey)[ \t]++(?=\S))"
 )
 _RUN: Final = re.compile(rf"""[^\s,;&()\[\]{{}}<>"'\\{_END_MARKS}]++""")
-# Punctuation behind which a value goes on: nothing that looks like an end follows.
+# Punctuation inside a value: what follows does not look like an end.
 _JOINT: Final = re.compile(
     rf"""[,;&)\]}}>"'](?![\s,;:)\]}}>"'&{_END_MARKS}]|\.?(?:\s|\Z)|\.?\Z|[\w.\-\\]*+["']?[ ]?[=:])"""
     r"|<(?!/)|\\(?!r\\n|n[\w.\-]++[\"']?[ ]?[=:])"  # an escaped line break ends it
@@ -370,7 +370,7 @@ def _find_value(text: str, entry: re.Match[str]) -> _Value | None:
 
 
 def _indented(text: str, entry: re.Match[str], block: re.Match[str]) -> _Value | None:
-    """Find the lines of YAML below a name that stand further right than it does."""
+    """Find the lines of YAML below a name that are indented more than it."""
     line = text.rfind("\n", 0, entry.start()) + 1
     depth = _match_end(_INDENT, text, line) - line
     start = stop = end = block.end()
@@ -403,7 +403,7 @@ def _quoted(text: str, opening: re.Match[str]) -> _Value:
 
 
 def _closing(text: str, start: int) -> int:
-    """Find the end of what a bracket opens; a round one does not outlive its line."""
+    """Find the end of what a bracket opens; a round one ends with its line."""
     depth, position = 0, start
     while (bracket := _BRACKET.search(text, position)) is not None:
         position = bracket.end()
@@ -450,7 +450,7 @@ def _without_backslashes(text: str, start: int, end: int) -> int:
     return end
 
 
-# --- other ways to say a name and a value
+# --- other forms of a name and a value
 
 _TAG: Final = re.compile(
     r"<([A-Za-z_][\w:.\-]*+)(?:\s[^<>]*+)?>([^<>]++)(?=</|<?\u2026?\Z)"
@@ -482,7 +482,7 @@ def _redact_cdata(text: str, judge: _Judge) -> str:
     return "".join((*kept, text[done:])) if kept else text
 
 
-# What pydantic says: a place, and in the next line what is wrong there with which input.
+# pydantic's errors: a place, and in the next line the fault and the input.
 _SAID_OF_PLACE: Final = re.compile(
     r"^(?P<place>\S[^\n]{0,200}+\n)?[ ]{2}(?P<said>[A-Z][^\n]*+)", re.MULTILINE
 )
@@ -490,7 +490,7 @@ _INPUT: Final = "input_value="
 
 
 def _redact_input(found: re.Match[str], judge: _Judge) -> str:
-    """Take out the input under a secret's name, and what was cut out of a larger one."""
+    """Take out the input under a secret's name, and pieces cut out of a larger one."""
     said = found["said"]
     secret = bool(found["place"]) and judge(found["place"].strip())
     if secret:
