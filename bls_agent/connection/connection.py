@@ -160,8 +160,9 @@ class Connections:
             request[1:] = ["KILL", "ID", lost.client_id]
         async with self.beside(lost.server) as beside:
             try:
-                if not await _is_served(beside, wire.name, lost.client_id):
-                    return True  # it is gone, or another client has its id now
+                ours = wire.is_at(server) and wire.client_id == lost.client_id
+                if ours or not await _is_served(beside, wire.name, lost.client_id):
+                    return True  # it is gone, or another connection has its id now
             except RedisRefusedError:  # before Redis 6.2, or without the right to look
                 if not lost.address:
                     return False

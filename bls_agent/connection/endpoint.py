@@ -373,6 +373,7 @@ def _endpoint_of_foreign_pool(pool: Any, kind: type) -> Endpoint:
         raw.socket_timeout = None
         raw.health_check_interval = 0
         raw.encoder.decode_responses = False
+        raw.protocol = 2  # of RESP3, pushes would be taken for replies
         return cast("RawConnection", raw)
 
     note = f"connections are made by the given client ({kind.__name__}), as they are"

@@ -111,7 +111,7 @@ def classify(error: BaseException) -> Fault:
     """Find the class of a foreign error in the table of this module."""
     names = {base.__name__ for base in type(error).__mro__}
     text = _IN_SCRIPT.sub("", str(error).removeprefix("ERR ").lower(), count=1)
-    if any(word in text for word in _TLS):
+    if "ResponseError" not in names and any(word in text for word in _TLS):
         return Fault("tls", permanent=True, drop=True)
     for name, start, fault in _FAULTS:
         if name in names and text.startswith(start.lower()):

@@ -49,6 +49,8 @@ SECOND_LOOK: Final = (
 RECEIVED: Final = slice(128, 136)  # tcpi_bytes_received in Linux's struct tcp_info
 CLOSED: Final = "Connection closed by server."
 ASKING: Final = ("ASKING",)
+CLOCK_STEP: Final = 0.001  # seconds: the clocks of some event loops are no finer
+OUTBOX: Final = 65_536  # bytes that may wait for the end of the loop's turn
 NOTHING: Final = object()  # what hiredis gives while a reply is not complete
 
 
@@ -79,6 +81,7 @@ class Pace:
         if took is None:
             self._rate = max(SLOWEST, self._rate / 4)
         elif self._rate < FAST:
+            took = max(took, CLOCK_STEP)
             self._rate = min(FAST, max(self._rate, size / took / 2))
 
 
@@ -153,6 +156,7 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._batches: deque[Batch] = deque()
         self._outbox: list[bytes] = []
+        self._outbox_size = 0
         self._timer: asyncio.TimerHandle | None = None
         self._bytes = 0
         self._tls = self._transport.get_extra_info("ssl_object") is not None
@@ -326,12 +330,11 @@ class Channel:
 
     def _let_go(self, *, wake: bool = True) -> list[Batch]:
         """Stop watching and sending, and give what is unanswered."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timer()
         pending = list(self._batches)
         self._batches.clear()
         self._outbox.clear()
+        self._outbox_size = 0
         if wake:
             self._wake()
             self.resume_writing()
@@ -345,15 +348,22 @@ class Channel:
             batch.sent_at = now
             batch.unsent = busy
         self._batches.extend(batches)
-        if busy:  # requests of this turn of the loop leave in one write
-            if not self._outbox:
-                self._loop.call_soon(self._flush)
-            self._outbox.append(data)
+        if busy:
+            self._put_out(data)
         else:
             self._begin(batches[0], now)
             self._transport.write(data)
         if self._left_over or self._ended:
             self._take_left_over()
+
+    def _put_out(self, data: bytes) -> None:
+        """Let what is asked in one turn of the loop leave in one write, if it is small."""
+        if not self._outbox:
+            self._loop.call_soon(self._flush)
+        self._outbox.append(data)
+        self._outbox_size += len(data)
+        if self._outbox_size > OUTBOX:  # the transport says at once when to pause
+            self._flush()
 
     def _prefaced(self, requests: Sequence[Request]) -> Sequence[Request]:
         """Put ASKING in front of each request, on a server that a slot migrates to."""
@@ -366,6 +376,7 @@ class Channel:
             return
         data = b"".join(self._outbox)
         self._outbox.clear()
+        self._outbox_size = 0
         for batch in reversed(self._batches):
             if not batch.unsent:
                 break
@@ -436,15 +447,16 @@ class Channel:
         if batch.left:
             return
         self._batches.popleft()
+        if not batch.posted and not batch.future.done():
+            batch.future.set_result(batch.replies)
         now = self._loop.time()
         if batch.size > self._pace.long:
             self._pace.learn(batch.size, now - batch.sent_at)
+            self._stop_timer()  # the next deadline is earlier
         if self._batches:
             self._begin(self._batches[0], now)
         elif self.drains and not self.pending:
             self.close()
-        if not batch.posted and not batch.future.done():
-            batch.future.set_result(batch.replies)
 
     def _understand(self, error: Exception) -> Reply:
         if not is_error_reply(error):
@@ -469,6 +481,11 @@ class Channel:
         batch.received = self.received if self._tls else self._bytes
         if self._timer is None:
             self._watch(batch.began + self._pace.time_for(batch.size))
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _watch(self, due: float) -> None:
         self._timer = self._loop.call_at(due, self._look_at_the_clock)
@@ -516,7 +533,7 @@ def _tcp_bytes_received(connection: Any) -> int | None:
     asked = getattr(socket, "TCP_INFO", None)
     if asked is None or connection is None or sys.platform != "linux":
         return None
-    with suppress(OSError, AttributeError, NotImplementedError):
+    with suppress(OSError, ValueError, AttributeError, NotImplementedError):
         told = connection.getsockopt(socket.IPPROTO_TCP, asked, RECEIVED.stop)
         if len(told) == RECEIVED.stop:
             return int.from_bytes(told[RECEIVED], sys.byteorder)

@@ -257,15 +257,28 @@ class Wire:
         return await self.call_many(requests)
 
     async def _prepare(self, requests: Sequence[Request]) -> Channel:
-        """Give the open connection when large requests before this one have left."""
-        if self.asking:
-            await self._leave_host(requests)
+        """Give the open connection when large requests before this one have left.
+
+        Raises:
+            RedisUnavailableError: They have not within the timeout. Behind a gate the
+                caller waits until they have, or the connection is lost.
+        """
+        wait = self._timeout if self._gate is None else None
         while True:
             channel = await self._opened()
+            if channel.error is not None:  # it ended before this caller's turn came
+                raise translate(channel.error, self.address)
+            if self._must_leave(channel, requests):
+                self._leave(channel)
+                continue
             congested = channel.congested
             if congested is None:
                 return channel
-            await congested.wait()
+            with anyio.move_on_after(wait) as scope:
+                await congested.wait()
+            if scope.cancelled_caught:
+                said = f"the requests before it take more than {wait:g} s to leave"
+                raise RedisUnavailableError("timeout", said, address=self.address)
 
     def _note_refused(
         self, channel: Channel, requests: Sequence[Request], replies: Sequence[Reply]
@@ -285,8 +298,13 @@ class Wire:
         if channel.pending:
             channel.drains = True  # what is pending is still read, no more is sent
             return
-        self._channel = None
-        channel.drain()  # others may wait for replies
+        self._leave(channel)
+
+    def _leave(self, channel: Channel) -> None:
+        """Open another connection for what comes next; this one answers what it was sent."""
+        if channel is self._channel:
+            self._channel = None
+        channel.drain()
         self._draining = [c for c in (*self._draining, channel) if c.unanswered]
 
     async def _ask_elsewhere(
@@ -315,24 +333,25 @@ class Wire:
         if reply.kind == "ask":
             self._asked.add(keys_of(request))
 
-    async def _leave_host(self, requests: Sequence[Request]) -> None:
-        """Go back to the slot's owner, unless it has redirected all of these requests.
+    def _must_leave(self, channel: Channel, requests: Sequence[Request]) -> bool:
+        """Tell whether the slot's owner has not redirected all of these requests.
 
         At the server that the slot is migrating to, a key that has not arrived yet
         looks absent, and writing it would make a second one.
         """
-        if not self._asked.issuperset(map(keys_of, requests)):
-            await self.aclose()
+        return channel.asking and not self._asked.issuperset(map(keys_of, requests))
 
     # --- blocking reads
 
     async def post(self, requests: Sequence[Request]) -> None:
         """Send requests without waiting; their replies are pending."""
-        if self.asking:
-            await self._leave_host(requests)
-        channel = self._channel
-        if channel is None or channel.error is not None:
-            channel = await self._opened()
+        while True:
+            channel = self._channel
+            if channel is None or channel.error is not None:
+                channel = await self._opened()
+            if not self._must_leave(channel, requests):
+                break
+            await self.aclose()  # a blocking reader has the connection for itself
         channel.post(requests)
 
     async def collect(self) -> Reply:
@@ -540,6 +559,8 @@ class Wire:
             if isinstance(reply, RedisUnavailableError) and not goes_without:
                 raise reply
         channel.client_id = number if isinstance(number, int) else None
+        if channel.error is not None:  # it came with the last reply
+            raise channel.error
 
     async def _discard(self, raw: RawConnection, channel: Channel | None) -> None:
         """Throw away what has not become a connection."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -153,6 +154,11 @@ REPLIES = {
         False,
     ),
     "LOADING Redis is loading the dataset in memory": ("loading", False, False),
+    "ERR unknown command 'BLMOVE', with args beginning with: 'price_alert_bot_控制' ": (
+        "unknown_command",
+        True,
+        False,
+    ),
     "CROSSSLOT Keys in request don't hash to the same slot": (
         "cross_slot",
         True,
@@ -548,6 +554,43 @@ async def test_keys_of_one_slot_on_its_way(
     await to_thread.run_sync(topology.move_keys, slot, source, target)
     await to_thread.run_sync(topology.end_migration, slot, target)
     assert await wire.call("LLEN", here) == 6
+    await connections.aclose()
+
+
+async def test_tasks_ask_for_keys_of_one_slot_on_its_way(
+    topology: ClusterTopology, project: str
+) -> None:
+    """A redirected task takes no other one along, and ends no other one's request."""
+    here = f"{{{project}}}here"
+    slot = slot_of(here)
+    source = topology.owner(slot)
+    target = topology.other_master(source)
+    where = Endpoint.of(topology.url)
+    keys = {"control": here, "data": here, "liveness": here}
+    connections = Connections(where, "test", timeout=5, reconnect_max=1, keys=keys)
+    wire = connections.control
+    await wire.call("RPUSH", here, 0)
+    await to_thread.run_sync(topology.begin_migration, slot, target)
+    done: Counter[str] = Counter({here: 1})
+    failures: set[tuple[str, bool]] = set()
+
+    async def push(key: str) -> None:
+        for number in range(10):
+            try:
+                await wire.call("RPUSH", key, number)
+            except RedisUnavailableError as error:
+                failures.add((error.kind, error.ambiguous))
+            else:
+                done[key] += 1
+
+    async with anyio.create_task_group() as tasks:
+        for key in (here, here, *(f"{{{project}}}there{n}" for n in range(4))):
+            tasks.start_soon(push, key)
+    await to_thread.run_sync(topology.move_keys, slot, source, target)
+    await to_thread.run_sync(topology.end_migration, slot, target)
+    assert {key: await wire.call("LLEN", key) for key in done} == done
+    assert done[here] > 1
+    assert failures <= {("ask", False)}  # redirected too often, and not done
     await connections.aclose()
 
 

@@ -354,6 +354,7 @@ def test_a_client_that_cannot_be_rebuilt_is_used_as_it_is(
     assert [kind in note for note in endpoint.notes] == [True]
     connection = cast("Any", endpoint.make())
     assert type(connection).__name__ == kind
+    assert connection.protocol == 2
     assert connection.socket_timeout is None
     assert connection.health_check_interval == 0
 

@@ -226,6 +226,68 @@ async def test_large_requests_wait_for_one_another(own_server: DevServer) -> Non
         await wire.aclose()
 
 
+async def test_a_server_that_reads_nothing_gets_no_heap_of_requests(
+    own_server: DevServer,
+) -> None:
+    """However many ask at once, little more than one request is on its way."""
+    wire = Wire(Endpoint.of(own_server.url), "test", timeout=10)
+    await wire.open()
+    channel: Any = wire._channel
+    own_server.freeze()
+    try:
+        async with anyio.create_task_group() as tasks:
+            for number in range(60):
+                tasks.start_soon(wire.call, "SET", f"键{number}", LONG)
+            await eventually(lambda: channel.congested is not None)
+            for _ in range(5):
+                await anyio.lowlevel.checkpoint()
+            assert channel._transport.get_write_buffer_size() <= 3 * len(LONG)
+            tasks.cancel_scope.cancel()
+    finally:
+        own_server.thaw()
+    assert await wire.call("PING") == b"PONG"
+    await wire.aclose()
+
+
+async def test_a_dead_link_is_noticed_soon_after_a_long_request(
+    own_server: DevServer,
+) -> None:
+    """The time that a long request had is not the next one's."""
+    wire = Wire(Endpoint.of(own_server.url), "test", timeout=0.2)
+    await wire.open()
+    channel: Any = wire._channel
+    await eventually(lambda: channel._timer is None)  # nobody waits for anything
+    await wire.call("SET", "键", LONG)  # had 4.7 seconds
+    own_server.freeze()
+    try:
+        began = anyio.current_time()
+        with pytest.raises(RedisUnavailableError, match="timeout"):
+            await wire.call("GET", "键")
+        assert anyio.current_time() - began < 2
+    finally:
+        own_server.thaw()
+    await wire.aclose()
+
+
+async def test_a_connection_that_ends_with_its_first_replies() -> None:
+    """It is no connection: the caller is told in time."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while b"ID" not in await reader.read(65_536):
+            writer.write(b"+OK\r\n")
+        writer.write(b"+OK\r\n:7\r\n+unasked\r\n")
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    wire = Wire(Endpoint.of(f"redis://127.0.0.1:{port}"), "test", timeout=1)
+    with anyio.fail_after(10), pytest.raises(RedisUnavailableError):
+        await wire.call("PING")
+    await wire.aclose()
+    server.close()
+
+
 async def test_replies_in_pieces(own_server: DevServer) -> None:
     """Byte by byte they are the same."""
     async with FaultProxy(own_server.url, seed=6) as proxy:
@@ -270,7 +332,7 @@ def test_how_long_a_request_may_take() -> None:
         pace.learn(size, None)
     assert pace.time_for(int(3 * SLOWEST)) == pytest.approx(3.0)
     assert pace.time_for(size) == 16.0
-    pace.learn(size, 0.01)
+    pace.learn(size, 0.0)  # answered within one step of the loop's clock
     assert pace.time_for(size) == pytest.approx(4.0)
     assert Pace(1.0, strict=True).time_for(size) == 1.0
 

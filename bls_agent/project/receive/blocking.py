@@ -134,10 +134,13 @@ class BlockingRead:
         for wait in (patience, CONNECT_TIMEOUT):
             try:
                 async with self._connections.beside(self._wire.server) as beside:
+                    asked = anyio.current_time()
                     with anyio.move_on_after(wait):
                         await beside.call("PING")
                         return True
-                    await beside.drop()
+                    since = beside.waiting_since
+                    if since is None or since >= asked:  # older ones have a deadline
+                        await beside.drop()
             except RedisUnavailableError as error:
                 if not (error.connecting or error.ambiguous):
                     return True
