@@ -19,6 +19,7 @@ from tests.kit.rules import (
     Condition,
     Delay,
     Hold,
+    Lose,
     Rate,
     RuleBook,
     Slices,
@@ -157,6 +158,8 @@ class Link:
             steps, chosen = self._weather.book.decide(self.number, piece)
             if chosen is not None:
                 self._weather.note(chosen.rule, self.number, piece.command)
+                if isinstance(chosen.rule, Lose):
+                    self._deaf.add(direction)
             if not self._is_deaf(direction):
                 yield from steps
 

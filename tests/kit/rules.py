@@ -163,7 +163,10 @@ class Cut(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class Lose(Rule):
-    """The whole request or reply vanishes; what follows gets through."""
+    """The whole request or reply vanishes, and with it what follows on its connection.
+
+    TCP leaves no hole in a stream; other connections, and new ones, are not concerned.
+    """
 
     def apply(self, piece: Piece) -> list[Act]:  # noqa: ARG002 - whatever it is
         """Let nothing through."""

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Self
 
+import anyio
 import pytest
 
 from bls_agent import ConfigurationError, Console, ProjectAgent
@@ -127,11 +128,17 @@ async def test_a_request_is_cut(proxy: FaultProxy, peer: Peer, project: str) -> 
 
 
 async def test_a_reply_is_lost(proxy: FaultProxy, peer: Peer) -> None:
-    """One vanishes, the next one comes over the same connection."""
+    """It vanishes, and what follows it; another connection is not concerned."""
     proxy.arm(Lose(command="PING"))
+    peer.send("ECHO", "one")
+    assert await peer.read(9) == b"$3\r\none\r\n"
     peer.send("PING")
     peer.send("ECHO", "two")
-    assert await peer.read(9) == b"$3\r\ntwo\r\n"
+    async with Peer(proxy) as other:
+        other.send("PING")
+        assert await other.read(7) == b"+PONG\r\n"
+    with pytest.raises(TimeoutError), anyio.fail_after(0.2):
+        await peer.read(1)
 
 
 async def test_a_byte_is_flipped(proxy: FaultProxy, peer: Peer) -> None:
