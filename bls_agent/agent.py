@@ -147,10 +147,10 @@ class ProjectAgent:
         )
         stream = LogStream(
             time.time,  # noqa: TID251 - the one clock; all else gets it as argument
-            max_records=options.get("log_buffer", Settings.log_buffer),
-            max_bytes=options.get("log_buffer_bytes", Settings.log_buffer_bytes),
+            max_records=options.get("log_buffer", known.log_buffer),
+            max_bytes=options.get("log_buffer_bytes", known.log_buffer_bytes),
         )
-        stream.set_level(Level(options.get("log_level", Settings.log_level)))
+        stream.set_level(Level(options.get("log_level", known.log_level)))
         stream.redactor = Redactor(options.get("redact_keys", known.redact_keys))
         self._state = AgentState(
             project=self.project,

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from redis.asyncio import Redis
 
-from bls_agent import Level, LogEntry, ProjectAgent
+from bls_agent import Level, LogEntry, ProjectAgent, Settings
 from tests.harness import records
 
 FORM = re.compile(
@@ -305,3 +305,14 @@ def test_logging_costs_little_when_closed() -> None:
         agent.log.info("x", i=i)
     stats = agent.stats()
     assert (stats.logs_queued, sum(stats.logs_dropped.values())) == (10, 90)
+
+
+def test_given_settings_hold_before_the_agent_is_opened() -> None:
+    """Level and bounds of the buffer."""
+    quiet = ProjectAgent("订单系统", settings=Settings(log_level="warn"))
+    quiet.log.info("nothing")
+    assert quiet.stats().logs_accepted == 0
+    small = ProjectAgent("订单系统", settings=Settings(log_buffer=10))
+    for number in range(20):
+        small.log.info(str(number))
+    assert small.stats().logs_queued == 10
