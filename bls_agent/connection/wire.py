@@ -2,11 +2,11 @@
 
 * Requests go out at once and their replies come in order (see ``transport.py``);
   cancelling a caller affects no other caller, and no connection.
-* Every request has a deadline of ours, which grows with its bytes, and nothing is
-  repeated by itself.
+* Every request has a deadline (see ``transport.py``), and nothing is repeated by
+  itself.
 * A posted request has none, and its reply stays *pending* (:attr:`Wire.pending`):
   cancelling a read loses nothing, the next read gets it.
-* Errors of redis-py become ours here, once (see ``faults.py``).
+* Every error is one of ours (``faults.py`` translates those of redis-py).
 * A request that another node should have got is sent there: it was not executed here.
 
 Each connect finds its server anew (see ``route.py``), and a gate paces the tries.
