@@ -28,11 +28,11 @@ async def write_everything(url: str) -> None:
     )
 
     async def slow(head: Any) -> Any:
-        await anyio.sleep(0.15)
+        await anyio.sleep(0.3)
         return await tree(head)
 
     tree, source.tree = source.tree, slow  # type: ignore[method-assign]
-    async with AssetSync(url, source, lease=0.3) as sync:
+    async with AssetSync(url, source, lease=0.6) as sync:
         assert (await sync.run()).status == "complete"
         source.files = {"a.yaml": manifest("a", "2.0.0", "skill")}
         assert (await sync.run(force=True)).status == "complete"

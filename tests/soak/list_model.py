@@ -152,6 +152,7 @@ class ModelWire:
     address = "model"
     server = None  # there is but one
     received = None  # nobody counts bytes
+    waiting_since = None  # the model answers at once
 
     def __init__(self, server: ListServer, name: str) -> None:
         self._server = server
@@ -168,6 +169,10 @@ class ModelWire:
     def client_id(self) -> int | None:
         """The id of the connection."""
         return None if self._link is None else self._link.number
+
+    def is_at(self, server: object) -> bool:  # noqa: ARG002 - there is but one
+        """Whether the connection is open."""
+        return self._link is not None
 
     def _opened(self) -> Link:
         if self._link is None:
