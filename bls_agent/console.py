@@ -53,7 +53,7 @@ from bls_agent.project.messages import (
 )
 
 if TYPE_CHECKING:
-    from bls_agent.connection.keyed_wires import KeyedWires
+    from bls_agent.connection.pool import ConnectionPool
     from bls_agent.project.log.reading import LogPage
 
 __all__ = ["Console"]
@@ -87,8 +87,8 @@ class Console(Store):
         self._seen: set[str] = set()  # projects that have, or had, a key
 
     @property
-    def _wires(self) -> KeyedWires:
-        return self._access.wires
+    def _pool(self) -> ConnectionPool:
+        return self._access.pool
 
     @cached_property
     def _settings(self) -> Settings:
@@ -178,7 +178,7 @@ class Console(Store):
         except (TypeError, AttributeError, UnicodeEncodeError):
             check_name("project", project)  # which names what is wrong
         until = anyio.current_time() + STARTING
-        while create or not await has_keys(self._wires, project):
+        while create or not await has_keys(self._pool, project):
             check_name("project", project)
             if create:
                 break
@@ -211,7 +211,7 @@ class Console(Store):
         pushes = [("RPUSH", encode_key(console), before)]
         pushes.append(("RPUSH", encode_key(key), payload))
         try:
-            length, reply = await self._wires.call_many(pushes)
+            length, reply = await self._pool.call_many(pushes)
             if isinstance(reply, BlsError):
                 raise reply
         except RedisUnavailableError as error:
@@ -343,7 +343,7 @@ class Console(Store):
         """
         with suppress(BlsError), anyio.move_on_after(LOOK_TIME):
             key = CONTROL.locate(project=project)
-            async for _, command in waiting(self._wires, key):
+            async for _, command in waiting(self._pool, key):
                 if command.id != command_id:
                     continue
                 if await self.status(project) not in (None, Status.OFFLINE):
@@ -393,7 +393,7 @@ class Console(Store):
         try:
             found = [
                 payload
-                async for payload, command in waiting(self._wires, key)
+                async for payload, command in waiting(self._pool, key)
                 if command.id == id
             ]
         except RedisUnavailableError as error:
@@ -420,7 +420,7 @@ class Console(Store):
             LeaseHeldError: The project is online; nothing was deleted.
             RedisUnavailableError: Some keys may be left; call it again.
         """
-        deleted = await forget_project(self._wires, project, force=force)
+        deleted = await forget_project(self._pool, project, force=force)
         self._seen.discard(project)
         return deleted
 
@@ -437,8 +437,8 @@ class Console(Store):
         from bls_agent.project.status.replicas import read_replicas  # noqa: PLC0415 - few do it
 
         key = PROJECT_STATUS.locate(project=project)
-        async with self._wires.to(key) as wire:
-            return await read_replicas(wire, project)
+        async with self._pool.to(key) as connection:
+            return await read_replicas(connection, project)
 
     async def status(self, project: str) -> Status | None:
         """Read a project's status.
@@ -464,7 +464,7 @@ class Console(Store):
         Raises:
             RedisUnavailableError: Redis cannot answer.
         """
-        return await has_keys(self._wires, project)
+        return await has_keys(self._pool, project)
 
     async def projects(self) -> dict[str, Status | None]:
         """Find every project that has a status, a log or waiting commands.
@@ -477,7 +477,7 @@ class Console(Store):
         Raises:
             RedisUnavailableError: Redis cannot answer, or refuses every status.
         """
-        return await find_projects(self._wires)
+        return await find_projects(self._pool)
 
     async def logs(self, project: str, limit: int = 200) -> list[LogEntry]:
         """Read the newest records, at most ``limit``, newest last.
@@ -557,13 +557,13 @@ class Console(Store):
             await anyio.sleep(max(interval, pause_after(follower.window_bytes)))
 
     def _log(self, project: str) -> LogReader:
-        return LogReader(self._wires, project)
+        return LogReader(self._pool, project)
 
     async def _read(
         self, template: KeyTemplate, name: str, key: str, *rest: int
     ) -> Reply:
         try:
-            return await self._wires.read(key, name, *rest)
+            return await self._pool.read(key, name, *rest)
         except RedisUnavailableError as error:
             raise as_wrong_type(error, template, key) from error
 
@@ -571,6 +571,6 @@ class Console(Store):
         self, template: KeyTemplate, key: str, name: str, *rest: Argument
     ) -> Reply:
         try:
-            return await self._wires.call(key, name, *rest)
+            return await self._pool.call(key, name, *rest)
         except RedisUnavailableError as error:
             raise as_wrong_type(error, template, key) from error

@@ -95,10 +95,10 @@ async def tidied_up(place: Place, screen: Screen) -> AsyncGenerator[None]:
 async def delete_keys(place: Place, screen: Screen) -> None:
     """Delete the project's keys one by one, and name those that stay."""
     left: list[str] = []
-    async with place.wire() as wire:
+    async with place.connection() as connection:
         for key in place.keys:
             try:
-                await wire.call("DEL", key)
+                await connection.call("DEL", key)
             except RedisUnavailableError:
                 left.append(key)
     if left:

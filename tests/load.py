@@ -168,7 +168,7 @@ class Load:
     async def _waiting(self, subject: Subject) -> int:
         """Count what waits, and what stands in lists of what was taken."""
         read, places = (
-            self.console._wires.read,
+            self.console._pool.read,
             ReliableKeys.beside(f"{subject.project}_控制"),
         )
         try:

@@ -131,8 +131,8 @@ def test_imports_go_down(trees: Trees) -> None:
     ("importer", "imported", "allowed"),
     [
         ("bls_agent.core.codec", "bls_agent.core.errors", True),
-        ("bls_agent.connection.connection", "bls_agent.core.keys", True),
-        ("bls_agent.core.keys", "bls_agent.connection.connection", False),
+        ("bls_agent.connection.agent_connections", "bls_agent.core.keys", True),
+        ("bls_agent.core.keys", "bls_agent.connection.agent_connections", False),
         ("bls_agent.project.messages", "bls_agent.project.stats", True),
         ("bls_agent.project.messages", "bls_agent.runs.events", False),
         ("bls_agent.project.messages", "bls_agent.agent", False),

@@ -7,7 +7,7 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import Console, ProjectAgent
-from bls_agent.connection.connection import Connections
+from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.core.settings import Mode
 from bls_agent.devserver import DevServer
@@ -275,7 +275,7 @@ async def test_a_cut_that_is_cancelled_half_way_is_in_doubt(
 ) -> None:
     """The server has cut already when we are cancelled: nobody else is accused of it."""
     endpoint = Endpoint.of(redis_url)
-    connections = Connections(endpoint, "n", timeout=5.0, reconnect_max=2.0)
+    connections = AgentConnections(endpoint, "n", timeout=5.0, reconnect_max=2.0)
     said: list[str] = []
     receiver = CompatReceiver(
         connections, f"{project}_控制", lambda text, _: said.append(text)

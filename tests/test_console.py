@@ -24,7 +24,7 @@ from bls_agent import (
     WrongTypeError,
 )
 from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.acl import console_acl_rules
 from bls_agent.devserver import DevServer
 from bls_agent.project.console.projects import waiting
@@ -313,17 +313,17 @@ async def test_two_consoles_withdraw_at_the_same_time(
     key = f"{project}_控制"
     payloads = [orjson.dumps({"id": str(n)}) for n in range(350)]
     await redis.rpush(key, *payloads)
-    wires = KeyedWires(Endpoint.of(redis_url), "two", timeout=5)
+    pool = ConnectionPool(Endpoint.of(redis_url), "two", timeout=5)
     found: list[str] = []
     try:
-        async for _, command in waiting(wires, key):
+        async for _, command in waiting(pool, key):
             found.append(command.id)
             if len(found) == 50:
                 for n in (*range(260, 340), 251):  # 251 is where the pages meet
                     await redis.lrem(key, 0, f'{{"id":"{n}"}}')
                 await redis.rpush(key, b'{"id":"new"}')
     finally:
-        await wires.aclose()
+        await pool.aclose()
     assert set(map(str, range(250))) <= set(found)
 
 

@@ -230,7 +230,7 @@ async def test_each_way_to_be_deaf(project: str) -> None:
     assert not failed, "\n".join(f"{name}: {why}" for name, why in failed.items())
 
 
-async def stop_on_a_deaf_wire(
+async def stop_on_a_deaf_connection(
     project: str, mode: Literal["blocking", "reliable"]
 ) -> None:
     """The read that is parked is deaf, everybody else hears: the stop does not wait."""
@@ -257,11 +257,11 @@ async def stop_on_a_deaf_wire(
         assert await status_of(admin, project) == "离线"
 
 
-async def test_a_deaf_wire_does_not_hold_the_stop(project: str) -> None:
+async def test_a_deaf_connection_does_not_hold_the_stop(project: str) -> None:
     """It is released once or twice, and given up after a grace."""
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(stop_on_a_deaf_wire, project, "blocking")
-        tasks.start_soon(stop_on_a_deaf_wire, f"{project}2", "reliable")
+        tasks.start_soon(stop_on_a_deaf_connection, project, "blocking")
+        tasks.start_soon(stop_on_a_deaf_connection, f"{project}2", "reliable")
 
 
 async def test_a_large_command_over_a_narrow_link(

@@ -83,7 +83,9 @@ async def test_alarm_and_recovery(
     caplog.set_level(logging.INFO, "bls_agent")
     async with agent:
         agent.log.info("opened")
-        await agent.flush()  # a wire that connects later would have it written, too
+        await (
+            agent.flush()
+        )  # a connection that connects later would have it written, too
         await eventually(shows(redis, project, Status.ONLINE))
         began = time.monotonic()
         database.down = True

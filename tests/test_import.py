@@ -95,7 +95,7 @@ print(*sorted(at_import))
 # What may be loaded while an agent is at work: a console's, and the patterns of secrets
 # with the first text that is looked at.
 LATER = {
-    "bls_agent.connection.keyed_wires",
+    "bls_agent.connection.pool",
     "bls_agent.project.log.reading",
     "bls_agent.core.redaction.patterns",
 }
@@ -149,8 +149,8 @@ def test_an_agent_loads_what_it_needs_when_it_opens(
         for name in (
             "project.session",
             "project.stats",
-            "connection.wire",
-            "connection.keyed_wires",
+            "connection.connection",
+            "connection.pool",
         )
     )
 

@@ -22,7 +22,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from bls_agent import CommandContext, ProjectAgent, RedisRefusedError
-from bls_agent.connection.connection import Connections
+from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.devserver import DevServer
 from bls_agent.project.receive import reclaim
@@ -69,11 +69,11 @@ def make_receiver(
     server: DevServer,
     instance: str,
     *,
-    connections: Connections | None = None,
+    connections: AgentConnections | None = None,
     lease_ttl: float = 1.0,
-) -> tuple[Connections, ReliableReceiver]:
+) -> tuple[AgentConnections, ReliableReceiver]:
     """A receiver alone, to be stopped at any moment as a process may be."""
-    connections = connections or Connections(
+    connections = connections or AgentConnections(
         Endpoint.of(server.url), f"bls-agent:{instance}", timeout=2, reconnect_max=1
     )
     receiver = ReliableReceiver(
@@ -97,8 +97,8 @@ async def die_holding(
     connections, receiver = make_receiver(server, instance)
     messages = await receiver.receive(count)
     key = receiver.lease.lease.owner_key
-    for wire in connections.all:
-        await wire.aclose()
+    for connection in connections.all:
+        await connection.aclose()
     await redis.delete(key)
     assert len(messages) == count
     return [message.payload for message in messages]
@@ -355,8 +355,8 @@ async def test_three_deliveries_then_a_dead_letter(
         connections, receiver = make_receiver(own_server, f"victim-{delivery}")
         messages = await receiver.receive(2)
         assert [message.delivery for message in messages] == [delivery] * 2
-        for wire in connections.all:
-            await wire.aclose()
+        for connection in connections.all:
+            await connection.aclose()
         await admin.delete(owner(f"victim-{delivery}"))
     history = History()
     agent = make_agent(own_server)
@@ -379,8 +379,8 @@ async def test_twins_die_once(own_server: DevServer, admin: Redis) -> None:
     for number in range(5):
         connections, receiver = make_receiver(own_server, f"victim-{number}")
         assert len(await receiver.receive(2)) == 2
-        for wire in connections.all:
-            await wire.aclose()
+        for connection in connections.all:
+            await connection.aclose()
     for number in range(5):
         await admin.delete(owner(f"victim-{number}"))
     agent = make_agent(own_server, concurrency=3, prefetch=4)
@@ -573,7 +573,7 @@ async def test_a_swallowed_reply(
 ) -> None:
     """What a dying link has swallowed is found in the list: it was never started."""
     url = await url_with_rights(admin, own_server, "+@all", "~*")
-    connections = Connections(Endpoint.of(url), "x", timeout=2, reconnect_max=0.1)
+    connections = AgentConnections(Endpoint.of(url), "x", timeout=2, reconnect_max=0.1)
     _, receiver = make_receiver(own_server, "a", connections=connections)
     await admin.rpush(CONTROL, command_bytes(0))
     first = (await receiver.receive(1))[0]
@@ -659,8 +659,8 @@ async def test_an_ack_of_an_earlier_turn(own_server: DevServer, admin: Redis) ->
     assert await admin.lrange(inflight("a"), 0, -1) == [first.payload]
     assert await admin.zscore(SEEN, "cmd-1")
     await receiver.close()
-    for wires in (connections, others):
-        await wires.aclose()
+    for pool in (connections, others):
+        await pool.aclose()
 
 
 async def test_a_name_that_is_in_use(own_server: DevServer, admin: Redis) -> None:
@@ -702,9 +702,9 @@ async def test_losing_the_name_to_another_one(
     assert receiver.lease.key != other.lease.key
     await receiver.settle(started)
     assert await admin.llen(inflight("a")) == 2
-    for one, wires in ((receiver, connections), (other, others)):
+    for one, pool in ((receiver, connections), (other, others)):
         await one.close()
-        await wires.aclose()
+        await pool.aclose()
     assert await admin.lrange(CONTROL, 0, -1) == [command_bytes(0), command_bytes(1)]
 
 
@@ -1094,8 +1094,8 @@ async def test_a_stray_read_of_a_former_owner_is_found(
             await admin.rpush(CONTROL, command_bytes(7))  # to who has waited longest
             await eventually(lambda: handled == [7])
         tasks.cancel_scope.cancel()
-    for wire in before.all:
-        await wire.aclose()
+    for connection in before.all:
+        await connection.aclose()
 
 
 async def test_a_lease_that_ends_behind_the_first_look(
@@ -1113,5 +1113,5 @@ async def test_a_lease_that_ends_behind_the_first_look(
     assert found == [(payload, 2) for payload in held]
     assert receiver.counts().reclaimed == 3
     await receiver.close()
-    for wire in connections.all:
-        await wire.aclose()
+    for connection in connections.all:
+        await connection.aclose()

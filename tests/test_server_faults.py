@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from bls_agent import Console, ProjectAgent, RedisUnavailableError, Status
-from bls_agent.connection.connection import Connections
+from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Endpoint, Request
 from bls_agent.devserver import DevServer
 from bls_agent.project.status.writer import StatusWriter
@@ -389,7 +389,7 @@ async def test_a_refresh_of_two_steps_does_not_follow_the_last_word(
     own_server: DevServer, admin: Redis, project: str, refusal: str
 ) -> None:
     """The end comes between SET and EXPIRE, or between the guarded SET and the plain."""
-    connections = Connections(
+    connections = AgentConnections(
         Endpoint.of(own_server.url), "test", timeout=2, reconnect_max=1
     )
     writer = StatusWriter(connections, f"{project}_项目状态", ttl=3)

@@ -62,7 +62,7 @@ async def _is(redis: Redis, project: str, status: Status) -> bool:
 
 
 async def _settled(agent: ProjectAgent) -> None:
-    """Wait until the wires that it needs are there."""
+    """Wait until the connections that it needs are there."""
     await eventually(
         lambda: (
             agent.stats().connections["blocking"]

@@ -169,7 +169,7 @@ asyncio.run(agent.aclose())
 
 async def look():
     async with Console(url) as console:
-        shown = await console._wires.pick().call("CLIENT", "LIST")
+        shown = await console._pool.pick().call("CLIENT", "LIST")
     assert f"name=bls-agent:{agent.stats().instance}:".encode() not in shown
 
 asyncio.run(look())
@@ -253,7 +253,7 @@ async def test_collected_after_its_loop_was_closed(
 
     with pytest.warns(ResourceWarning, match=project):
         instance = await anyio.to_thread.run_sync(live)
-    shown = await console._wires.pick().call("CLIENT", "LIST")
+    shown = await console._pool.pick().call("CLIENT", "LIST")
     assert f"name=bls-agent:{instance}:".encode() not in shown
 
 

@@ -95,10 +95,10 @@ async def run(options: Options) -> dict[str, float]:
             ended = time.perf_counter()
             tasks.cancel_scope.cancel()
         await sync.run()
-        async with library.wires.to("asset:index") as wire:
-            before = await calls(wire)
+        async with library.pool.to("asset:index") as connection:
+            before = await calls(connection)
             again = await sync.run()
-            requests = await calls(wire) - before - 1  # INFO itself
+            requests = await calls(connection) - before - 1  # INFO itself
         listing, one_by_one = await list_in_turn(library, options["url"])
     if (len(report.created), again.status) != (count, "unchanged"):
         raise RuntimeError(f"{report.status}: {report.reason}, then {again.status}")
@@ -112,9 +112,9 @@ async def run(options: Options) -> dict[str, float]:
     }
 
 
-async def calls(wire: Any) -> int:
+async def calls(connection: Any) -> int:
     """Count the requests that the server has executed."""
-    told = (await wire.call("INFO", "stats")).decode()
+    told = (await connection.call("INFO", "stats")).decode()
     lines = dict(line.split(":", 1) for line in told.splitlines() if ":" in line)
     return int(lines["total_commands_processed"])
 

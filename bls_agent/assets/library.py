@@ -29,10 +29,10 @@ from bls_agent.assets.records import (
 )
 from bls_agent.connection.access import Store
 from bls_agent.connection.complaints import Complaints
+from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Reply, Request
-from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.connection.pool import ConnectionPool
 from bls_agent.connection.scripts import WRITE_ASSET
-from bls_agent.connection.wire import Wire
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.codec import JSONObject, decode
 from bls_agent.core.errors import (
@@ -116,9 +116,9 @@ class AssetLibrary(Store):
         self._complaints = Complaints()
 
     @property
-    def wires(self) -> KeyedWires:
+    def pool(self) -> ConnectionPool:
         """The connections of the running event loop."""
-        return self._access.wires
+        return self._access.pool
 
     async def get(self, asset_id: str) -> Asset | None:
         """Give one asset; ``None`` if there is none, or none that can be read.
@@ -153,7 +153,7 @@ class AssetLibrary(Store):
 
     async def _read(self, key: str, name: str, *rest: Argument) -> Reply:
         try:
-            return await self.wires.read(key, name, *rest)
+            return await self.pool.read(key, name, *rest)
         except RedisUnavailableError as error:
             if error.kind == "wrong_type":
                 row = next(row for row in KEYS.values() if row.match(key) and row.type)
@@ -266,11 +266,11 @@ class AssetLibrary(Store):
         error of one that was refused. RedisUnavailableError if the connection failed;
         writing again is safe.
         """
-        if self.wires.is_cluster:
+        if self.pool.is_cluster:
             return await self._write_to_cluster(writes)
         runs = [(_keys_of(write), write.arguments(token)) for write in writes]
         return [
-            _outcome_of(reply) for reply in await WRITE_ASSET.run_many(self.wires, runs)
+            _outcome_of(reply) for reply in await WRITE_ASSET.run_many(self.pool, runs)
         ]
 
     async def _write_to_cluster(self, writes: Sequence[AssetWrite]) -> _Results:
@@ -305,14 +305,14 @@ class AssetLibrary(Store):
         self, writes: Sequence[AssetWrite]
     ) -> dict[str, str | RedisUnavailableError]:
         runs = [([metadata_key(one.id)], one.arguments("")) for one in writes]
-        replies = await WRITE_ASSET.run_many(self.wires, runs)
+        replies = await WRITE_ASSET.run_many(self.pool, runs)
         return {
             one.id: _outcome_of(reply)
             for one, reply in zip(writes, replies, strict=True)
         }
 
     async def _send(self, requests: Sequence[Request]) -> None:
-        for reply in await self.wires.call_many(requests):
+        for reply in await self.pool.call_many(requests):
             if isinstance(reply, RedisUnavailableError):
                 raise reply
 
@@ -328,7 +328,7 @@ class AssetLibrary(Store):
             ("EXISTS", SYNC_OWNER),
             ("GET", REPORT),
         ]
-        state, owned, report = await self.wires.read_many(requests)
+        state, owned, report = await self.pool.read_many(requests)
         pairs = pair(_taken(state, STATE, "hash"))
         status = read_text(pairs.get(b"sync_status", b""))
         return SyncState(
@@ -371,12 +371,12 @@ class AssetLibrary(Store):
         Raises:
             RedisRefusedError: Redis refuses for good; waiting does not repair that.
         """
-        backoff, watching = Backoff(), _Watching(self.wires)
-        wire = self.wires.waiting(FEED)
+        backoff, watching = Backoff(), _Watching(self.pool)
+        connection = self.pool.waiting(FEED)
         try:
             while True:
                 try:
-                    found = await watching.next(wire)
+                    found = await watching.next(connection)
                 except RedisRefusedError:
                     raise
                 except RedisUnavailableError as error:
@@ -388,20 +388,20 @@ class AssetLibrary(Store):
                     yield read_text(one)
         finally:
             with anyio.CancelScope(shield=True):
-                await wire.aclose()
+                await connection.aclose()
 
 
 class _Watching:
     """The place of one reader of changes, in the feed and in the documented list."""
 
-    def __init__(self, wires: KeyedWires) -> None:
-        self._wires = wires
+    def __init__(self, pool: ConnectionPool) -> None:
+        self._pool = pool
         self._last: Argument = b""
         self._tail: list[bytes] = []
         self._told: Counter[bytes] = Counter()
         self._look_at = 0.0
 
-    async def next(self, wire: Wire) -> list[bytes]:
+    async def next(self, connection: Connection) -> list[bytes]:
         """Wait up to two seconds for changes and give their ids."""
         if not self._last:
             tail, newest = await self._look()
@@ -410,7 +410,7 @@ class _Watching:
         wait = int(WAIT * 1000)
         request = ("XREAD", "COUNT", KEPT, "BLOCK", wait, "STREAMS", FEED, self._last)
         found: list[bytes] = []
-        for _, entries in await wire.call(*request) or ():
+        for _, entries in await connection.call(*request) or ():
             for self._last, fields in entries:
                 found.append(pair(fields).get(b"id", b""))
         self._told.update(found)
@@ -433,7 +433,7 @@ class _Watching:
             ("LRANGE", CHANGED, -KEPT, -1),
             ("XREVRANGE", FEED, "+", "-", "COUNT", 1),
         ]
-        tail, newest = await self._wires.read_many(requests)
+        tail, newest = await self._pool.read_many(requests)
         self._look_at = anyio.current_time() + LOOK
         return _taken(tail, CHANGED, "list"), _taken(newest, FEED, "stream")
 

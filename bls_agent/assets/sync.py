@@ -218,13 +218,13 @@ class AssetSync:
     @asynccontextmanager
     async def _hold_lease(self) -> AsyncGenerator[Lease]:
         """Hold the lease for as long as the block lasts."""
-        async with self.library.wires.to(STATE) as wire:
-            lease = Lease(wire, STATE, self._lease_ttl)
+        async with self.library.pool.to(STATE) as connection:
+            lease = Lease(connection, STATE, self._lease_ttl)
             pause, end = Backoff(cap=1.0), anyio.current_time() + self._wait
             while not await lease.acquire():
                 left = end - anyio.current_time()
                 if left <= 0:
-                    remaining = await wire.read("PTTL", lease.owner_key)
+                    remaining = await connection.read("PTTL", lease.owner_key)
                     remedy = "Wait for the other synchronisation, or stop it."
                     raise LeaseHeldError(STATE, max(0, remaining) / 1000, remedy)
                 await anyio.sleep(min(pause.failed(), left))
@@ -330,7 +330,7 @@ class AssetSync:
         asked = [INDEX, *map(category_key, CATEGORIES)]
         requests: list[Request] = [("HGETALL", INDEX)]
         requests += (("SMEMBERS", key) for key in asked[1:])
-        replies = await self.library.wires.read_many(requests)
+        replies = await self.library.pool.read_many(requests)
         for key, reply, kind in zip(
             asked, replies, ["hash", *["set"] * 3], strict=True
         ):
@@ -342,7 +342,7 @@ class AssetSync:
         # Ids that are no text are left out, as readers leave them out.
         ids = sorted(filter(_is_text, {*index, *chain.from_iterable(sets.values())}))
         reads = [("HMGET", metadata_key(one.decode()), *COMPARED) for one in ids]
-        hashes = await self.library.wires.read_many(reads)
+        hashes = await self.library.pool.read_many(reads)
         found: list[KnownAsset] = []
         for one, fields in zip(ids, hashes, strict=True):
             listed = [name for name in CATEGORIES if one in sets[name]]
@@ -389,8 +389,8 @@ class AssetSync:
             return
         fields: list[str | int] = ["sync_status", "failed"]
         if report.status == "complete":
-            async with self.library.wires.to(STATE) as wire:
-                now = (await wire.call("TIME"))[0]
+            async with self.library.pool.to(STATE) as connection:
+                now = (await connection.call("TIME"))[0]
             fields = [
                 "last_sync_time", read_text(now), "last_commit_sha", report.commit,
                 "synced_count", report.total, "sync_status", "idle",
@@ -403,7 +403,7 @@ class AssetSync:
         await self._send([("SET", REPORT, text), ("HSET", STATE, *fields)])
 
     async def _send(self, requests: Sequence[Request]) -> None:
-        for reply in await self.library.wires.call_many(requests):
+        for reply in await self.library.pool.call_many(requests):
             _check(reply, STATE, "hash")
 
     def _step(self, step: SyncStep) -> None:

@@ -13,7 +13,7 @@ from bls_agent.connection.loop_local import LoopLocal
 from bls_agent.core.settings import check_seconds
 
 if TYPE_CHECKING:
-    from bls_agent.connection.keyed_wires import KeyedWires
+    from bls_agent.connection.pool import ConnectionPool
 
 __all__ = ["Access", "Store"]
 
@@ -50,16 +50,16 @@ class Access:
         self._name = name
         self.timeout = check_seconds("timeout", timeout)
         self._strict = strict
-        self._by_loop: LoopLocal[KeyedWires] = LoopLocal()
+        self._by_loop: LoopLocal[ConnectionPool] = LoopLocal()
 
     def forget_parent(self) -> None:
-        """In a forked child: drop the parent's loops; wires let go by themselves."""
+        """In a forked child: drop the parent's loops; connections let go by themselves."""
         self._by_loop.forget_parent()
 
     @cached_property
     def endpoint(self) -> Endpoint:
         """Where Redis is; ConfigurationError if no usable URL was given."""
-        from bls_agent.connection.keyed_wires import default_endpoint  # noqa: PLC0415 - 4 ms
+        from bls_agent.connection.pool import default_endpoint  # noqa: PLC0415 - 4 ms
 
         if self._agent is not None:
             return self._agent.endpoint
@@ -76,25 +76,25 @@ class Access:
         return self.known.address if self.known else "BLS_REDIS_URL"
 
     @property
-    def wires(self) -> KeyedWires:
+    def pool(self) -> ConnectionPool:
         """The connections of the running event loop."""
-        from bls_agent.connection.keyed_wires import KeyedWires  # noqa: PLC0415 - 4 ms
+        from bls_agent.connection.pool import ConnectionPool  # noqa: PLC0415 - 4 ms
 
-        wires = self._by_loop.find()
-        if wires is None:
+        pool = self._by_loop.find()
+        if pool is None:
             register(self)
-            wires = KeyedWires(
+            pool = ConnectionPool(
                 self.endpoint, self._name, timeout=self.timeout, strict=self._strict
             )
-            for left in self._by_loop.keep(wires):
+            for left in self._by_loop.keep(pool):
                 left.forget_loop()
-        return wires
+        return pool
 
     async def aclose(self) -> None:
         """Close this event loop's connections; the next request opens them again."""
-        wires = self._by_loop.pop()
-        if wires is not None:
-            await wires.aclose()
+        pool = self._by_loop.pop()
+        if pool is not None:
+            await pool.aclose()
 
 
 class Store:

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 import anyio
 
+from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint, Reply, Request, Topology
 from bls_agent.connection.route import Node, Place
-from bls_agent.connection.wire import Wire
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.names import slot_of
 
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 NODE_TIMEOUT: Final = 1.0  # seconds until the next node is asked for the map
-FRESH: Final = 1.0  # seconds during which all wires believe one map
+FRESH: Final = 1.0  # seconds during which all connections believe one map
 
 
 class SlotRange(NamedTuple):
@@ -122,13 +122,13 @@ class ClusterMap:
                 yield server
 
     async def _ask(self, server: Endpoint) -> list[SlotRange]:
-        wire = Wire(
+        connection = Connection(
             server, "bls-agent:map", timeout=NODE_TIMEOUT, patience=NODE_TIMEOUT
         )
         try:
-            reply = await wire.call("CLUSTER", "SLOTS")
+            reply = await connection.call("CLUSTER", "SLOTS")
         finally:
-            await wire.aclose()
+            await connection.aclose()
         ranges = read_slots(reply, _host_of(server.address))
         if not ranges:
             reason = "the node serves no cluster"

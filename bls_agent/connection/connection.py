@@ -1,211 +1,581 @@
-"""The connections of one agent, one for each use, so that none waits behind another."""
+"""One connection to Redis for any number of tasks: opened, lost, opened again.
+
+* Requests go out at once and their replies come in order (see ``transport.py``);
+  cancelling a caller affects no other caller, and no connection.
+* Every request has a deadline (see ``transport.py``), and nothing is repeated by
+  itself.
+* A posted request has none, and its reply stays *pending* (:attr:`Connection.pending`):
+  cancelling a read loses nothing, the next read gets it.
+* Every error is one of ours (``faults.py`` translates those of redis-py).
+* A request that another node should have got is sent there: it was not executed here.
+
+Each connect finds its server anew (see ``route.py``), and a gate paces the tries.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
-from types import MappingProxyType
-from typing import Final
+import math
+import string
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
 
 import anyio
 
-from bls_agent.connection.endpoint import Argument, Endpoint
-from bls_agent.connection.engines import Routes
-from bls_agent.connection.faults import port_was_closed
+from bls_agent.connection.after_fork import (
+    count_forks,
+    cut_off,
+    hang_up,
+    keep,
+    register,
+    sever,
+)
+from bls_agent.connection.endpoint import (
+    CONNECT_TIMEOUT,
+    Argument,
+    Endpoint,
+    RawConnection,
+    Reply,
+    Request,
+)
+from bls_agent.connection.faults import (
+    ends_connection,
+    quotes_arguments,
+    redirects,
+    translate,
+)
 from bls_agent.connection.gate import Gate
-from bls_agent.connection.route import Route
-from bls_agent.connection.wire import Lost, Wire
-from bls_agent.core.backoff import Backoff
+from bls_agent.connection.route import Direct, Place, Route, keys_of
+from bls_agent.connection.transport import Channel, Pace, abort, socket_of
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
-__all__ = ["Connections"]
+__all__ = ["Connection", "Lost", "client_name"]
 
 logger = logging.getLogger(__name__)
 
-GONE_AFTER: Final = 25.0  # seconds: TCP_USER_TIMEOUT, and behind it a read's block
-BESIDE_TIMEOUT: Final = 0.5  # seconds for a request to a server that may be gone
+UNSHARED_TRIES: Final = 3  # of connecting, in a process that forks and forks
+REDIRECTS: Final = 3  # that one request follows before its caller is told
+REMEMBERED: Final = 8  # connections that were lost and that the server may still serve
 
 
-class Connections:
-    """The wires of one agent, one for each use, behind one gate.
+class Lost(NamedTuple):
+    """A connection that ended without our will."""
 
-    A wire leads to the server of one key. On a cluster the status, the console list and
-    the control list lie on different nodes, so there are four wires; elsewhere
-    ``control`` is ``liveness`` and ``intake`` is ``data``, and there are three.
+    life: int  # of the server at that time; see Gate.lives
+    client_id: int | None  # at the server, if that is known
+    address: str  # our end, as a server sees it without address translation
+    server: Endpoint | None = None  # ``None`` where there is one server only
+    at: float = 0.0  # when it ended, on the clock of the event loop
+
+
+class Connection:
+    """One connection, opened on first use and again after a loss.
+
+    Any number of tasks may call :meth:`call`. A blocking reader uses :meth:`post` and
+    :meth:`collect` instead and has the connection for itself.
     """
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        where: Endpoint | Route,
         name: str,
         *,
-        timeout: float,
-        reconnect_max: float,
-        keys: Mapping[str, str] = MappingProxyType({}),
+        timeout: float = 5.0,
+        patience: float = CONNECT_TIMEOUT,
+        gate: Gate | None = None,
+        strict: bool = False,
     ) -> None:
-        """Remember where Redis is; nothing is opened yet.
+        """Remember the route; nothing is opened yet.
 
-        ``name`` begins the name of every wire. ``timeout`` is the deadline of one
-        request and ``reconnect_max`` the longest wait before the next try to connect,
-        both in seconds. ``keys`` maps a use (``control``, ``data``, ``liveness``) to
-        its key; on a cluster the keys decide where the wires lead to.
+        ``timeout`` and ``patience`` are the deadlines of a request and of connecting,
+        in seconds. A long request has more time, up to 16 times it when it did not
+        pass, and a reply as long as some of it comes; if ``strict``, neither has.
+        Without a ``gate`` a failure to connect is raised at once.
         """
-        self.endpoint = endpoint
-        self.gate = Gate(Backoff(cap=reconnect_max))
-        self.complaints = self.gate.complaints
-        self._name = name
+        self.route = Direct(where) if isinstance(where, Endpoint) else where
+        self.use = name.rpartition(":")[2]  # the last part of the name
+        self.name = client_name(name)
+        self.server: Endpoint | None = None  # connected to, or tried last
+        self.lost: list[Lost] = []  # ended without our will; may still be served
+        self.unkilled: list[Lost] = []  # the server would not end them; not tried again
+        self.generation = 0  # how often it was opened
+        self.retired = False  # it never connects again: callers wait for ever
         self._timeout = timeout
-        self._keys = keys
-        self.routes = Routes(endpoint)
-        self.data = self._wire("data")  # console list: log batches, anything large
-        self.liveness = self._wire("liveness")  # status: never behind anything large
-        self.blocking = self._wire("blocking", "control")  # a receiver waits on it
-        # To the control list: control is small and urgent, intake looks at commands
-        # and cuts them without waiting.
-        if endpoint.is_cluster:
-            self.control = self.intake = self._wire("control")
-        else:
-            self.control, self.intake = self.liveness, self.data
-        for note in endpoint.notes:
-            logger.warning("%s: %s", endpoint.address, note)
+        self._patience = patience
+        self._pace = Pace(timeout, strict=strict)
+        self._gate = gate
+        self._opening = anyio.Lock(fast_acquire=True)
+        self._raw: RawConnection | None = None  # while redis-py connects
+        self._greeting: Channel | None = None  # while we introduce ourselves
+        self._attempt: anyio.CancelScope | None = None
+        self._connecting_since: float | None = None
+        self._channel: Channel | None = None
+        self._draining: list[Channel] = []
+        self._asked: set[tuple[Argument, ...]] = {()}  # keys that go with ASKING
 
-    def _wire(self, use: str, key: str = "") -> Wire:
-        route = self.routes.to(self._keys.get(key or use, ""))
-        name = f"{self._name}:{use}"
-        return Wire(route, name, timeout=self._timeout, gate=self.gate)
+    def __repr__(self) -> str:
+        state = "open" if self.connected else "closed"
+        return f"<Connection {self.name} {self.address} {state}>"
+
+    def __del__(self) -> None:
+        """Close what no caller can use any more, in whatever thread this is."""
+        channel: Channel | None = getattr(self, "_channel", None)
+        if channel is not None:
+            channel.close_from_anywhere()
+
+    # --- its state
 
     @property
-    def all(self) -> tuple[Wire, ...]:
-        """Every wire, once."""
-        control = (self.control,) if self.endpoint.is_cluster else ()
-        return (self.data, self.liveness, self.blocking, *control)
+    def connected(self) -> bool:
+        """Whether the connection is open as far as we know."""
+        return self._channel is not None and self._channel.error is None
 
-    @asynccontextmanager
-    async def beside(self, server: Endpoint | None) -> AsyncGenerator[Wire]:
-        """Give a wire to this very server, which may have stopped being the right one.
+    @property
+    def ready(self) -> bool:
+        """Whether a request would leave at once."""
+        return self._channel is not None and self._channel.ready
 
-        Without an urgent wire to that server one is opened for the block; it fails at
-        once, not at the pace of the gate. ``None`` is the server of the control list.
+    @property
+    def engaged(self) -> bool:
+        """Whether the connection is open or being opened."""
+        return self._channel is not None or self._connecting_since is not None
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the server may still work on a request."""
+        return self._channel is not None and self._channel.unanswered
+
+    @property
+    def waiting_since(self) -> float | None:
+        """When the oldest request, or the connecting that is under way, began."""
+        if self._connecting_since is not None or self._channel is None:
+            return self._connecting_since
+        return self._channel.waiting_since
+
+    @property
+    def received(self) -> int | None:
+        """Bytes that have arrived over the connection."""
+        return None if self._channel is None else self._channel.received
+
+    @property
+    def client_id(self) -> int | None:
+        """The connection's id at the server, if the server gave it."""
+        return self._channel.client_id if self._channel and self.connected else None
+
+    @property
+    def pending(self) -> int:
+        """Replies to posted requests that are not collected yet."""
+        return 0 if self._channel is None else self._channel.pending
+
+    @property
+    def asking(self) -> bool:
+        """Whether the slot still migrates to this server: each request needs ASKING."""
+        return self._channel is not None and self._channel.asking
+
+    @property
+    def address(self) -> str:
+        """Where Redis is, without credentials."""
+        return self.server.address if self.server else self.route.address
+
+    def is_at(self, server: Endpoint) -> bool:
+        """Tell whether the connection is open and leads to this very server."""
+        here = self.server
+        return here is not None and here.address == server.address and self.connected
+
+    # --- requests
+
+    async def call(self, *request: Argument) -> Reply:
+        """Send one request and give its reply.
+
+        RedisUnavailableError if there is no answer within the deadline, or an error
+        reply; ``error.ambiguous`` if the request may have been executed all the same.
         """
-        if server is None or self.endpoint.topology is None:
-            yield self.control
-            return
-        for wire in (self.control, self.liveness):
-            if wire.is_at(server):
-                yield wire
-                return
-        wire = Wire(
-            server,
-            f"{self._name}:beside",
-            timeout=BESIDE_TIMEOUT,
-            patience=BESIDE_TIMEOUT,
-        )
-        try:
-            yield wire
-        finally:
-            await wire.aclose()
+        reply = (await self.call_many([request]))[0]
+        if isinstance(reply, RedisUnavailableError):
+            raise reply
+        return reply
 
-    async def forget_lost(self, wire: Wire, *, kill: bool) -> bool:
-        """Make the server end the lost connections; tell whether all are harmless.
+    async def call_many(
+        self,
+        requests: Sequence[Request],
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[Reply]:
+        """Send several requests in one write; error replies stand in the list.
 
-        A lost connection may still be served: its BLPOP would take the next command,
-        its RPUSH may still run. After a restart of the server its id may belong to
-        another client, so the id is used only after a look at the client's name; where
-        the look is refused, the connection is killed by id and address together.
-
-        ``kill`` sends CLIENT KILL instead of CLIENT UNBLOCK. A connection that the
-        server would not end counts as harmful, for each caller, until it has been lost
-        for 25 s.
+        ``meanwhile`` is called when they have left, before their replies are awaited.
+        Raises as :meth:`call` if the connection failed.
         """
-        gone = True
-        for lost in list(wire.lost):
-            gone &= await self._let_go_or_leave(wire, lost, kill=kill)
-            if lost in wire.lost:
-                wire.lost.remove(lost)
-        wire.unkilled = [lost for lost in wire.unkilled[-8:] if self._may_act(lost)]
-        return gone and not wire.unkilled
+        if not requests:
+            return []
+        channel = self._channel
+        if channel is None or not channel.ready:
+            channel = await self._prepare(requests)
+        batch = channel.send(requests)
+        if meanwhile is not None:
+            meanwhile()
+        replies = await batch.future
+        if not batch.refused:
+            return replies
+        self._note_refused(channel, requests, replies)
+        return await self._ask_again(requests, replies, meanwhile)
 
-    def _may_act(self, lost: Lost) -> bool:
-        """Tell whether a request sent over a lost connection may still arrive."""
-        if lost.life != self.gate.lives[(lost.server or self.endpoint).address]:
-            return False  # its server is gone
-        return anyio.current_time() - lost.at < GONE_AFTER
+    async def _ask_again(
+        self,
+        requests: Sequence[Request],
+        replies: list[Reply],
+        meanwhile: Callable[[], None] | None,
+    ) -> list[Reply]:
+        """Ask where redirections point to; other error replies stay as they are."""
+        for _ in range(REDIRECTS):
+            # Some keys of a slot that migrates may have arrived already.
+            again = [at for at, reply in enumerate(replies) if redirects(reply)]
+            if not again:
+                break
+            answers = await self._ask_elsewhere(
+                [requests[at] for at in again], meanwhile, of=len(replies)
+            )
+            for at, answer in zip(again, answers, strict=True):
+                replies[at] = answer
+        return replies
 
-    async def _let_go_or_leave(self, wire: Wire, lost: Lost, *, kill: bool) -> bool:
-        """End a lost connection; a server that serves the key no more may keep it."""
+    async def read(self, *request: Argument) -> Reply:
+        """Send a request that changes nothing; once more after a loss."""
+        reply = (await self.read_many([request]))[0]
+        if isinstance(reply, RedisUnavailableError):
+            raise reply
+        return reply
+
+    async def read_many(self, requests: Sequence[Request]) -> list[Reply]:
+        """Send many requests that change nothing; once more after a loss."""
         try:
-            gone = await self._let_go(wire, lost, kill=kill)
+            return await self.call_many(requests)
         except RedisUnavailableError as error:
-            if lost.server is None or self.endpoint.topology is None:
+            if error.kind != "connection" or not error.ambiguous:
                 raise
-            if port_was_closed(error):
-                return True
-            now = await wire.route.look()
-            if now is None or now.address == lost.server.address:
+        return await self.call_many(requests)
+
+    async def _prepare(self, requests: Sequence[Request]) -> Channel:
+        """Give the open connection when large requests before this one have left.
+
+        Raises:
+            RedisUnavailableError: They have not within the timeout. Behind a gate the
+                caller waits until they have, or the connection is lost.
+        """
+        wait = self._timeout if self._gate is None else None
+        while True:
+            channel = await self._opened()
+            if channel.error is not None:  # it ended before this caller's turn came
+                raise translate(channel.error, self.address)
+            if self._must_leave(channel, requests):
+                self._leave(channel)
+                continue
+            congested = channel.congested
+            if congested is None:
+                return channel
+            with anyio.move_on_after(wait) as scope:
+                await congested.wait()
+            if scope.cancelled_caught:
+                said = f"the requests before it take more than {wait:g} s to leave"
+                raise RedisUnavailableError("timeout", said, address=self.address)
+
+    def _note_refused(
+        self, channel: Channel, requests: Sequence[Request], replies: Sequence[Reply]
+    ) -> None:
+        """Record error replies; one may mean that this is the wrong server."""
+        if self._gate is not None:
+            self._gate.complaints.hear(requests, replies)
+        final: RedisUnavailableError | None = None
+        for request, reply in zip(requests, replies, strict=True):
+            if isinstance(reply, RedisUnavailableError):
+                self._note_asked(request, reply)
+                if final is None and ends_connection(reply):
+                    final = reply
+        if final is None or channel is not self._channel:
+            return
+        self.route.look_anew(final)
+        if channel.pending:
+            channel.drains = True  # what is pending is still read, no more is sent
+            return
+        self._leave(channel)
+
+    def _leave(self, channel: Channel) -> None:
+        """Open another connection for what comes next; this one answers what it was sent."""
+        if channel is self._channel:
+            self._channel = None
+        channel.drain()
+        self._draining = [c for c in (*self._draining, channel) if c.unanswered]
+
+    async def _ask_elsewhere(
+        self,
+        requests: Sequence[Request],
+        meanwhile: Callable[[], None] | None,
+        *,
+        of: int,
+    ) -> list[Reply]:
+        """Send redirected requests; a failure must not hide what was executed."""
+        try:
+            channel = await self._prepare(requests)
+            batch = channel.send(requests)
+            if meanwhile is not None:
+                meanwhile()
+            replies = await batch.future
+        except RedisUnavailableError as error:
+            if len(requests) == of:
                 raise
-            return False
-        if not gone:
-            wire.unkilled.append(lost)
-        return gone
+            return [error] * len(requests)
+        self._note_refused(channel, requests, replies)
+        return replies
 
-    async def _let_go(self, wire: Wire, lost: Lost, *, kill: bool) -> bool:
-        server = lost.server or self.endpoint
-        if lost.life != self.gate.lives[server.address]:
-            return True  # its server is gone
-        if lost.client_id is None:
-            return False
-        request: list[Argument] = ["CLIENT", "UNBLOCK", lost.client_id]
-        if kill:
-            request[1:] = ["KILL", "ID", lost.client_id]
-        async with self.beside(lost.server) as beside:
-            try:
-                ours = wire.is_at(server) and wire.client_id == lost.client_id
-                if ours or not await _is_served(beside, wire.name, lost.client_id):
-                    return True  # it is gone, or another connection has its id now
-            except RedisRefusedError:  # before Redis 6.2, or without the right to look
-                if not lost.address:
-                    return False
-                request[1:] = ["KILL", "ID", lost.client_id, "ADDR", lost.address]
-            try:
-                await beside.call(*request)
-            except RedisRefusedError:
-                return False
-        return True
+    def _note_asked(self, request: Request, reply: RedisUnavailableError) -> None:
+        """Remember which keys the owner redirects while the slot is migrating."""
+        if reply.kind == "ask":
+            self._asked.add(keys_of(request))
 
-    async def leave_wrong_servers(self) -> None:
-        """Ask where each wire should lead to, and drop those that lead elsewhere."""
-        found: dict[Route, Endpoint | None] = {}
-        wrong: list[Wire] = []
-        ways: dict[tuple[str, str], None] = {}
-        for wire in self.all:
-            if not wire.engaged or wire.asking:
-                continue  # closed, or a guest where its slot is on its way to
-            if wire.route not in found:
-                found[wire.route] = await wire.route.look()
-            right = found[wire.route]
-            if right is not None and right.address != wire.address:
-                ways[wire.address, right.address] = None
-                wrong.append(wire)
-        for way in ways:  # several wires may go the same one
-            logger.warning("leaving %s for %s", *way)
-        for wire in wrong:
-            await wire.drop()
-        if wrong:
-            self.gate.on_connected()  # what it writes went to the old server
+    def _must_leave(self, channel: Channel, requests: Sequence[Request]) -> bool:
+        """Tell whether the slot's owner has not redirected all of these requests.
 
-    def abandon(self) -> None:
-        """Drop every wire without calling server or loop; none opens again."""
-        for wire in self.all:
-            wire.forget_loop()
-            wire.retired = True
+        At the server that the slot is migrating to, a key that has not arrived yet
+        looks absent, and writing it would make a second one.
+        """
+        return channel.asking and not self._asked.issuperset(map(keys_of, requests))
+
+    # --- blocking reads
+
+    async def post(self, requests: Sequence[Request]) -> None:
+        """Send requests without waiting; their replies are pending."""
+        while True:
+            channel = self._channel
+            if channel is None or channel.error is not None:
+                channel = await self._opened()
+            if not self._must_leave(channel, requests):
+                break
+            await self.aclose()  # a blocking reader has the connection for itself
+        channel.post(requests)
+
+    async def collect(self) -> Reply:
+        """Wait for the next pending reply.
+
+        RedisUnavailableError for an error reply or a lost connection.
+
+        Cancelling loses nothing: the reply stays pending and the next call gets it.
+        """
+        channel = self._channel
+        if channel is None:
+            raise RedisUnavailableError(
+                "connection", "the connection is closed", address=self.address
+            )
+        try:
+            reply, request = await channel.collect()
+        except Exception as error:
+            if channel is self._channel:
+                self._channel = None
+            raise translate(error, self.address, ambiguous=True) from error
+        failed = isinstance(reply, RedisUnavailableError)
+        # Else another task has dropped the connection, and its pending replies.
+        if channel is self._channel:
+            channel.pending -= 1
+            if failed:
+                self._note_refused(channel, [request], [reply])
+            if channel.drains and not channel.pending and channel is self._channel:
+                self._channel = None
+                channel.drain()
+        if failed:
+            raise reply
+        return reply
+
+    # --- opening and closing
+
+    async def open(self) -> None:
+        """Connect if the connection is not connected."""
+        await self._opened()
+
+    async def drop(self) -> None:
+        """Give the connection up, also one being made; its id counts as lost."""
+        channel = self._let_go()
+        if channel is not None and channel.error is None:
+            channel.fail(ConnectionError("the connection was given up"))
+        else:
+            self.route.look_anew()
 
     async def aclose(self) -> None:
-        """Close every wire."""
-        for wire in self.all:
-            await wire.aclose()
+        """Close the connection in order; it may be used again and then opens anew."""
+        draining, self._draining = self._draining, []
+        for channel in (self._let_go(), *draining):
+            if channel is not None:
+                channel.close()
+
+    def note_lost(self, channel: Channel) -> None:
+        """Remember a connection that ended without our will."""
+        there, at = channel.own_address, channel.ended_at
+        lost = Lost(channel.life, channel.client_id, there, channel.server, at)
+        self.lost = [*self.lost[1 - REMEMBERED :], lost]
+        self.route.look_anew()
+
+    def forget_parent(self) -> None:
+        """In a forked child: become as never opened; open sockets stay the parent's."""
+        raw, channels = self._forget()
+        for channel in channels:
+            channel.forget_parent()
+        found = socket_of(raw)
+        sever(-1 if found is None else int(found.fileno()))
+
+    def forget_loop(self) -> None:
+        """Become as never opened: the loop was closed under the connection."""
+        raw, channels = self._forget()
+        for channel in channels:
+            channel.forget_loop()
+        cut_off(socket_of(raw))
+
+    def _forget(self) -> tuple[RawConnection | None, list[Channel]]:
+        """Let go without calling server and loop; no finaliser may run on it."""
+        raw = self._raw
+        channels = [*self._draining, self._channel, self._greeting]
+        self._raw = self._channel = self._greeting = self._attempt = None
+        self._connecting_since = None
+        self._draining, self.lost, self.unkilled = [], [], []
+        self._opening = anyio.Lock(fast_acquire=True)
+        if raw is not None:
+            keep(raw)
+        return raw, [channel for channel in channels if channel is not None]
+
+    def _let_go(self) -> Channel | None:
+        """Become as never opened, and give what was open."""
+        if self._attempt is not None:
+            self._attempt.deadline = -math.inf
+        channel, self._channel = self._channel, None
+        return channel
+
+    async def _opened(self) -> Channel:
+        if (channel := self._channel) is not None and channel.usable:
+            return channel
+        opening = await self._take_turn()
+        try:
+            channel = self._channel
+            if channel is None or not channel.usable:
+                self._channel = None
+                if self._gate is None:
+                    channel = await self._connect_unshared()
+                else:
+                    channel = await self._gate.enter(self._connect_unshared)
+            return channel
+        finally:
+            opening.release()
+
+    async def _take_turn(self) -> anyio.Lock:
+        """Wait until no other caller connects, and give the lock to release.
+
+        Waiting counts against the deadline, too: RedisUnavailableError if the turn has
+        not come within it. Behind a gate all wait until it opens.
+        """
+        lock = self._opening
+        try:
+            lock.acquire_nowait()
+        except anyio.WouldBlock:
+            wait = self._timeout if self._gate is None else None
+            with anyio.move_on_after(wait) as scope:
+                await lock.acquire()
+            if scope.cancelled_caught:
+                said = f"connecting takes more than {wait:g} s"
+                raise RedisUnavailableError(
+                    "timeout", said, address=self.address
+                ) from None
+        return lock
+
+    async def _connect_unshared(self) -> Channel:
+        """Connect, and again if a child was forked meanwhile.
+
+        The child would hold a copy of a socket that it does not know. Such a connection
+        would live on at the server when ours is closed; hanging up ends it for both.
+        """
+        if self.retired:
+            await anyio.sleep_forever()
+        register(self)
+        for _ in range(UNSHARED_TRIES):
+            before = count_forks()
+            channel = await self._connect()
+            if count_forks() == before:
+                return channel
+            hang_up(channel.descriptor)
+            await self.aclose()
+        return await self._connect()
+
+    async def _connect(self) -> Channel:
+        self._connecting_since = anyio.current_time()
+        try:
+            return await self._connect_to(await self._find())
+        finally:
+            self._connecting_since = None
+
+    async def _find(self) -> Place:
+        try:
+            with anyio.fail_after(CONNECT_TIMEOUT):
+                place = await self.route.find()
+        except Exception as error:
+            self.server = None
+            raise translate(error, self.address, connecting=True) from error
+        self.server = place.server
+        return place
+
+    async def _connect_to(self, place: Place) -> Channel:
+        self._raw = raw = place.server.make()  # from here on a child finds it
+        channel: Channel | None = None
+        try:
+            with anyio.fail_after(self._patience) as self._attempt:
+                await raw.connect()
+                channel = Channel(raw, weakref.ref(self), self._pace)
+                self._raw, self._greeting = None, channel
+                await self._introduce(channel)
+        except BaseException as error:
+            await self._discard(raw, channel)
+            if isinstance(error, Exception):
+                cause = None if quotes_arguments(error) else error
+                raise translate(error, self.address, connecting=True) from cause
+            raise
+        finally:
+            self._attempt = self._raw = self._greeting = None
+        channel.life = self._gate.lives[self.address] if self._gate else 0
+        channel.server = place.server
+        channel.asking = place.asking
+        if not place.asking:
+            self._asked = {()}
+        channel.established = True
+        self._channel = channel
+        self.generation += 1
+        return channel
+
+    async def _introduce(self, channel: Channel) -> None:
+        """Send the connection's name, and check that this is the right server."""
+        named = ("CLIENT", "SETNAME", self.name)
+        requests = [named, ("CLIENT", "ID"), *self.route.greeting]
+        replies = await channel.send(requests).future
+        if self._gate is not None:
+            self._gate.complaints.hear(requests, replies)
+        name, number, *rest = replies
+        self.route.check(rest)
+        for reply in (name, number):
+            goes_without = isinstance(reply, RedisRefusedError) and reply.kind != "auth"
+            if isinstance(reply, RedisUnavailableError) and not goes_without:
+                raise reply
+        channel.client_id = number if isinstance(number, int) else None
+        if channel.error is not None:  # it came with the last reply
+            raise channel.error
+
+    async def _discard(self, raw: RawConnection, channel: Channel | None) -> None:
+        """Throw away what has not become a connection."""
+        self.route.look_anew()
+        if channel is not None:
+            channel.close()
+            return
+        with anyio.CancelScope(shield=True), suppress(Exception):
+            abort(raw)  # TLS would wait 30 s for the server's goodbye
+            await raw.disconnect(nowait=True)
 
 
-async def _is_served(beside: Wire, name: str, client_id: int) -> bool:
-    shown = await beside.call("CLIENT", "LIST", "ID", client_id)
-    return f" name={name} ".encode() in shown
+def client_name(name: str) -> str:
+    """Write a name with what CLIENT SETNAME allows: printable ASCII, no blanks."""
+    allowed = string.ascii_letters + string.digits + "-_.:@/#"
+    return "".join(
+        letter if letter in allowed else f"%{ord(letter):x}" for letter in name
+    )

@@ -24,8 +24,8 @@ T = TypeVar("T")
 class Gate:
     """Lets one connection at a time try to reach Redis, and paces the tries.
 
-    All wires of an agent share one gate: while Redis is away there is one try per
-    backoff delay, not one per wire, and the first success opens the way for all. The
+    All connections of an agent share one gate: while Redis is away there is one try per
+    backoff delay, not one per connection, and the first success opens the way for all. The
     gate logs that Redis is away, at once and then once a minute. A password is tried at
     most once a minute.
     """

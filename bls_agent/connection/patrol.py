@@ -14,7 +14,7 @@ from typing import Final
 
 import anyio
 
-from bls_agent.connection.connection import Connections
+from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.core.backoff import jittered
 
 __all__ = ["Patrol"]
@@ -26,17 +26,17 @@ PACE: Final = 0.5  # seconds between two turns of the loop
 
 
 class Patrol:
-    """Checks that an agent's wires lead to the right servers; idle with one server."""
+    """Checks that an agent's connections lead to the right servers; idle with one server."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: AgentConnections) -> None:
         self._connections = connections
         self._rng = random.Random()  # noqa: S311 - jitter, not secrets
 
     async def run(self) -> None:
-        """Check the wires until cancelled."""
+        """Check the connections until cancelled."""
         if self._connections.endpoint.topology is None:
             return
-        routes = {wire.route for wire in self._connections.all}
+        routes = {connection.route for connection in self._connections.all}
         try:
             await self._walk()
         finally:
@@ -62,9 +62,9 @@ class Patrol:
     async def _glance(self) -> bool:
         """Ask whether another server may have taken over from one that is in use."""
         used = {
-            wire.route: wire.server
-            for wire in self._connections.all
-            if wire.server is not None and wire.connected
+            connection.route: connection.server
+            for connection in self._connections.all
+            if connection.server is not None and connection.connected
         }
         for route, server in used.items():
             if await route.glance(server):
@@ -72,5 +72,5 @@ class Patrol:
         return False
 
     def _is_late(self, now: float) -> bool:
-        began = (wire.waiting_since for wire in self._connections.all)
+        began = (connection.waiting_since for connection in self._connections.all)
         return any(at is not None and now - at > LATE for at in began)

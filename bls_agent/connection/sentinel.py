@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint, Reply, Request, Topology
 from bls_agent.connection.route import Node, Place
-from bls_agent.connection.wire import Wire
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
 __all__ = ["SentinelRoute"]
@@ -21,7 +21,7 @@ SENTINEL_TIMEOUT: Final = 0.5  # seconds until the next sentinel is asked
 
 
 class SentinelRoute:
-    """The route to the master of one service, shared by all wires of an agent."""
+    """The route to the master of one service, shared by all connections of an agent."""
 
     greeting: tuple[Request, ...] = (("ROLE",),)
 
@@ -29,7 +29,7 @@ class SentinelRoute:
         self.address = address
         self._topology = topology
         self._sentinels = list(topology.seeds)  # in the order in which they are asked
-        self._glancing: tuple[Endpoint, Wire] | None = None
+        self._glancing: tuple[Endpoint, Connection] | None = None
 
     async def find(self) -> Place:
         """Ask the sentinels in turn; the first that knows a master is believed.
@@ -52,17 +52,17 @@ class SentinelRoute:
 
     async def _ask(self, sentinel: Endpoint) -> Node | None:
         """Ask one sentinel; one that fails is asked last from now on."""
-        wire = _wire_to(sentinel)
+        connection = _connection_to(sentinel)
         try:
-            return await self._ask_over(wire)
+            return await self._ask_over(connection)
         except RedisUnavailableError:
             self._ask_last(sentinel)
             raise
         finally:
-            await wire.aclose()
+            await connection.aclose()
 
-    async def _ask_over(self, wire: Wire) -> Node | None:
-        reply = await wire.call(
+    async def _ask_over(self, connection: Connection) -> Node | None:
+        reply = await connection.call(
             "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._topology.service
         )
         return None if reply is None else (reply[0].decode(), int(reply[1]))
@@ -123,13 +123,13 @@ class SentinelRoute:
         After ``SENTINEL FAILOVER`` the old master lives on, and learns only some 8 s
         later that it is none any more.
         """
-        sentinel, wire = self._glancing or (
+        sentinel, connection = self._glancing or (
             self._sentinels[0],
-            _wire_to(self._sentinels[0]),
+            _connection_to(self._sentinels[0]),
         )
-        self._glancing = sentinel, wire
+        self._glancing = sentinel, connection
         try:
-            master = await self._ask_over(wire)
+            master = await self._ask_over(connection)
         except RedisUnavailableError:
             self._ask_last(sentinel)
             await self.aclose()
@@ -144,8 +144,8 @@ class SentinelRoute:
             await glancing[1].aclose()
 
 
-def _wire_to(sentinel: Endpoint) -> Wire:
-    return Wire(
+def _connection_to(sentinel: Endpoint) -> Connection:
+    return Connection(
         sentinel,
         "bls-agent:sentinel",
         timeout=SENTINEL_TIMEOUT,

@@ -86,7 +86,7 @@ class Pace:
 
 
 class Owner(Protocol):
-    """What a channel needs of the wire that it belongs to."""
+    """What a channel needs of the connection that it belongs to."""
 
     @property
     def address(self) -> str: ...  # noqa: D102

@@ -20,7 +20,7 @@ import anyio
 from bls_agent.connection.after_fork import register
 from bls_agent.connection.complaints import Complaints
 from bls_agent.connection.endpoint import Argument, Reply
-from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.connection.pool import ConnectionPool
 from bls_agent.connection.scripts import CRAWL_PUSH, CRAWL_SETTLE, CRAWL_TAKE, Script
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import (
@@ -96,17 +96,17 @@ class Exchange:
 
     def __init__(
         self,
-        wires: KeyedWires,
+        pool: ConnectionPool,
         keys: QueueKeys,
         options: QueueOptions,
         complaints: Complaints,
     ) -> None:
         self.options = options  # how the queue is used
-        self._wires = wires
+        self._pool = pool
         self._keys = keys
         self._complaints = complaints
         self._wake = keys.by_row["wake"]
-        self._blocking = wires.waiting(self._wake)
+        self._blocking = pool.waiting(self._wake)
         self._loop = asyncio.get_running_loop()
         self._name = secrets.token_hex(8)
         self._held: set[Held] = set()
@@ -394,8 +394,8 @@ class Exchange:
 
     async def _send(self, runs: Sequence[_Run]) -> list[Reply]:
         requests = [script.request(keys, words) for script, keys, words in runs]
-        async with self._wires.to(self._wake) as wire:
-            replies = await wire.call_many(requests)
+        async with self._pool.to(self._wake) as connection:
+            replies = await connection.call_many(requests)
             unknown = [at for at, reply in enumerate(replies) if _is_unknown(reply)]
             if unknown:  # the server was restarted: the texts of the scripts go along
                 texts = [
@@ -403,7 +403,7 @@ class Exchange:
                     for script, keys, words in (runs[at] for at in unknown)
                 ]
                 try:
-                    found = await wire.call_many(texts)
+                    found = await connection.call_many(texts)
                 except RedisUnavailableError as error:
                     error.ambiguous = True  # of the others, which were executed
                     raise
@@ -506,8 +506,10 @@ class Exchange:
             return reply
         rows = self._keys.by_row
         try:
-            async with self._wires.to(self._wake) as wire:
-                kinds = await wire.read_many([("TYPE", key) for key in rows.values()])
+            async with self._pool.to(self._wake) as connection:
+                kinds = await connection.read_many(
+                    [("TYPE", key) for key in rows.values()]
+                )
         except RedisUnavailableError:
             return reply  # the other scripts of the write were executed
         for (row, key), kind in zip(rows.items(), kinds, strict=True):

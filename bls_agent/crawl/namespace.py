@@ -10,7 +10,7 @@ from typing import ClassVar, Final, NamedTuple, cast
 
 from bls_agent.connection.access import Store
 from bls_agent.connection.endpoint import Reply, Request
-from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.core.keys import KEYS
 from bls_agent.core.names import encode_key
@@ -74,8 +74,8 @@ class _Store(Store):
     client_name: ClassVar[str] = "bls-crawl"
 
     @property
-    def wires(self) -> KeyedWires:
-        return self._access.wires
+    def pool(self) -> ConnectionPool:
+        return self._access.pool
 
 
 async def find_queues(redis: object = None, *, timeout: float = 5.0) -> list[Namespace]:
@@ -93,13 +93,13 @@ async def find_queues(redis: object = None, *, timeout: float = 5.0) -> list[Nam
         RedisUnavailableError: Redis cannot answer.
     """
     async with _Store(redis, timeout=timeout) as store:
-        return await find_namespaces(store.wires)
+        return await find_namespaces(store.pool)
 
 
-async def find_namespaces(wires: KeyedWires) -> list[Namespace]:
+async def find_namespaces(pool: ConnectionPool) -> list[Namespace]:
     """List the crawls, as :func:`find_queues`, over existing connections."""
     found: set[Namespace] = set()
-    async for key in wires.scan(ALL):
+    async for key in pool.scan(ALL):
         retries = KEYS[RETRIES].parse(key)  # there may be many, of few namespaces
         if retries and _namespace_of(retries) in found:
             continue
@@ -144,21 +144,21 @@ async def cleanup(
     counts: Counter[str] = Counter()
     removed = 0
     async with _Store(redis, timeout=timeout) as store:
-        wires = store.wires
-        in_flight = await _count_in_flight(wires, manager)
-        there, odd = await _look(wires, manager)
+        pool = store.pool
+        in_flight = await _count_in_flight(pool, manager)
+        there, odd = await _look(pool, manager)
         counts.update(there.values())
         if not dry_run:
-            removed += await _remove(wires, map(encode_key, there))
+            removed += await _remove(pool, map(encode_key, there))
         progress(counts.total(), removed)
         known: set[bytes] = set()  # SCAN may give a key twice
-        async with aclosing(wires.scan_steps(_retries_of(namespace))) as steps:
+        async with aclosing(pool.scan_steps(_retries_of(namespace))) as steps:
             async for step in steps:
                 keys = {key for key in step if _is_of(namespace, key)} - known
                 known |= keys
                 counts[RETRIES] += len(keys)
                 if not dry_run:
-                    removed += await _remove(wires, sorted(keys))
+                    removed += await _remove(pool, sorted(keys))
                 progress(counts.total(), removed)
     return CleanupReport(*namespace, dry_run, +counts, odd, in_flight, removed)
 
@@ -183,11 +183,11 @@ def _retries_of(namespace: Namespace) -> str:
 
 
 async def _look(
-    wires: KeyedWires, manager: RedisKeyManager
+    pool: ConnectionPool, manager: RedisKeyManager
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Find the keys of which there is one each: key → row, and those of odd types."""
     rows = manager.single_keys()
-    replies = await wires.read_many([("TYPE", encode_key(key)) for key in rows])
+    replies = await pool.read_many([("TYPE", encode_key(key)) for key in rows])
     there: dict[str, str] = {}
     odd: list[str] = []
     for (key, row), reply in zip(rows.items(), replies, strict=True):
@@ -199,29 +199,29 @@ async def _look(
     return there, tuple(odd)
 
 
-async def _count_in_flight(wires: KeyedWires, manager: RedisKeyManager) -> int:
+async def _count_in_flight(pool: ConnectionPool, manager: RedisKeyManager) -> int:
     """Count the leases that have not ended, by the server's clock."""
     leases = encode_key(manager.get_own_key("crawl_leases"))
     processing = encode_key(manager.get_processing_queue_key())
-    async with wires.to(manager.get_processing_queue_key()) as wire:
-        seconds = cast("list[bytes]", await wire.read("TIME"))[0]
+    async with pool.to(manager.get_processing_queue_key()) as connection:
+        seconds = cast("list[bytes]", await connection.read("TIME"))[0]
     asked = [("HLEN", leases), ("ZCOUNT", processing, seconds, "+inf")]
-    held, later = await wires.read_many(asked)
+    held, later = await pool.read_many(asked)
     # Of another type: then there are none. A delayed request is in processing alone.
     return min(*(n if isinstance(n, int) else 0 for n in (held, later)))
 
 
-async def _remove(wires: KeyedWires, keys: Iterable[bytes]) -> int:
+async def _remove(pool: ConnectionPool, keys: Iterable[bytes]) -> int:
     by_slot: dict[int, list[bytes]] = {}
     for key in keys:
-        slot = wires.slot_of(key.decode("utf-8", "surrogateescape"))
+        slot = pool.slot_of(key.decode("utf-8", "surrogateescape"))
         by_slot.setdefault(slot, []).append(key)
     requests: list[Request] = [
         ("UNLINK", *some[begin : begin + BATCH])
         for some in by_slot.values()
         for begin in range(0, len(some), BATCH)
     ]
-    replies = map(_taken, await wires.call_many(requests))
+    replies = map(_taken, await pool.call_many(requests))
     return sum(cast("list[int]", list(replies)))
 
 

@@ -33,7 +33,7 @@ class QueueOverview(Store):
 
     async def find(self) -> list[Namespace]:
         """Find the queues that have a key."""
-        return await find_namespaces(self._access.wires)
+        return await find_namespaces(self._access.pool)
 
     async def read(self, names: Sequence[Namespace]) -> list[QueueView]:
         """Count what each of some queues holds.
@@ -43,13 +43,13 @@ class QueueOverview(Store):
         """
         if not names:
             return []
-        wires = self._access.wires
+        pool = self._access.pool
         keys = [QueueKeys.of(RedisKeyManager(*name)).by_row for name in names]
         words = [question.split() for question in STATS]
         requests = [(name, by_row[row]) for by_row in keys for row, name in words]
-        async with wires.to(keys[0]["requests"]) as wire:
-            clock = await wire.read("TIME")
-        replies = await wires.read_many(requests)
+        async with pool.to(keys[0]["requests"]) as connection:
+            clock = await connection.read("TIME")
+        replies = await pool.read_many(requests)
         parts = zip(*[iter(replies)] * len(STATS), strict=True)
         views: list[QueueView] = []
         refused: list[RedisUnavailableError] = []

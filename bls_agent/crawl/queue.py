@@ -356,14 +356,14 @@ class RequestQueue(Store):
             self._check_slots()
             register(self)
             found = Exchange(
-                self._access.wires, self._keys, self._options, self._complaints
+                self._access.pool, self._keys, self._options, self._complaints
             )
             self._by_loop.keep(found)
         return found
 
     def _check_slots(self) -> None:
         keys = self._keys.by_row.values()
-        if self._access.wires.is_cluster and len(set(map(slot_of, keys))) > 1:
+        if self._access.pool.is_cluster and len(set(map(slot_of, keys))) > 1:
             rule = "on a Redis Cluster all keys of a queue share one slot"
             remedy = f"Name it {{{self.project}}}: what is in braces chooses the slot."
             raise ConfigurationError("project", self.project, rule, remedy)
@@ -512,8 +512,8 @@ class RequestQueue(Store):
             keys = [self._keys.by_row[row]] if row else []
             requests.append((command, *keys, *rest))
         self._check_slots()
-        async with self._access.wires.to(self._keys.by_row["requests"]) as wire:
-            replies = await wire.read_many(requests)
+        async with self._access.pool.to(self._keys.by_row["requests"]) as connection:
+            replies = await connection.read_many(requests)
         for question, reply in zip(questions, replies, strict=True):
             if isinstance(reply, RedisUnavailableError):
                 row = question.partition(" ")[0]

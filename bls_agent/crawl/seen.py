@@ -128,14 +128,14 @@ class SeenFilter(Store):
     async def _add(self, members: list[bytes]) -> list[bool]:
         verb = "BF.ADD" if self._bloom else "SADD"
         try:
-            async with self._access.wires.to(self.key) as wire:
+            async with self._access.pool.to(self.key) as connection:
                 if self._ttl is None:
-                    replies = await wire.call_many(
+                    replies = await connection.call_many(
                         [(verb, self.key, member) for member in members]
                     )
                 else:
                     runs = [(self._ttl, verb, member) for member in members]
-                    replies = await ADD_SEEN.run_each(wire, [self.key], runs)
+                    replies = await ADD_SEEN.run_each(connection, [self.key], runs)
         except RedisUnavailableError as error:
             replies = [error] * len(members)
         return [bool(self._checked(reply, self._answer)) for reply in replies]
@@ -159,16 +159,16 @@ class SeenFilter(Store):
         Raises:
             RedisUnavailableError: No answer, or Redis refused it.
         """
-        async with self._access.wires.to(self.key) as wire:
-            await wire.call("UNLINK", self.key)
+        async with self._access.pool.to(self.key) as connection:
+            await connection.call("UNLINK", self.key)
 
     async def _read(
         self, verb: str, *rest: Argument, missing: bool | None = None
     ) -> Any:
         reply: Reply
         try:
-            async with self._access.wires.to(self.key) as wire:
-                reply = await wire.read(verb, self.key, *rest)
+            async with self._access.pool.to(self.key) as connection:
+                reply = await connection.read(verb, self.key, *rest)
         except RedisUnavailableError as error:
             reply = error
         return self._checked(reply, missing)

@@ -24,8 +24,8 @@ import anyio
 import anyio.to_thread
 
 from bls_agent.agent import ProjectAgent
+from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.wire import Wire
 from bls_agent.console import Console
 from bls_agent.core.codec import JSONValue, cut_text, encode
 from bls_agent.core.errors import BlsError, ContractError, RedisUnavailableError
@@ -139,13 +139,13 @@ class Place:
         return [template.build(project=self.project) for template in templates]
 
     @asynccontextmanager
-    async def wire(self) -> AsyncGenerator[Wire]:
+    async def connection(self) -> AsyncGenerator[Connection]:
         """A bare connection, for what a console does not do."""
-        wire = Wire(Endpoint.of(self.url), "bls-demo")
+        connection = Connection(Endpoint.of(self.url), "bls-demo")
         try:
-            yield wire
+            yield connection
         finally:
-            await wire.aclose()
+            await connection.aclose()
 
 
 @dataclass
@@ -264,8 +264,8 @@ async def discard_malformed(stage: Stage) -> None:
     for payload in MALFORMED.values():
         stage.screen.sent(payload.decode("utf-8", "backslashreplace"))
     control = CONTROL.build(project=stage.place.project)
-    async with stage.place.wire() as wire:
-        await wire.call("RPUSH", control, *MALFORMED.values())
+    async with stage.place.connection() as connection:
+        await connection.call("RPUSH", control, *MALFORMED.values())
     await stage.ended(await stage.send("ping"), OutcomeKind.SUCCEEDED)
     reasons = stage.watch.discarded()
     stage.expect(", ".join(reasons), holds=reasons == list(MALFORMED))

@@ -23,7 +23,7 @@ import anyio.lowlevel
 from anyio.abc import TaskStatus
 
 from bls_agent.connection.after_fork import keep, register
-from bls_agent.connection.connection import Connections
+from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.patrol import Patrol
 from bls_agent.core.backoff import Backoff
@@ -110,8 +110,8 @@ class AgentSession:
         self.dispatcher = self._build_dispatcher(runner)
         self.inbox = self._build_inbox() if settings.replicas else None
 
-    def _connect(self, endpoint: Endpoint, use: str = "") -> Connections:
-        return Connections(
+    def _connect(self, endpoint: Endpoint, use: str = "") -> AgentConnections:
+        return AgentConnections(
             endpoint,
             f"bls-agent:{self._state.instance}{use}",
             timeout=self._settings.redis_timeout,
@@ -307,7 +307,10 @@ class AgentSession:
 
     def _rewrite_status(self) -> None:
         """Write the status again after a reconnect: the server may have lost it."""
-        if any(wire.generation > wire.connected for wire in self.connections.all):
+        if any(
+            connection.generation > connection.connected
+            for connection in self.connections.all
+        ):
             self.status.changed()
 
     async def _log_start(self) -> None:
@@ -522,7 +525,7 @@ class AgentSession:
                     return
 
     def _is_away(self) -> bool:
-        return not any(wire.connected for wire in self.connections.all)
+        return not any(connection.connected for connection in self.connections.all)
 
 
 class _SignalHandlers:

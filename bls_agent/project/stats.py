@@ -98,7 +98,9 @@ def collect_stats(state: AgentState, session: AgentSession | None) -> AgentStats
         kept,
         open=True,
         mode=receiver.mode,
-        connections={wire.use: wire.connected for wire in connections.all},
+        connections={
+            connection.use: connection.connected for connection in connections.all
+        },
         reconnect_failures=connections.gate.failures,
         commands_running=session.dispatcher.running,
         commands_stuck=session.dispatcher.stuck,

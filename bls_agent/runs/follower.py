@@ -300,7 +300,7 @@ class Follower:
         self._known_news = None
         if self._reader is None:
             self._hub = self._hubs.here
-            self._reader = RunReader(self._hub.wires, self.run_id)
+            self._reader = RunReader(self._hub.pool, self.run_id)
         if self._hub is None or self._hub.is_closed:
             self._leave_run()
             return []

@@ -10,8 +10,8 @@ import anyio
 
 from bls_agent.connection.access import Access
 from bls_agent.connection.after_fork import keep, register
-from bls_agent.connection.keyed_wires import KeyedWires
 from bls_agent.connection.loop_local import LoopLocal
+from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
 from bls_agent.core.redaction import redact_traceback
@@ -54,13 +54,15 @@ class StreamReader:
     reply, and sent again.
     """
 
-    def __init__(self, wires: KeyedWires, key: str, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, pool: ConnectionPool, key: str, wake: Callable[[], None]
+    ) -> None:
         self.topics: dict[int, RunTopic] = {}  # the runs, by their ids
         self._outage: RedisUnavailableError | None = None
-        self._wires = wires
+        self._pool = pool
         self._key = key
         self._wake = wake
-        self.wire = wires.waiting(key)
+        self.connection = pool.waiting(key)
         self._generation = 0
         self._given_up = self._doubted = False
         self._room = self._asked = COUNT  # events in a reply: of all runs; of each
@@ -106,14 +108,14 @@ class StreamReader:
                 except Exception as error:  # noqa: BLE001 - the one place; the log tells
                     text = "following runs failed and is started again\n%s"
                     logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
-                    await self.wire.drop()
+                    await self.connection.drop()
                     await anyio.sleep(1.0 + backoff.failed())
                 else:
                     self._doubted = False
                     backoff.succeeded()
         finally:
             self._given_up = True
-            await self.wire.aclose()
+            await self.connection.aclose()
 
     def _note_over(self, _: asyncio.Task[None]) -> None:
         """Wake all followers when the task ended or was cancelled: they begin anew."""
@@ -132,9 +134,9 @@ class StreamReader:
         return bool(self.topics)
 
     async def _read(self) -> None:
-        if self._is_stale and self.wire.pending:
+        if self._is_stale and self.connection.pending:
             await self._release()
-        if not self.wire.pending:
+        if not self.connection.pending:
             await self._post()
         reply, has_come = await self._collect(self._posted_at + BLOCK + self._margin)
         if has_come:
@@ -145,8 +147,8 @@ class StreamReader:
     async def _post(self) -> None:
         self._is_stale = False
         began = anyio.current_time()
-        await self.wire.open()
-        if self.wire.generation != self._generation:
+        await self.connection.open()
+        if self.connection.generation != self._generation:
             took = anyio.current_time() - began
             self._margin = min(max(MARGIN, 3 * took), MOST_MARGIN)
             self._room = COUNT  # what has come meanwhile may be large
@@ -159,7 +161,7 @@ class StreamReader:
         self._posted_at = anyio.current_time()
         self._asked = max(1, min(PAGE, self._room // len(topics)))
         wait = ("BLOCK", int(BLOCK * 1000), "COUNT", self._asked)
-        await self.wire.post([("XREAD", *wait, "STREAMS", *keys, *places)])
+        await self.connection.post([("XREAD", *wait, "STREAMS", *keys, *places)])
 
     def _set_outage(self, outage: RedisUnavailableError | None) -> None:
         self._outage = outage
@@ -174,51 +176,55 @@ class StreamReader:
                 topic.liveness.note_outage(now)
                 topic.needs_check = True
             self._wake()
-        self._generation, self._given_up = self.wire.generation, False
+        self._generation, self._given_up = self.connection.generation, False
 
     async def _collect(self, until: float) -> tuple[Any, bool]:
         """Wait for the reply; cancelling that loses nothing."""
-        self._received = self.wire.received
+        self._received = self.connection.received
         with anyio.CancelScope(deadline=until) as scope:
             self._scope = scope
             if self._is_stale:
                 scope.cancel()
             try:
-                return await self.wire.collect(), True
+                return await self.connection.collect(), True
             finally:
                 self._scope = None
         return None, False
 
     async def _check_silence(self) -> None:
         """Give up a connection over which nothing has come for too long."""
-        if self.wire.received != self._received:  # a large reply over a narrow link
+        if (
+            self.connection.received != self._received
+        ):  # a large reply over a narrow link
             self._posted_at = anyio.current_time() - BLOCK
             return
-        await self.wire.drop()
+        await self.connection.drop()
         raise RedisUnavailableError(
-            "deaf", "the waiting connection gave no answer", address=self.wire.address
+            "deaf",
+            "the waiting connection gave no answer",
+            address=self.connection.address,
         )
 
     async def _release(self) -> None:
         """Make the server end the blocking read; else give the connection up."""
         pause, end = FIRST_PAUSE, anyio.current_time() + GRACE
-        while self.wire.pending:
+        while self.connection.pending:
             released = await self._unblock()
             if not released or anyio.current_time() > end:
                 self._given_up = True
-                await self.wire.drop()
+                await self.connection.drop()
                 return
             with anyio.move_on_after(pause):
-                await self._deliver(await self.wire.collect())
+                await self._deliver(await self.connection.collect())
             pause *= 2
 
     async def _unblock(self) -> bool:
-        number = self.wire.client_id
+        number = self.connection.client_id
         if number is None:
             return False
         try:
-            async with self._wires.to(self._key) as data:
-                if data.server is not None and not self.wire.is_at(data.server):
+            async with self._pool.to(self._key) as data:
+                if data.server is not None and not self.connection.is_at(data.server):
                     return False  # there the id is another connection's
                 await data.call("CLIENT", "UNBLOCK", number)
         except RedisUnavailableError:
@@ -252,7 +258,7 @@ class StreamReader:
     async def _deliver_jump(self, topic: RunTopic, come: Arrivals) -> None:
         """Deliver events that may not stand right behind the head, after a query."""
         head = topic.buffer.head
-        reader = RunReader(self._wires, topic.keys.run_id)
+        reader = RunReader(self._pool, topic.keys.run_id)
         evidence = await fetch_evidence(reader, head, come.events[0].id)
         if topic.buffer.head != head:
             return
@@ -280,7 +286,7 @@ class StreamReader:
         topics = list(self.topics.values())
         found: list[tuple[RunTopic, BlsError]] = []
         if not error.connecting:
-            found = await find_refused(self._wires, topics)
+            found = await find_refused(self._pool, topics)
             if not found and error.kind in OF_ITS_KEY and not self._doubted:
                 self._doubted = True  # it may have been mended meanwhile
                 raise error
@@ -298,8 +304,8 @@ class StreamReader:
 class Hub:
     """The runs followed in one event loop, and the task that probes them."""
 
-    def __init__(self, wires: KeyedWires) -> None:
-        self.wires = wires
+    def __init__(self, pool: ConnectionPool) -> None:
+        self.pool = pool
         self.is_closed = False  # its store was closed in this loop: followers end
         self._openings = 0
         self.pages = SharedPages()  # what several followers read at the same time
@@ -316,7 +322,7 @@ class Hub:
 
     def find(self, run_id: int, key: str) -> RunTopic | None:
         """Give the topic of a run that is followed already."""
-        stream = self._streams.get(self.wires.slot_of(key))
+        stream = self._streams.get(self.pool.slot_of(key))
         topic = stream.topics.get(run_id) if stream is not None else None
         return topic if topic is not None and topic.is_open else None
 
@@ -327,12 +333,12 @@ class Hub:
         topic = self.find(keys.run_id, keys.events)
         if topic is not None:
             return topic
-        slot = self.wires.slot_of(keys.events)
+        slot = self.pool.slot_of(keys.events)
         stream = self._streams.get(slot)
         if stream is None:
             self._streams = {at: one for at, one in self._streams.items() if one.runs}
             stream = self._streams[slot] = StreamReader(
-                self.wires, keys.events, self._wake
+                self.pool, keys.events, self._wake
             )
         topic = RunTopic(keys, place, known, seen=seen)
         stream.add(topic)
@@ -382,12 +388,12 @@ class Hub:
         return topic.needs_check or topic.liveness.probe_at <= now
 
     async def _probe(self, topics: list[RunTopic]) -> None:
-        seen, is_behind = await probe_runs(self.wires, topics)
+        seen, is_behind = await probe_runs(self.pool, topics)
         if is_behind:
             for stream in self._streams.values():
                 stream.restart_read()
         now = anyio.current_time()
-        before, self._openings = self._openings, self.wires.openings
+        before, self._openings = self._openings, self.pool.openings
         if before not in (
             0,
             self._openings,
@@ -426,7 +432,7 @@ class Hub:
         """Drop everything: the event loop was closed before the store."""
         self._detach()
         for stream in self._streams.values():
-            stream.wire.forget_loop()
+            stream.connection.forget_loop()
 
     def _detach(self) -> None:
         self.is_closed = True
@@ -451,7 +457,7 @@ class Hubs:
         hub = self._by_loop.find()
         if hub is None:
             register(self)
-            hub = Hub(self._access.wires)
+            hub = Hub(self._access.pool)
             for left in self._by_loop.keep(hub):
                 left.forget_loop()
         return hub

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, cast
 import anyio.lowlevel
 
 from bls_agent.connection.endpoint import Reply, Request
-from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.codec import JSONObject, cut_text, encode
 from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.core.keys import RUN_EVENTS
@@ -273,12 +273,12 @@ def next_portion(before: int, size: int) -> int:
     return max(1, min(PORTION, 2 * before, fitting))
 
 
-async def list_runs(wires: KeyedWires, limit: int) -> RunList:
+async def list_runs(pool: ConnectionPool, limit: int) -> RunList:
     """Find all runs with SCAN; see ``EventStore.runs``."""
     check_count("limit", limit, most=MOST)
     found: set[int] = set()
     odd: set[bytes] = set()
-    async with aclosing(wires.scan_steps(RUN_EVENTS.pattern())) as steps:
+    async with aclosing(pool.scan_steps(RUN_EVENTS.pattern())) as steps:
         async for keys in steps:
             for key in keys:
                 run_id = run_id_of(key)
@@ -286,7 +286,7 @@ async def list_runs(wires: KeyedWires, limit: int) -> RunList:
                     odd.add(key)
                 else:
                     found.add(run_id)
-    search = _Search(wires)
+    search = _Search(pool)
     newest = await search.sort_newest_first(sorted(found))
     runs = await search.summarise(newest[:limit])
     search.left_out["wrong_name"] = len(odd)
@@ -295,9 +295,9 @@ async def list_runs(wires: KeyedWires, limit: int) -> RunList:
     return RunList(runs, len(newest), +search.left_out)
 
 
-async def describe_run(wires: KeyedWires, run_id: int) -> RunSummary | None:
+async def describe_run(pool: ConnectionPool, run_id: int) -> RunSummary | None:
     """Summarise a run; ``None`` if there is none."""
-    search = _Search(wires)
+    search = _Search(pool)
     found = await search.summarise([check_run_id(run_id)])
     if search.refusal is not None:
         raise search.refusal
@@ -309,8 +309,8 @@ async def describe_run(wires: KeyedWires, run_id: int) -> RunSummary | None:
 class _Search:
     """Reads summaries, and counts the runs that cannot be read."""
 
-    def __init__(self, wires: KeyedWires) -> None:
-        self._wires = wires
+    def __init__(self, pool: ConnectionPool) -> None:
+        self._pool = pool
         self.left_out: Counter[str] = Counter()  # why → how many
         self.refusal: RedisUnavailableError | None = None  # what was refused last
 
@@ -386,7 +386,7 @@ class _Search:
             asked = [make(RunKeys(run_id)) for run_id in part]
             requests = [one for of in asked for one in of]
             try:
-                replies = await self._wires.read_many(requests)
+                replies = await self._pool.read_many(requests)
             except RedisUnavailableError as error:
                 if error.kind != "timeout" or error.connecting or len(part) == 1:
                     raise

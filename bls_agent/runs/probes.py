@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 import anyio
 
 from bls_agent.connection.endpoint import Reply, Request
-from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.errors import BlsError, RedisRefusedError, WrongTypeError
 from bls_agent.runs.event_ids import BEGINNING, EventId, find_id, order
 from bls_agent.runs.events import StreamEvent
@@ -97,7 +97,7 @@ def read_last(about: Reply) -> tuple[EventId | None, bool]:
 
 
 async def probe_runs(
-    wires: KeyedWires, topics: Sequence[RunTopic]
+    pool: ConnectionPool, topics: Sequence[RunTopic]
 ) -> tuple[list[Probe], bool]:
     """Probe runs and their writers, all in one write.
 
@@ -118,7 +118,7 @@ async def probe_runs(
     doubted = [topic for topic in topics if topic.needs_check]
     places = [topic.furthest for topic in doubted]
     requests += [("XINFO", "STREAM", topic.keys.events) for topic in doubted]
-    replies = await wires.read_many(requests)
+    replies = await pool.read_many(requests)
     elapsed = anyio.current_time() - began
     probes = list[Probe]()
     for at, (topic, before) in enumerate(zip(topics, existed, strict=True)):
@@ -137,12 +137,12 @@ async def probe_runs(
             )
         )
     infos = zip(doubted, places, replies[len(topics) * ASKED :], strict=True)
-    checked = [await _check(wires, *one) for one in infos]
+    checked = [await _check(pool, *one) for one in infos]
     return probes, any(checked)
 
 
 async def _check(
-    wires: KeyedWires, topic: RunTopic, place: EventId, about: Reply
+    pool: ConnectionPool, topic: RunTopic, place: EventId, about: Reply
 ) -> bool:
     """Rewind a topic if the server has lost what was read; tell whether it was."""
     run_id = topic.keys.run_id
@@ -153,7 +153,7 @@ async def _check(
         topic.needs_check = False
         topic.origin = first.id if first is not None else None
         return False
-    reader = RunReader(wires, run_id)
+    reader = RunReader(pool, run_id)
     if first is None and await _was_deleted(reader, place):
         topic.needs_check = False  # nothing was lost
         return False
@@ -182,12 +182,12 @@ def _read_entry(run_id: int, about: Reply, name: bytes) -> StreamEvent | None:
 
 
 async def find_refused(
-    wires: KeyedWires, topics: Sequence[RunTopic]
+    pool: ConnectionPool, topics: Sequence[RunTopic]
 ) -> list[tuple[RunTopic, BlsError]]:
     """Find the runs that Redis refuses to read."""
     keys = [topic.keys.events for topic in topics]
     requests = [("XREAD", "COUNT", 1, "STREAMS", key, "$") for key in keys]
-    replies = await wires.read_many(requests)
+    replies = await pool.read_many(requests)
     return [
         (topic, _as_ours(reply, topic.keys.events))
         for topic, reply in zip(topics, replies, strict=True)

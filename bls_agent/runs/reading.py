@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, TypeAlias
 import anyio
 
 from bls_agent.connection.endpoint import Reply, Request
-from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.core.keys import OWNER, RUN_BOOKS, RUN_EVENTS
 from bls_agent.core.names import place_beside
@@ -75,7 +75,7 @@ def run_id_of(key: bytes) -> int | None:
         return None
 
 
-async def find_wrong_type(wires: KeyedWires, keys: RunKeys) -> WrongTypeError:
+async def find_wrong_type(pool: ConnectionPool, keys: RunKeys) -> WrongTypeError:
     """Find the key of a run that has another type, after a script was refused for it.
 
     Sends commands that the scripts use themselves: no further right is needed. Where
@@ -85,7 +85,7 @@ async def find_wrong_type(wires: KeyedWires, keys: RunKeys) -> WrongTypeError:
         ("XLEN", keys.events), ("HMGET", keys.books, "owner"), ("GET", keys.owner)
     ]  # fmt: skip
     with suppress(RedisUnavailableError):
-        replies = await wires.call_many(requests)
+        replies = await pool.call_many(requests)
         for key, expected, reply in zip(keys.all, TYPES, replies, strict=True):
             if isinstance(reply, RedisUnavailableError) and reply.kind == "wrong_type":
                 return WrongTypeError(key, expected)
@@ -123,11 +123,11 @@ class PageSize:
 
 
 class RunReader:
-    """Reads one run over given wires."""
+    """Reads one run over given connections."""
 
-    def __init__(self, wires: KeyedWires, run_id: int) -> None:
+    def __init__(self, pool: ConnectionPool, run_id: int) -> None:
         self.keys = RunKeys(run_id)
-        self.wires = wires
+        self.pool = pool
 
     async def read(
         self, start: str | None, end: str, count: int, *, most_bytes: int = PAGE_BYTES
@@ -181,12 +181,12 @@ class RunReader:
 
     async def has_writer(self) -> bool:
         """Tell whether a writer lives that has to end the run."""
-        return bool(await self.wires.read(self.keys.owner, "PTTL") != NO_KEY)
+        return bool(await self.pool.read(self.keys.owner, "PTTL") != NO_KEY)
 
     async def ask(self, name: str, *rest: str | int) -> Reply:
         """Send one request about the stream that changes nothing."""
         try:
-            return await self.wires.read(self.keys.events, name, *rest)
+            return await self.pool.read(self.keys.events, name, *rest)
         except RedisUnavailableError as error:
             if error.kind == "wrong_type":
                 raise WrongTypeError(self.keys.events, "stream") from error
@@ -194,8 +194,8 @@ class RunReader:
 
     async def ask_many(self, requests: Sequence[Request]) -> list[Reply]:
         """Send requests that change nothing in one write; errors are replies."""
-        async with self.wires.to(self.keys.events) as wire:
-            return await wire.read_many(requests)
+        async with self.pool.to(self.keys.events) as connection:
+            return await connection.read_many(requests)
 
 
 def decode_entries(run_id: int, entries: Sequence[Entry]) -> list[StreamEvent]:

@@ -203,12 +203,12 @@ class EventStore(Store):
             floor=self._marks.of(keys.run_id, boot_seconds()),
         )
         try:
-            async with self._access.wires.to(keys.events) as wire:
-                reply = await ADD_EVENTS.run(wire, keys.all, arguments)
+            async with self._access.pool.to(keys.events) as connection:
+                reply = await ADD_EVENTS.run(connection, keys.all, arguments)
                 return log_mended(reply, keys)
         except RedisUnavailableError as error:
             if error.kind == "wrong_type":
-                raise await find_wrong_type(self._access.wires, keys) from error
+                raise await find_wrong_type(self._access.pool, keys) from error
             raise
 
     def run(
@@ -287,7 +287,7 @@ class EventStore(Store):
         keys = RunKeys(check_run_id(run_id))
         ttl = check_count("ttl_seconds", ttl_seconds)
         until = boot_seconds() + ttl
-        reader, both = RunReader(self._access.wires, run_id), [keys.events, keys.books]
+        reader, both = RunReader(self._access.pool, run_id), [keys.events, keys.books]
         expires = bool(await self._each(reader, both, "EXPIRE", ttl))
         self._marks.expire(run_id, until)
         return expires
@@ -307,7 +307,7 @@ class EventStore(Store):
             RedisUnavailableError: Not deleted; or perhaps, if ``error.ambiguous``.
         """
         keys = RunKeys(check_run_id(run_id))
-        reader = RunReader(self._access.wires, run_id)
+        reader = RunReader(self._access.pool, run_id)
         if await reader.has_writer():
             return bool(await self._each(reader, [keys.events], "UNLINK"))
         deleted = await self._each(reader, [keys.events, keys.books], "UNLINK")
@@ -320,8 +320,8 @@ class EventStore(Store):
         """Send a request for each key if the first one is a stream; give its reply."""
         await reader.ask("XLEN")
         requests = [(name, key, *rest) for key in keys]
-        async with self._access.wires.to(reader.keys.events) as wire:
-            replies = await wire.call_many(requests)
+        async with self._access.pool.to(reader.keys.events) as connection:
+            replies = await connection.call_many(requests)
         for reply in replies:
             if isinstance(reply, RedisUnavailableError):
                 raise reply
@@ -510,7 +510,7 @@ class EventStore(Store):
             RedisUnavailableError: Redis cannot answer, or allows to read none of the
                 runs.
         """
-        return await list_runs(self._access.wires, limit)
+        return await list_runs(self._access.pool, limit)
 
     async def describe(self, run_id: int) -> RunSummary | None:
         """Summarise a run; ``None`` if there is no such run.
@@ -520,7 +520,7 @@ class EventStore(Store):
             WrongTypeError: The key is no stream.
             RedisUnavailableError: Redis cannot answer.
         """
-        return await describe_run(self._access.wires, run_id)
+        return await describe_run(self._access.pool, run_id)
 
     async def exists(self, run_id: int) -> bool:
         """Tell whether a run has events.
@@ -551,4 +551,4 @@ class EventStore(Store):
         await super().aclose()
 
     def _reader(self, run_id: int) -> RunReader:
-        return RunReader(self._access.wires, check_run_id(run_id))
+        return RunReader(self._access.pool, check_run_id(run_id))

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     import asyncio
 
     from bls_agent.connection.access import Access
-    from bls_agent.connection.keyed_wires import KeyedWires
-    from bls_agent.connection.wire import Wire
+    from bls_agent.connection.connection import Connection
+    from bls_agent.connection.pool import ConnectionPool
 
 __all__ = ["HighWaterMarks", "RunLease", "WriterPool", "WriterPools"]
 
@@ -288,50 +288,50 @@ class WriterPool:
         meanwhile: Callable[[], None],
     ) -> Reply:
         """Run ``add_events.lua``."""
-        wires = self._access.wires
+        pool = self._access.pool
         try:
-            if wires.is_cluster:
+            if pool.is_cluster:
                 meanwhile()
                 run = (keys.all, arguments)
-                reply = (await ADD_EVENTS.run_many(wires, [run]))[0]
+                reply = (await ADD_EVENTS.run_many(pool, [run]))[0]
             else:
-                reply = await self._add_over(wires, keys, arguments, meanwhile)
+                reply = await self._add_over(pool, keys, arguments, meanwhile)
             if isinstance(reply, RedisUnavailableError):
                 raise reply
         except RedisUnavailableError as error:
             self._warn(error, await self._find_wrong(error, keys))
-            if error.connecting and wires.is_cluster:  # no gate has paced it
+            if error.connecting and pool.is_cluster:  # no gate has paced it
                 await anyio.sleep(AGAIN + Backoff(cap=CAP, failures=4).failed())
             raise
         return reply
 
     async def _add_over(
         self,
-        wires: KeyedWires,
+        pool: ConnectionPool,
         keys: RunKeys,
         arguments: Sequence[Argument],
         meanwhile: Callable[[], None],
     ) -> Reply:
-        async with wires.to(keys.events) as wire:
-            await self._open(wire)
+        async with pool.to(keys.events) as connection:
+            await self._open(connection)
             request = ADD_EVENTS.request(keys.all, arguments)
-            reply = (await wire.call_many([request], meanwhile))[0]
+            reply = (await connection.call_many([request], meanwhile))[0]
             if isinstance(reply, RedisUnavailableError) and reply.kind == "no_script":
                 request = ADD_EVENTS.request(keys.all, arguments, known=False)
-                reply = (await wire.call_many([request]))[0]
+                reply = (await connection.call_many([request]))[0]
             return reply
 
-    async def _open(self, wire: Wire) -> None:
+    async def _open(self, connection: Connection) -> None:
         """Connect; while Redis is away one attempt serves all runs."""
-        if not wire.connected:
-            await self._gate.enter(wire.open)
+        if not connection.connected:
+            await self._gate.enter(connection.open)
 
     async def _find_wrong(
         self, error: RedisUnavailableError, keys: RunKeys
     ) -> WrongTypeError | None:
         if error.kind != "wrong_type":
             return None
-        return await find_wrong_type(self._access.wires, keys)
+        return await find_wrong_type(self._access.pool, keys)
 
     def _warn(self, error: RedisUnavailableError, wrong: WrongTypeError | None) -> None:
         shown: BlsError = wrong or error
@@ -368,17 +368,17 @@ class WriterPool:
             await self._wakeup.wait(None if first == float("inf") else first - now)
 
     async def _renew(self, leases: Sequence[RunLease]) -> None:
-        wires = self._access.wires
+        pool = self._access.pool
         replies: list[Reply]
         for lease in leases:  # if this fails: not at once again
             lease.due = anyio.current_time() + RETRY
         try:
-            if not wires.is_cluster:
-                async with wires.to("") as wire:
-                    await self._open(wire)
+            if not pool.is_cluster:
+                async with pool.to("") as connection:
+                    await self._open(connection)
             sent_at = boot_seconds()
             replies = await HOLD_RUN.run_many(
-                wires, [lease.request() for lease in leases]
+                pool, [lease.request() for lease in leases]
             )
         except RedisUnavailableError as error:
             self._away |= error.connecting

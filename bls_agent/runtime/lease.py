@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bls_agent.connection.after_fork import register
+from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.scripts import END_LEASE, RENEW_LEASE
-from bls_agent.connection.wire import Wire
 from bls_agent.core.keys import OWNER
 from bls_agent.core.names import place_beside
 
@@ -83,8 +83,8 @@ class Lease:
     moment *before* the last request was sent.
     """
 
-    def __init__(self, wire: Wire, key: str, ttl: float) -> None:
-        self._wire = wire
+    def __init__(self, connection: Connection, key: str, ttl: float) -> None:
+        self._connection = connection
         self.key = key  # what is owned
         # Where the owner's token stands.
         self.owner_key = OWNER.locate(place=place_beside(key))
@@ -107,7 +107,7 @@ class Lease:
         self.token = self.token or f"{secrets.token_hex(16)}.{self._ttl_ms}"
         sent_at = boot_seconds()
         request = ("SET", self.owner_key, self.token, "NX", "PX", self._ttl_ms)
-        if await self._wire.call(*request) is not None:
+        if await self._connection.call(*request) is not None:
             self._valid_until = valid_until(sent_at, self.ttl)
             return True
         return await self.renew()
@@ -120,7 +120,7 @@ class Lease:
         """
         sent_at, token = boot_seconds(), self.token
         if token and await RENEW_LEASE.run(
-            self._wire, [self.owner_key], [token, self._ttl_ms]
+            self._connection, [self.owner_key], [token, self._ttl_ms]
         ):
             self._valid_until = valid_until(sent_at, self.ttl)
             return True
@@ -135,7 +135,7 @@ class Lease:
         token = self.token
         self.forget()
         if token:
-            await END_LEASE.run(self._wire, [self.owner_key], [token])
+            await END_LEASE.run(self._connection, [self.owner_key], [token])
 
     def step_down(self) -> None:
         """Not be :attr:`valid` until the server has confirmed the lease again."""

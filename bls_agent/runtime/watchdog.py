@@ -24,7 +24,7 @@ from bls_agent.core.redaction import redact_traceback
 if TYPE_CHECKING:
     import asyncio
 
-    from bls_agent.connection.connection import Connections
+    from bls_agent.connection.agent_connections import AgentConnections
     from bls_agent.connection.endpoint import Endpoint
 
 __all__ = ["LoopWatch", "StallCounts", "StallListener", "StallTimer"]
@@ -80,7 +80,7 @@ class StallListener(Protocol):
     publish_after: float
     interval: float  # seconds between two writes
 
-    def connect(self) -> Connections:
+    def connect(self) -> AgentConnections:
         """Make connections for the thread; nothing is opened yet."""
         ...
 
@@ -92,7 +92,7 @@ class StallListener(Protocol):
         """The loop has stood still for ``stall_after`` seconds, and where."""
         ...
 
-    async def publish(self, connections: Connections) -> None:
+    async def publish(self, connections: AgentConnections) -> None:
         """Write the state once, or raise BlsError."""
         ...
 
@@ -186,7 +186,7 @@ class _Watchdog:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._checked = time.monotonic()
-        self._connections: dict[object, Connections] = {}
+        self._connections: dict[object, AgentConnections] = {}
         self._publishers = 0
 
     def add(self, watch: LoopWatch, loop: asyncio.AbstractEventLoop) -> _LoopMonitor:
@@ -286,7 +286,7 @@ class _Watchdog:
             self._connections = {}
 
     async def _publish_for(
-        self, watch: LoopWatch, monitor: _LoopMonitor, connections: Connections
+        self, watch: LoopWatch, monitor: _LoopMonitor, connections: AgentConnections
     ) -> None:
         try:
             await _Stall(watch, monitor, connections).run()
@@ -298,7 +298,7 @@ class _Watchdog:
             watch.publishing = False
             self._publishers -= 1
 
-    def _connections_for(self, listener: StallListener) -> Connections:
+    def _connections_for(self, listener: StallListener) -> AgentConnections:
         endpoint = listener.endpoint
         key = (endpoint.address, endpoint.likeness or id(endpoint))
         if key not in self._connections:
@@ -311,7 +311,7 @@ class _Stall:
     """One stall of one loop, for one listener, from its first write to its recovery."""
 
     def __init__(
-        self, watch: LoopWatch, monitor: _LoopMonitor, connections: Connections
+        self, watch: LoopWatch, monitor: _LoopMonitor, connections: AgentConnections
     ) -> None:
         self._watch = watch
         self._listener = watch.listener

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from bls_agent.connection.after_fork import register
+from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.complaints import Complaints
-from bls_agent.connection.connection import Connections
 from bls_agent.connection.endpoint import Endpoint, Reply
-from bls_agent.connection.keyed_wires import KeyedWires
 from bls_agent.connection.loop_local import LoopLocal
+from bls_agent.connection.pool import ConnectionPool
 from bls_agent.connection.scripts import BEAT, END_BEAT
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
@@ -62,7 +62,7 @@ class HeartbeatWriter:
         self.users = 0  # heartbeats that are open
         self.states: set[HeartbeatState] = set()
         self._timeout = timeout
-        self._wires = KeyedWires(endpoint, NAME, timeout=timeout)
+        self._pool = ConnectionPool(endpoint, NAME, timeout=timeout)
         self._wakeup = ThreadSafeEvent()
         self._ending: list[HeartbeatState] = []
         self._backoff = Backoff(cap=CAP)
@@ -127,7 +127,7 @@ class HeartbeatWriter:
         self.states = set()
         if self._watch is not None:
             self._watch.drop()
-        self._wires.forget_loop()
+        self._pool.forget_loop()
         return True
 
     def forget_parent(self) -> None:
@@ -218,7 +218,7 @@ class HeartbeatWriter:
             self._ending += states
         with anyio.move_on_after(self._timeout + GRACE):
             await self._remove_ending()
-        await self._wires.aclose()
+        await self._pool.aclose()
 
     async def _wait_until_due(self) -> None:
         while True:
@@ -265,7 +265,7 @@ class HeartbeatWriter:
             try:
                 now = boot_seconds()
                 runs = [state.claim.end_request(now) for state in states]
-                await END_BEAT.run_many(self._wires, runs)
+                await END_BEAT.run_many(self._pool, runs)
                 await self._remove_plainly(states)
             except RedisUnavailableError as error:
                 logger.info("heartbeats could not be removed: %s", error)
@@ -280,9 +280,9 @@ class HeartbeatWriter:
         """Remove what still holds our last value; without a script not in one step."""
         for claim in [state.claim for state in states if state.plain_until is not None]:
             with suppress(RedisRefusedError):
-                found: bytes | None = await self._wires.call(claim.key, "GET")
+                found: bytes | None = await self._pool.call(claim.key, "GET")
                 if found is not None and digest_of(found) == claim.digest:
-                    await self._wires.call(claim.key, "DEL")
+                    await self._pool.call(claim.key, "DEL")
 
     def _take_due(self) -> list[HeartbeatState]:
         now = anyio.current_time()
@@ -306,10 +306,10 @@ class HeartbeatWriter:
         try:
             if plainly:
                 requests = [state.plain_beat() for state in states]
-                replies = await self._wires.call_many(requests)
+                replies = await self._pool.call_many(requests)
             else:
                 runs = [state.beat() for state in states]
-                replies = await BEAT.run_many(self._wires, runs)
+                replies = await BEAT.run_many(self._pool, runs)
         except RedisUnavailableError as error:
             self._record_outage(states, error)
         else:
@@ -370,7 +370,7 @@ class HeartbeatWriter:
         """Record that Redis is back, and write at once what it has lost."""
         self._backoff.succeeded()
         self._retry_at = 0.0
-        generation = 0 if self._wires.is_cluster else self._wires.pick().generation
+        generation = 0 if self._pool.is_cluster else self._pool.pick().generation
         was_away = self._away_since is not None
         if was_away or generation != self._generation:
             if self._generation or was_away:
@@ -456,10 +456,10 @@ class _StallPublisher:
         self.publish_after, self.interval = ttl / 3, ttl / 4
         return True
 
-    def connect(self) -> Connections:
+    def connect(self) -> AgentConnections:
         """Make the connections of the thread; nothing is opened yet."""
         first = next(iter(list(self._writer.states)), None)
-        return Connections(
+        return AgentConnections(
             self.endpoint,
             "bls-agent:heartbeats:watchdog",
             timeout=self._timeout,
@@ -483,10 +483,12 @@ class _StallPublisher:
             daemon=True,
         ).start()
 
-    async def publish(self, connections: Connections) -> None:
+    async def publish(self, connections: AgentConnections) -> None:
         """Write the heartbeats that this process owns; raise if one was not written."""
         states = [one for one in list(self._writer.states) if one.plain_until is None]
-        if self.endpoint.is_cluster:  # a wire follows redirections, if there are few
+        if (
+            self.endpoint.is_cluster
+        ):  # a connection follows redirections, if there are few
             states.sort(key=lambda state: slot_of(state.claim.key))
         status = WorkerStatus.ERROR if self._stalled else None
         failure: RedisUnavailableError | None = None

@@ -196,9 +196,9 @@ class SyncProgress(Store):
         """
         key, ttl = _key(type, code), KEYS["sync_progress"].ttl
         runs = [(cast("int", ttl), *part) for part in _portions(dates)]
-        async with self._access.wires.to(key) as wire:
+        async with self._access.pool.to(key) as connection:
             with checking_type(key, "set"):
-                replies = await ADD_MEMBERS.run_each(wire, [key], runs)
+                replies = await ADD_MEMBERS.run_each(connection, [key], runs)
         return _sum(key, replies)
 
     async def remove(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the contract's name
@@ -211,7 +211,7 @@ class SyncProgress(Store):
         """
         key = _key(type, code)
         requests = [("SREM", encode_key(key), *part) for part in _portions(dates)]
-        return _sum(key, await self._access.wires.call_many(requests))
+        return _sum(key, await self._access.pool.call_many(requests))
 
     async def clear(self, type: str, code: str) -> bool:  # noqa: A002 - the contract's name
         """Forget all days; freeing a large set does not hold up the server.
@@ -224,11 +224,11 @@ class SyncProgress(Store):
             RedisUnavailableError: Not cleared; or perhaps, if ``error.ambiguous``.
         """
         key = _key(type, code)
-        wires = self._access.wires
+        pool = self._access.pool
         with checking_type(key, "set"):
-            if not await wires.read(key, "SCARD"):
+            if not await pool.read(key, "SCARD"):
                 return False
-            return bool(await wires.call(key, "UNLINK"))
+            return bool(await pool.call(key, "UNLINK"))
 
     async def contains(self, type: str, code: str, day: Day) -> bool:  # noqa: A002 - the contract's name
         """Tell whether a day is synced.
@@ -240,7 +240,7 @@ class SyncProgress(Store):
         """
         key, (only,) = _key(type, code), list_days("day", day)
         with checking_type(key, "set"):
-            found = await self._access.wires.read(key, "SISMEMBER", only.isoformat())
+            found = await self._access.pool.read(key, "SISMEMBER", only.isoformat())
         return bool(found)
 
     async def dates(self, type: str, code: str) -> set[date]:  # noqa: A002 - the contract's name
@@ -282,7 +282,7 @@ class SyncProgress(Store):
     async def _read(self, key: str) -> tuple[set[date], int]:
         with checking_type(key, "set"):
             # One step, whatever its size: a century of days takes the server 2.5 ms.
-            return read_days(await self._access.wires.read(key, "SMEMBERS"))
+            return read_days(await self._access.pool.read(key, "SMEMBERS"))
 
 
 def _key(type: str, code: str) -> str:  # noqa: A002 - the contract's name

@@ -11,7 +11,7 @@ import anyio.lowlevel
 
 from bls_agent.connection.access import Store
 from bls_agent.connection.endpoint import Reply, Request
-from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import (
     ConfigurationError,
@@ -88,12 +88,12 @@ class WorkerRegistry(Store):
             RedisUnavailableError: Redis cannot answer.
         """
         kinds = _kinds_of(kind)
-        wires = self._access.wires
+        pool = self._access.pool
         found: dict[bytes, str] = {}
-        async with aclosing(_scan(wires, kinds)) as steps:
+        async with aclosing(_scan(pool, kinds)) as steps:
             async for keys in steps:
                 found |= keys
-        seen = await _read(wires, found, {})
+        seen = await _read(pool, found, {})
         return sorted(seen.values(), key=lambda worker: (worker.kind, worker.id))
 
     def watch(
@@ -132,7 +132,7 @@ class WorkerRegistry(Store):
         self, kinds: Mapping[str, KeyTemplate], interval: float, diff: WorkerDiff
     ) -> AsyncGenerator[WorkerChange]:
         backoff = Backoff()
-        search = KeySearch(lambda: _scan(self._access.wires, kinds), interval)
+        search = KeySearch(lambda: _scan(self._access.pool, kinds), interval)
         openings, is_away = None, False
         try:
             while True:
@@ -140,7 +140,7 @@ class WorkerRegistry(Store):
                 try:
                     keys = await search.advance()
                     keys |= {key: one.kind for key, one in diff.workers.items()}
-                    seen = await _read(self._access.wires, keys, diff.workers)
+                    seen = await _read(self._access.pool, keys, diff.workers)
                 except RedisRefusedError:
                     raise
                 except RedisUnavailableError as error:
@@ -152,7 +152,7 @@ class WorkerRegistry(Store):
                     continue
                 backoff.succeeded()
                 now, before = anyio.current_time(), openings
-                openings = self._access.wires.openings
+                openings = self._access.pool.openings
                 # A restart of the server between two looks shows no outage.
                 if is_away or before not in (None, openings):
                     diff.hold(now)
@@ -240,16 +240,16 @@ def _common_pattern(kinds: Mapping[str, KeyTemplate]) -> str:
 
 
 async def _scan(
-    wires: KeyedWires, kinds: Mapping[str, KeyTemplate]
+    pool: ConnectionPool, kinds: Mapping[str, KeyTemplate]
 ) -> AsyncGenerator[dict[bytes, str]]:
-    async with aclosing(wires.scan_steps(_common_pattern(kinds))) as steps:
+    async with aclosing(pool.scan_steps(_common_pattern(kinds))) as steps:
         async for keys in steps:
             found = ((key, find_kind(key, kinds)) for key in keys)
             yield {key: kind for key, kind in found if kind is not None}
 
 
 async def _read(
-    wires: KeyedWires, keys: Mapping[bytes, str], before: Mapping[bytes, Worker]
+    pool: ConnectionPool, keys: Mapping[bytes, str], before: Mapping[bytes, Worker]
 ) -> dict[bytes, Worker]:
     """Read heartbeats and their TTLs; leave out those that are gone or may not be read.
 
@@ -265,7 +265,7 @@ async def _read(
         largest = LARGEST if total <= PLENTY else SHOWN
         for key in part:
             requests += [("PTTL", key), ("GETRANGE", key, 0, largest)]
-        replies = await wires.read_many(requests)
+        replies = await pool.read_many(requests)
         for key, left, value in zip(part, replies[::2], replies[1::2], strict=True):
             if error := _refusal_in(left, value):
                 refused.append(error)
@@ -283,18 +283,18 @@ async def _read(
         await anyio.lowlevel.checkpoint()
     if refused and len(refused) == len(keys):
         raise refused[0]
-    return seen | await _judge_by_leases(wires, seen)
+    return seen | await _judge_by_leases(pool, seen)
 
 
 async def _judge_by_leases(
-    wires: KeyedWires, seen: Mapping[bytes, Worker]
+    pool: ConnectionPool, seen: Mapping[bytes, Worker]
 ) -> dict[bytes, Worker]:
     """Judge workers that seem stale by the TTL in their lease, if it differs."""
     doubtful = [(k, one) for k, one in seen.items() if one.stale or one.age is None]
     judged: dict[bytes, Worker] = {}
     for part in _parts([(k, one) for k, one in doubtful if one.ttl is not None]):
         requests = [("GETRANGE", worker.owner_key, 0, LEASE) for _, worker in part]
-        leases = await wires.read_many(requests)
+        leases = await pool.read_many(requests)
         for (key, worker), lease in zip(part, leases, strict=True):
             given = ttl_of(lease)
             if given is not None:

@@ -22,7 +22,7 @@ import anyio
 
 from bls_agent.connection.access import Store
 from bls_agent.connection.endpoint import Argument, Reply
-from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.connection.pool import ConnectionPool
 from bls_agent.connection.scripts import PUT_TEXT, SWAP_TEXT, Script
 from bls_agent.core.codec import (
     JSONObject,
@@ -186,7 +186,7 @@ class TaskKeys(Store):
 
     def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
         super().__init__(redis, timeout=timeout)
-        self._turns: WeakKeyDictionary[KeyedWires, dict[str, anyio.Lock]]
+        self._turns: WeakKeyDictionary[ConnectionPool, dict[str, anyio.Lock]]
         self._turns = WeakKeyDictionary()
 
     async def get(self, task_id: str) -> Task | None:
@@ -205,7 +205,7 @@ class TaskKeys(Store):
 
     async def _read(self, key: str) -> bytes | None:
         with checking_type(key, "string"):
-            payload: bytes | None = await self._access.wires.read(key, "GET")
+            payload: bytes | None = await self._access.pool.read(key, "GET")
         return payload
 
     async def delete(self, task_id: str) -> bool:
@@ -235,11 +235,11 @@ class TaskKeys(Store):
         """
         found: dict[str, Task] = {}
         refused: RedisUnavailableError | None = None
-        async for keys in self._access.wires.scan_steps(self._row.pattern()):
+        async for keys in self._access.pool.scan_steps(self._row.pattern()):
             # Not MGET: a key of another type, or one that may not be read, needs a
             # reply of its own; and on a cluster the keys lie in many slots.
             requests = [("GET", key) for key in keys]
-            replies = await self._access.wires.read_many(requests) if keys else []
+            replies = await self._access.pool.read_many(requests) if keys else []
             for key, reply in zip(keys, replies, strict=True):
                 if isinstance(reply, RedisRefusedError) and (
                     reply.kind == "no_permission"
@@ -291,7 +291,7 @@ class TaskKeys(Store):
     @asynccontextmanager
     async def _turn(self, key: str) -> AsyncGenerator[None]:
         """Make changes of a key take turns: together they would all try again."""
-        turns = self._turns.setdefault(self._access.wires, {})
+        turns = self._turns.setdefault(self._access.pool, {})
         lock = turns.setdefault(key, anyio.Lock())
         try:
             async with lock:
@@ -301,9 +301,9 @@ class TaskKeys(Store):
                 turns.pop(key, None)
 
     async def _run(self, script: Script, key: str, *arguments: Argument) -> Reply:
-        async with self._access.wires.to(key) as wire:
+        async with self._access.pool.to(key) as connection:
             with checking_type(key, "string"):
-                return await script.run(wire, [encode_key(key)], arguments)
+                return await script.run(connection, [encode_key(key)], arguments)
 
     @property
     def _row(self) -> KeyTemplate:

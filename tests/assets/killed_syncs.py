@@ -21,8 +21,8 @@ from redis import Redis
 from bls_agent.assets import AssetSync, parse_manifest
 from bls_agent.assets.manifest import index_entry, metadata_fields
 from bls_agent.assets.sources import blob_sha
+from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Reply, Request
-from bls_agent.connection.wire import Wire
 from tests.assets.memory_source import MemorySource, manifest
 
 OWNER = "bls_agent:{asset:sync:state}:owner"
@@ -42,10 +42,10 @@ async def parse_at_once(function: Any, *arguments: Any) -> object:
 
 def die_before(writes: int) -> None:
     """Send writes one by one, and end this process instead of the last of them."""
-    send, left = Wire.call_many, writes
+    send, left = Connection.call_many, writes
 
     async def call_many(
-        self: Wire, requests: Sequence[Request], meanwhile: Any = None
+        self: Connection, requests: Sequence[Request], meanwhile: Any = None
     ) -> list[Reply]:
         nonlocal left
         if requests[0][0] not in WRITES or OWNER in requests[0][1:4:2]:
@@ -58,7 +58,7 @@ def die_before(writes: int) -> None:
             replies += await send(self, [request], meanwhile)
         return replies
 
-    Wire.call_many = call_many  # type: ignore[method-assign]
+    Connection.call_many = call_many  # type: ignore[method-assign]
 
 
 async def synchronise(url: str, files: dict[str, bytes]) -> None:

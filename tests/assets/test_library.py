@@ -405,12 +405,12 @@ async def test_on_a_cluster() -> None:
             ("SMEMBERS", "asset:category:tool"),
             ("SMEMBERS", "asset:category:skill"),
         )
-        assert await library.wires.read_many(members) == [[], [b"google_search"]]
+        assert await library.pool.read_many(members) == [[], [b"google_search"]]
         assert await library.sync_state() == SyncState()
         assert await library.delete("google_search")
         assert not await library.delete("google_search")
         assert await library.get("google_search") is None
         assert await library.list() == []
-        assert await library.wires.read_many(members) == [[], []]
+        assert await library.pool.read_many(members) == [[], []]
         assert await library.changes() == ["google_search"] * 3
-        assert await library.wires.read(FEED, "XLEN") == 3
+        assert await library.pool.read(FEED, "XLEN") == 3

@@ -14,7 +14,7 @@ from bls_agent.devserver import DevServer
 
 
 async def ping(access: Access) -> object:
-    return await access.wires.call("任务", "SET", "1")
+    return await access.pool.call("任务", "SET", "1")
 
 
 async def test_told_in_four_ways(
@@ -55,21 +55,21 @@ async def test_an_outage_raises(own_server: DevServer) -> None:
 
 
 def test_each_loop_has_its_own_wires(own_server: DevServer) -> None:
-    """A store outlives event loops; the wires of a closed one are left behind quietly."""
+    """A store outlives event loops; the connections of a closed one are left behind quietly."""
     access = Access(own_server.url, "test")
     used: list[object] = []
 
     async def use(*, close: bool) -> None:
         assert await ping(access) == b"OK"
-        used.append(access.wires)
-        assert access.wires is used[-1]
+        used.append(access.pool)
+        assert access.pool is used[-1]
         if close:
             await access.aclose()
 
     anyio.run(lambda: use(close=False))
     anyio.run(lambda: use(close=True))
     anyio.run(lambda: use(close=True))
-    assert len({id(wires) for wires in used}) == 3
+    assert len({id(pool) for pool in used}) == 3
 
 
 async def test_closing_is_no_end(own_server: DevServer, admin: Redis) -> None:

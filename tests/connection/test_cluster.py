@@ -29,14 +29,14 @@ from bls_agent import (
     Status,
 )
 from bls_agent.connection.access import Access
+from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.cluster import SlotRange, read_redirection, read_slots
-from bls_agent.connection.connection import Connections
+from bls_agent.connection.connection import Connection, Lost
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.engines import Routes
 from bls_agent.connection.faults import classify
-from bls_agent.connection.keyed_wires import KEPT
+from bls_agent.connection.pool import KEPT
 from bls_agent.connection.scripts import END_LEASE
-from bls_agent.connection.wire import Lost, Wire
 from bls_agent.core.acl import acl_rules
 from bls_agent.core.names import slot_of
 from bls_agent.devserver import DevServer
@@ -200,7 +200,7 @@ async def test_an_agent_and_a_console_on_three_nodes(
                 assert len(agent.stats().connections) == 4
                 assert agent.stats().mode == "blocking"
             assert await console.status(names[0]) is Status.OFFLINE
-            assert len(console._wires._wires) <= 8
+            assert len(console._pool._pool) <= 8
     await client.aclose()
 
 
@@ -224,10 +224,12 @@ async def test_a_fleet_on_three_nodes(topology: ClusterTopology, project: str) -
             assert change.views.keys() >= set(names)
             break
         former = (LOOPBACK, 1)
-        fleet._wires._nodes[former] = Wire(Endpoint.of(f"redis://{LOOPBACK}:1"), "x")
+        fleet._pool._nodes[former] = Connection(
+            Endpoint.of(f"redis://{LOOPBACK}:1"), "x"
+        )
         await fleet.look()
-        assert len(fleet._wires._nodes) == 3
-        assert len(fleet._wires._wires) <= 1
+        assert len(fleet._pool._nodes) == 3
+        assert len(fleet._pool._pool) <= 1
     await client.aclose()
 
 
@@ -330,8 +332,8 @@ async def test_a_fleet_while_slots_move(
     source, target = (owner := topology.owner(slot)), topology.other_master(owner)
     async with Fleet(topology.url) as fleet:
         assert (await fleet.look())[project].status is Status.ONLINE
-        assert fleet._wires._routes.cluster
-        fleet._wires._routes.cluster._fetched = float("inf")  # it does not ask again
+        assert fleet._pool._routes.cluster
+        fleet._pool._routes.cluster._fetched = float("inf")  # it does not ask again
         for step in (
             lambda: topology.begin_migration(slot, target),
             lambda: topology.move_keys(slot, source, target),
@@ -347,7 +349,7 @@ async def test_a_fleet_while_slots_move(
             async with fleet._turn:
                 await fleet._reader.read_statuses(fleet._now())
             assert track.view(fleet._now()).status is Status.ONLINE
-        fleet._wires._routes.cluster.distrust()
+        fleet._pool._routes.cluster.distrust()
         assert (await fleet.look())[project].status is Status.ONLINE
     await client.aclose()
 
@@ -361,18 +363,18 @@ async def test_many_writes_while_slots_move(
     slot = slot_of(names[0])
     source, target = (owner := topology.owner(slot)), topology.other_master(owner)
     access = Access(topology.url, "test")
-    await access.wires.call_many([("INCR", name) for name in names])
+    await access.pool.call_many([("INCR", name) for name in names])
     for step in (
         lambda: topology.begin_migration(slot, target),
         lambda: topology.move_keys(slot, source, target),
         lambda: topology.end_migration(slot, target),
     ):
         await to_thread.run_sync(step)
-        counted = await access.wires.call_many([("INCR", name) for name in names])
+        counted = await access.pool.call_many([("INCR", name) for name in names])
         assert len(set(counted)) == 1, counted
     assert [await client.get(name) for name in names] == [b"4"] * 60
     runs = [([f"{{{name}}}:owner"], ["token"]) for name in names]
-    assert await END_LEASE.run_many(access.wires, runs) == [0] * 60
+    assert await END_LEASE.run_many(access.pool, runs) == [0] * 60
     await access.aclose()
     await client.aclose()
 
@@ -510,15 +512,15 @@ async def test_a_batch_of_which_one_part_is_elsewhere() -> None:
             await until(lambda: ask(port, "RPUSH", "{a}here", 1) == 1)
             ask(port, "CLUSTER", "SETSLOT", slot_of("{a}"), "MIGRATING", name)
         url = here.url.replace("redis://", "redis+cluster://")
-        wire = Wire(Routes(Endpoint.of(url)).to("{a}"), "test", timeout=1)
+        connection = Connection(Routes(Endpoint.of(url)).to("{a}"), "test", timeout=1)
         requests = [("RPUSH", "{a}here", 2), ("RPUSH", "{a}there", 1)]
-        pushed, failure = await wire.call_many(requests)
+        pushed, failure = await connection.call_many(requests)
         assert pushed == 2
         assert failure.connecting
         with pytest.raises(RedisUnavailableError) as caught:
-            await wire.call_many(requests[1:])
+            await connection.call_many(requests[1:])
         assert caught.value.connecting
-        await wire.aclose()
+        await connection.aclose()
 
 
 async def test_keys_of_one_slot_on_its_way(
@@ -529,21 +531,21 @@ async def test_keys_of_one_slot_on_its_way(
     slot = slot_of(here)
     source = topology.owner(slot)
     target = topology.other_master(source)
-    connections = Connections(
+    connections = AgentConnections(
         Endpoint.of(topology.url),
         "test",
         timeout=1,
         reconnect_max=1,
         keys={"control": here, "data": here, "liveness": here},
     )
-    wire, waiting = connections.control, connections.blocking
-    await wire.call("RPUSH", here, 1)
+    connection, waiting = connections.control, connections.blocking
+    await connection.call("RPUSH", here, 1)
     await to_thread.run_sync(topology.begin_migration, slot, target)
-    assert await wire.call("RPUSH", there, 1) == 1
-    assert await wire.call("RPUSH", here, 2) == 2
+    assert await connection.call("RPUSH", there, 1) == 1
+    assert await connection.call("RPUSH", here, 2) == 2
     requests = [("RPUSH", name, 0) for name in (here, there, here)]
-    assert await wire.call_many(requests) == [3, 2, 4]
-    assert await wire.call_many(requests) == [5, 3, 6]
+    assert await connection.call_many(requests) == [3, 2, 4]
+    assert await connection.call_many(requests) == [5, 3, 6]
     for key, length in ((there, 3), (here, 6), (there, 3)):
         if key == there:
             await waiting.post([("LLEN", key)])
@@ -553,7 +555,7 @@ async def test_keys_of_one_slot_on_its_way(
         assert await waiting.collect() == length
     await to_thread.run_sync(topology.move_keys, slot, source, target)
     await to_thread.run_sync(topology.end_migration, slot, target)
-    assert await wire.call("LLEN", here) == 6
+    assert await connection.call("LLEN", here) == 6
     await connections.aclose()
 
 
@@ -567,9 +569,9 @@ async def test_tasks_ask_for_keys_of_one_slot_on_its_way(
     target = topology.other_master(source)
     where = Endpoint.of(topology.url)
     keys = {"control": here, "data": here, "liveness": here}
-    connections = Connections(where, "test", timeout=5, reconnect_max=1, keys=keys)
-    wire = connections.control
-    await wire.call("RPUSH", here, 0)
+    connections = AgentConnections(where, "test", timeout=5, reconnect_max=1, keys=keys)
+    connection = connections.control
+    await connection.call("RPUSH", here, 0)
     await to_thread.run_sync(topology.begin_migration, slot, target)
     done: Counter[str] = Counter({here: 1})
     failures: set[tuple[str, bool]] = set()
@@ -577,7 +579,7 @@ async def test_tasks_ask_for_keys_of_one_slot_on_its_way(
     async def push(key: str) -> None:
         for number in range(10):
             try:
-                await wire.call("RPUSH", key, number)
+                await connection.call("RPUSH", key, number)
             except RedisUnavailableError as error:
                 failures.add((error.kind, error.ambiguous))
             else:
@@ -588,7 +590,7 @@ async def test_tasks_ask_for_keys_of_one_slot_on_its_way(
             tasks.start_soon(push, key)
     await to_thread.run_sync(topology.move_keys, slot, source, target)
     await to_thread.run_sync(topology.end_migration, slot, target)
-    assert {key: await wire.call("LLEN", key) for key in done} == done
+    assert {key: await connection.call("LLEN", key) for key in done} == done
     assert done[here] > 1
     assert failures <= {("ask", False)}  # redirected too often, and not done
     await connections.aclose()
@@ -597,7 +599,7 @@ async def test_tasks_ask_for_keys_of_one_slot_on_its_way(
 async def test_locks_of_a_cache_leave_few_connections(
     topology: ClusterTopology, project: str
 ) -> None:
-    """Each of many keys has a slot of its own, and a wire only while it is computed."""
+    """Each of many keys has a slot of its own, and a connection only while it is computed."""
     cache = FunctionCache(topology.url, timeout=5)
 
     @cache.cached(ttl=60, name=project, lock=True)
@@ -763,14 +765,14 @@ async def test_a_slot_that_nobody_serves(
 async def test_each_wire_leads_to_its_key(
     topology: ClusterTopology, project: str
 ) -> None:
-    """The wires of an agent begin at the node of their key, without a redirection."""
+    """The connections of an agent begin at the node of their key, without a redirection."""
     keys = dict(zip(("control", "liveness", "data"), keys_of(project), strict=True))
-    connections = Connections(
+    connections = AgentConnections(
         Endpoint.of(topology.url), "test", timeout=1, reconnect_max=1, keys=keys
     )
-    for wire in connections.all:
-        key = keys["control" if wire is connections.blocking else wire.use]
-        place = await wire.route.find()
+    for connection in connections.all:
+        key = keys["control" if connection is connections.blocking else connection.use]
+        place = await connection.route.find()
         owner = topology.owner(slot_of(key))
         assert place.server.address == f"redis://{LOOPBACK}:{owner.port}/0"
 
@@ -783,10 +785,10 @@ async def test_what_was_lost_is_let_go_where_it_was(
     elsewhere = topology.other_master(topology.owner(slot_of(key)))
     own = project_on(topology, elsewhere, project)
     server = Endpoint.of(f"redis://{LOOPBACK}:{elsewhere.port}/0")
-    zombie = Wire(server, "test:blocking", timeout=1)
+    zombie = Connection(server, "test:blocking", timeout=1)
     await zombie.open()
     await zombie.post([("BLPOP", f"{own}_控制", 30)])
-    connections = Connections(
+    connections = AgentConnections(
         Endpoint.of(topology.url),
         "test",
         timeout=1,

@@ -18,7 +18,7 @@ from redis.asyncio.sentinel import Sentinel
 
 from bls_agent import ProjectAgent
 from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.keyed_wires import default_endpoint
+from bls_agent.connection.pool import default_endpoint
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.redaction import mask_url
 from bls_agent.core.settings import Settings

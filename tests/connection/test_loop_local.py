@@ -123,7 +123,7 @@ def test_access_lets_go_of_closed_loops(own_server: DevServer) -> None:
     access = Access(own_server.url, "test")
 
     async def ping(*, last: bool) -> None:
-        assert await access.wires.call("任务", "SET", "1") == b"OK"
+        assert await access.pool.call("任务", "SET", "1") == b"OK"
         assert len(access._by_loop) == 1
         if last:
             await access.aclose()

@@ -15,9 +15,9 @@ from redis.asyncio.sentinel import Sentinel
 
 from bls_agent import Console, NoOutcomeError, ProjectAgent, RedisRefusedError, Status
 from bls_agent.connection import patrol
+from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.engines import Routes
-from bls_agent.connection.wire import Wire
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.devserver import DevServer
 from bls_agent.ops.doctor.examine import examine
@@ -276,17 +276,17 @@ async def test_sentinels_name_a_master_that_is_away_or_none(project: str) -> Non
     with DevServer() as master, DevServer() as other:
         async with SentinelTopology.alone(master) as alone:
             route = Routes(Endpoint.of(alone.url)).to("")
-            wire = Wire(route, "test", timeout=1)
-            await wire.open()
-            await wire.aclose()
+            connection = Connection(route, "test", timeout=1)
+            await connection.open()
+            await connection.aclose()
             ask(master.port, "REPLICAOF", LOOPBACK, other.port)
             with pytest.raises(RedisUnavailableError, match="is no master") as caught:
-                await wire.open()
+                await connection.open()
             assert (caught.value.kind, caught.value.connecting) == ("not_master", True)
             assert caught.value.address == f"redis://{LOOPBACK}:{master.port}/0"
             master.kill()
             with pytest.raises(RedisUnavailableError) as caught:
-                await wire.open()
+                await connection.open()
             assert caught.value.connecting
 
 

@@ -14,9 +14,9 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import RedisUnavailableError
+from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint, pack
 from bls_agent.connection.transport import FAST, SLOWEST, Pace
-from bls_agent.connection.wire import Wire
 from bls_agent.devserver import DevServer
 from tests.harness import are_blocked, eventually, execute
 from tests.kit import Cut, FaultProxy, Flip, Rate, Slices, Swallow
@@ -25,18 +25,18 @@ LONG = b"x" * 300_000
 
 
 @pytest.fixture
-async def wire(own_server: DevServer) -> AsyncIterator[Wire]:
-    opened = Wire(Endpoint.of(own_server.url), "test", timeout=1)
+async def connection(own_server: DevServer) -> AsyncIterator[Connection]:
+    opened = Connection(Endpoint.of(own_server.url), "test", timeout=1)
     yield opened
     await opened.aclose()
 
 
-async def test_every_caller_gets_its_own_reply(wire: Wire) -> None:
+async def test_every_caller_gets_its_own_reply(connection: Connection) -> None:
     """Two thousand requests at once, every third given up: none mixed up, one connection."""
     right: list[int] = []
 
     async def ask(number: int) -> None:
-        assert await wire.call("ECHO", number) == str(number).encode()
+        assert await connection.call("ECHO", number) == str(number).encode()
         right.append(number)
 
     tasks = [asyncio.create_task(ask(number)) for number in range(2_000)]
@@ -45,20 +45,20 @@ async def test_every_caller_gets_its_own_reply(wire: Wire) -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert set(range(2_000)) - set(range(0, 2_000, 3)) <= set(right)
-    assert wire.generation == 1
+    assert connection.generation == 1
 
 
 async def test_a_blocking_read_cancelled_at_random_loses_nothing(
-    wire: Wire, own_server: DevServer
+    connection: Connection, own_server: DevServer
 ) -> None:
     """Three thousand elements against random cancellations: all come, in order."""
     rng, found = random.Random(7), list[int]()
 
     async def pop() -> None:
-        if not wire.pending:
-            await wire.post([("BLPOP", "队列", 5), ("LPOP", "队列", 3)])
-        while wire.pending:
-            reply = await wire.collect() or []
+        if not connection.pending:
+            await connection.post([("BLPOP", "队列", 5), ("LPOP", "队列", 3)])
+        while connection.pending:
+            reply = await connection.collect() or []
             found.extend(int(one) for one in reply if one.isdigit())
 
     async with Redis.from_url(own_server.url) as producer:
@@ -73,19 +73,21 @@ async def test_a_blocking_read_cancelled_at_random_loses_nothing(
                 await pop()
         await pushing
     assert found == list(range(3_000))
-    assert wire.generation == 1
+    assert connection.generation == 1
 
 
-async def test_what_is_asked_meanwhile_leaves_in_one_write(wire: Wire) -> None:
+async def test_what_is_asked_meanwhile_leaves_in_one_write(
+    connection: Connection,
+) -> None:
     """Fifty callers cost two writes, not fifty."""
-    await wire.open()
-    channel: Any = wire._channel
+    await connection.open()
+    channel: Any = connection._channel
     sizes: list[int] = []
     write = channel._transport.write
     channel._transport = _Watched(channel._transport, sizes)
     async with anyio.create_task_group() as tasks:
         for number in range(50):
-            tasks.start_soon(wire.call, "ECHO", number)
+            tasks.start_soon(connection.call, "ECHO", number)
     assert len(sizes) == 2
     assert sum(sizes) == len(b"".join(pack([("ECHO", n) for n in range(50)])))
     channel._transport = write.__self__
@@ -105,33 +107,35 @@ class _Watched:
 
 
 async def test_a_cancelled_request_keeps_its_deadline(
-    wire: Wire, own_server: DevServer
+    connection: Connection, own_server: DevServer
 ) -> None:
     """A dead connection is noticed although whoever asked has gone."""
-    await wire.call("PING")
+    await connection.call("PING")
     own_server.freeze()
     try:
         with anyio.move_on_after(0.05):
-            await wire.call("RPUSH", "队列", "x")
-        assert wire.unanswered
-        assert not wire.lost
-        await eventually(lambda: len(wire.lost) == 1, timeout=3)
-        assert not wire.connected
+            await connection.call("RPUSH", "队列", "x")
+        assert connection.unanswered
+        assert not connection.lost
+        await eventually(lambda: len(connection.lost) == 1, timeout=3)
+        assert not connection.connected
     finally:
         own_server.thaw()
-    assert await wire.call("PING") == b"PONG"
-    assert wire.generation == 2
+    assert await connection.call("PING") == b"PONG"
+    assert connection.generation == 2
 
 
-async def test_who_came_late_may_ask_again(wire: Wire, own_server: DevServer) -> None:
+async def test_who_came_late_may_ask_again(
+    connection: Connection, own_server: DevServer
+) -> None:
     """The oldest request has timed out; a younger one has only lost its connection."""
-    await wire.call("PING")
+    await connection.call("PING")
     own_server.freeze()
     told: dict[str, str] = {}
 
     async def ask(name: str) -> None:
         with pytest.raises(RedisUnavailableError) as caught:
-            await wire.call("ECHO", name)
+            await connection.call("ECHO", name)
         told[name] = caught.value.kind
         assert caught.value.ambiguous
 
@@ -145,13 +149,13 @@ async def test_who_came_late_may_ask_again(wire: Wire, own_server: DevServer) ->
     assert told == {"old": "timeout", "young": "connection"}
 
 
-async def test_what_was_not_sent_is_not_ambiguous(wire: Wire) -> None:
+async def test_what_was_not_sent_is_not_ambiguous(connection: Connection) -> None:
     """A connection that ends in the same turn of the loop has not sent what waited."""
-    await wire.open()
-    first = asyncio.create_task(wire.call("PING"))
-    second = asyncio.create_task(wire.call("PING"))
+    await connection.open()
+    first = asyncio.create_task(connection.call("PING"))
+    second = asyncio.create_task(connection.call("PING"))
     await asyncio.sleep(0)
-    channel: Any = wire._channel
+    channel: Any = connection._channel
     channel.fail(ConnectionError("cut"))
     replies = await asyncio.gather(first, second, return_exceptions=True)
     assert [getattr(one, "ambiguous", None) for one in replies] == [True, False]
@@ -161,83 +165,85 @@ async def test_what_was_not_sent_is_not_ambiguous(wire: Wire) -> None:
 async def test_a_reply_that_is_cut(own_server: DevServer, at: int) -> None:
     """Each caller is told; nobody gets another one's reply afterwards."""
     async with FaultProxy(own_server.url, seed=at) as proxy:
-        wire = Wire(Endpoint.of(proxy.url), "test", timeout=1)
-        await wire.open()
+        connection = Connection(Endpoint.of(proxy.url), "test", timeout=1)
+        await connection.open()
         proxy.arm(Cut(command="GET", at=at))
         async with Redis.from_url(own_server.url) as admin:
             await admin.set("键", "wert")
         replies = await asyncio.gather(
-            wire.call("GET", "键"), wire.call("ECHO", "a"), return_exceptions=True
+            connection.call("GET", "键"),
+            connection.call("ECHO", "a"),
+            return_exceptions=True,
         )
         assert all(
             isinstance(one, RedisUnavailableError) and one.kind == "connection"
             for one in replies
         )
-        assert len(wire.lost) == 1
-        assert await wire.read("GET", "键") == b"wert"
-        await wire.aclose()
+        assert len(connection.lost) == 1
+        assert await connection.read("GET", "键") == b"wert"
+        await connection.aclose()
 
 
 async def test_garbage_ends_the_connection(own_server: DevServer) -> None:
     """What is no reply, or a reply that nobody waits for, is no reply to the next one."""
     async with FaultProxy(own_server.url, seed=3) as proxy:
-        wire = Wire(Endpoint.of(proxy.url), "test", timeout=1)
-        await wire.open()
+        connection = Connection(Endpoint.of(proxy.url), "test", timeout=1)
+        await connection.open()
         proxy.arm(Flip(command="ECHO", at=0))
         with pytest.raises(RedisUnavailableError) as caught:
-            await wire.call("ECHO", "a")
+            await connection.call("ECHO", "a")
         assert caught.value.kind in ("garbled", "timeout")
-        assert await wire.call("ECHO", "b") == b"b"
-        channel: Any = wire._channel
+        assert await connection.call("ECHO", "b") == b"b"
+        channel: Any = connection._channel
         channel.data_received(b"+unasked\r\n")
-        assert not wire.connected
-        assert await wire.call("ECHO", "c") == b"c"
-        await wire.aclose()
+        assert not connection.connected
+        assert await connection.call("ECHO", "c") == b"c"
+        await connection.aclose()
 
 
 async def test_a_swallowed_reply_meets_the_deadline(own_server: DevServer) -> None:
     """A half-open link is given up at the deadline, and the next request has a new one."""
     async with FaultProxy(own_server.url, seed=4) as proxy:
-        wire = Wire(Endpoint.of(proxy.url), "test", timeout=0.3)
-        await wire.open()
+        connection = Connection(Endpoint.of(proxy.url), "test", timeout=0.3)
+        await connection.open()
         async with proxy.during(Swallow()):
             began = anyio.current_time()
             with pytest.raises(RedisUnavailableError, match="timeout"):
-                await wire.call("PING")
+                await connection.call("PING")
             assert 0.25 < anyio.current_time() - began < 2
             proxy.break_all()
-        assert await wire.call("PING") == b"PONG"
-        await wire.aclose()
+        assert await connection.call("PING") == b"PONG"
+        await connection.aclose()
 
 
 async def test_large_requests_wait_for_one_another(own_server: DevServer) -> None:
     """On a narrow link what waits is not buffered, and small requests come through."""
     async with FaultProxy(own_server.url, seed=5) as proxy:
-        wire = Wire(Endpoint.of(proxy.url), "test", timeout=2)
-        await wire.open()
-        channel: Any = wire._channel
+        connection = Connection(Endpoint.of(proxy.url), "test", timeout=2)
+        await connection.open()
+        channel: Any = connection._channel
         async with proxy.during(Rate(2_000_000)), anyio.create_task_group() as tasks:
             for number in range(12):
-                tasks.start_soon(wire.call, "SET", f"键{number}", LONG)
+                tasks.start_soon(connection.call, "SET", f"键{number}", LONG)
             await anyio.sleep(0.05)
             assert channel._transport.get_write_buffer_size() <= 3 * len(LONG)
-            assert await wire.call("PING") == b"PONG"
-        assert wire.generation == 1
-        await wire.aclose()
+            assert await connection.call("PING") == b"PONG"
+        assert connection.generation == 1
+        await connection.aclose()
 
 
 async def test_a_server_that_reads_nothing_gets_no_heap_of_requests(
     own_server: DevServer,
 ) -> None:
     """However many ask at once, little more than one request is on its way."""
-    wire = Wire(Endpoint.of(own_server.url), "test", timeout=10)
-    await wire.open()
-    channel: Any = wire._channel
+    connection = Connection(Endpoint.of(own_server.url), "test", timeout=10)
+    await connection.open()
+    channel: Any = connection._channel
     own_server.freeze()
     try:
         async with anyio.create_task_group() as tasks:
             for number in range(60):
-                tasks.start_soon(wire.call, "SET", f"键{number}", LONG)
+                tasks.start_soon(connection.call, "SET", f"键{number}", LONG)
             await eventually(lambda: channel.congested is not None)
             for _ in range(5):
                 await anyio.lowlevel.checkpoint()
@@ -245,28 +251,28 @@ async def test_a_server_that_reads_nothing_gets_no_heap_of_requests(
             tasks.cancel_scope.cancel()
     finally:
         own_server.thaw()
-    assert await wire.call("PING") == b"PONG"
-    await wire.aclose()
+    assert await connection.call("PING") == b"PONG"
+    await connection.aclose()
 
 
 async def test_a_dead_link_is_noticed_soon_after_a_long_request(
     own_server: DevServer,
 ) -> None:
     """The time that a long request had is not the next one's."""
-    wire = Wire(Endpoint.of(own_server.url), "test", timeout=0.2)
-    await wire.open()
-    channel: Any = wire._channel
+    connection = Connection(Endpoint.of(own_server.url), "test", timeout=0.2)
+    await connection.open()
+    channel: Any = connection._channel
     await eventually(lambda: channel._timer is None)  # nobody waits for anything
-    await wire.call("SET", "键", LONG)  # had 4.7 seconds
+    await connection.call("SET", "键", LONG)  # had 4.7 seconds
     own_server.freeze()
     try:
         began = anyio.current_time()
         with pytest.raises(RedisUnavailableError, match="timeout"):
-            await wire.call("GET", "键")
+            await connection.call("GET", "键")
         assert anyio.current_time() - began < 2
     finally:
         own_server.thaw()
-    await wire.aclose()
+    await connection.aclose()
 
 
 async def test_a_connection_that_ends_with_its_first_replies() -> None:
@@ -281,26 +287,26 @@ async def test_a_connection_that_ends_with_its_first_replies() -> None:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    wire = Wire(Endpoint.of(f"redis://127.0.0.1:{port}"), "test", timeout=1)
+    connection = Connection(Endpoint.of(f"redis://127.0.0.1:{port}"), "test", timeout=1)
     with anyio.fail_after(10), pytest.raises(RedisUnavailableError):
-        await wire.call("PING")
-    await wire.aclose()
+        await connection.call("PING")
+    await connection.aclose()
     server.close()
 
 
 async def test_replies_in_pieces(own_server: DevServer) -> None:
     """Byte by byte they are the same."""
     async with FaultProxy(own_server.url, seed=6) as proxy:
-        wire = Wire(Endpoint.of(proxy.url), "test", timeout=5)
+        connection = Connection(Endpoint.of(proxy.url), "test", timeout=5)
         async with proxy.during(Slices(1)):
-            replies = await wire.call_many(
+            replies = await connection.call_many(
                 [("ECHO", "一"), ("NO-SUCH",), ("COMMAND", "COUNT"), ("GET", "nichts")]
             )
         assert replies[0] == "一".encode()
         assert replies[1].kind == "unknown_command"
         assert replies[2] > 50
         assert replies[3] is None
-        await wire.aclose()
+        await connection.aclose()
 
 
 async def test_strict_means_no_extension(own_server: DevServer) -> None:
@@ -308,8 +314,8 @@ async def test_strict_means_no_extension(own_server: DevServer) -> None:
     async with Redis.from_url(own_server.url) as admin:
         await admin.set("键", LONG)
     async with FaultProxy(own_server.url, seed=8) as proxy:
-        patient = Wire(Endpoint.of(proxy.url), "test", timeout=0.3)
-        strict = Wire(Endpoint.of(proxy.url), "test", timeout=0.3, strict=True)
+        patient = Connection(Endpoint.of(proxy.url), "test", timeout=0.3)
+        strict = Connection(Endpoint.of(proxy.url), "test", timeout=0.3, strict=True)
         await patient.open()
         await strict.open()
         async with proxy.during(Rate(300_000)):
@@ -337,18 +343,20 @@ def test_how_long_a_request_may_take() -> None:
     assert Pace(1.0, strict=True).time_for(size) == 1.0
 
 
-async def test_closing_tells_whoever_waits(wire: Wire, admin: Redis) -> None:
+async def test_closing_tells_whoever_waits(
+    connection: Connection, admin: Redis
+) -> None:
     """In order: nobody is left waiting, and nothing is remembered as lost."""
-    await wire.open()
-    await wire.post([("BLPOP", "队列", 30)])
+    await connection.open()
+    await connection.post([("BLPOP", "队列", 30)])
     await eventually(lambda: are_blocked(admin, 1))
-    reading = asyncio.create_task(wire.collect())
+    reading = asyncio.create_task(connection.collect())
     await asyncio.sleep(0)
-    await wire.aclose()
+    await connection.aclose()
     with pytest.raises(RedisUnavailableError, match="closed"):
         await reading
-    assert not wire.lost
-    assert wire.pending == 0
+    assert not connection.lost
+    assert connection.pending == 0
     await eventually(lambda: are_blocked(admin, 0))
 
 
@@ -356,9 +364,9 @@ async def test_a_wire_that_nobody_holds_is_closed(
     own_server: DevServer, admin: Redis
 ) -> None:
     """The event loop alone keeps no connection open."""
-    wire = Wire(Endpoint.of(own_server.url), "forgotten", timeout=1)
-    await wire.call("PING")
-    del wire
+    connection = Connection(Endpoint.of(own_server.url), "forgotten", timeout=1)
+    await connection.call("PING")
+    del connection
     gc.collect()
 
     async def is_gone() -> bool:
@@ -372,30 +380,32 @@ async def test_others_are_answered_when_a_reply_ends_the_connection(
     own_server: DevServer, admin: Redis
 ) -> None:
     """A server that has become a replica answers what was asked before it is left."""
-    wire = Wire(Endpoint.of(own_server.url), "test", timeout=1)
-    await wire.call("SET", "键", "1")
+    connection = Connection(Endpoint.of(own_server.url), "test", timeout=1)
+    await connection.call("SET", "键", "1")
     await execute(admin, "REPLICAOF", "127.0.0.1", "1")
     refused, read = await asyncio.gather(
-        wire.call("SET", "键", "2"), wire.call("GET", "键"), return_exceptions=True
+        connection.call("SET", "键", "2"),
+        connection.call("GET", "键"),
+        return_exceptions=True,
     )
     assert isinstance(refused, RedisUnavailableError)
     assert refused.kind == "read_only"
     assert read == b"1"
     await execute(admin, "REPLICAOF", "NO", "ONE")
-    assert await wire.call("SET", "键", "3") == b"OK"
-    assert wire.generation == 2
-    assert not wire.lost
-    await wire.aclose()
+    assert await connection.call("SET", "键", "3") == b"OK"
+    assert connection.generation == 2
+    assert not connection.lost
+    await connection.aclose()
 
 
-async def test_the_clock_looks_twice(wire: Wire) -> None:
+async def test_the_clock_looks_twice(connection: Connection) -> None:
     """What has arrived while the event loop stood still is no silence."""
-    await wire.call("PING")
-    asking = asyncio.create_task(wire.call("PING"))
+    await connection.call("PING")
+    asking = asyncio.create_task(connection.call("PING"))
     await asyncio.sleep(0)
     time.sleep(1.5)
     assert await asking == b"PONG"
-    assert wire.generation == 1
+    assert connection.generation == 1
 
 
 def test_under_uvloop(redis_url: str) -> None:
@@ -403,20 +413,22 @@ def test_under_uvloop(redis_url: str) -> None:
     uvloop = pytest.importorskip("uvloop")
 
     async def main() -> None:
-        wire = Wire(Endpoint.of(redis_url), "test", timeout=2)
-        replies = await asyncio.gather(*(wire.call("ECHO", n) for n in range(500)))
+        connection = Connection(Endpoint.of(redis_url), "test", timeout=2)
+        replies = await asyncio.gather(
+            *(connection.call("ECHO", n) for n in range(500))
+        )
         assert replies == [str(n).encode() for n in range(500)]
         for _ in range(20):
             with anyio.move_on_after(0.001):
-                if not wire.pending:
-                    await wire.post([("BLPOP", "uvloop-nichts", 1)])
-                await wire.collect()
-        assert await wire.collect() is None
-        await wire.call("SET", "uvloop-lang", LONG, "EX", 5)
-        assert await wire.call("GET", "uvloop-lang") == LONG
-        await wire.drop()
-        assert await wire.call("PING") == b"PONG"
-        await wire.aclose()
+                if not connection.pending:
+                    await connection.post([("BLPOP", "uvloop-nichts", 1)])
+                await connection.collect()
+        assert await connection.collect() is None
+        await connection.call("SET", "uvloop-lang", LONG, "EX", 5)
+        assert await connection.call("GET", "uvloop-lang") == LONG
+        await connection.drop()
+        assert await connection.call("PING") == b"PONG"
+        await connection.aclose()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())

@@ -13,8 +13,8 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import ConfigurationError, Console, ProjectAgent, Status
+from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.wire import Wire
 from bls_agent.core import acl as rights
 from bls_agent.core.acl import (
     RIGHTS,
@@ -235,16 +235,16 @@ async def test_nothing_else_is_allowed(
         words = command.split("|")
         return [*words, *[key, "1", *["1"] * 8][: max(0, abs(arity) - len(words))]]
 
-    wire = Wire(Endpoint.of(own_server.url), "test")
-    found = await arities(wire)
+    connection = Connection(Endpoint.of(own_server.url), "test")
+    found = await arities(connection)
     asked = {
         (command, key): ("ACL", "DRYRUN", "agent", *words_of(command, arity, key))
         for command, arity in found.items()
         if command not in OPEN_TO_ALL
         for key in [*keys, *others]
     }
-    said = await wire.call_many(list(asked.values()))
-    await wire.aclose()
+    said = await connection.call_many(list(asked.values()))
+    await connection.aclose()
     replies = zip(asked, said, strict=True)
     allowed = {pair for pair, reply in replies if reply == b"OK"}
     expected: set[tuple[str, str]] = set()
@@ -295,10 +295,10 @@ def opens(right: Right, key: str, project: str) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
-async def arities(wire: Wire) -> dict[str, int]:
+async def arities(connection: Connection) -> dict[str, int]:
     """Every command and subcommand of the server, with the words it takes."""
     found: dict[str, int] = {}
-    for entry in await wire.call("COMMAND"):
+    for entry in await connection.call("COMMAND"):
         subcommands = entry[9] if len(entry) > 9 else []
         for name, arity, *_ in subcommands or [entry]:
             found[name.decode().lower()] = arity

@@ -442,8 +442,8 @@ async def main(url, run_id, lease):
     keys = RunKeys(run_id).all
     await store.add(run_id, "lifecycle", "started")
     while True:
-        async with store._access.wires.to(keys[0]) as wire:
-            await HOLD_RUN.run(wire, keys, ("token", int(lease * 1000), 1000, ""))
+        async with store._access.connections.to(keys[0]) as connection:
+            await HOLD_RUN.run(connection, keys, ("token", int(lease * 1000), 1000, ""))
         print("held", flush=True)
         await store.add(run_id, "llm", "stream")
         await asyncio.sleep(lease / 3)

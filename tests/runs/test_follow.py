@@ -162,7 +162,7 @@ async def test_a_close_at_the_end_of_a_batch(store: EventStore, run_id: int) -> 
 async def test_pages_are_read_once(store: EventStore, run_id: int) -> None:
     """By any number of followers at once; the end is asked for anew."""
     await write(store, run_id, 20)
-    pages, reader = SharedPages(), RunReader(store._access.wires, run_id)
+    pages, reader = SharedPages(), RunReader(store._access.pool, run_id)
     found: list[Page] = []
 
     async def read(place: str, portion: int) -> None:

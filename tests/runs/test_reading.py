@@ -158,7 +158,7 @@ async def test_large_events_are_read_in_small_pages(
     for sequence in range(1, 71):
         large = b'{"text":"' + b"x" * 500_000 + b'"}'
         await bare.xadd(key, {"sequence": sequence, "data": large})
-    reader = RunReader(store._access.wires, run_id)
+    reader = RunReader(store._access.pool, run_id)
     sizes = [len(page) async for page in reader.pages("-", "+")]
     assert sum(sizes) == 70
     assert max(sizes[1:]) <= PAGE_BYTES // 500_000
@@ -321,7 +321,7 @@ async def test_a_loop_of_single_reads_misses_none(
     await write(store, run_id, 3)
     found: list[int] = []
     last = await store.tail(run_id)
-    before = store._access.wires.openings
+    before = store._access.pool.openings
 
     async def produce() -> None:
         for _ in range(500):
@@ -336,7 +336,7 @@ async def test_a_loop_of_single_reads_misses_none(
                     found.append(event.sequence)
                     last = event.id
     assert found == list(range(4, 504))
-    assert store._access.wires.openings == before
+    assert store._access.pool.openings == before
 
 
 async def test_a_single_read(store: EventStore, run_id: int) -> None:

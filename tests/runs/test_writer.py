@@ -285,8 +285,8 @@ async def test_a_batch_renews_the_lease(
             lease=90,
         )
         assert await bare.expire(keys.events, 100)
-        async with store._access.wires.to(keys.events) as wire:
-            reply = await ADD_EVENTS.run(wire, keys.all, again)
+        async with store._access.pool.to(keys.events) as connection:
+            reply = await ADD_EVENTS.run(connection, keys.all, again)
         assert reply[2:] == [b"again", 1, b"ours"]
         assert await bare.pttl(keys.owner) > 70_000
         assert 500 < await bare.ttl(keys.events) <= 600

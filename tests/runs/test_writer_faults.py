@@ -107,8 +107,8 @@ async def test_who_is_cancelled_while_opening_has_no_lease(
             pass  # from now on the server knows the scripts
         own_server.freeze()
         opening = asyncio.create_task(store.run(1).__aenter__())
-        wire = store._access.wires.pick()
-        await eventually(lambda: wire.waiting_since is not None)
+        connection = store._access.pool.pick()
+        await eventually(lambda: connection.waiting_since is not None)
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):
             await opening

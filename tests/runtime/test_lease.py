@@ -15,9 +15,9 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import RedisUnavailableError
+from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.scripts import BEAT, END_BEAT
-from bls_agent.connection.wire import Wire
 from bls_agent.core.keys import OWNER
 from bls_agent.core.names import place_beside
 from bls_agent.devserver import DevServer
@@ -39,10 +39,10 @@ def key() -> str:
 
 
 @pytest.fixture
-async def wire(redis_url: str) -> AsyncIterator[Wire]:
-    wire = Wire(Endpoint.of(redis_url), "claim", timeout=5)
-    yield wire
-    await wire.aclose()
+async def connection(redis_url: str) -> AsyncIterator[Connection]:
+    connection = Connection(Endpoint.of(redis_url), "claim", timeout=5)
+    yield connection
+    await connection.aclose()
 
 
 @pytest.fixture
@@ -51,23 +51,23 @@ async def bare(redis_url: str) -> AsyncIterator[Redis]:
         yield client
 
 
-async def ask(wire: Wire, run: Run) -> LeaseReply:
+async def ask(connection: Connection, run: Run) -> LeaseReply:
     """Run the script and read what it says."""
     keys, arguments = run
-    return LeaseReply.of(await BEAT.run(wire, keys, [*arguments]))
+    return LeaseReply.of(await BEAT.run(connection, keys, [*arguments]))
 
 
-async def beat(wire: Wire, claim: LeaseState, value: bytes) -> str:
+async def beat(connection: Connection, claim: LeaseState, value: bytes) -> str:
     """Ask and hear, as the loop around a claim does."""
-    answer = await ask(wire, claim.write_request(value))
+    answer = await ask(connection, claim.write_request(value))
     claim.handle_reply(answer, sent_at=0.0, now=0.0)
     return answer.what
 
 
-async def end(wire: Wire, claim: LeaseState, now: float = 0.0) -> int:
+async def end(connection: Connection, claim: LeaseState, now: float = 0.0) -> int:
     """End a claim at the server."""
     keys, arguments = claim.end_request(now)
-    removed: int = await END_BEAT.run(wire, keys, [*arguments])
+    removed: int = await END_BEAT.run(connection, keys, [*arguments])
     return removed
 
 
@@ -76,200 +76,216 @@ def owner_of(key: str) -> str:
     return OWNER.locate(place=place_beside(key))
 
 
-async def test_value_and_lease_in_one_step(wire: Wire, bare: Redis, key: str) -> None:
+async def test_value_and_lease_in_one_step(
+    connection: Connection, bare: Redis, key: str
+) -> None:
     """The value is what was given; token, number and digest stand beside it; one TTL."""
     claim = LeaseState(key, 5)
-    assert await beat(wire, claim, "值".encode()) == "written"
+    assert await beat(connection, claim, "值".encode()) == "written"
     assert claim.standing is Ownership.OURS
     assert await bare.get(key) == "值".encode()
     digest = hashlib.sha1("值".encode(), usedforsecurity=False).hexdigest()
     assert await bare.get(claim.owner_key) == f"{claim.token} 1 {digest} 5000".encode()
     for name in (key, owner_of(key)):
         assert 4_000 < await bare.pttl(name) <= 5_000
-    assert await end(wire, claim) == 1
+    assert await end(connection, claim) == 1
     assert await bare.exists(key, owner_of(key)) == 0
 
 
-async def test_one_owner(wire: Wire, bare: Redis, key: str) -> None:
+async def test_one_owner(connection: Connection, bare: Redis, key: str) -> None:
     """A second one is told whose it is and how long; its end touches nothing."""
     first, second = LeaseState(key, 5), LeaseState(key, 5)
-    await beat(wire, first, b"1")
-    answer = await ask(wire, second.write_request(b"2"))
+    await beat(connection, first, b"1")
+    answer = await ask(connection, second.write_request(b"2"))
     assert answer.what == "held"
     assert answer.whose == first.token
     assert answer.remaining is not None
     assert 4 < answer.remaining <= 5
-    assert await end(wire, second) == 0
+    assert await end(connection, second) == 0
     assert await bare.get(key) == b"1"
 
 
-async def test_only_a_dead_owner_is_deposed(wire: Wire, bare: Redis, key: str) -> None:
+async def test_only_a_dead_owner_is_deposed(
+    connection: Connection, bare: Redis, key: str
+) -> None:
     """Who names the owner's token as a dead one's takes its key, with its value."""
     first, second = LeaseState(key, 5), LeaseState(key, 5)
-    await beat(wire, first, b"1")
-    assert (await ask(wire, second.write_request(b"2", dead="another"))).what == "held"
+    await beat(connection, first, b"1")
     assert (
-        await ask(wire, second.write_request(b"2", dead=first.token))
+        await ask(connection, second.write_request(b"2", dead="another"))
+    ).what == "held"
+    assert (
+        await ask(connection, second.write_request(b"2", dead=first.token))
     ).what == "written"
     assert await bare.get(key) == b"2"
 
 
-async def test_a_clock_set_back(wire: Wire, bare: Redis, key: str) -> None:
+async def test_a_clock_set_back(connection: Connection, bare: Redis, key: str) -> None:
     """A lease with more time left than it was made for is cut, and its value with it."""
     first, second = LeaseState(key, 0.4), LeaseState(key, 30)
-    await beat(wire, first, b"1")
+    await beat(connection, first, b"1")
     for name in (key, first.owner_key):
         assert await bare.pexpire(name, 3_600_000)
-    answer = await ask(wire, second.write_request(b"2"))
+    answer = await ask(connection, second.write_request(b"2"))
     assert answer.what == "held"
     assert answer.remaining is not None
     assert answer.remaining <= 0.4
     with anyio.fail_after(5):
-        while (await ask(wire, second.write_request(b"2"))).what != "written":
+        while (await ask(connection, second.write_request(b"2"))).what != "written":
             await anyio.sleep(0.02)
     await bare.delete(key)
     await bare.set(second.owner_key, "")  # nobody's, and without an end
-    assert (await ask(wire, first.write_request(b"1"))).what == "held"
+    assert (await ask(connection, first.write_request(b"1"))).what == "held"
     assert 0 < await bare.pttl(second.owner_key) <= 400
 
 
 async def test_a_stranger_is_judged_by_its_ttl(
-    wire: Wire, bare: Redis, key: str
+    connection: Connection, bare: Redis, key: str
 ) -> None:
     """What stands there without an owner is left alone, whatever its TTL."""
     claim = LeaseState(key, 5)
     await bare.set(key, b"x", px=3_000)
-    answer = await ask(wire, claim.write_request(b"1"))
+    answer = await ask(connection, claim.write_request(b"1"))
     assert answer.what == "stands"
     assert answer.remaining is not None
     assert 2 < answer.remaining <= 3
     await bare.persist(key)
-    answer = await ask(wire, claim.write_request(b"1"))
+    answer = await ask(connection, claim.write_request(b"1"))
     assert (answer.what, answer.remaining) == ("stands", None)
     assert await bare.get(key) == b"x"
     assert await bare.exists(owner_of(key)) == 0
 
 
-async def test_other_types_stay(wire: Wire, bare: Redis, key: str) -> None:
+async def test_other_types_stay(connection: Connection, bare: Redis, key: str) -> None:
     """Neither the key nor its lease is written over another type."""
     claim = LeaseState(key, 5)
     await bare.rpush(key, "a")
-    assert await beat(wire, claim, b"1") == "wrong_type"
+    assert await beat(connection, claim, b"1") == "wrong_type"
     assert claim.standing is Ownership.WRONG_TYPE
     await bare.delete(key)
     await bare.rpush(owner_of(key), "a")
-    assert (await ask(wire, claim.write_request(b"1"))).whose == owner_of(key)
-    assert await end(wire, claim) == 0
+    assert (await ask(connection, claim.write_request(b"1"))).whose == owner_of(key)
+    assert await end(connection, claim) == 0
     assert await bare.exists(key) == 0
     assert await bare.lrange(owner_of(key), 0, -1) == [b"a"]
 
 
 @pytest.mark.parametrize("odd", [b"", b" ", b"\xff\xfe", b"x y z", b"a" * 2_000])
 async def test_an_odd_owner_is_an_owner(
-    wire: Wire, bare: Redis, key: str, odd: bytes
+    connection: Connection, bare: Redis, key: str, odd: bytes
 ) -> None:
     """Whatever a stranger has put where the token stands is somebody's."""
     await bare.set(owner_of(key), odd, px=5_000)
-    assert await beat(wire, LeaseState(key, 5), b"1") == "held"
+    assert await beat(connection, LeaseState(key, 5), b"1") == "held"
     assert await bare.get(owner_of(key)) == odd
 
 
-async def test_our_lease_was_lost(wire: Wire, bare: Redis, key: str) -> None:
+async def test_our_lease_was_lost(
+    connection: Connection, bare: Redis, key: str
+) -> None:
     """A write that keeps does not take; the next one does, if nobody was there."""
     claim = LeaseState(key, 5)
-    await beat(wire, claim, b"1")
+    await beat(connection, claim, b"1")
     await bare.delete(key, owner_of(key))
-    assert await beat(wire, claim, b"2") == "lapsed"
+    assert await beat(connection, claim, b"2") == "lapsed"
     assert await bare.exists(key) == 0
-    assert await beat(wire, claim, b"3") == "written"
+    assert await beat(connection, claim, b"3") == "written"
     await bare.delete(owner_of(key))  # our own value still stands there
-    assert await beat(wire, claim, b"3") == "lapsed"
-    assert await beat(wire, claim, b"4") == "written"
+    assert await beat(connection, claim, b"3") == "lapsed"
+    assert await beat(connection, claim, b"4") == "written"
 
 
-async def test_somebody_else_has_it_now(wire: Wire, bare: Redis, key: str) -> None:
+async def test_somebody_else_has_it_now(
+    connection: Connection, bare: Redis, key: str
+) -> None:
     """A peer who took over meanwhile keeps it, with a lease or without."""
     claim, other = LeaseState(key, 5), LeaseState(key, 5)
-    await beat(wire, claim, b"1")
+    await beat(connection, claim, b"1")
     await bare.delete(key, owner_of(key))
-    await beat(wire, other, b"other")
-    assert await beat(wire, claim, b"2") == "held"
+    await beat(connection, other, b"other")
+    assert await beat(connection, claim, b"2") == "held"
     assert claim.losses == 1
-    await end(wire, other)
+    await end(connection, other)
     await bare.set(key, b"bare", ex=30)
-    assert await beat(wire, claim, b"3") == "stands"
+    assert await beat(connection, claim, b"3") == "stands"
     assert await bare.get(key) == b"bare"
     assert claim.losses == 1
 
 
-async def test_a_stranger_writes_over_ours(wire: Wire, bare: Redis, key: str) -> None:
+async def test_a_stranger_writes_over_ours(
+    connection: Connection, bare: Redis, key: str
+) -> None:
     """It is told, and ours is written again; its value survives our end."""
     claim = LeaseState(key, 5)
-    await beat(wire, claim, b"1")
+    await beat(connection, claim, b"1")
     await bare.set(key, b"strange")
-    assert (await ask(wire, claim.write_request(b"2"))).strange
+    assert (await ask(connection, claim.write_request(b"2"))).strange
     assert await bare.get(key) == b"2"
-    assert not (await ask(wire, claim.write_request(b"3"))).strange
+    assert not (await ask(connection, claim.write_request(b"3"))).strange
     await bare.set(key, b"strange", ex=30)
-    assert await end(wire, claim) == 0
+    assert await end(connection, claim) == 0
     assert await bare.get(key) == b"strange"
     assert await bare.exists(owner_of(key)) == 0
 
 
-async def test_late_writes_do_nothing(wire: Wire, bare: Redis, key: str) -> None:
+async def test_late_writes_do_nothing(
+    connection: Connection, bare: Redis, key: str
+) -> None:
     """An older write behind a younger one, and one that keeps behind the end."""
     claim = LeaseState(key, 5)
-    await beat(wire, claim, b"1")
+    await beat(connection, claim, b"1")
     late, thread = claim.write_request(b"late"), claim.keep_request(b"thread")
-    await beat(wire, claim, b"now")
-    assert (await ask(wire, late)).what == "late"
-    assert (await ask(wire, thread)).what == "late"
+    await beat(connection, claim, b"now")
+    assert (await ask(connection, late)).what == "late"
+    assert (await ask(connection, thread)).what == "late"
     assert await bare.get(key) == b"now"
     last = claim.write_request(b"last")
-    await end(wire, claim)
-    assert (await ask(wire, last)).what == "lapsed"
+    await end(connection, claim)
+    assert (await ask(connection, last)).what == "lapsed"
     assert await bare.exists(key) == 0
 
 
-async def test_a_lost_write_that_takes(wire: Wire, bare: Redis, key: str) -> None:
+async def test_a_lost_write_that_takes(
+    connection: Connection, bare: Redis, key: str
+) -> None:
     """It cannot put the key back in place behind the end; others get it at once."""
     claim = LeaseState(key, 5)
     lost = claim.write_request(b"lost")
     claim.record_failure(ambiguous=True)
-    await beat(wire, claim, b"1")
-    await end(wire, claim, now=1.0)
-    assert (await ask(wire, lost)).what == "late"
+    await beat(connection, claim, b"1")
+    await end(connection, claim, now=1.0)
+    assert (await ask(connection, lost)).what == "late"
     assert await bare.exists(key) == 0
     assert 20_000 < await bare.pttl(owner_of(key)) <= MAY_ARRIVE * 1_000
     other = LeaseState(key, 5)
-    assert await beat(wire, other, b"2") == "written"
-    assert (await ask(wire, lost)).what == "held"
-    await end(wire, other)
+    assert await beat(connection, other, b"2") == "written"
+    assert (await ask(connection, lost)).what == "held"
+    await end(connection, other)
 
 
 async def test_an_end_in_doubt_leaves_the_owner_alone(
-    wire: Wire, bare: Redis, key: str
+    connection: Connection, bare: Redis, key: str
 ) -> None:
     """Who was refused and cannot know what became of a lost request touches nothing."""
     owner, claim = LeaseState(key, 5), LeaseState(key, 5)
-    await beat(wire, owner, b"1")
+    await beat(connection, owner, b"1")
     claim.write_request(b"lost")
     claim.record_failure(ambiguous=True)
     lease = await bare.get(owner.owner_key)
-    assert await end(wire, claim) == 0
+    assert await end(connection, claim) == 0
     assert await bare.get(owner.owner_key) == lease
-    await end(wire, owner)
+    await end(connection, owner)
 
 
 async def test_nothing_stays_behind_a_clean_end(
-    wire: Wire, bare: Redis, key: str
+    connection: Connection, bare: Redis, key: str
 ) -> None:
     """What was lost so long ago that it cannot arrive leaves nothing behind, either."""
     claim = LeaseState(key, 5)
     claim.write_request(b"lost")
     claim.record_failure(ambiguous=True)
-    await beat(wire, claim, b"1")
-    await end(wire, claim, now=MAY_ARRIVE + 1)
+    await beat(connection, claim, b"1")
+    await end(connection, claim, now=MAY_ARRIVE + 1)
     assert await bare.exists(key, owner_of(key)) == 0
 
 
@@ -361,15 +377,15 @@ OWNER_KEY = "bls_agent:{订单系统_控制}:owner"
 
 
 @pytest.fixture
-async def own_wire(own_server: DevServer) -> AsyncIterator[Wire]:
-    own_wire = Wire(Endpoint.of(own_server.url), "lease", timeout=0.5)
-    yield own_wire
-    await own_wire.aclose()
+async def own_connection(own_server: DevServer) -> AsyncIterator[Connection]:
+    own_connection = Connection(Endpoint.of(own_server.url), "lease", timeout=0.5)
+    yield own_connection
+    await own_connection.aclose()
 
 
-async def test_lease_one_owner(own_wire: Wire, admin: Redis) -> None:
+async def test_lease_one_owner(own_connection: Connection, admin: Redis) -> None:
     """The second one does not get it; the token stands beside the key, with a TTL."""
-    first, second = Lease(own_wire, KEY, 5), Lease(own_wire, KEY, 5)
+    first, second = Lease(own_connection, KEY, 5), Lease(own_connection, KEY, 5)
     assert await first.acquire()
     assert first.valid
     assert not await second.acquire()
@@ -380,9 +396,9 @@ async def test_lease_one_owner(own_wire: Wire, admin: Redis) -> None:
     assert await admin.keys("*") == [OWNER_KEY.encode()]
 
 
-async def test_renewing(own_wire: Wire, admin: Redis) -> None:
+async def test_renewing(own_connection: Connection, admin: Redis) -> None:
     """Renewing begins the TTL anew, for the owner alone."""
-    first, second = Lease(own_wire, KEY, 5), Lease(own_wire, KEY, 5)
+    first, second = Lease(own_connection, KEY, 5), Lease(own_connection, KEY, 5)
     await first.acquire()
     await admin.pexpire(OWNER_KEY, 1_000)
     assert not await second.renew()
@@ -391,9 +407,9 @@ async def test_renewing(own_wire: Wire, admin: Redis) -> None:
     assert await admin.pttl(OWNER_KEY) > 4_000
 
 
-async def test_giving_back(own_wire: Wire, admin: Redis) -> None:
+async def test_giving_back(own_connection: Connection, admin: Redis) -> None:
     """Given back it is free at once; somebody else's stays."""
-    first, second = Lease(own_wire, KEY, 5), Lease(own_wire, KEY, 5)
+    first, second = Lease(own_connection, KEY, 5), Lease(own_connection, KEY, 5)
     await first.acquire()
     await second.give_back()
     assert await admin.exists(OWNER_KEY)
@@ -404,9 +420,9 @@ async def test_giving_back(own_wire: Wire, admin: Redis) -> None:
     assert await admin.get(OWNER_KEY) == second.token.encode()
 
 
-async def test_taking_over_what_is_over(own_wire: Wire) -> None:
+async def test_taking_over_what_is_over(own_connection: Connection) -> None:
     """A silent owner is out of office before the server lets somebody else in."""
-    first, second = Lease(own_wire, KEY, 0.3), Lease(own_wire, KEY, 0.3)
+    first, second = Lease(own_connection, KEY, 0.3), Lease(own_connection, KEY, 0.3)
     await first.acquire()
     while not await second.acquire():
         await anyio.sleep(0.005)
@@ -415,18 +431,22 @@ async def test_taking_over_what_is_over(own_wire: Wire) -> None:
     assert second.valid
 
 
-async def test_our_clock_runs_out_first(own_wire: Wire, admin: Redis) -> None:
+async def test_our_clock_runs_out_first(
+    own_connection: Connection, admin: Redis
+) -> None:
     """Valid is never said longer than the server says it."""
-    lease = Lease(own_wire, KEY, 0.5)
+    lease = Lease(own_connection, KEY, 0.5)
     await lease.acquire()
     await eventually(lambda: not lease.valid)
     assert await admin.get(OWNER_KEY) == lease.token.encode()
 
 
 @pytest.mark.parametrize("told", ["", "ab12.300@m.1", "poison"])
-async def test_lease_a_clock_set_back(own_wire: Wire, admin: Redis, told: str) -> None:
+async def test_lease_a_clock_set_back(
+    own_connection: Connection, admin: Redis, told: str
+) -> None:
     """What is left of a lease is never more than its length, whoever had it."""
-    first, second = Lease(own_wire, KEY, 60), Lease(own_wire, KEY, 0.3)
+    first, second = Lease(own_connection, KEY, 60), Lease(own_connection, KEY, 0.3)
     await first.acquire()
     assert not await second.acquire()
     assert await admin.pttl(OWNER_KEY) > 50_000  # it is as long as its owner says
@@ -440,10 +460,10 @@ async def test_lease_a_clock_set_back(own_wire: Wire, admin: Redis, told: str) -
             await anyio.sleep(0.01)
 
 
-async def test_in_doubt(own_wire: Wire, own_server: DevServer) -> None:
+async def test_in_doubt(own_connection: Connection, own_server: DevServer) -> None:
     """An answer that got lost: asked again, the lease turns out to be ours."""
-    lease = Lease(own_wire, KEY, 10)
-    await own_wire.open()
+    lease = Lease(own_connection, KEY, 10)
+    await own_connection.open()
     own_server.freeze()
     with pytest.raises(RedisUnavailableError) as caught:
         await lease.acquire()
@@ -454,9 +474,9 @@ async def test_in_doubt(own_wire: Wire, own_server: DevServer) -> None:
     assert lease.valid
 
 
-async def test_a_child_has_none(own_wire: Wire, admin: Redis) -> None:
+async def test_a_child_has_none(own_connection: Connection, admin: Redis) -> None:
     """A forked child neither holds the lease nor ends its parent's."""
-    lease = Lease(own_wire, KEY, 5)
+    lease = Lease(own_connection, KEY, 5)
     await lease.acquire()
     lease.forget_parent()
     assert not lease.valid
@@ -465,10 +485,12 @@ async def test_a_child_has_none(own_wire: Wire, admin: Redis) -> None:
     assert await admin.exists(OWNER_KEY)
 
 
-async def test_another_type_is_left_alone(own_wire: Wire, admin: Redis) -> None:
+async def test_another_type_is_left_alone(
+    own_connection: Connection, admin: Redis
+) -> None:
     """A key that holds something else is not overwritten."""
     await admin.rpush(OWNER_KEY, b"theirs")
-    lease = Lease(own_wire, KEY, 5)
+    lease = Lease(own_connection, KEY, 5)
     with pytest.raises(RedisUnavailableError, match="WRONGTYPE"):
         await lease.acquire()
     assert not lease.valid

@@ -22,7 +22,7 @@ from redis import Redis as BlockingRedis
 from redis.asyncio import Redis
 
 from bls_agent import ConfigurationError, ProjectAgent, Status
-from bls_agent.connection.connection import Connections
+from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.devserver import DevServer
 from bls_agent.project.status.writer import StallStatusPublisher
 from bls_agent.runtime.watchdog import StallTimer
@@ -596,7 +596,7 @@ async def test_a_fault_of_ours_harms_nobody_else(
     """Who cannot speak is said once and not looked after any more; the others are."""
 
     class Broken(StallStatusPublisher):
-        async def publish(self, connections: Connections) -> None:
+        async def publish(self, connections: AgentConnections) -> None:
             raise RuntimeError(connections)
 
     async with (

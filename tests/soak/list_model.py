@@ -1,4 +1,4 @@
-"""A model of one list server, and of the links to it, behind the face of our wires.
+"""A model of one list server, and of the links to it, behind the face of our connections.
 
 It stands in for Redis in state machines alone, where thousands of histories are wanted
 and every link must break at a chosen moment. What it does is what the servers do in the
@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bls_agent.connection.connection import Connections
+from bls_agent.connection.agent_connections import AgentConnections
+from bls_agent.connection.connection import Lost
 from bls_agent.connection.endpoint import Argument, Endpoint, Request
 from bls_agent.connection.gate import Gate
-from bls_agent.connection.wire import Lost
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisUnavailableError
 
@@ -142,7 +142,7 @@ def _nothing() -> None:
 
 
 class ModelWire:
-    """A wire to the model; see :class:`bls_agent.connection.wire.Wire` for what each thing means.
+    """A connection to the model; see :class:`bls_agent.connection.connection.Connection` for what each thing means.
 
     Attributes:
         cut_next: What happens to the next request: ``""`` nothing, ``"before"`` it is
@@ -260,13 +260,13 @@ class ModelWire:
         self._opened()
 
 
-class ModelConnections(Connections):
-    """The wires of one agent to the model."""
+class ModelConnections(AgentConnections):
+    """The connections of one agent to the model."""
 
     def __init__(self, server: ListServer) -> None:
-        """Make three wires."""
+        """Make three connections."""
         self.endpoint = Endpoint.of("redis://127.0.0.1:1/0")  # nobody goes there
         self.gate = Gate(Backoff())
-        wires: list[Any] = [ModelWire(server, f"n:{use}") for use in "dlb"]
-        self.data, self.liveness, self.blocking = wires
+        pool: list[Any] = [ModelWire(server, f"n:{use}") for use in "dlb"]
+        self.data, self.liveness, self.blocking = pool
         self.control, self.intake = self.liveness, self.data

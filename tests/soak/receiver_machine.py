@@ -142,11 +142,11 @@ class ReceiverMachine(RuleBasedStateMachine):
     def link_breaks(self, use: str, when: str, server_knows: bool) -> None:
         """A link breaks: now, or around the next request."""
         self.cuts += 1
-        wire: Any = getattr(self.connections, use)
+        connection: Any = getattr(self.connections, use)
         if when == "now":
-            wire.break_link(server_knows=server_knows)
+            connection.break_link(server_knows=server_knows)
         else:
-            wire.cut_next = when
+            connection.cut_next = when
         self._take_what_came()
 
     @rule(seconds=st.sampled_from([0.2, 1.0, 2.5, 65.0]))
@@ -159,8 +159,8 @@ class ReceiverMachine(RuleBasedStateMachine):
     def crash(self) -> None:
         """The process is killed and started again; the server notices that."""
         self.deaths += 1
-        for wire in self.connections.all:
-            wire.break_link(server_knows=True)  # type: ignore[attr-defined]
+        for connection in self.connections.all:
+            connection.break_link(server_knows=True)  # type: ignore[attr-defined]
         taken = [*self.pending, *self.running, *self.receiver.leftovers()]
         self._cancel_asking()
         self.held_at_crash += [message.payload for message in taken]
@@ -188,8 +188,8 @@ class ReceiverMachine(RuleBasedStateMachine):
             self.started += values
             self.ended += values
         self.pending = []
-        for wire in self.connections.all:
-            LOOP.run(wire.aclose())
+        for connection in self.connections.all:
+            LOOP.run(connection.aclose())
         self.begin()
 
     def in_transit(self) -> list[bytes]:

@@ -156,7 +156,7 @@ async def test_who_expires_after_the_search_is_absent(redis_url: str) -> None:
     """Nothing is shown of a key that is not there any more."""
     access = Access(redis_url, "test")
     gone = {b"heartbeat:node:gone": "execution_node_heartbeat"}
-    assert await module._read(access.wires, gone, {}) == {}
+    assert await module._read(access.pool, gone, {}) == {}
     await access.aclose()
 
 

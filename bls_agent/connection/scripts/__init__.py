@@ -12,12 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Reply
-from bls_agent.connection.wire import Wire
 from bls_agent.core.errors import RedisUnavailableError
 
 if TYPE_CHECKING:
-    from bls_agent.connection.keyed_wires import KeyedWires
+    from bls_agent.connection.pool import ConnectionPool
 
 __all__ = [
     "ACK",
@@ -63,43 +63,51 @@ class Script:
         return hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
 
     async def run(
-        self, wire: Wire, keys: Sequence[Argument], arguments: Sequence[Argument]
+        self,
+        connection: Connection,
+        keys: Sequence[Argument],
+        arguments: Sequence[Argument],
     ) -> Reply:
-        """Run the script; raises as :meth:`Wire.call`."""
+        """Run the script; raises as :meth:`Connection.call`."""
         try:
-            return await wire.call("EVALSHA", self.digest, len(keys), *keys, *arguments)
+            return await connection.call(
+                "EVALSHA", self.digest, len(keys), *keys, *arguments
+            )
         except RedisUnavailableError as error:
             if error.kind != "no_script":
                 raise
-        return await wire.call("EVAL", self.text, len(keys), *keys, *arguments)
+        return await connection.call("EVAL", self.text, len(keys), *keys, *arguments)
 
     async def run_each(
-        self, wire: Wire, keys: Sequence[Argument], runs: Sequence[Sequence[Argument]]
+        self,
+        connection: Connection,
+        keys: Sequence[Argument],
+        runs: Sequence[Sequence[Argument]],
     ) -> list[Reply]:
         """Run the script once for each list of arguments, in one write.
 
-        Raises as :meth:`Wire.call_many`: error replies stand in the list, but for those
+        Raises as :meth:`Connection.call_many`: error replies stand in the list, but for those
         of a server that did not know the script yet.
         """
         requests = [self.request(keys, arguments) for arguments in runs]
-        replies = await wire.call_many(requests)
+        replies = await connection.call_many(requests)
         for number, reply in enumerate(replies):
             if isinstance(reply, RedisUnavailableError) and reply.kind == "no_script":
-                replies[number] = await self.run(wire, keys, [*runs[number]])
+                replies[number] = await self.run(connection, keys, [*runs[number]])
         return replies
 
     async def run_many(
         self,
-        wires: KeyedWires | Wire,
+        pool: ConnectionPool | Connection,
         runs: Sequence[tuple[list[str], Sequence[Argument]]],
     ) -> list[Reply]:
         """Run the script for many groups of keys, a thousand in one write.
 
         Each run has the keys of one slot and its arguments. Raises as
-        :meth:`KeyedWires.call_many`; error replies stand in the list.
+        :meth:`ConnectionPool.call_many`; error replies stand in the list.
         """
         requests = [self.request(keys, arguments) for keys, arguments in runs]
-        replies = await wires.call_many(requests)
+        replies = await pool.call_many(requests)
         unknown = [
             at
             for at, reply in enumerate(replies)
@@ -108,7 +116,7 @@ class Script:
         # Each such run sends the text: one of several servers may have lost it.
         texts = [self.request(*runs[at], known=False) for at in unknown]
         if texts:
-            for at, reply in zip(unknown, await wires.call_many(texts), strict=True):
+            for at, reply in zip(unknown, await pool.call_many(texts), strict=True):
                 replies[at] = reply
         return replies
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import anyio
 
 from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.keyed_wires import KeyedWires, default_endpoint
+from bls_agent.connection.pool import ConnectionPool, default_endpoint
 from bls_agent.core.errors import RedisRefusedError
 from bls_agent.core.keys import CONTROL, KEYS, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.core.names import check_name, encode_key
@@ -70,22 +70,22 @@ async def examine(
         check_name("project", project)
     check_seconds("timeout", timeout)
     endpoint = default_endpoint(os.environ) if redis is None else Endpoint.of(redis)
-    wires = KeyedWires(endpoint, NAME, timeout=timeout)
+    pool = ConnectionPool(endpoint, NAME, timeout=timeout)
     try:
-        return await _Examination(wires, project, progress, clock).run()
+        return await _Examination(pool, project, progress, clock).run()
     finally:
-        await wires.aclose()
+        await pool.aclose()
 
 
 class _Examination:
     def __init__(
         self,
-        wires: KeyedWires,
+        pool: ConnectionPool,
         project: str,
         progress: Progress | None,
         clock: Callable[[], float],
     ) -> None:
-        self._wires = wires
+        self._pool = pool
         self._project = project
         self._progress = progress
         self._clock = clock
@@ -128,9 +128,9 @@ class _Examination:
         )
 
     async def _servers(self) -> AsyncIterator[Server]:
-        async with aclosing(self._wires.masters()) as wires:
-            async for wire in wires:
-                yield Server(wire, whole=self._wires.is_cluster)
+        async with aclosing(self._pool.masters()) as pool:
+            async for connection in pool:
+                yield Server(connection, whole=self._pool.is_cluster)
 
     async def _examine_server(self, server: Server) -> Facts:
         facts = await server.facts(self._clock)
@@ -212,7 +212,7 @@ class _Examination:
             for question in rule.asks(sample)
         }
         if questions:
-            self._answers.update(await answer(self._wires, questions))
+            self._answers.update(await answer(self._pool, questions))
         for sample in samples:
             of_its_type = _is_of_its_type(sample)
             for rule in RULES_OF.get(sample.row, ()):
@@ -232,8 +232,8 @@ class _Examination:
             return
         for row in (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL):
             key = row.locate(project=self._project)
-            async with self._wires.to(key) as wire:
-                server = Server(wire, whole=True)
+            async with self._pool.to(key) as connection:
+                server = Server(connection, whole=True)
                 await self._examine_keys(server, [encode_key(key)])
 
     async def _try_rights(self) -> _Access:
@@ -241,8 +241,8 @@ class _Examination:
 
         In a cluster every server has the same users, so one server is enough.
         """
-        async with self._wires.to("") as wire:
-            server = Server(wire, whole=True)
+        async with self._pool.to("") as connection:
+            server = Server(connection, whole=True)
             best = _Access(await server.who())
             names = [self._project] if self._project else list(self._projects)
             for name in names if best.user else ():

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import anyio
 
+from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Reply, Request
-from bls_agent.connection.keyed_wires import KeyedWires
-from bls_agent.connection.wire import Wire
+from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.core.names import encode_key
 from bls_agent.ops.doctor.reading import Look
@@ -33,15 +33,15 @@ _SETTINGS: Final = (
 class Server:
     """One server, over one connection that does not change the keys' idle times."""
 
-    def __init__(self, wire: Wire, *, whole: bool) -> None:
-        self._wire = wire
+    def __init__(self, connection: Connection, *, whole: bool) -> None:
+        self._connection = connection
         self._whole = whole  # all nodes are looked at, if it is a cluster's
         self._quiet = -1  # in which life of the connection NO-TOUCH was asked for
 
     @property
     def address(self) -> str:
         """Its address, without credentials."""
-        return self._wire.address
+        return self._connection.address
 
     async def ask(self, requests: Sequence[Request]) -> list[Reply]:
         """Send requests that change nothing; error replies stand in the list.
@@ -56,18 +56,20 @@ class Server:
     async def _send(self, requests: Sequence[Request]) -> list[Reply]:
         try:
             await self._disable_touch()
-            return await self._wire.call_many(requests)
+            return await self._connection.call_many(requests)
         except RedisUnavailableError as error:
             if error.kind != "connection" or error.connecting:
                 raise
         await self._disable_touch()
-        return await self._wire.call_many(requests)
+        return await self._connection.call_many(requests)
 
     async def _disable_touch(self) -> None:
         """Ask once on each connection that reads do not reset a key's idle time."""
-        if self._quiet != self._wire.generation or not self._wire.connected:
-            await self._wire.call_many([("CLIENT", "NO-TOUCH", "ON")])  # since 7.2
-            self._quiet = self._wire.generation
+        if self._quiet != self._connection.generation or not self._connection.connected:
+            await self._connection.call_many(
+                [("CLIENT", "NO-TOUCH", "ON")]
+            )  # since 7.2
+            self._quiet = self._connection.generation
 
     async def one(self, *request: Argument) -> Reply:
         """Send one request; an error reply is raised."""
@@ -96,7 +98,7 @@ class Server:
             elif len(reply) == 2:  # noqa: PLR2004 - name and value
                 config[reply[0].decode()] = reply[1].decode("utf-8", "replace")
         return Facts(
-            address=self._wire.address,
+            address=self._connection.address,
             info=told,
             config=config,
             rtt=rtt,
@@ -193,10 +195,10 @@ def _read_info(reply: bytes) -> dict[str, str]:
 
 
 async def answer(
-    wires: KeyedWires, questions: Iterable[Question]
+    pool: ConnectionPool, questions: Iterable[Question]
 ) -> Mapping[Question, Any]:
     """Answer questions about keys on whichever server has them; omits refused ones."""
     asked = list(questions)
-    replies = await wires.read_many([[*map(encode_key, words)] for words in asked])
+    replies = await pool.read_many([[*map(encode_key, words)] for words in asked])
     pairs = zip(asked, replies, strict=True)
     return {question: reply for question, reply in pairs if not _refusal(reply)}

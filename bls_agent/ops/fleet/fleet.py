@@ -22,7 +22,7 @@ import anyio
 import anyio.lowlevel
 
 from bls_agent.connection.endpoint import Endpoint, Reply, Request
-from bls_agent.connection.keyed_wires import KeyedWires, default_endpoint
+from bls_agent.connection.pool import ConnectionPool, default_endpoint
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
@@ -96,14 +96,14 @@ class Fleet:
         return f"<Fleet {self._endpoint.address if self._endpoint else 'unopened'}>"
 
     @cached_property
-    def _wires(self) -> KeyedWires:
+    def _pool(self) -> ConnectionPool:
         if self._endpoint is None:
             self._endpoint = default_endpoint(os.environ)
-        return KeyedWires(self._endpoint, "bls-fleet", timeout=self._timeout)
+        return ConnectionPool(self._endpoint, "bls-fleet", timeout=self._timeout)
 
     @cached_property
     def _reader(self) -> FleetReader:
-        return FleetReader(self._wires)
+        return FleetReader(self._pool)
 
     async def __aenter__(self) -> Self:
         """Open nothing: the first look does."""
@@ -123,8 +123,8 @@ class Fleet:
         with anyio.move_on_after(CLOSE, shield=True):
             async with self._turn:  # another task may be in a look
                 await self._end_search()
-        if "_wires" in self.__dict__:
-            await self._wires.aclose()
+        if "_pool" in self.__dict__:
+            await self._pool.aclose()
 
     async def look(self) -> dict[str, ProjectView]:
         """Take one complete look at every project; it continues the looks before.
@@ -150,7 +150,7 @@ class Fleet:
         Raises:
             RedisUnavailableError: Redis cannot answer.
         """
-        reader = FleetReader(self._wires)
+        reader = FleetReader(self._pool)
         async with self._turn:
             await self._set_clock()
             at = self._now()
@@ -306,25 +306,25 @@ class _Keys(NamedTuple):
 class FleetReader:
     """The states of all projects, and the reads that update them."""
 
-    def __init__(self, wires: KeyedWires) -> None:
+    def __init__(self, pool: ConnectionPool) -> None:
         self.projects: dict[str, ProjectState] = {}
         self.hidden: set[str] = set()  # projects whose status may not be read
-        self._wires = wires
+        self._pool = pool
         self._keys: dict[str, _Keys] = {}
         self._share, self._among = FIRST_BYTES, 0
 
     async def read_time(self) -> float | None:
         """Read the server's clock, in Unix seconds; ``None`` if that is refused."""
         try:
-            async with self._wires.to("") as wire:
-                seconds, micros = await wire.read("TIME")
+            async with self._pool.to("") as connection:
+                seconds, micros = await connection.read("TIME")
         except RedisRefusedError:
             return None
         return int(seconds) + int(micros) / 1e6
 
     async def scan(self) -> AsyncGenerator[set[str]]:
         """Give the names of projects, step by step through all keys."""
-        async with aclosing(self._wires.scan_steps(_common_pattern())) as steps:
+        async with aclosing(self._pool.scan_steps(_common_pattern())) as steps:
             async for keys in steps:
                 yield set(_names_in(keys))
 
@@ -348,7 +348,7 @@ class FleetReader:
             for name in part:
                 key = self._keys[name].status
                 requests += [("GETRANGE", key, 0, STATUS_BYTES - 1), ("PTTL", key)]
-            replies = await self._wires.read_many(requests)
+            replies = await self._pool.read_many(requests)
             for name, value, left in zip(part, *_split(replies, 2), strict=True):
                 error = _record_status(self.projects[name], value, left, at)
                 if error is not None:
@@ -385,7 +385,7 @@ class FleetReader:
             requests += [("LLEN", keys.control), ("LLEN", keys.console)]
             if look:
                 requests.append(("LINDEX", keys.console, -1))
-        replies = iter(await self._wires.read_many(requests))
+        replies = iter(await self._pool.read_many(requests))
         for name, look in zip(part, looked, strict=True):
             sample = Sample(
                 queue=_list_value(next(replies)),
@@ -406,7 +406,7 @@ class FleetReader:
                     key = self._keys[name].console
                     # The length first: it must not count what the window does not show.
                     requests += [("LLEN", key), ("LRANGE", key, -wanted[name], -1)]
-                replies = await self._wires.read_many(requests)
+                replies = await self._pool.read_many(requests)
                 for name, size, records in zip(part, *_split(replies, 2), strict=True):
                     window, length = _list_value(records), _list_value(size)
                     more = self.projects[name].record_window(

@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from bls_agent.assets.library import AssetLibrary
 from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.keyed_wires import default_endpoint
+from bls_agent.connection.pool import default_endpoint
 from bls_agent.console import Console
 from bls_agent.core.errors import (
     ContractError,

@@ -14,7 +14,7 @@ from typing import Final
 
 import anyio
 
-from bls_agent.connection.connection import Connections
+from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Argument
 from bls_agent.core.codec import decode_object, encode_strictly
 from bls_agent.core.errors import (
@@ -50,10 +50,10 @@ class FanOut:
     """Passes a broadcast on to every other living instance."""
 
     def __init__(
-        self, connections: Connections, project: str, instance: str, say: Say
+        self, connections: AgentConnections, project: str, instance: str, say: Say
     ) -> None:
-        self._replicas_wire = connections.liveness
-        self._wire = connections.control
+        self._replicas_connection = connections.liveness
+        self._connection = connections.control
         self._project = project
         self._instance = instance
         self._say = say
@@ -93,7 +93,7 @@ class FanOut:
         return "" if failure is None else str(failure)
 
     async def _push(self, payload: bytes) -> BlsError | None:
-        living = await read_replicas(self._replicas_wire, self._project)
+        living = await read_replicas(self._replicas_connection, self._project)
         requests: list[tuple[Argument, ...]] = []
         for instance in living.keys() - {self._instance}:
             inbox = _inbox_of(self._project, instance)
@@ -102,7 +102,7 @@ class FanOut:
                 ("LTRIM", inbox, -LIMIT, -1),
                 ("EXPIRE", inbox, INBOX_TTL),
             ]
-        replies = await self._wire.call_many(requests) if requests else []
+        replies = await self._connection.call_many(requests) if requests else []
         return next((r for r in replies if isinstance(r, BlsError)), None)
 
 
@@ -111,14 +111,14 @@ class Inbox:
 
     def __init__(
         self,
-        connections: Connections,
+        connections: AgentConnections,
         dispatcher: Dispatcher,
         *,
         project: str,
         instance: str,
         say: Say,
     ) -> None:
-        self._wire = connections.control
+        self._connection = connections.control
         self._dispatcher = dispatcher
         self._key = _inbox_of(project, instance)
         self._say = say
@@ -141,9 +141,9 @@ class Inbox:
     async def _take_one(self) -> bool:
         """Take one command; while no handler is free, only extend the inbox's TTL."""
         if not self._dispatcher.accepts:
-            await self._wire.call("EXPIRE", self._key, INBOX_TTL)
+            await self._connection.call("EXPIRE", self._key, INBOX_TTL)
             return False
-        payload = await self._wire.call("LPOP", self._key)
+        payload = await self._connection.call("LPOP", self._key)
         if payload is None:
             return False
         digest = hashlib.sha256(payload).digest()  # a command may be a megabyte

@@ -10,7 +10,7 @@ from bls_agent.core.keys import PROJECT_CONSOLE, KeyTemplate
 from bls_agent.project.messages import LogEntry
 
 if TYPE_CHECKING:
-    from bls_agent.connection.keyed_wires import KeyedWires
+    from bls_agent.connection.pool import ConnectionPool
     from bls_agent.project.log.reading import Follower, LogPage, LogPlace
 
 __all__ = ["WINDOW", "LogReader", "as_wrong_type", "pause_after"]
@@ -28,8 +28,8 @@ SEARCHED: Final = 1_000  # records in one read while a place is searched for
 class LogReader:
     """Reads the console list of one project; every request may be repeated."""
 
-    def __init__(self, wires: KeyedWires, project: str) -> None:
-        self._wires = wires
+    def __init__(self, pool: ConnectionPool, project: str) -> None:
+        self._pool = pool
         self._key = PROJECT_CONSOLE.locate(project=project)
         self._encoded = self._key.encode("utf-8", "surrogateescape")
 
@@ -101,8 +101,8 @@ class LogReader:
     async def _window(self, first: int, last: int) -> tuple[list[bytes], int]:
         encoded = self._encoded
         requests = [("LRANGE", encoded, first, last), ("LLEN", encoded)]
-        async with self._wires.to(self._key) as wire:
-            replies = await wire.read_many(requests)
+        async with self._pool.to(self._key) as connection:
+            replies = await connection.read_many(requests)
         for reply in replies:
             if isinstance(reply, RedisUnavailableError):
                 raise as_wrong_type(reply, PROJECT_CONSOLE, self._key)

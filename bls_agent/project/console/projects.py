@@ -33,7 +33,7 @@ from bls_agent.core.names import encode_key, place_beside
 from bls_agent.project.messages import Command, Status
 
 if TYPE_CHECKING:
-    from bls_agent.connection.keyed_wires import KeyedWires
+    from bls_agent.connection.pool import ConnectionPool
 
 __all__ = ["find_projects", "forget_project", "has_keys", "waiting"]
 
@@ -42,7 +42,7 @@ GONE: Final = -2  # PTTL of a key that is not there
 REMEDY: Final = "Stop its agent first, or pass force=True."
 
 
-async def find_projects(wires: KeyedWires) -> dict[str, Status | None]:
+async def find_projects(pool: ConnectionPool) -> dict[str, Status | None]:
     """Find every project that has any key, with its status, sorted by name.
 
     ``None`` stands for no valid status. Projects whose status may not be read are left
@@ -50,7 +50,7 @@ async def find_projects(wires: KeyedWires) -> dict[str, Status | None]:
     """
     names: set[str] = set()
     for template in (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL):
-        async for key in wires.scan(template.pattern()):
+        async for key in pool.scan(template.pattern()):
             parsed = template.parse(key)
             if parsed is not None:
                 names.add(parsed["project"])
@@ -58,7 +58,7 @@ async def find_projects(wires: KeyedWires) -> dict[str, Status | None]:
     keys = [PROJECT_STATUS.locate(project=name) for name in found]
     # Not MGET: one key that may not be read would refuse the others, too.
     requests = [("GET", key.encode("utf-8", "surrogateescape")) for key in keys]
-    replies = await wires.read_many(requests)
+    replies = await pool.read_many(requests)
     refused = [reply for reply in replies if _is_refusal(reply)]
     if refused and len(refused) == len(replies):
         raise refused[0]
@@ -81,14 +81,16 @@ def _status_in(reply: Reply) -> Status | None:
         return None
 
 
-async def has_keys(wires: KeyedWires, project: str) -> bool:
+async def has_keys(pool: ConnectionPool, project: str) -> bool:
     """Whether a project has a status, a log or a queue; a refused key counts."""
     rows = (("PTTL", PROJECT_STATUS), ("LLEN", PROJECT_CONSOLE), ("LLEN", CONTROL))
     requests = [(name, encode_key(row.locate(project=project))) for name, row in rows]
-    return await wires.read_many(requests) != [GONE, 0, 0]
+    return await pool.read_many(requests) != [GONE, 0, 0]
 
 
-async def waiting(wires: KeyedWires, key: str) -> AsyncIterator[tuple[bytes, Command]]:
+async def waiting(
+    pool: ConnectionPool, key: str
+) -> AsyncIterator[tuple[bytes, Command]]:
     """Read a control list from its end: no change meanwhile hides a command that stays.
 
     Pushing, taking and withdrawing move the rest, so pages overlap by one command;
@@ -97,7 +99,7 @@ async def waiting(wires: KeyedWires, key: str) -> AsyncIterator[tuple[bytes, Com
     """
     last, edge = -1, b""
     while True:
-        page: list[bytes] = await wires.read(key, "LRANGE", last - PAGE + 1, last)
+        page: list[bytes] = await pool.read(key, "LRANGE", last - PAGE + 1, last)
         if edge and edge not in page:
             last, edge = min(last + PAGE, -1), b""
             continue
@@ -108,31 +110,33 @@ async def waiting(wires: KeyedWires, key: str) -> AsyncIterator[tuple[bytes, Com
         last, edge = last - PAGE + 1, page[0]
 
 
-async def forget_project(wires: KeyedWires, project: str, *, force: bool) -> list[str]:
+async def forget_project(
+    pool: ConnectionPool, project: str, *, force: bool
+) -> list[str]:
     """Delete every key; LeaseHeldError if the project is online and not ``force``."""
     status = PROJECT_STATUS.locate(project=project)
     place = place_beside(CONTROL.locate(project=project))
     owner_pattern = OWNER.locate(place=INFLIGHT.pattern(place=place))
-    owners = [key async for key in _scan(wires, owner_pattern)]
+    owners = [key async for key in _scan(pool, owner_pattern)]
     if not force:
-        await _refuse_online(wires, status, owners)
+        await _refuse_online(pool, status, owners)
     keys = [row.locate(project=project) for row in (CONTROL, PROJECT_CONSOLE)]
     keys += [status, INSTANCES.locate(place=place_beside(status))]
     books = (DELIVERIES, SEEN, DEAD_LETTERS, *(() if owners else (INFLIGHT_LISTS,)))
     keys += [row.locate(place=place) for row in books]
     for row in (INFLIGHT, BROADCAST):
-        async for key in _scan(wires, row.pattern(place=place)):
+        async for key in _scan(pool, row.pattern(place=place)):
             if _tags_of(key) == {place} and _owner_of(key) not in owners:
                 keys.append(key)
-    replies = await wires.call_many([("DEL", encode_key(key)) for key in keys])
+    replies = await pool.call_many([("DEL", encode_key(key)) for key in keys])
     for reply in replies:
         if isinstance(reply, BlsError):
             raise reply
     return sorted(key for key, gone in zip(keys, replies, strict=True) if gone)
 
 
-async def _scan(wires: KeyedWires, pattern: str) -> AsyncIterator[str]:
-    async with aclosing(wires.scan_steps(encode_key(pattern))) as steps:
+async def _scan(pool: ConnectionPool, pattern: str) -> AsyncIterator[str]:
+    async with aclosing(pool.scan_steps(encode_key(pattern))) as steps:
         async for keys in steps:
             for key in keys:
                 yield key.decode("utf-8", "surrogateescape")
@@ -148,10 +152,10 @@ def _tags_of(key: str) -> set[str]:
     return {reading["place"] for reading in readings if "place" in reading}
 
 
-async def _refuse_online(wires: KeyedWires, status: str, owners: list[str]) -> None:
+async def _refuse_online(pool: ConnectionPool, status: str, owners: list[str]) -> None:
     asked: list[Request] = [("GETRANGE", encode_key(status), 0, 63)]
     asked += [("PTTL", encode_key(key)) for key in (status, *owners)]
-    said, *lives = await wires.read_many(asked)
+    said, *lives = await pool.read_many(asked)
     for reply in (said, *lives):
         if isinstance(reply, RedisUnavailableError) and reply.kind != "wrong_type":
             raise reply

@@ -30,7 +30,7 @@ from bls_agent.project.messages import Level, Outcome
 from bls_agent.runtime.batch_writer import BatchWriter
 
 if TYPE_CHECKING:
-    from bls_agent.connection.connection import Connections
+    from bls_agent.connection.agent_connections import AgentConnections
 
 __all__ = ["CURRENT_COMMAND", "NESTED", "Log", "LogSink", "LogStream", "describe_error"]
 
@@ -278,7 +278,7 @@ class LogSink:
 
     def __init__(
         self,
-        connections: Connections,
+        connections: AgentConnections,
         stream: LogStream,
         *,
         key: str,

@@ -10,7 +10,7 @@ from typing import Final
 
 import anyio
 
-from bls_agent.connection.connection import Connections
+from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import CONNECT_TIMEOUT, Reply, Request
 from bls_agent.connection.faults import redirects
 from bls_agent.core.errors import (
@@ -43,9 +43,9 @@ class BlockingRead:
     while it may still come.
     """
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: AgentConnections) -> None:
         self._connections = connections
-        self._wire = connections.blocking
+        self._connection = connections.blocking
         self._handlers: Sequence[_Handle] = ()
         self._on_refused: Callable[[], None] | None = None
         self._was_redirected = False
@@ -71,7 +71,7 @@ class BlockingRead:
         With ``on_refused``, all but the first request may be refused.
         """
         self._handlers, self._on_refused = handlers, on_refused
-        await self._wire.post(requests)
+        await self._connection.post(requests)
 
     async def wait(self) -> None:
         """Read all pending replies, and find out what is wrong when they are late.
@@ -84,14 +84,14 @@ class BlockingRead:
         """
         link = self._connections.gate.connect_time  # a slow one is not a dead one
         deadline = BLOCK + MARGIN + link
-        released, received = False, self._wire.received
-        while self._wire.pending:
+        released, received = False, self._connection.received
+        while self._connection.pending:
             with anyio.move_on_after(deadline) as scope:
                 await self._read_all()
             if not scope.cancelled_caught:
                 continue
             deadline = BLOCK + MARGIN
-            before, received = received, self._wire.received
+            before, received = received, self._connection.received
             if received != before:
                 continue
             if await self._server_answers():
@@ -104,7 +104,7 @@ class BlockingRead:
     async def _read_all(self) -> None:
         """Raise a failure at the end only: the other replies may hold commands."""
         failure: RedisUnavailableError | None = None
-        while self._wire.pending:
+        while self._connection.pending:
             try:
                 await self._read_one()
             except RedisUnavailableError as error:
@@ -114,9 +114,9 @@ class BlockingRead:
 
     async def _read_one(self) -> None:
         """Read one pending reply and handle it before anything is awaited."""
-        at = len(self._handlers) - self._wire.pending
+        at = len(self._handlers) - self._connection.pending
         try:
-            reply = await self._wire.collect()
+            reply = await self._connection.collect()
         except RedisRefusedError as error:
             if self._on_refused is None or not at or error.kind == "wrong_type":
                 raise
@@ -133,7 +133,7 @@ class BlockingRead:
         patience = PATIENCE + 2 * self._connections.gate.connect_time
         for wait in (patience, CONNECT_TIMEOUT):
             try:
-                async with self._connections.beside(self._wire.server) as beside:
+                async with self._connections.beside(self._connection.server) as beside:
                     asked = anyio.current_time()
                     with anyio.move_on_after(wait):
                         await beside.call("PING")
@@ -150,21 +150,21 @@ class BlockingRead:
 
     async def _unblock(self) -> bool:
         """End the block at the server; false if it could not be asked to."""
-        number = self._wire.client_id
+        number = self._connection.client_id
         if number is None:
             return False
         with suppress(RedisUnavailableError):
-            async with self._connections.beside(self._wire.server) as beside:
+            async with self._connections.beside(self._connection.server) as beside:
                 await beside.call("CLIENT", "UNBLOCK", number)
             return True
         return False
 
     async def _give_up(self) -> None:
-        await self._wire.drop()
+        await self._connection.drop()
         raise RedisUnavailableError(
             "deaf",
             "the waiting connection gave no answer",
-            address=self._wire.address,
+            address=self._connection.address,
             ambiguous=True,
         )
 
@@ -176,7 +176,7 @@ class BlockingRead:
         """
         grace = MARGIN + self._connections.gate.connect_time
         pause, waited = FIRST_PAUSE, 0.0
-        while self._wire.pending:
+        while self._connection.pending:
             released = await self._unblock()
             # Where it cannot be released the block ends by itself.
             wait = pause if released else BLOCK + MARGIN
@@ -186,7 +186,7 @@ class BlockingRead:
                 continue
             pause, waited = 2 * pause, waited + wait
             if waited >= grace and (released or await self._server_answers()):
-                await self._wire.drop()
+                await self._connection.drop()
 
 
 class BlockingReceiver(Receiver):
@@ -198,10 +198,10 @@ class BlockingReceiver(Receiver):
     swallowed (``prefetch`` commands each time) and what a killed process held.
     """
 
-    def __init__(self, connections: Connections, key: str) -> None:
+    def __init__(self, connections: AgentConnections, key: str) -> None:
         self._connections = connections
         self._key = key
-        self._wire = connections.blocking
+        self._connection = connections.blocking
         self._blocking_read = BlockingRead(connections)
         self._taken: deque[Message] = deque()
         self._stopping = False
@@ -230,9 +230,9 @@ class BlockingReceiver(Receiver):
         return messages
 
     async def _read(self, limit: int) -> None:
-        if not self._wire.pending:
-            if self._wire.lost:
-                await self._connections.forget_lost(self._wire, kill=False)
+        if not self._connection.pending:
+            if self._connection.lost:
+                await self._connections.forget_lost(self._connection, kill=False)
             if self._stopping:
                 return
             await self._send(limit)

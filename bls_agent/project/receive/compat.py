@@ -8,7 +8,7 @@ from typing import Final
 
 import anyio
 
-from bls_agent.connection.connection import Connections
+from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.scripts import TRIM_HEAD
 from bls_agent.core.errors import (
@@ -42,7 +42,7 @@ class CompatReceiver(Receiver):
     mode = "compat"
     one_at_a_time = True
 
-    def __init__(self, connections: Connections, key: str, say: Say) -> None:
+    def __init__(self, connections: AgentConnections, key: str, say: Say) -> None:
         self._connections = connections
         self._key = key
         self._say = say
@@ -133,8 +133,8 @@ class CompatReceiver(Receiver):
         return True
 
     async def _cut_by_script(self, payload: bytes) -> bool:
-        wire = self._connections.intake
-        return bool(await TRIM_HEAD.run(wire, [self._key], [payload]))
+        connection = self._connections.intake
+        return bool(await TRIM_HEAD.run(connection, [self._key], [payload]))
 
     async def _cut_by_value(self, payload: bytes) -> bool:
         return bool(await self._command("LREM", self._key, 1, payload))
@@ -166,7 +166,7 @@ class AutoReceiver(Receiver):
     the console log, tried again after a reconnect.
     """
 
-    def __init__(self, connections: Connections, key: str, say: Say) -> None:
+    def __init__(self, connections: AgentConnections, key: str, say: Say) -> None:
         self._blocking = BlockingReceiver(connections, key)
         self._compat = CompatReceiver(connections, key, say)
         self._intake = connections.intake

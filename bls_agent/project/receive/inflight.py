@@ -14,10 +14,10 @@ from typing import Final
 
 import anyio
 
-from bls_agent.connection.connection import Connections
+from bls_agent.connection.agent_connections import AgentConnections
+from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Reply, Request
 from bls_agent.connection.scripts import ACK
-from bls_agent.connection.wire import Wire
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import (
     RedisRefusedError,
@@ -104,13 +104,13 @@ class ReliableKeys:
 
 
 async def find_wrong_type(
-    wire: Wire, error: RedisUnavailableError, types: Mapping[str, str]
+    connection: Connection, error: RedisUnavailableError, types: Mapping[str, str]
 ) -> WrongTypeError | None:
     """Find the key of another type behind a refusal: a script does not name it."""
     if error.kind not in ("wrong_type", "refused"):
         return None
     try:
-        found = await wire.call_many([("TYPE", key) for key in types])
+        found = await connection.call_many([("TYPE", key) for key in types])
     except RedisUnavailableError:
         return None
     for (key, expected), reply in zip(types.items(), found, strict=True):
@@ -143,21 +143,21 @@ class InFlightLease:
 
     def __init__(
         self,
-        wire: Wire,
+        connection: Connection,
         keys: ReliableKeys,
         instance: str,
         ttl: float,
         *,
         on_renamed: Callable[[], None],
     ) -> None:
-        self._wire = wire
+        self._connection = connection
         self._keys = keys
         self._instance = instance
         self._ttl = ttl
         self._on_renamed = on_renamed
         self._lock = anyio.Lock()
         # The lease on the list that is in use.
-        self.lease = Lease(wire, keys.inflight(instance), ttl)
+        self.lease = Lease(connection, keys.inflight(instance), ttl)
         self.compared = False  # whether the list surely holds what is recorded here
         self.inherits = True  # whether the list holds commands of a former process
         self.losses = 0  # how often the lease was interrupted
@@ -192,7 +192,7 @@ class InFlightLease:
                     await self._take_another_list()
             self._ever = True
             # Each time: a set that was emptied or deleted must not hide our list.
-            named, length = await self._wire.call_many(
+            named, length = await self._connection.call_many(
                 [
                     ("SADD", self._keys.lists, self.lease.key),
                     ("LLEN", self.lease.key),
@@ -204,7 +204,7 @@ class InFlightLease:
 
     async def _take_another_list(self) -> None:
         name = f"{self._instance}~{secrets.token_hex(4)}"
-        fresh = Lease(self._wire, self._keys.inflight(name), self._ttl)
+        fresh = Lease(self._connection, self._keys.inflight(name), self._ttl)
         self._on_renamed()
         self.lease = fresh
         await fresh.acquire()
@@ -364,7 +364,7 @@ class Acks:
 
     def __init__(
         self,
-        connections: Connections,
+        connections: AgentConnections,
         keys: ReliableKeys,
         lease: InFlightLease,
         in_flight: InFlight,
@@ -372,7 +372,7 @@ class Acks:
         window: float,
     ) -> None:
         self._connections = connections
-        self._wire = connections.control
+        self._connection = connections.control
         self._keys = keys
         self._lease = lease
         self._in_flight = in_flight
@@ -470,7 +470,7 @@ class Acks:
         runs = [self._arguments(message) for message in messages]
         self._in_doubt = messages  # also if this is cancelled
         try:
-            replies = await ACK.run_each(self._wire, self._script_keys(), runs)
+            replies = await ACK.run_each(self._connection, self._script_keys(), runs)
         except RedisUnavailableError as error:
             if not error.ambiguous:
                 self._in_doubt = []
@@ -484,7 +484,7 @@ class Acks:
                 self._handle_reply(message, reply)
         if refusal is not None:
             types = self._keys.types(self._lease.key)
-            raise await find_wrong_type(self._wire, refusal, types) or refusal
+            raise await find_wrong_type(self._connection, refusal, types) or refusal
 
     async def _resolve(self) -> None:
         """Find out whether an ack without a reply has arrived.
@@ -492,12 +492,12 @@ class Acks:
         It does no harm to send it twice, unless another command with the same bytes
         stands in the list: that one would be taken out.
         """
-        for wire in (self._wire, self._connections.blocking):
-            await self._connections.forget_lost(wire, kill=True)
+        for connection in (self._connection, self._connections.blocking):
+            await self._connections.forget_lost(connection, kill=True)
         doubtful = [m for m in self._in_doubt if m in self._in_flight]
         counts = self._in_flight.count_payloads()
         if any(counts[message.payload] > 1 for message in doubtful):
-            standing = await self._wire.call("LRANGE", self._lease.key, 0, -1)
+            standing = await self._connection.call("LRANGE", self._lease.key, 0, -1)
             found: Counter[bytes] = Counter(standing)
             counts = self._in_flight.count_payloads()
             for message in doubtful:

@@ -8,9 +8,9 @@ from typing import Final, cast
 
 import anyio
 
+from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument
 from bls_agent.connection.scripts import HAND_BACK, RECLAIM
-from bls_agent.connection.wire import Wire
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.project.receive.inflight import ReliableKeys, find_wrong_type
 from bls_agent.runtime.lease import Lease
@@ -43,32 +43,36 @@ class Reclaimer:
         self._warned: set[str] = set()
         self.reclaimed = 0  # commands given back, or made dead letters
 
-    async def look(self, wire: Wire, *, but: str = "", also: str = "") -> None:
+    async def look(
+        self, connection: Connection, *, but: str = "", also: str = ""
+    ) -> None:
         """Check the lists of all processes, and empty those of the dead.
 
         ``but`` is left alone; ``also`` is checked in any case.
         """
         lists = self._keys.lists
         try:
-            found = await wire.call("SRANDMEMBER", lists, LISTS_AT_ONCE)
+            found = await connection.call("SRANDMEMBER", lists, LISTS_AT_ONCE)
         except RedisUnavailableError as error:
-            wrong = await find_wrong_type(wire, error, {lists: "set"})
+            wrong = await find_wrong_type(connection, error, {lists: "set"})
             raise wrong or error from error
         names = [name.decode("utf-8", "replace") for name in found]
         names = [n for n in names if n != but and self._keys.is_inflight(n)]
         names += [also] if also and also not in names else []
         self._empty_since = {n: t for n, t in self._empty_since.items() if n in names}
         requests = [("PTTL", self._keys.owner(name)) for name in names]
-        left = await wire.call_many(requests) if requests else []
+        left = await connection.call_many(requests) if requests else []
         for name, answer in zip(names, left, strict=True):
             if answer == NO_LEASE:
-                await self._empty(wire, name)
+                await self._empty(connection, name)
                 continue
             if isinstance(answer, int) and not 0 <= answer <= self._lease_ms:
-                await self._empty(wire, name)  # alive; a lease that is too long is cut
+                await self._empty(
+                    connection, name
+                )  # alive; a lease that is too long is cut
             self._empty_since.pop(name, None)
 
-    async def _empty(self, wire: Wire, name: str) -> None:
+    async def _empty(self, connection: Connection, name: str) -> None:
         """Empty one list; remove its name when it has stayed empty for a while.
 
         Not at once, because a read of the dead process may still stand at the server.
@@ -78,9 +82,9 @@ class Reclaimer:
             now = anyio.current_time()
             quiet = now - self._empty_since.setdefault(name, now) >= self._quiet
             try:
-                moved = await self._reclaim(wire, name, strike_off=quiet)
+                moved = await self._reclaim(connection, name, strike_off=quiet)
             except RedisUnavailableError as error:
-                wrong = await find_wrong_type(wire, error, self._keys.types(name))
+                wrong = await find_wrong_type(connection, error, self._keys.types(name))
                 if wrong is None or wrong.key not in (name, self._keys.owner(name)):
                     raise wrong or error from error
                 self._warn_once(str(wrong))
@@ -89,21 +93,21 @@ class Reclaimer:
                 self._empty_since[name] = now
 
     async def return_inherited(
-        self, wire: Wire, lease: Lease, found: Sequence[bytes]
+        self, connection: Connection, lease: Lease, found: Sequence[bytes]
     ) -> bool:
         """Put back what a dead process of our own name has left in our list.
 
         That process may have started all of it, so each has one more delivery. Returns
         whether the list was ours.
         """
-        ours, dead = await self._hand_back(wire, lease, [0, 0, *found])
+        ours, dead = await self._hand_back(connection, lease, [0, 0, *found])
         if ours:
             self._record(lease.key, len(found), dead)
         return bool(ours)
 
     async def give_back(
         self,
-        wire: Wire,
+        connection: Connection,
         lease: Lease,
         *,
         stay: Sequence[bytes],
@@ -115,18 +119,18 @@ class Reclaimer:
         What was started has one more delivery. With ``is_final`` the list is given up.
         """
         rest: list[Argument] = [int(is_final), len(stay), *stay, *started]
-        _, dead = await self._hand_back(wire, lease, rest)
+        _, dead = await self._hand_back(connection, lease, rest)
         for payload in dead:
             self._report_dead(payload)
 
     async def _hand_back(
-        self, wire: Wire, lease: Lease, rest: Sequence[Argument]
+        self, connection: Connection, lease: Lease, rest: Sequence[Argument]
     ) -> tuple[int, list[bytes]]:
         keys = self._keys
         return cast(
             "tuple[int, list[bytes]]",
             await HAND_BACK.run(
-                wire,
+                connection,
                 [
                     keys.control,
                     lease.key,
@@ -146,10 +150,12 @@ class Reclaimer:
         for payload in dead:
             self._report_dead(payload)
 
-    async def _reclaim(self, wire: Wire, name: str, *, strike_off: bool) -> int:
+    async def _reclaim(
+        self, connection: Connection, name: str, *, strike_off: bool
+    ) -> int:
         keys = self._keys
         reply = await RECLAIM.run(
-            wire,
+            connection,
             [
                 keys.control,
                 name,

@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple, cast
 
 import anyio
 
-from bls_agent.connection.connection import Connections
+from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Argument, Reply, Request
 from bls_agent.connection.scripts import ADMIT, TAKE, Script
 from bls_agent.core.backoff import Backoff, jittered
@@ -63,7 +63,7 @@ class ReliableReceiver(Receiver):
 
     def __init__(
         self,
-        connections: Connections,
+        connections: AgentConnections,
         key: str,
         say: Say,
         *,
@@ -76,7 +76,7 @@ class ReliableReceiver(Receiver):
     ) -> None:
         self._connections = connections
         self._say = say
-        self._wire = connections.blocking
+        self._connection = connections.blocking
         self._control = connections.control
         self._ttl = lease_ttl
         self._on_redelivery = on_redelivery
@@ -158,20 +158,20 @@ class ReliableReceiver(Receiver):
             await self._compare()
 
     def _must_compare(self) -> bool:
-        if self._wire.pending:
+        if self._connection.pending:
             return False
-        if self._wire.lost or self._generation != self._wire.generation:
+        if self._connection.lost or self._generation != self._connection.generation:
             return True
         return not self.lease.compared or anyio.current_time() >= self._compare_at
 
     async def _compare(self) -> None:
         """Find in our list what a lost link has swallowed, or another read has left."""
         self._compare_at = float("-inf")  # until it has succeeded
-        if not await self._connections.forget_lost(self._wire, kill=True):
+        if not await self._connections.forget_lost(self._connection, kill=True):
             # It may still bring something, until its block ends.
             self._unsure_until = anyio.current_time() + BLOCK + 1.0
-        await self._wire.open()
-        self._generation = self._wire.generation
+        await self._connection.open()
+        self._generation = self._connection.generation
         began, losses = anyio.current_time(), self.lease.losses
         standing = self.in_flight.standing()
         found: list[bytes] = await self._control.call("LRANGE", self.lease.key, 0, -1)
@@ -290,7 +290,7 @@ class ReliableReceiver(Receiver):
         lease, payloads = self.lease.lease, self.in_flight.payloads
         keep, started = payloads(*stay), payloads(Stage.STARTED) if is_final else ()
         try:
-            await self._connections.forget_lost(self._wire, kill=True)
+            await self._connections.forget_lost(self._connection, kill=True)
             await self._reclaimer.give_back(
                 self._control, lease, stay=keep, started=started, is_final=is_final
             )
@@ -371,14 +371,14 @@ class _Fetcher:
 
     def __init__(
         self,
-        connections: Connections,
+        connections: AgentConnections,
         keys: ReliableKeys,
         lease: InFlightLease,
         *,
         window: float,
         size_limit: int,
     ) -> None:
-        self._wire = connections.blocking
+        self._connection = connections.blocking
         self.read = BlockingRead(connections)
         self._keys = keys
         self._lease = lease
@@ -395,16 +395,21 @@ class _Fetcher:
 
     @property
     def is_free(self) -> bool:
-        wire = self._wire
-        busy = wire.pending or wire.lost or self.in_use or self.sending.locked()
-        return wire.connected and not busy and not self._stopping
+        connection = self._connection
+        busy = (
+            connection.pending
+            or connection.lost
+            or self.in_use
+            or self.sending.locked()
+        )
+        return connection.connected and not busy and not self._stopping
 
     async def send_and_take(
         self, limit: int, request: Request, handle: _Handle
     ) -> None:
         """Send a request, and take up to ``limit`` commands in the same trip."""
         requests, handlers = [request], [handle]
-        if limit and self._known.get(TAKE) == self._wire.generation:
+        if limit and self._known.get(TAKE) == self._connection.generation:
             requests.append(TAKE.request(*self._take_arguments(limit)))
             handlers.append(self._handle_taken)
         async with self.sending:
@@ -452,14 +457,14 @@ class _Fetcher:
         arguments: list[Argument],
         handle: _Handle,
     ) -> None:
-        known = self._known.get(script) == self._wire.generation
+        known = self._known.get(script) == self._connection.generation
         try:
             await self._post(script.request(keys, arguments, known=known), handle)
         except RedisUnavailableError as error:
             if error.kind != "no_script":
                 raise
             await self._post(script.request(keys, arguments, known=False), handle)
-        self._known[script] = self._wire.generation
+        self._known[script] = self._connection.generation
 
     async def _post(self, request: Request, handle: _Handle) -> None:
         if not self._stopping:

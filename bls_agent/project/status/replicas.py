@@ -14,8 +14,8 @@ from typing import Final, cast
 
 import anyio
 
+from bls_agent.connection.connection import Connection
 from bls_agent.connection.scripts import SPEAK
-from bls_agent.connection.wire import Wire
 from bls_agent.core.errors import (
     DecodeError,
     RedisRefusedError,
@@ -53,7 +53,7 @@ class ReplicaRegistry:
         self._namesakes = 0
         self._warned = self._warned_of_dropped = False
 
-    async def report(self, wire: Wire, status: Status, ttl: int) -> bool:
+    async def report(self, connection: Connection, status: Status, ttl: int) -> bool:
         """Report this instance's status; the status key gets the worst of all.
 
         It counts for ``ttl`` seconds; with 0 the instance leaves. False, with a
@@ -64,7 +64,9 @@ class ReplicaRegistry:
         words = (self._instance, token, status.value, ttl * 1000)
         keys = [self._status_key, self._key]
         try:
-            namesake, dropped = await SPEAK.run(wire, keys, [*words, *_WORST_FIRST])
+            namesake, dropped = await SPEAK.run(
+                connection, keys, [*words, *_WORST_FIRST]
+            )
         except RedisUnavailableError as error:
             if error.kind not in _REFUSED:
                 raise
@@ -105,11 +107,11 @@ def _key_of(project: str) -> str:
     return INSTANCES.locate(place=place)
 
 
-async def read_replicas(wire: Wire, project: str) -> dict[str, Status]:
+async def read_replicas(connection: Connection, project: str) -> dict[str, Status]:
     """Read the living instances of a project."""
     key = _key_of(project)
     requests = [("HGETALL", key.encode("utf-8", "surrogateescape")), ("TIME",)]
-    replies = await wire.read_many(requests)
+    replies = await connection.read_many(requests)
     for reply in replies:
         if isinstance(reply, RedisUnavailableError):
             wrong = reply.kind == "wrong_type"

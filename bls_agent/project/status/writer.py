@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 import anyio
 
+from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.complaints import Complaints
-from bls_agent.connection.connection import Connections
 from bls_agent.connection.endpoint import Endpoint, Request
 from bls_agent.core.backoff import Backoff, jittered
 from bls_agent.core.errors import (
@@ -149,7 +149,7 @@ class StatusWriter:
 
     def __init__(
         self,
-        connections: Connections,
+        connections: AgentConnections,
         key: str,
         *,
         ttl: int,
@@ -169,7 +169,7 @@ class StatusWriter:
         # The status that was written last over these connections.
         self.written: Status | None = None
 
-    def over(self, connections: Connections) -> StatusWriter:
+    def over(self, connections: AgentConnections) -> StatusWriter:
         """Make a writer of the same key over other connections."""
         other = copy(self)
         other._connections = connections  # noqa: SLF001 - its own kind
@@ -389,13 +389,13 @@ class StallStatusPublisher:
         *,
         project: str,
         endpoint: Endpoint,
-        connect: Callable[[], Connections],
+        connect: Callable[[], AgentConnections],
         changed: Callable[[], None],
         stall_after: float,
         ttl: int,
     ) -> None:
         self._own_writer = writer
-        self._writer: tuple[Connections, StatusWriter] | None = None
+        self._writer: tuple[AgentConnections, StatusWriter] | None = None
         self._aggregator = aggregator
         self._stream = stream
         self._counts = counts
@@ -425,7 +425,7 @@ class StallStatusPublisher:
             daemon=True,
         ).start()
 
-    async def publish(self, connections: Connections) -> None:
+    async def publish(self, connections: AgentConnections) -> None:
         """Write the worst of all sources."""
         if self._writer is None or self._writer[0] is not connections:
             self._writer = connections, self._own_writer.over(connections)

@@ -13,8 +13,8 @@ import anyio
 
 from bls_agent.connection.access import Access
 from bls_agent.connection.complaints import Complaints
+from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Reply, Request
-from bls_agent.connection.wire import Wire
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import (
     BlsError,
@@ -112,8 +112,8 @@ class CacheBackend:
         timeout: float,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._wires = access.wires
-        self._wire = self._wires.pick()  # the only one, unless it is a cluster
+        self._pool = access.pool
+        self._connection = self._pool.pick()  # the only one, unless it is a cluster
         self._locks = locks
         self.timeout = timeout
         self.availability = availability  # shared by all backends of a cache
@@ -182,9 +182,9 @@ class CacheBackend:
                 function.counts.add("redis_failures")
                 self.availability.refused(reply)
 
-    def wire_to(self, key: str) -> AbstractAsyncContextManager[Wire]:
-        """Give the locks' own wire to a key's server: its requests may take longer."""
-        return self._locks.wires.to(key)
+    def wire_to(self, key: str) -> AbstractAsyncContextManager[Connection]:
+        """Give the locks' own connection to a key's server: its requests may take longer."""
+        return self._locks.pool.to(key)
 
     async def ask(self, requests: Sequence[Request]) -> list[Reply]:
         """Send requests about a key that may be sent twice; errors are replies.
@@ -194,8 +194,8 @@ class CacheBackend:
         known = self.availability.failures
         due = self._loop.time() + self.timeout
         try:
-            if self._wires.is_cluster:
-                reading = partial(self._wires.read_many, requests)
+            if self._pool.is_cluster:
+                reading = partial(self._pool.read_many, requests)
                 task = start_background(reading, "bls-agent-cache")
                 replies = await self._in_time(task, due)
             else:
@@ -214,22 +214,22 @@ class CacheBackend:
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait([self._opening])
-        await self._wires.aclose()
+        await self._pool.aclose()
 
     async def _exchange(self, requests: Sequence[Request], due: float) -> list[Reply]:
         """Send requests, and once more if the connection was lost under them."""
-        wire, closings = self._wire, self._closings
-        if not wire.ready or self._loop.time() > self._glance_at:
+        connection, closings = self._connection, self._closings
+        if not connection.ready or self._loop.time() > self._glance_at:
             await self._open(due)
         try:
-            return await wire.call_many(requests)
+            return await connection.call_many(requests)
         except RedisUnavailableError as error:
             if error.kind != "connection" or error.connecting:
                 raise
             if closings != self._closings:
                 raise
         await self._open(due)
-        return await wire.call_many(requests)
+        return await connection.call_many(requests)
 
     async def _open(self, due: float) -> None:
         """Connect, in one task for all callers; it goes on when none waits."""
@@ -239,8 +239,8 @@ class CacheBackend:
 
     async def _connect(self) -> None:
         try:
-            async with self._wires.to("") as wire:
-                await wire.open()
+            async with self._pool.to("") as connection:
+                await connection.open()
                 self._glance_at = self._loop.time() + GLANCE
         finally:
             self._opening = None
@@ -252,7 +252,9 @@ class CacheBackend:
         await asyncio.wait([task], timeout=due - self._loop.time())
         if not task.done():
             reason = f"no answer within {self.timeout:g} s"
-            raise RedisUnavailableError("timeout", reason, address=self._wire.address)
+            raise RedisUnavailableError(
+                "timeout", reason, address=self._connection.address
+            )
         if task.cancelled():
             raise RedisUnavailableError("closed", "the event loop is ending")
         return task.result()
@@ -272,8 +274,8 @@ class DistributedLock:
         self._function = function
         self._key = key
         self._lease: Lease | None = None  # made in the backend's loop
-        self._wire: Wire | None = None
-        self._exit = AsyncExitStack()  # gives the wire back
+        self._connection: Connection | None = None
+        self._exit = AsyncExitStack()  # gives the connection back
         self._had = False
         self._renewing: asyncio.Task[None] | None = None
 
@@ -301,8 +303,8 @@ class DistributedLock:
         """Take the lock if it is free; ``None`` if Redis does not answer."""
         try:
             with anyio.fail_after(self._backend.timeout):
-                wire, lease = await self._prepare()
-            if not wire.connected and not await self._connect(wire):
+                connection, lease = await self._prepare()
+            if not connection.connected and not await self._connect(connection):
                 return None
             with anyio.fail_after(self._backend.timeout):
                 ours = await lease.acquire()
@@ -315,28 +317,28 @@ class DistributedLock:
             self._renewing = start_background(renew, "bls-agent-cache-lock")
         return ours
 
-    async def _prepare(self) -> tuple[Wire, Lease]:
-        if self._wire is None:
-            wire = self._backend.wire_to(self._key)
-            self._wire = await self._exit.enter_async_context(wire)
+    async def _prepare(self) -> tuple[Connection, Lease]:
+        if self._connection is None:
+            connection = self._backend.wire_to(self._key)
+            self._connection = await self._exit.enter_async_context(connection)
         if self._lease is None:
             ttl = self._function.policy.lock_ttl
-            self._lease = Lease(self._wire, self._key, ttl)
-        return self._wire, self._lease
+            self._lease = Lease(self._connection, self._key, ttl)
+        return self._connection, self._lease
 
-    async def _connect(self, wire: Wire) -> bool:
+    async def _connect(self, connection: Connection) -> bool:
         """Wait for a connection; a late one is there for the next caller."""
         import asyncio  # noqa: PLC0415 - waits for a task without cancelling it
 
         async def connect() -> None:
             try:
-                await wire.open()
+                await connection.open()
             except RedisUnavailableError as error:
                 self._failed(error)
 
         task = start_background(connect, "bls-agent-cache-connect")
         await asyncio.wait([task], timeout=self._backend.timeout)
-        return wire.connected
+        return connection.connected
 
     def _failed(self, error: Exception) -> None:
         self._function.counts.add("redis_failures")

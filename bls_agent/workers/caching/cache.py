@@ -14,7 +14,7 @@ import anyio
 from bls_agent.connection.access import Access, Store
 from bls_agent.connection.after_fork import register
 from bls_agent.connection.endpoint import Reply
-from bls_agent.connection.keyed_wires import KeyedWires
+from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.codec import encode
 from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
 from bls_agent.core.settings import check_seconds
@@ -305,10 +305,10 @@ class FunctionCache(Store):
         await self._await_writes(declared)
         try:
             if not args and not kwargs:
-                return await _clear_all(self._others.wires, declared.name)
+                return await _clear_all(self._others.pool, declared.name)
             key = declared.arguments.digest(args, kwargs)
             key = FUNC_CACHE.build(func=declared.name, key=key)
-            removed: int = await self._others.wires.call(key, "UNLINK")
+            removed: int = await self._others.pool.call(key, "UNLINK")
             return removed
         finally:
             declared.generation += 1
@@ -366,40 +366,40 @@ def _unwrap(
     return declared, args
 
 
-async def _clear_all(wires: KeyedWires, name: str) -> int:
+async def _clear_all(pool: ConnectionPool, name: str) -> int:
     """Remove every entry with a function's layout of key and with its name inside."""
     removed = 0
     prefix = FUNC_CACHE.build(func=name, key="0")[:-1].encode()
-    async for found in wires.scan_steps(FUNC_CACHE.pattern(func=name)):
+    async for found in pool.scan_steps(FUNC_CACHE.pattern(func=name)):
         keys = [
             key
             for key in found
             if key.startswith(prefix) and DIGEST.fullmatch(key, len(prefix))
         ]
         for begin in range(0, len(keys), TOGETHER):
-            removed += await _remove(wires, name, keys[begin : begin + TOGETHER])
+            removed += await _remove(pool, name, keys[begin : begin + TOGETHER])
     return removed
 
 
-async def _remove(wires: KeyedWires, name: str, keys: Sequence[bytes]) -> int:
+async def _remove(pool: ConnectionPool, name: str, keys: Sequence[bytes]) -> int:
     length = len(name.encode()) * 6 + TAIL
-    tails = await wires.read_many([("GETRANGE", key, -length, -1) for key in keys])
+    tails = await pool.read_many([("GETRANGE", key, -length, -1) for key in keys])
     ours = [
         key
         for key, tail in zip(keys, tails, strict=True)
-        if await _is_of(wires, name, key, tail)
+        if await _is_of(pool, name, key, tail)
     ]
-    replies = await wires.call_many([("UNLINK", key) for key in ours]) if ours else []
+    replies = await pool.call_many([("UNLINK", key) for key in ours]) if ours else []
     return sum(map(_checked, replies))
 
 
-async def _is_of(wires: KeyedWires, name: str, key: bytes, tail: Reply) -> bool:
+async def _is_of(pool: ConnectionPool, name: str, key: bytes, tail: Reply) -> bool:
     """Tell whether an entry is a function's: by its end if this package wrote it."""
     if isinstance(tail, RedisUnavailableError) and tail.kind == "wrong_type":
         return False
     if _checked(tail).endswith(b'"func_name":%b}' % encode(name)):
         return True
-    payload = await wires.read(key.decode("utf-8", "surrogateescape"), "GET")
+    payload = await pool.read(key.decode("utf-8", "surrogateescape"), "GET")
     try:
         decode_entry(name, payload or b"")
     except BrokenEntryError:

@@ -57,13 +57,13 @@ async def test_a_command_is_recorded_and_sent(
     assert answer.status_code == 202
     told = answer.json()
     (command,) = await redis.lrange(f"{project}_控制", 0, -1)
-    wire = orjson.loads(command)
+    connection = orjson.loads(command)
     about = {"targetProjectName": project, "known": True, "outcome": None}
-    assert told == {**about, **wire}
-    assert wire["source"] == "BLS Project Console"
+    assert told == {**about, **connection}
+    assert connection["source"] == "BLS Project Console"
     (record,) = [orjson.loads(x) for x in await redis.lrange(log_key(project), 0, -1)]
     assert record["metadata"]["sentBy"] == "local@127.0.0.1"
-    assert record["metadata"]["commandId"] == wire["id"]
+    assert record["metadata"]["commandId"] == connection["id"]
     assert record["metadata"]["command"] == "reload"
     assert record["timestamp"].endswith("Z")
 

@@ -10,7 +10,7 @@ import anyio
 from typer import Option
 
 from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.keyed_wires import default_endpoint
+from bls_agent.connection.pool import default_endpoint
 from bls_agent.console import Console
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from bls_agent.connection.wire import client_name
+from bls_agent.connection.connection import client_name
 from bls_agent.core.codec import JSONObject, JSONValue, parse_timestamp
 from bls_agent.core.keys import (
     INFLIGHT_LISTS,

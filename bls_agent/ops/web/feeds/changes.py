@@ -327,8 +327,8 @@ class Webhook:
         }
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         request = h11.Request(method="POST", target=path, headers=[*headers.items()])
-        wire = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD)
-        written = [wire.send(event) for event in (request, h11.Data(data=body))]
+        connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD)
+        written = [connection.send(event) for event in (request, h11.Data(data=body))]
         port = parts.port or (443 if tls else 80)
         host = parts.hostname or ""
         stream: ByteStream = (
@@ -340,19 +340,19 @@ class Webhook:
         )
         async with stream:
             await stream.send(b"".join(part or b"" for part in written))
-            return await _read_status(wire, stream)
+            return await _read_status(connection, stream)
 
 
-async def _read_status(wire: h11.Connection, stream: ByteStream) -> int:
+async def _read_status(connection: h11.Connection, stream: ByteStream) -> int:
     """Read the status of an answer, 0 if there is none; the rest is ignored."""
     while True:
-        event = wire.next_event()
+        event = connection.next_event()
         if isinstance(event, h11.Response):
             return event.status_code
         if event is h11.NEED_DATA:
             try:
-                wire.receive_data(await stream.receive())
+                connection.receive_data(await stream.receive())
             except anyio.EndOfStream:
-                wire.receive_data(b"")
+                connection.receive_data(b"")
         elif not isinstance(event, h11.InformationalResponse):
             return 0

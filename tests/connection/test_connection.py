@@ -11,13 +11,14 @@ from typing import Any
 import anyio
 import pytest
 import redis as sync_redis
-from redis.asyncio import Connection, ConnectionPool, Redis
+from redis import asyncio as redis_py
+from redis.asyncio import Redis
 
 from bls_agent import Console, ProjectAgent, RedisRefusedError, RedisUnavailableError
-from bls_agent.connection import connection
-from bls_agent.connection.connection import Connections
+from bls_agent.connection import agent_connections
+from bls_agent.connection.agent_connections import AgentConnections
+from bls_agent.connection.connection import Connection, Lost
 from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.wire import Lost, Wire
 from bls_agent.devserver import DevServer
 from tests.harness import (
     PASSWORD,
@@ -33,36 +34,38 @@ from tests.kit import FaultProxy, Hold, Rate
 
 
 @pytest.fixture
-async def wire(own_server: DevServer) -> AsyncIterator[Wire]:
-    opened = Wire(Endpoint.of(own_server.url), "test", timeout=1)
+async def connection(own_server: DevServer) -> AsyncIterator[Connection]:
+    opened = Connection(Endpoint.of(own_server.url), "test", timeout=1)
     yield opened
     await opened.aclose()
 
 
-async def test_a_cancelled_read_stays_owed(wire: Wire, admin: Redis) -> None:
+async def test_a_cancelled_read_stays_owed(
+    connection: Connection, admin: Redis
+) -> None:
     """Cancelling a parked read loses nothing: the next collect gets the reply."""
-    await wire.post([("BLPOP", "队列", 5)])
+    await connection.post([("BLPOP", "队列", 5)])
     for _ in range(100):
         with anyio.move_on_after(0.001):
-            await wire.collect()
-    assert wire.pending == 1
+            await connection.collect()
+    assert connection.pending == 1
     await admin.rpush("队列", "一")
-    assert await wire.collect() == ["队列".encode(), "一".encode()]
-    assert wire.pending == 0
+    assert await connection.collect() == ["队列".encode(), "一".encode()]
+    assert connection.pending == 0
 
 
 async def test_who_waits_for_a_turn_is_told_in_time(
-    wire: Wire, own_server: DevServer
+    connection: Connection, own_server: DevServer
 ) -> None:
     """Requests that wait for one another do not wait for all their deadlines."""
-    await wire.call("PING")
+    await connection.call("PING")
     own_server.freeze()
     failed: list[float] = []
 
     async def ask() -> None:
         began = anyio.current_time()
         with pytest.raises(RedisUnavailableError, match="timeout"):
-            await wire.call("PING")
+            await connection.call("PING")
         failed.append(anyio.current_time() - began)
 
     try:
@@ -77,47 +80,47 @@ async def test_who_waits_for_a_turn_is_told_in_time(
 
 @pytest.mark.parametrize("reconnects", [False, True])
 async def test_a_reply_that_arrives_while_the_connection_is_left(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch, *, reconnects: bool
+    connection: Connection, monkeypatch: pytest.MonkeyPatch, *, reconnects: bool
 ) -> None:
     """As in a failover: the reply counts, and nothing is owed of what was left."""
 
     async def leave_while_reading() -> None:
-        channel: Any = wire._channel
+        channel: Any = connection._channel
         read = channel.collect
 
         async def read_and_leave() -> Any:
             try:
                 return await read()
             finally:
-                await wire.drop()
+                await connection.drop()
                 if reconnects:
-                    await wire.post([("ECHO", "新")])
+                    await connection.post([("ECHO", "新")])
 
         monkeypatch.setattr(channel, "collect", read_and_leave)
 
     async def check() -> None:
-        assert wire.pending == reconnects
+        assert connection.pending == reconnects
         if reconnects:
-            assert await wire.collect() == "新".encode()
-        assert wire.pending == 0
+            assert await connection.collect() == "新".encode()
+        assert connection.pending == 0
 
-    await wire.post([("ECHO", "旧")])
+    await connection.post([("ECHO", "旧")])
     await leave_while_reading()
-    assert await wire.collect() == "旧".encode()
+    assert await connection.collect() == "旧".encode()
     await check()
-    await wire.post([("NO-SUCH",)])
+    await connection.post([("NO-SUCH",)])
     await leave_while_reading()
     with pytest.raises(RedisRefusedError):
-        await wire.collect()
+        await connection.collect()
     await check()
 
 
 async def test_connecting_takes_one_round_trip_and_resp2(
-    wire: Wire, admin: Redis
+    connection: Connection, admin: Redis
 ) -> None:
     """A new connection speaks RESP2 and sends neither HELLO nor SETINFO."""
     await admin.config_resetstat()
-    await wire.call("PING")
+    await connection.call("PING")
     used = await admin.info("commandstats")
     assert "cmdstat_hello" not in used
     assert "cmdstat_client|setinfo" not in used
@@ -126,24 +129,24 @@ async def test_connecting_takes_one_round_trip_and_resp2(
 
 
 async def test_a_stale_connection_is_replaced_before_use(
-    wire: Wire, admin: Redis
+    connection: Connection, admin: Redis
 ) -> None:
     """A connection that the server closed while it was idle costs no failure."""
-    await wire.call("PING")
-    await execute(admin, "CLIENT", "KILL", "ID", wire.client_id)
+    await connection.call("PING")
+    await execute(admin, "CLIENT", "KILL", "ID", connection.client_id)
     await anyio.sleep(0.05)  # the loop sees the end of file
-    assert await wire.call("PING") == b"PONG"
+    assert await connection.call("PING") == b"PONG"
 
 
 async def test_a_frozen_server_meets_the_deadline(
-    wire: Wire, own_server: DevServer
+    connection: Connection, own_server: DevServer
 ) -> None:
     """A request to a frozen server fails at its deadline and is ambiguous."""
-    await wire.call("PING")
+    await connection.call("PING")
     own_server.freeze()
     began = time.perf_counter()
     with pytest.raises(RedisUnavailableError) as caught:
-        await wire.call("RPUSH", "队列", "x")
+        await connection.call("RPUSH", "队列", "x")
     own_server.thaw()
     assert 0.9 < time.perf_counter() - began < 4
     assert (caught.value.kind, caught.value.ambiguous) == ("timeout", True)
@@ -153,26 +156,30 @@ async def test_long_requests_and_replies_have_time(own_server: DevServer) -> Non
     """No link is too narrow for them, and a dead one is noticed at the deadline."""
     long = b"x" * 20_000
     async with FaultProxy(own_server.url, seed=1) as proxy:
-        wire = Wire(Endpoint.of(proxy.url), "test", timeout=0.2)
-        await wire.call("PING")
+        connection = Connection(Endpoint.of(proxy.url), "test", timeout=0.2)
+        await connection.call("PING")
         async with proxy.during(Rate(40_000)):
             with pytest.raises(RedisUnavailableError, match="timeout"):
-                await wire.call("SET", "键", long)
-            assert await wire.call("SET", "键", long) == b"OK"
+                await connection.call("SET", "键", long)
+            assert await connection.call("SET", "键", long) == b"OK"
             # One that is a bit longer passes, too.
-            assert await wire.call("SET", "键", long + long[:2_000]) == b"OK"
-            assert await wire.call("GET", "键")  # as long as some of it comes
-            assert wire.generation == 2
-        assert await wire.call("SET", "键", long) == b"OK"  # this one was quick
+            assert await connection.call("SET", "键", long + long[:2_000]) == b"OK"
+            assert await connection.call("GET", "键")  # as long as some of it comes
+            assert connection.generation == 2
+        assert await connection.call("SET", "键", long) == b"OK"  # this one was quick
         async with proxy.during(Hold()):
             began = time.perf_counter()
             with pytest.raises(RedisUnavailableError, match="timeout"):
-                await wire.call("SET", "键", long)
+                await connection.call("SET", "键", long)
             assert time.perf_counter() - began < 1.2
         for _ in range(9):
-            wire._pace.learn(len(long), None)  # replies are lost one after the other
-        assert wire._pace.time_for(len(long)) == pytest.approx(16 * 0.2), "not 12.5 s"
-        await wire.aclose()
+            connection._pace.learn(
+                len(long), None
+            )  # replies are lost one after the other
+        assert connection._pace.time_for(len(long)) == pytest.approx(16 * 0.2), (
+            "not 12.5 s"
+        )
+        await connection.aclose()
 
 
 @pytest.mark.parametrize(
@@ -198,7 +205,7 @@ async def test_long_requests_and_replies_have_time(own_server: DevServer) -> Non
     ids=lambda value: value if isinstance(value, str) else "",
 )
 async def test_real_refusals_have_their_class(
-    wire: Wire,
+    connection: Connection,
     admin: Redis,
     setup: tuple[tuple[str, ...], ...],
     request_: tuple[str, ...],
@@ -209,7 +216,7 @@ async def test_real_refusals_have_their_class(
     for command in setup:
         await execute(admin, *command)
     with pytest.raises(RedisUnavailableError) as caught:
-        await wire.call(*request_)
+        await connection.call(*request_)
     assert caught.value.kind == kind
     assert not caught.value.ambiguous
     assert isinstance(caught.value, RedisRefusedError) is permanent
@@ -300,11 +307,11 @@ async def test_lost_connections_are_let_go_at_the_server(
     own_server: DevServer, admin: Redis
 ) -> None:
     """A BLPOP of a connection that we lost is unblocked, so that it eats nothing."""
-    connections = Connections(
+    connections = AgentConnections(
         Endpoint.of(own_server.url), "test", timeout=1, reconnect_max=1
     )
-    stranger = Wire(Endpoint.of(own_server.url), "test:blocking", timeout=1)
-    other = Wire(Endpoint.of(own_server.url), "other", timeout=1)
+    stranger = Connection(Endpoint.of(own_server.url), "test:blocking", timeout=1)
+    other = Connection(Endpoint.of(own_server.url), "other", timeout=1)
     await other.open()
     await stranger.post([("BLPOP", "队列", 30)])
     await eventually(lambda: are_blocked(admin, 1))
@@ -321,8 +328,8 @@ async def test_lost_connections_are_let_go_at_the_server(
     assert await connections.forget_lost(connections.blocking, kill=True)
     assert await other.call("PING") == b"PONG"
     assert other.generation == 1, "an id that is a stranger's by now is not used"
-    for wire in (stranger, other):
-        await wire.aclose()
+    for connection in (stranger, other):
+        await connection.aclose()
     await connections.aclose()
 
 
@@ -333,23 +340,25 @@ async def test_what_was_not_killed_is_not_gone(
     """Whoever asks hears it, until nothing of it can arrive any more."""
     rights = ("~*", "+@all", "-client|kill", "-client|unblock", "-client|list")
     url = await url_with_rights(admin, own_server, *rights)
-    connections = Connections(Endpoint.of(url), "test", timeout=1, reconnect_max=1)
-    wire = connections.data
+    connections = AgentConnections(Endpoint.of(url), "test", timeout=1, reconnect_max=1)
+    connection = connections.data
     for _ in range(20):
-        await wire.open()
-        await wire.drop()
+        await connection.open()
+        await connection.drop()
         for _ in range(2):
-            assert not await connections.forget_lost(wire, kill=True)
-            assert not wire.lost
-    assert len(wire.unkilled) <= 8
-    monkeypatch.setattr(connection, "GONE_AFTER", 0.0)
-    assert await connections.forget_lost(wire, kill=True)
-    await wire.open()
-    await wire.drop()
+            assert not await connections.forget_lost(connection, kill=True)
+            assert not connection.lost
+    assert len(connection.unkilled) <= 8
+    monkeypatch.setattr(agent_connections, "GONE_AFTER", 0.0)
+    assert await connections.forget_lost(connection, kill=True)
+    await connection.open()
+    await connection.drop()
     monkeypatch.undo()
-    assert not await connections.forget_lost(wire, kill=True)
+    assert not await connections.forget_lost(connection, kill=True)
     connections.gate.lives[connections.endpoint.address] += 1
-    assert await connections.forget_lost(wire, kill=True), "another life of the server"
+    assert await connections.forget_lost(connection, kill=True), (
+        "another life of the server"
+    )
     await connections.aclose()
 
 
@@ -358,11 +367,11 @@ async def test_a_client_of_another_kind_that_decodes(
 ) -> None:
     """A client whose connections only it can make: used as it is, replies stay bytes."""
 
-    class OwnConnection(Connection):
+    class OwnConnection(redis_py.Connection):
         pass
 
     OwnConnection.__module__ = "somewhere.else"
-    pool = ConnectionPool(
+    pool = redis_py.ConnectionPool(
         connection_class=OwnConnection,
         host="127.0.0.1",
         port=own_server.port,
@@ -385,8 +394,8 @@ async def test_a_lost_connection_without_the_right_to_look(
 ) -> None:
     """With the rights of the docs a lost BLPOP is killed by id and address."""
     url = await url_with_rights(admin, own_server, "~*", "+@all", "-client|list")
-    connections = Connections(Endpoint.of(url), "test", timeout=1, reconnect_max=1)
-    zombie = Wire(Endpoint.of(url), "test:blocking", timeout=1)
+    connections = AgentConnections(Endpoint.of(url), "test", timeout=1, reconnect_max=1)
+    zombie = Connection(Endpoint.of(url), "test:blocking", timeout=1)
     await zombie.post([("BLPOP", project, 30)])
     await eventually(lambda: are_blocked(admin, 1))
     name = await zombie_address(admin, zombie)
@@ -401,7 +410,7 @@ async def test_a_lost_connection_without_the_right_to_look(
     await connections.aclose()
 
 
-async def zombie_address(admin: Redis, wire: Wire) -> str:
+async def zombie_address(admin: Redis, connection: Connection) -> str:
     """The address of a connection as the server sees it."""
     clients = await admin.client_list()
-    return next(str(c["addr"]) for c in clients if int(c["id"]) == wire.client_id)
+    return next(str(c["addr"]) for c in clients if int(c["id"]) == connection.client_id)

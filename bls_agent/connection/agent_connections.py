@@ -1,0 +1,225 @@
+"""The connections of one agent, one for each use, so that none waits behind another."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from types import MappingProxyType
+from typing import Final
+
+import anyio
+
+from bls_agent.connection.connection import Connection, Lost
+from bls_agent.connection.endpoint import Argument, Endpoint
+from bls_agent.connection.engines import Routes
+from bls_agent.connection.faults import port_was_closed
+from bls_agent.connection.gate import Gate
+from bls_agent.connection.route import Route
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
+
+__all__ = ["AgentConnections"]
+
+logger = logging.getLogger(__name__)
+
+GONE_AFTER: Final = 25.0  # seconds: TCP_USER_TIMEOUT, and behind it a read's block
+BESIDE_TIMEOUT: Final = 0.5  # seconds for a request to a server that may be gone
+
+
+class AgentConnections:
+    """The connections of one agent, one for each use, behind one gate.
+
+    A connection leads to the server of one key. On a cluster the status, the console list and
+    the control list lie on different nodes, so there are four connections; elsewhere
+    ``control`` is ``liveness`` and ``intake`` is ``data``, and there are three.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        name: str,
+        *,
+        timeout: float,
+        reconnect_max: float,
+        keys: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Remember where Redis is; nothing is opened yet.
+
+        ``name`` begins the name of every connection. ``timeout`` is the deadline of one
+        request and ``reconnect_max`` the longest wait before the next try to connect,
+        both in seconds. ``keys`` maps a use (``control``, ``data``, ``liveness``) to
+        its key; on a cluster the keys decide where the connections lead to.
+        """
+        self.endpoint = endpoint
+        self.gate = Gate(Backoff(cap=reconnect_max))
+        self.complaints = self.gate.complaints
+        self._name = name
+        self._timeout = timeout
+        self._keys = keys
+        self.routes = Routes(endpoint)
+        self.data = self._connection(
+            "data"
+        )  # console list: log batches, anything large
+        self.liveness = self._connection(
+            "liveness"
+        )  # status: never behind anything large
+        self.blocking = self._connection(
+            "blocking", "control"
+        )  # a receiver waits on it
+        # To the control list: control is small and urgent, intake looks at commands
+        # and cuts them without waiting.
+        if endpoint.is_cluster:
+            self.control = self.intake = self._connection("control")
+        else:
+            self.control, self.intake = self.liveness, self.data
+        for note in endpoint.notes:
+            logger.warning("%s: %s", endpoint.address, note)
+
+    def _connection(self, use: str, key: str = "") -> Connection:
+        route = self.routes.to(self._keys.get(key or use, ""))
+        name = f"{self._name}:{use}"
+        return Connection(route, name, timeout=self._timeout, gate=self.gate)
+
+    @property
+    def all(self) -> tuple[Connection, ...]:
+        """Every connection, once."""
+        control = (self.control,) if self.endpoint.is_cluster else ()
+        return (self.data, self.liveness, self.blocking, *control)
+
+    @asynccontextmanager
+    async def beside(self, server: Endpoint | None) -> AsyncGenerator[Connection]:
+        """Give a connection to this very server, which may have stopped being the right one.
+
+        Without an urgent connection to that server one is opened for the block; it fails at
+        once, not at the pace of the gate. ``None`` is the server of the control list.
+        """
+        if server is None or self.endpoint.topology is None:
+            yield self.control
+            return
+        for connection in (self.control, self.liveness):
+            if connection.is_at(server):
+                yield connection
+                return
+        connection = Connection(
+            server,
+            f"{self._name}:beside",
+            timeout=BESIDE_TIMEOUT,
+            patience=BESIDE_TIMEOUT,
+        )
+        try:
+            yield connection
+        finally:
+            await connection.aclose()
+
+    async def forget_lost(self, connection: Connection, *, kill: bool) -> bool:
+        """Make the server end the lost connections; tell whether all are harmless.
+
+        A lost connection may still be served: its BLPOP would take the next command,
+        its RPUSH may still run. After a restart of the server its id may belong to
+        another client, so the id is used only after a look at the client's name; where
+        the look is refused, the connection is killed by id and address together.
+
+        ``kill`` sends CLIENT KILL instead of CLIENT UNBLOCK. A connection that the
+        server would not end counts as harmful, for each caller, until it has been lost
+        for 25 s.
+        """
+        gone = True
+        for lost in list(connection.lost):
+            gone &= await self._let_go_or_leave(connection, lost, kill=kill)
+            if lost in connection.lost:
+                connection.lost.remove(lost)
+        connection.unkilled = [
+            lost for lost in connection.unkilled[-8:] if self._may_act(lost)
+        ]
+        return gone and not connection.unkilled
+
+    def _may_act(self, lost: Lost) -> bool:
+        """Tell whether a request sent over a lost connection may still arrive."""
+        if lost.life != self.gate.lives[(lost.server or self.endpoint).address]:
+            return False  # its server is gone
+        return anyio.current_time() - lost.at < GONE_AFTER
+
+    async def _let_go_or_leave(
+        self, connection: Connection, lost: Lost, *, kill: bool
+    ) -> bool:
+        """End a lost connection; a server that serves the key no more may keep it."""
+        try:
+            gone = await self._let_go(connection, lost, kill=kill)
+        except RedisUnavailableError as error:
+            if lost.server is None or self.endpoint.topology is None:
+                raise
+            if port_was_closed(error):
+                return True
+            now = await connection.route.look()
+            if now is None or now.address == lost.server.address:
+                raise
+            return False
+        if not gone:
+            connection.unkilled.append(lost)
+        return gone
+
+    async def _let_go(self, connection: Connection, lost: Lost, *, kill: bool) -> bool:
+        server = lost.server or self.endpoint
+        if lost.life != self.gate.lives[server.address]:
+            return True  # its server is gone
+        if lost.client_id is None:
+            return False
+        request: list[Argument] = ["CLIENT", "UNBLOCK", lost.client_id]
+        if kill:
+            request[1:] = ["KILL", "ID", lost.client_id]
+        async with self.beside(lost.server) as beside:
+            try:
+                ours = (
+                    connection.is_at(server) and connection.client_id == lost.client_id
+                )
+                if ours or not await _is_served(
+                    beside, connection.name, lost.client_id
+                ):
+                    return True  # it is gone, or another connection has its id now
+            except RedisRefusedError:  # before Redis 6.2, or without the right to look
+                if not lost.address:
+                    return False
+                request[1:] = ["KILL", "ID", lost.client_id, "ADDR", lost.address]
+            try:
+                await beside.call(*request)
+            except RedisRefusedError:
+                return False
+        return True
+
+    async def leave_wrong_servers(self) -> None:
+        """Ask where each connection should lead to, and drop those that lead elsewhere."""
+        found: dict[Route, Endpoint | None] = {}
+        wrong: list[Connection] = []
+        ways: dict[tuple[str, str], None] = {}
+        for connection in self.all:
+            if not connection.engaged or connection.asking:
+                continue  # closed, or a guest where its slot is on its way to
+            if connection.route not in found:
+                found[connection.route] = await connection.route.look()
+            right = found[connection.route]
+            if right is not None and right.address != connection.address:
+                ways[connection.address, right.address] = None
+                wrong.append(connection)
+        for way in ways:  # several connections may go the same one
+            logger.warning("leaving %s for %s", *way)
+        for connection in wrong:
+            await connection.drop()
+        if wrong:
+            self.gate.on_connected()  # what it writes went to the old server
+
+    def abandon(self) -> None:
+        """Drop every connection without calling server or loop; none opens again."""
+        for connection in self.all:
+            connection.forget_loop()
+            connection.retired = True
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        for connection in self.all:
+            await connection.aclose()
+
+
+async def _is_served(beside: Connection, name: str, client_id: int) -> bool:
+    shown = await beside.call("CLIENT", "LIST", "ID", client_id)
+    return f" name={name} ".encode() in shown
