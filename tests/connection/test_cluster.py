@@ -200,7 +200,7 @@ async def test_an_agent_and_a_console_on_three_nodes(
                 assert len(agent.stats().connections) == 4
                 assert agent.stats().mode == "blocking"
             assert await console.status(names[0]) is Status.OFFLINE
-            assert len(console._pool._pool) <= 8
+            assert len(console._pool._connections) <= 8
     await client.aclose()
 
 
@@ -229,7 +229,7 @@ async def test_a_fleet_on_three_nodes(topology: ClusterTopology, project: str) -
         )
         await fleet.look()
         assert len(fleet._pool._nodes) == 3
-        assert len(fleet._pool._pool) <= 1
+        assert len(fleet._pool._connections) <= 1
     await client.aclose()
 
 
