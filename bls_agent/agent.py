@@ -32,7 +32,7 @@ from anyio.abc import TaskStatus
 from bls_agent.connection.complaints import show_log
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
-from bls_agent.core.names import check_name
+from bls_agent.core.keys import check_name
 from bls_agent.core.redaction import Redactor
 from bls_agent.core.settings import (
     Options,

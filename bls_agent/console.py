@@ -31,8 +31,9 @@ from bls_agent.core.keys import (
     PROJECT_CONSOLE,
     PROJECT_STATUS,
     KeyTemplate,
+    check_name,
+    encode_key,
 )
-from bls_agent.core.names import check_name, encode_key
 from bls_agent.core.redaction import Redactor
 from bls_agent.core.settings import Settings, check_seconds
 from bls_agent.project.commands.audit import AuditRecord, local_user, make_command

@@ -244,12 +244,12 @@ def test_importing_costs_only_the_core(trees: Trees) -> None:
 def test_chinese_stands_in_few_places(trees: Trees) -> None:
     """Contract literals are in keys.py and project/messages.py, people's texts in catalogues.
 
-    In redaction/names.py are the words by which a key tells that its value is a secret.
+    In redaction are the words by which a key tells that its value is a secret.
     """
     places = {
         "bls_agent.core.keys",
         "bls_agent.project.messages",
-        "bls_agent.core.redaction.names",
+        "bls_agent.core.redaction",
     }
     elsewhere = {
         (module, text)

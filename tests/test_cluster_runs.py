@@ -7,7 +7,7 @@ import itertools
 import pytest
 from anyio import to_thread
 
-from bls_agent.core.names import slot_of
+from bls_agent.core.keys import slot_of
 from tests.engines import ClusterTopology
 from tests.failovers import Play
 

@@ -29,7 +29,7 @@ from bls_agent import (
     Reject,
 )
 from bls_agent.core.errors import ConfigurationError, DuplicateHandlerError
-from bls_agent.core.redaction.names import REDACTED
+from bls_agent.core.redaction import REDACTED
 from bls_agent.core.settings import Mode
 from bls_agent.project.commands.router import CallNext
 from tests.harness import eventually, records

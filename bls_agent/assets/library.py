@@ -42,8 +42,7 @@ from bls_agent.core.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.core.keys import ASSET_FEED, ASSET_REPORT, KEYS, OWNER
-from bls_agent.core.names import place_beside
+from bls_agent.core.keys import ASSET_FEED, ASSET_REPORT, KEYS, OWNER, place_beside
 
 if TYPE_CHECKING:
     from bls_agent.assets.manifest import AssetManifest

@@ -16,7 +16,7 @@ from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint, Reply, Request, Topology
 from bls_agent.connection.route import Node, Place
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
-from bls_agent.core.names import slot_of
+from bls_agent.core.keys import slot_of
 
 __all__ = [
     "ClusterMap",

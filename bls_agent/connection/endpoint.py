@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 from urllib.parse import urlsplit
 
-from bls_agent.core.errors import ConfigurationError
-from bls_agent.core.names import ask_whether
+from bls_agent.core.errors import ConfigurationError, ask_whether
 from bls_agent.core.redaction import mask_url, redact
 
 if TYPE_CHECKING:

@@ -32,8 +32,10 @@ from bls_agent.core.keys import (
     SEEN,
     Contract,
     KeyTemplate,
+    check_name,
+    escape_glob,
+    place_beside,
 )
-from bls_agent.core.names import check_name, escape_glob, place_beside
 
 __all__ = [
     "ASSET_RIGHTS",

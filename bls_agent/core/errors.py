@@ -59,6 +59,7 @@ __all__ = [
     "UnknownCommandError",
     "UnknownProjectError",
     "WrongTypeError",
+    "ask_whether",
     "preview",
 ]
 
@@ -72,6 +73,14 @@ def preview(payload: bytes, limit: int = PREVIEW_BYTES) -> str:
     Bytes that are not printable ASCII appear as ``\xNN``.
     """
     return redact(repr(bytes(payload[:limit]))[2:-1])
+
+
+def ask_whether(name: str, known: Iterable[str]) -> str:
+    """Ask whether the most similar known name is meant; ``""`` if none is similar."""
+    from difflib import get_close_matches  # noqa: PLC0415 - 4 ms, for a mistake
+
+    alike = get_close_matches(name, [*known], 1, 0.7)
+    return f"Did you mean {alike[0]}?" if alike else ""
 
 
 class BlsError(Exception):

@@ -8,13 +8,14 @@ the environment, which is an argument of it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
 
-from bls_agent.core.errors import ConfigurationError
-from bls_agent.core.names import ask_whether, check_name
-from bls_agent.core.redaction.names import squeeze
+from bls_agent.core.errors import ConfigurationError, ask_whether
+from bls_agent.core.keys import check_name
+from bls_agent.core.redaction import squeeze
 
 __all__ = [
     "Mode",
@@ -278,10 +279,11 @@ def _name_variables(
 ) -> ConfigurationError:
     """Name the variable of each setting that an error mentions."""
     remedy, name = error.remedy, error.name
+    mentioned = set(re.findall(r"\w+", error.rule))
     for setting in found:
         if setting == name:
             name = f"BLS_{name.upper()}"
-        elif setting in error.rule:
+        elif setting in mentioned:
             remedy += f" Here {setting} is set by BLS_{setting.upper()}."
     return ConfigurationError(name, error.value, error.rule, remedy.strip())
 

@@ -17,13 +17,15 @@ from bls_agent.crawl.keys import (
     validate_multiple_redis_keys,
     validate_redis_key_naming,
 )
-from bls_agent.crawl.namespace import (
+from bls_agent.crawl.overview import (
     CleanupReport,
+    FailedRequest,
     Namespace,
+    QueueStats,
     cleanup,
     find_queues,
 )
-from bls_agent.crawl.queue import FailedRequest, QueueStats, RequestQueue, TakenRequest
+from bls_agent.crawl.queue import RequestQueue, TakenRequest
 from bls_agent.crawl.seen import DedupPipeline, SeenFilter
 
 __all__ = [

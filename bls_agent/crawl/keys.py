@@ -6,8 +6,14 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from bls_agent.core.errors import ConfigurationError
-from bls_agent.core.keys import CRAWL_KEY_FAULT, KEYS, Contract
-from bls_agent.core.names import key_beside, name_of, place_beside
+from bls_agent.core.keys import (
+    CRAWL_KEY_FAULT,
+    KEYS,
+    Contract,
+    key_beside,
+    name_of,
+    place_beside,
+)
 
 __all__ = [
     "CrawlKey",

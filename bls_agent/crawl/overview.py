@@ -1,18 +1,155 @@
-"""Every crawl queue of a Redis at a glance, over one connection."""
+"""What Redis holds of crawls: found, counted over one connection, and removed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import ClassVar, Final, NamedTuple, cast
 
 from bls_agent.connection.access import Store
-from bls_agent.core.errors import RedisUnavailableError
-from bls_agent.crawl.keys import RedisKeyManager
-from bls_agent.crawl.namespace import Namespace, find_namespaces
-from bls_agent.crawl.queue import STATS, QueueStats
+from bls_agent.connection.endpoint import Reply, Request
+from bls_agent.connection.pool import ConnectionPool
+from bls_agent.core.codec import decode_object, encode
+from bls_agent.core.errors import DecodeError, RedisUnavailableError
+from bls_agent.core.keys import KEYS, encode_key
+from bls_agent.crawl.fingerprint import CrawlRequest
+from bls_agent.crawl.keys import RedisKeyManager, read_key
 from bls_agent.crawl.records import QueueKeys
 
-__all__ = ["QueueOverview", "QueueView"]
+__all__ = [
+    "STATS",
+    "CleanupReport",
+    "FailedRequest",
+    "Namespace",
+    "QueueOverview",
+    "QueueStats",
+    "QueueView",
+    "cleanup",
+    "find_queues",
+]
+
+BATCH: Final = 500  # keys in one UNLINK
+RETRIES: Final = "crawl_failed_retries"
+ALL: Final = f"*{KEYS['crawl_requests'].template.partition('{')[0]}*"
+STATS: Final = (  # the reads for QueueStats: row and command
+    "requests ZCARD",
+    "delayed HLEN",
+    "leases HLEN",
+    "failed LLEN",
+    "counters HGETALL",
+)
+
+
+class Namespace(NamedTuple):
+    """The project and the spider of a crawl; no spider for the project alone."""
+
+    project: str
+    spider: str | None
+
+    @property
+    def shown(self) -> str:
+        """The name in one word: ``project`` or ``project:spider``."""
+        return ":".join(filter(None, self))
+
+    @classmethod
+    def parse(cls, shown: str) -> Namespace:
+        """Read :attr:`shown`."""
+        project, _, spider = shown.partition(":")
+        return cls(project, spider or None)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """What a queue holds now, and what happened to it since it was made or cleaned up.
+
+    Attributes:
+        waiting: Requests that may be taken now.
+        delayed: Requests that are tried again at the end of their delay.
+        in_flight: Requests that a worker holds.
+        failed: Requests in the failed list.
+        pushed: Requests that were queued; duplicates are not counted.
+        taken: How often a request was taken.
+        acknowledged: Requests that were finished.
+        retried: How often a request was queued again after a failure.
+        expired: How often the lease of a request ended, because its worker died.
+        seen_at: The server's clock, in seconds since 1970; for rates.
+    """
+
+    waiting: int
+    delayed: int
+    in_flight: int
+    failed: int
+    pushed: int
+    taken: int
+    acknowledged: int
+    retried: int
+    expired: int
+    seen_at: float
+
+    @classmethod
+    def read(cls, replies: Sequence[Reply], clock: Reply) -> QueueStats:
+        """Read the replies to :data:`STATS` and to ``TIME``."""
+        waiting, delayed, in_flight, failed, pairs = replies
+        counters = dict(zip(pairs[::2], pairs[1::2], strict=True))
+
+        def count(name: bytes) -> int:
+            value = counters.get(name, b"0")
+            return int(value) if value.isdigit() else 0
+
+        return cls(
+            waiting=waiting,
+            delayed=delayed,
+            in_flight=in_flight,
+            failed=failed,
+            pushed=count(b"pushed"),
+            taken=count(b"taken"),
+            acknowledged=count(b"acknowledged"),
+            retried=count(b"retried"),
+            expired=count(b"expired"),
+            seen_at=int(clock[0]) + int(clock[1]) / 1e6,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRequest:
+    """One entry of the failed list.
+
+    Attributes:
+        request: What failed; ``None`` where no request can be read.
+        reason: Why, of the last attempt.
+        attempts: How often it was tried; 0 where that cannot be read.
+        failed_at: Of the last attempt, in seconds since 1970.
+        priority: Its priority when it was taken last.
+        raw: The entry as it stands in Redis.
+    """
+
+    request: CrawlRequest | None
+    reason: str
+    attempts: int
+    failed_at: float
+    priority: float
+    raw: bytes
+
+    @classmethod
+    def read(cls, raw: bytes) -> FailedRequest:
+        """Read an entry; another program's entry in another form is kept whole."""
+        request, reason = None, "the entry cannot be read"
+        numbers = {"attempts": 0.0, "failed_at": 0.0, "priority": 0.0}
+        try:
+            entry = decode_object(raw)
+            reason = str(entry.get("reason", ""))
+            for name in numbers:
+                if isinstance(value := entry.get(name), int | float):
+                    numbers[name] = float(value)
+            if entry.get("request"):
+                request = CrawlRequest.decode(encode(entry["request"]))
+        except DecodeError:
+            pass
+        attempts = int(numbers["attempts"])
+        failed_at, priority = numbers["failed_at"], numbers["priority"]
+        return cls(request, reason, attempts, failed_at, priority, raw)
 
 
 class QueueView(NamedTuple):
@@ -31,9 +168,21 @@ class QueueOverview(Store):
 
     client_name: ClassVar[str] = "bls-crawl"
 
+    @property
+    def pool(self) -> ConnectionPool:
+        """The connections of the running event loop."""
+        return self._access.pool
+
     async def find(self) -> list[Namespace]:
-        """Find the queues that have a key."""
-        return await find_namespaces(self._access.pool)
+        """Find the crawls that have a key."""
+        found: set[Namespace] = set()
+        async for key in self.pool.scan(ALL):
+            retries = KEYS[RETRIES].parse(key)  # there may be many, of few namespaces
+            if retries and _namespace_of(retries) in found:
+                continue
+            if read := read_key(key):
+                found.add(Namespace(read.project, read.spider))
+        return sorted(found, key=lambda one: (one.project, one.spider or ""))
 
     async def read(self, names: Sequence[Namespace]) -> list[QueueView]:
         """Count what each of some queues holds.
@@ -43,7 +192,7 @@ class QueueOverview(Store):
         """
         if not names:
             return []
-        pool = self._access.pool
+        pool = self.pool
         keys = [QueueKeys.of(RedisKeyManager(*name)).by_row for name in names]
         words = [question.split() for question in STATS]
         requests = [(name, by_row[row]) for by_row in keys for row, name in words]
@@ -63,3 +212,170 @@ class QueueOverview(Store):
         if len(refused) == len(views):  # not of some projects: of any
             raise refused[0]
         return views
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupReport:
+    """What a cleanup has found, and how much of it was removed.
+
+    Attributes:
+        project: Name of the project.
+        spider: Name of the spider, or ``None``.
+        dry_run: Whether it only looked.
+        keys: How many keys of each kind were found, by their row in the table of keys.
+        odd: Those that hold another type than they should; they are removed, too.
+        in_flight: Requests that living workers held when it began; a cleanup takes
+            away their queue.
+        removed: Keys that are gone; 0 in a dry run.
+    """
+
+    project: str
+    spider: str | None
+    dry_run: bool
+    keys: Mapping[str, int]
+    odd: tuple[str, ...]
+    in_flight: int
+    removed: int
+
+    @property
+    def found(self) -> int:
+        """All keys of the namespace."""
+        return sum(self.keys.values())
+
+
+async def find_queues(redis: object = None, *, timeout: float = 5.0) -> list[Namespace]:
+    """List the crawls that have any key in Redis, by SCAN; on a cluster on all masters.
+
+    Args:
+        redis: A URL, a client of redis-py or a ``ProjectAgent``. Default:
+            ``BLS_REDIS_URL``.
+        timeout: Deadline of one request in seconds.
+
+    Returns:
+        Project and spider of each, in order. Other keys are left out.
+
+    Raises:
+        RedisUnavailableError: Redis cannot answer.
+    """
+    async with QueueOverview(redis, timeout=timeout) as overview:
+        return await overview.find()
+
+
+async def cleanup(
+    redis: object,
+    project: str,
+    spider: str | None = None,
+    dry_run: bool = True,  # noqa: FBT001, FBT002 - as the contract has it
+    on_progress: Callable[[int, int], None] | None = None,
+    *,
+    timeout: float = 5.0,
+) -> CleanupReport:
+    """Remove the keys of one namespace: its queue, its filters, our keys beside them.
+
+    Nothing else is touched: neither another project's keys, nor those of a project's
+    spiders where ``spider`` is ``None``. Counters of failed attempts are found by SCAN;
+    keys are removed by UNLINK. A worker that goes on meanwhile makes some of them anew.
+
+    Args:
+        redis: A URL, a client of redis-py or a ``ProjectAgent``; ``None`` for
+            ``BLS_REDIS_URL``.
+        project: Name of the project.
+        spider: Name of the spider; ``None`` for the project alone.
+        dry_run: Only look; the default.
+        on_progress: Called after each step, in the event loop, with the number of keys
+            found and removed so far.
+        timeout: Deadline of one request in seconds.
+
+    Raises:
+        RedisUnavailableError: Redis cannot answer, or refuses it. What was removed
+            before is gone; call it again.
+        ConfigurationError: A name breaks its rule.
+    """
+    manager = RedisKeyManager(project, spider)
+    namespace = Namespace(manager.project_name, manager.spider_name)
+    counts: Counter[str] = Counter()
+    removed = 0
+    async with QueueOverview(redis, timeout=timeout) as overview:
+        pool = overview.pool
+        in_flight = await _count_in_flight(pool, manager)
+        there, odd = await _look(pool, manager)
+        counts.update(there.values())
+        if not dry_run:
+            removed += await _remove(pool, map(encode_key, there))
+        if on_progress is not None:
+            on_progress(counts.total(), removed)
+        known: set[bytes] = set()  # SCAN may give a key twice
+        async with aclosing(pool.scan_steps(_retries_of(namespace))) as steps:
+            async for step in steps:
+                keys = {key for key in step if _is_of(namespace, key)} - known
+                known |= keys
+                counts[RETRIES] += len(keys)
+                if not dry_run:
+                    removed += await _remove(pool, sorted(keys))
+                if on_progress is not None:
+                    on_progress(counts.total(), removed)
+    return CleanupReport(*namespace, dry_run, +counts, odd, in_flight, removed)
+
+
+def _namespace_of(fields: Mapping[str, str]) -> Namespace:
+    return Namespace(fields["project"], fields.get("spider"))
+
+
+def _is_of(namespace: Namespace, key: bytes) -> bool:
+    """Tell whether a key counts the attempts of a request of this namespace."""
+    fields = KEYS[RETRIES].parse(key)
+    return fields is not None and _namespace_of(fields) == namespace
+
+
+def _retries_of(namespace: Namespace) -> str:
+    fixed = {name: value for name, value in namespace._asdict().items() if value}
+    return KEYS[RETRIES].pattern(**fixed)
+
+
+async def _look(
+    pool: ConnectionPool, manager: RedisKeyManager
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Find the keys of which there is one each: key → row, and those of odd types."""
+    rows = manager.single_keys()
+    replies = await pool.read_many([("TYPE", encode_key(key)) for key in rows])
+    there: dict[str, str] = {}
+    odd: list[str] = []
+    for (key, row), reply in zip(rows.items(), replies, strict=True):
+        kind = cast("bytes", _taken(reply)).decode()
+        if kind != "none":
+            there[key] = row
+        if (expected := KEYS[row].type) and kind not in {expected, "none"}:
+            odd.append(key)
+    return there, tuple(odd)
+
+
+async def _count_in_flight(pool: ConnectionPool, manager: RedisKeyManager) -> int:
+    """Count the leases that have not ended, by the server's clock."""
+    leases = encode_key(manager.get_own_key("crawl_leases"))
+    processing = encode_key(manager.get_processing_queue_key())
+    async with pool.to(manager.get_processing_queue_key()) as connection:
+        seconds = cast("list[bytes]", await connection.read("TIME"))[0]
+    asked = [("HLEN", leases), ("ZCOUNT", processing, seconds, "+inf")]
+    held, later = await pool.read_many(asked)
+    # Of another type: then there are none. A delayed request is in processing alone.
+    return min(*(n if isinstance(n, int) else 0 for n in (held, later)))
+
+
+async def _remove(pool: ConnectionPool, keys: Iterable[bytes]) -> int:
+    by_slot: dict[int, list[bytes]] = {}
+    for key in keys:
+        slot = pool.slot_of(key.decode("utf-8", "surrogateescape"))
+        by_slot.setdefault(slot, []).append(key)
+    requests: list[Request] = [
+        ("UNLINK", *some[begin : begin + BATCH])
+        for some in by_slot.values()
+        for begin in range(0, len(some), BATCH)
+    ]
+    replies = map(_taken, await pool.call_many(requests))
+    return sum(cast("list[int]", list(replies)))
+
+
+def _taken(reply: Reply) -> Reply:
+    if isinstance(reply, RedisUnavailableError):
+        raise reply
+    return reply

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from types import TracebackType
 from typing import ClassVar, Final, Literal
 
@@ -15,15 +14,12 @@ from bls_agent.connection.after_fork import register
 from bls_agent.connection.complaints import Complaints
 from bls_agent.connection.endpoint import Argument, Reply, Request
 from bls_agent.connection.loop_local import LoopLocal
-from bls_agent.core.codec import decode_object, encode
 from bls_agent.core.errors import (
     ConfigurationError,
-    DecodeError,
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.core.keys import KEYS
-from bls_agent.core.names import slot_of
+from bls_agent.core.keys import KEYS, slot_of
 from bls_agent.core.redaction import redact
 from bls_agent.core.settings import check_seconds
 from bls_agent.crawl.exchange import (
@@ -34,116 +30,18 @@ from bls_agent.crawl.exchange import (
 )
 from bls_agent.crawl.fingerprint import CrawlRequest, fingerprint
 from bls_agent.crawl.keys import RedisKeyManager
+from bls_agent.crawl.overview import STATS, FailedRequest, QueueStats
 from bls_agent.crawl.records import Held, Push, QueueKeys, QueueOptions, Settlement
 from bls_agent.runtime.lease import boot_seconds
 
-__all__ = ["STATS", "FailedRequest", "QueueStats", "RequestQueue", "TakenRequest"]
+__all__ = ["RequestQueue", "TakenRequest"]
 
 logger = logging.getLogger(__name__)
 
 SHORTEST_LEASE: Final = 0.5  # seconds
 LONGEST_LEASE: Final = 86_400.0
 LONGEST_DELAY: Final = 60.0  # between two attempts
-STATS: Final = (  # the reads for QueueStats: row and command
-    "requests ZCARD",
-    "delayed HLEN",
-    "leases HLEN",
-    "failed LLEN",
-    "counters HGETALL",
-)
 PAGE: Final = 100  # entries of the failed list that are read at once
-
-
-@dataclass(frozen=True, slots=True)
-class QueueStats:
-    """What a queue holds now, and what happened to it since it was made or cleaned up.
-
-    Attributes:
-        waiting: Requests that may be taken now.
-        delayed: Requests that are tried again at the end of their delay.
-        in_flight: Requests that a worker holds.
-        failed: Requests in the failed list.
-        pushed: Requests that were queued; duplicates are not counted.
-        taken: How often a request was taken.
-        acknowledged: Requests that were finished.
-        retried: How often a request was queued again after a failure.
-        expired: How often the lease of a request ended, because its worker died.
-        seen_at: The server's clock, in seconds since 1970; for rates.
-    """
-
-    waiting: int
-    delayed: int
-    in_flight: int
-    failed: int
-    pushed: int
-    taken: int
-    acknowledged: int
-    retried: int
-    expired: int
-    seen_at: float
-
-    @classmethod
-    def read(cls, replies: Sequence[Reply], clock: Reply) -> QueueStats:
-        """Read the replies to :data:`STATS` and to ``TIME``."""
-        waiting, delayed, in_flight, failed, pairs = replies
-        counters = dict(zip(pairs[::2], pairs[1::2], strict=True))
-
-        def count(name: bytes) -> int:
-            value = counters.get(name, b"0")
-            return int(value) if value.isdigit() else 0
-
-        return cls(
-            waiting=waiting,
-            delayed=delayed,
-            in_flight=in_flight,
-            failed=failed,
-            pushed=count(b"pushed"),
-            taken=count(b"taken"),
-            acknowledged=count(b"acknowledged"),
-            retried=count(b"retried"),
-            expired=count(b"expired"),
-            seen_at=int(clock[0]) + int(clock[1]) / 1e6,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class FailedRequest:
-    """One entry of the failed list.
-
-    Attributes:
-        request: What failed; ``None`` where no request can be read.
-        reason: Why, of the last attempt.
-        attempts: How often it was tried; 0 where that cannot be read.
-        failed_at: Of the last attempt, in seconds since 1970.
-        priority: Its priority when it was taken last.
-        raw: The entry as it stands in Redis.
-    """
-
-    request: CrawlRequest | None
-    reason: str
-    attempts: int
-    failed_at: float
-    priority: float
-    raw: bytes
-
-    @classmethod
-    def read(cls, raw: bytes) -> FailedRequest:
-        """Read an entry; another program's entry in another form is kept whole."""
-        request, reason = None, "the entry cannot be read"
-        numbers = {"attempts": 0.0, "failed_at": 0.0, "priority": 0.0}
-        try:
-            entry = decode_object(raw)
-            reason = str(entry.get("reason", ""))
-            for name in numbers:
-                if isinstance(value := entry.get(name), int | float):
-                    numbers[name] = float(value)
-            if entry.get("request"):
-                request = CrawlRequest.decode(encode(entry["request"]))
-        except DecodeError:
-            pass
-        attempts = int(numbers["attempts"])
-        failed_at, priority = numbers["failed_at"], numbers["priority"]
-        return cls(request, reason, attempts, failed_at, priority, raw)
 
 
 class _Take:

@@ -28,8 +28,8 @@ from bls_agent.core.errors import (
     RedisUnavailableError,
 )
 from bls_agent.crawl.fingerprint import CrawlRequest
-from bls_agent.crawl.namespace import cleanup
-from bls_agent.crawl.queue import QueueStats, RequestQueue, TakenRequest
+from bls_agent.crawl.overview import QueueStats, cleanup
+from bls_agent.crawl.queue import RequestQueue, TakenRequest
 from bls_agent.crawl.seen import DedupPipeline
 from bls_agent.runtime.loop_thread import LoopThread
 

@@ -21,7 +21,7 @@ from bls_agent.core.codec import (
     parse_timestamp,
 )
 from bls_agent.core.errors import ConfigurationError
-from bls_agent.core.names import check_name
+from bls_agent.core.keys import check_name
 from bls_agent.core.redaction import redact
 from bls_agent.runs.reading import RunKeys
 

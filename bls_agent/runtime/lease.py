@@ -29,8 +29,7 @@ from bls_agent.connection.after_fork import register
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.scripts import END_LEASE, RENEW_LEASE
-from bls_agent.core.keys import OWNER
-from bls_agent.core.names import place_beside
+from bls_agent.core.keys import OWNER, place_beside
 
 __all__ = [
     "Lease",

@@ -23,7 +23,7 @@ from bls_agent.core.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.core.names import shares_slot
+from bls_agent.core.keys import shares_slot
 from bls_agent.core.settings import check_seconds
 from bls_agent.runtime.lease import (
     LeaseState,

@@ -24,8 +24,7 @@ from bls_agent.core.codec import (
     parse_timestamp,
 )
 from bls_agent.core.errors import ConfigurationError, DecodeError
-from bls_agent.core.keys import KEYS, KeyTemplate
-from bls_agent.core.names import name_of
+from bls_agent.core.keys import KEYS, KeyTemplate, name_of
 
 __all__ = [
     "KINDS",

@@ -23,7 +23,7 @@ from bls_agent.connection.pool import ConnectionPool
 from bls_agent.connection.scripts import BEAT, END_BEAT
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
-from bls_agent.core.names import slot_of
+from bls_agent.core.keys import slot_of
 from bls_agent.core.redaction import redact_traceback
 from bls_agent.runtime.lease import boot_seconds, digest_of
 from bls_agent.runtime.tasks import ThreadSafeEvent, start_background

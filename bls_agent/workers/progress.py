@@ -14,8 +14,7 @@ from bls_agent.core.errors import (
     ConfigurationError,
     RedisUnavailableError,
 )
-from bls_agent.core.keys import KEYS
-from bls_agent.core.names import encode_key
+from bls_agent.core.keys import KEYS, encode_key
 from bls_agent.workers.tasks import Task, TaskKeys, checking_type
 
 __all__ = [

@@ -39,8 +39,7 @@ from bls_agent.core.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.core.keys import KEYS, KeyTemplate
-from bls_agent.core.names import encode_key
+from bls_agent.core.keys import KEYS, KeyTemplate, encode_key
 
 __all__ = [
     "WHOLE",

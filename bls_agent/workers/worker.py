@@ -11,8 +11,7 @@ from typing import Any, Final, Self
 
 from bls_agent.core.codec import cut_text, decode_object
 from bls_agent.core.errors import DecodeError, RedisUnavailableError
-from bls_agent.core.keys import OWNER, KeyTemplate
-from bls_agent.core.names import encode_key, place_beside
+from bls_agent.core.keys import OWNER, KeyTemplate, encode_key, place_beside
 from bls_agent.workers.heartbeat_fields import (
     KINDS,
     WorkerHeartbeat,

@@ -8,7 +8,7 @@ from typing import Any
 from anyio import to_thread
 from redis.asyncio.cluster import RedisCluster
 
-from bls_agent.core.names import slot_of
+from bls_agent.core.keys import slot_of
 from tests.chaos.stage import Stage
 from tests.chaos.table import fault
 from tests.engines import LOOPBACK, ClusterTopology, SentinelTopology

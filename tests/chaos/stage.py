@@ -18,8 +18,13 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from bls_agent import ProjectAgent, Status
-from bls_agent.core.keys import CONTROL, DEAD_LETTERS, INFLIGHT, PROJECT_CONSOLE
-from bls_agent.core.names import place_beside
+from bls_agent.core.keys import (
+    CONTROL,
+    DEAD_LETTERS,
+    INFLIGHT,
+    PROJECT_CONSOLE,
+    place_beside,
+)
 from tests.chaos.modes import Damage, Mode
 from tests.chaos.nursery import Nursery
 from tests.kit import (

@@ -38,7 +38,7 @@ from bls_agent.connection.faults import classify
 from bls_agent.connection.pool import KEPT
 from bls_agent.connection.scripts import END_LEASE
 from bls_agent.core.acl import acl_rules
-from bls_agent.core.names import slot_of
+from bls_agent.core.keys import slot_of
 from bls_agent.devserver import DevServer
 from bls_agent.ops.doctor.examine import examine
 from bls_agent.ops.fleet import Fleet, Presence

@@ -16,11 +16,9 @@ from bls_agent.core.keys import (
     PROJECT_CONSOLE,
     PROJECT_STATUS,
     KeyTemplate,
-    find_templates,
-)
-from bls_agent.core.names import (
     check_name,
     escape_glob,
+    find_templates,
     hash_tag,
     place_beside,
     shares_slot,

@@ -20,8 +20,7 @@ from bls_agent.core.errors import (
     DecodeError,
     RedisUnavailableError,
 )
-from bls_agent.core.redaction import Redactor, redact
-from bls_agent.core.redaction.names import Verdict
+from bls_agent.core.redaction import Redactor, Verdict, redact
 from bls_agent.core.redaction.patterns import is_kept, redact_text
 from bls_agent.project.log.log import LogSink, LogStream
 from bls_agent.project.log.record import LogRecord

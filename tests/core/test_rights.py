@@ -37,8 +37,8 @@ from bls_agent.core.keys import (
     PROJECT_CONSOLE,
     PROJECT_STATUS,
     SEEN,
+    place_beside,
 )
-from bls_agent.core.names import place_beside
 from bls_agent.devserver import DevServer
 from tests.harness import (
     PASSWORD,

@@ -18,8 +18,7 @@ from bls_agent import RedisUnavailableError
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.scripts import BEAT, END_BEAT
-from bls_agent.core.keys import OWNER
-from bls_agent.core.names import place_beside
+from bls_agent.core.keys import OWNER, place_beside
 from bls_agent.devserver import DevServer
 from bls_agent.runtime.lease import (
     MAY_ARRIVE,

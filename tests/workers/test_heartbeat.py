@@ -29,8 +29,7 @@ from bls_agent import (
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.core.keys import OWNER
-from bls_agent.core.names import place_beside
+from bls_agent.core.keys import OWNER, place_beside
 from bls_agent.devserver import DevServer
 from bls_agent.workers import (
     BacktestWorkerHeartbeat,

@@ -18,8 +18,7 @@ from redis import Redis as BlockingRedis
 from redis.asyncio import Redis
 
 from bls_agent import LeaseHeldError, RedisUnavailableError
-from bls_agent.core.keys import OWNER
-from bls_agent.core.names import place_beside
+from bls_agent.core.keys import OWNER, place_beside
 from bls_agent.devserver import DevServer
 from bls_agent.workers import BacktestWorkerHeartbeat, Heartbeat
 from tests.harness import (

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 import pytest
 from redis.asyncio import Redis
 
-from bls_agent.core.keys import KEYS, OWNER
-from bls_agent.core.names import place_beside
+from bls_agent.core.keys import KEYS, OWNER, place_beside
 from tests.harness import eventually
 
 TTL = 2.0  # seconds

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
-from bls_agent.core.redaction.names import REDACTED, SHAPE_MARKS, Verdict, holds_mark
+from bls_agent.core.redaction import REDACTED, SHAPE_MARKS, Verdict, holds_mark
 
 __all__ = ["is_kept", "redact_text"]
 

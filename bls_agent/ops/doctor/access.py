@@ -19,8 +19,8 @@ from bls_agent.core.keys import (
     PROJECT_STATUS,
     KeyTemplate,
     RedisType,
+    place_beside,
 )
-from bls_agent.core.names import place_beside
 from bls_agent.ops.doctor.rule import Finding, Severity, show
 
 __all__ = ["Role", "Trial", "check_access", "roles_of", "trials"]

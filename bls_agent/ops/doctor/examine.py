@@ -18,8 +18,14 @@ import anyio
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.pool import ConnectionPool, default_endpoint
 from bls_agent.core.errors import RedisRefusedError
-from bls_agent.core.keys import CONTROL, KEYS, PROJECT_CONSOLE, PROJECT_STATUS
-from bls_agent.core.names import check_name, encode_key
+from bls_agent.core.keys import (
+    CONTROL,
+    KEYS,
+    PROJECT_CONSOLE,
+    PROJECT_STATUS,
+    check_name,
+    encode_key,
+)
 from bls_agent.core.settings import check_seconds
 from bls_agent.ops.doctor.access import Role, check_access, roles_of, trials
 from bls_agent.ops.doctor.misencoded_keys import find_meant, name_fault

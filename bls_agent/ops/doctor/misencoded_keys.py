@@ -10,8 +10,7 @@ import unicodedata
 from collections.abc import Iterator
 
 from bls_agent.core.errors import ConfigurationError
-from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
-from bls_agent.core.names import check_name
+from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS, check_name
 from bls_agent.ops.doctor.rule import show
 
 __all__ = ["find_meant", "name_fault", "quote_name", "tidy_name"]

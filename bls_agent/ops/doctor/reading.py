@@ -13,8 +13,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from bls_agent.connection.endpoint import Reply, Request
 from bls_agent.core.errors import RedisUnavailableError
-from bls_agent.core.keys import KEYS, KeyTemplate, RedisType
-from bls_agent.core.names import encode_key, key_beside
+from bls_agent.core.keys import KEYS, KeyTemplate, RedisType, encode_key, key_beside
 from bls_agent.ops.doctor.rule import Question, Sample, Values
 
 __all__ = ["Kind", "Look", "is_loose", "kind_of", "project_of"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from bls_agent.core.codec import cut_text
-from bls_agent.core.names import encode_key
+from bls_agent.core.keys import encode_key
 from bls_agent.ops.doctor.access import Role
 from bls_agent.ops.doctor.rule import Finding, Severity
 from bls_agent.ops.doctor.rules.server import Facts

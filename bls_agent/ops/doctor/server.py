@@ -12,7 +12,7 @@ from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Reply, Request
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.errors import RedisUnavailableError
-from bls_agent.core.names import encode_key
+from bls_agent.core.keys import encode_key
 from bls_agent.ops.doctor.reading import Look
 from bls_agent.ops.doctor.rule import Question
 from bls_agent.ops.doctor.rules.server import Facts

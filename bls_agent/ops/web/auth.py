@@ -26,7 +26,7 @@ from argon2 import PasswordHasher, extract_parameters
 from argon2.exceptions import Argon2Error, InvalidHashError
 
 from bls_agent.core.errors import BlsError, ConfigurationError
-from bls_agent.core.names import check_name
+from bls_agent.core.keys import check_name
 
 __all__ = [
     "BusyError",

@@ -7,7 +7,7 @@ import logging
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from bls_agent.crawl.namespace import Namespace
+from bls_agent.crawl.overview import Namespace
 from bls_agent.crawl.queue import RequestQueue
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.help import HELP

@@ -23,8 +23,7 @@ from bls_agent.core.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.core.keys import BROADCAST, CONTROL
-from bls_agent.core.names import place_beside
+from bls_agent.core.keys import BROADCAST, CONTROL, place_beside
 from bls_agent.project.commands.dispatcher import BROADCAST_MODE, Dispatcher
 from bls_agent.project.messages import Command
 from bls_agent.project.receive.receiver import Message, Say

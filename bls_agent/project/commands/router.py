@@ -21,7 +21,7 @@ from bls_agent.core.errors import (
     DuplicateHandlerError,
     UnknownCommandError,
 )
-from bls_agent.core.names import check_name
+from bls_agent.core.keys import check_name
 from bls_agent.core.settings import check_seconds
 from bls_agent.project.commands.arguments import (
     NOTHING,

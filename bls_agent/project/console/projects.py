@@ -27,9 +27,10 @@ from bls_agent.core.keys import (
     PROJECT_CONSOLE,
     PROJECT_STATUS,
     SEEN,
+    encode_key,
     find_templates,
+    place_beside,
 )
-from bls_agent.core.names import encode_key, place_beside
 from bls_agent.project.messages import Command, Status
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from bls_agent.core.keys import (
     INFLIGHT_LISTS,
     OWNER,
     SEEN,
+    place_beside,
 )
-from bls_agent.core.names import place_beside
 from bls_agent.project.receive.receiver import Message
 from bls_agent.runtime.lease import Lease
 

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.core.errors import ConfigurationError
-from bls_agent.core.keys import CONTROL, PROJECT_STATUS
-from bls_agent.core.names import shares_slot
+from bls_agent.core.keys import CONTROL, PROJECT_STATUS, shares_slot
 from bls_agent.project.messages import OutcomeKind
 
 __all__ = ["Message", "Receiver", "ReceiverCounts", "Say", "check_cluster_name"]

@@ -27,7 +27,7 @@ from bls_agent.connection.after_fork import register
 from bls_agent.core.backoff import jittered
 from bls_agent.core.codec import cut_text, format_timestamp
 from bls_agent.core.errors import ConfigurationError
-from bls_agent.core.names import check_name
+from bls_agent.core.keys import check_name
 from bls_agent.core.redaction import redact, redact_traceback
 from bls_agent.project.log.log import LogStream, describe_error
 from bls_agent.project.messages import Level, Status

@@ -22,8 +22,7 @@ from bls_agent.core.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.core.keys import INSTANCES, PROJECT_STATUS
-from bls_agent.core.names import place_beside
+from bls_agent.core.keys import INSTANCES, PROJECT_STATUS, place_beside
 from bls_agent.project.messages import LogEntry, Outcome, Status
 from bls_agent.project.receive.receiver import Say
 

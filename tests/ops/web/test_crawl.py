@@ -12,8 +12,7 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent.crawl import CrawlRequest, FailedRequest, QueueStats, RequestQueue
-from bls_agent.crawl.namespace import Namespace
-from bls_agent.crawl.overview import QueueView
+from bls_agent.crawl.overview import Namespace, QueueView
 from bls_agent.devserver import DevServer
 from bls_agent.ops.web.config import WebConfig
 from bls_agent.ops.web.feeds import crawl as crawl_feed, watch

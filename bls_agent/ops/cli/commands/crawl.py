@@ -14,9 +14,15 @@ import anyio
 from typer import Argument, Option
 
 from bls_agent.core.redaction import redact
-from bls_agent.crawl.namespace import CleanupReport, Namespace, cleanup as clean
-from bls_agent.crawl.overview import QueueOverview, QueueView
-from bls_agent.crawl.queue import FailedRequest, RequestQueue
+from bls_agent.crawl.overview import (
+    CleanupReport,
+    FailedRequest,
+    Namespace,
+    QueueOverview,
+    QueueView,
+    cleanup as clean,
+)
+from bls_agent.crawl.queue import RequestQueue
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, find_likely, misspelt, normalise
 from bls_agent.ops.cli.options import complete_crawl_project, complete_spider

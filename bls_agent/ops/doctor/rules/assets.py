@@ -7,8 +7,7 @@ from typing import Final
 
 from bls_agent.core.codec import JSONObject, decode
 from bls_agent.core.errors import DecodeError
-from bls_agent.core.keys import ASSET_REPORT, KEYS, OWNER
-from bls_agent.core.names import place_beside
+from bls_agent.core.keys import ASSET_REPORT, KEYS, OWNER, place_beside
 from bls_agent.ops.doctor.rule import (
     Question,
     Rule,

@@ -6,8 +6,7 @@ import re
 from typing import Final
 
 from bls_agent.core.codec import JSONObject
-from bls_agent.core.keys import KEYS
-from bls_agent.core.names import key_beside
+from bls_agent.core.keys import KEYS, key_beside
 from bls_agent.crawl.exchange import FAILED_KEPT
 from bls_agent.ops.doctor.rule import (
     JSON_LIMIT,

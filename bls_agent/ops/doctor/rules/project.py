@@ -14,8 +14,8 @@ from bls_agent.core.keys import (
     OWNER,
     PROJECT_CONSOLE,
     PROJECT_STATUS,
+    place_beside,
 )
-from bls_agent.core.names import place_beside
 from bls_agent.ops.doctor.misencoded_keys import (
     find_meant,
     name_fault,

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 from bls_agent.core.codec import decode_object, parse_timestamp
 from bls_agent.core.errors import DecodeError
-from bls_agent.core.names import key_beside
+from bls_agent.core.keys import key_beside
 from bls_agent.ops.doctor.rule import (
     Check,
     Question,

@@ -7,8 +7,7 @@ from typing import Final
 
 from bls_agent.core.codec import JSONObject, JSONValue, decode, parse_timestamp
 from bls_agent.core.errors import DecodeError
-from bls_agent.core.keys import KEYS
-from bls_agent.core.names import key_beside
+from bls_agent.core.keys import KEYS, key_beside
 from bls_agent.ops.doctor.rule import (
     Question,
     Rule,

@@ -15,9 +15,13 @@ import anyio.lowlevel
 
 from bls_agent.core.codec import JSONObject, format_timestamp
 from bls_agent.core.redaction import redact
-from bls_agent.crawl.namespace import Namespace
-from bls_agent.crawl.overview import QueueOverview, QueueView
-from bls_agent.crawl.queue import FailedRequest, QueueStats
+from bls_agent.crawl.overview import (
+    FailedRequest,
+    Namespace,
+    QueueOverview,
+    QueueStats,
+    QueueView,
+)
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.feeds.watch import CardWatch, pause_after, shorten
 from bls_agent.ops.web.requests import quote_name

@@ -13,8 +13,7 @@ from starlette.routing import Route
 from bls_agent.assets.records import AssetSummary
 from bls_agent.core.codec import JSONObject
 from bls_agent.core.errors import BlsError, ConfigurationError, RedisUnavailableError
-from bls_agent.crawl.namespace import Namespace
-from bls_agent.crawl.overview import QueueView
+from bls_agent.crawl.overview import Namespace, QueueView
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.commands import crawl_queue, requeue_failed
 from bls_agent.ops.web.feeds import assets, crawl, runs, workers
