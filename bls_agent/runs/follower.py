@@ -22,19 +22,19 @@ from bls_agent.runs.gaps import (
     ResumePoint,
     classify_jump,
     continues,
+    fetch_evidence,
+    fetch_resume_facts,
     find_resume_point,
     sequence_of,
 )
 from bls_agent.runs.hub import Hub, Hubs
-from bls_agent.runs.probes import fetch_evidence, fetch_resume_facts
 from bls_agent.runs.reading import Page, PageSize, RunReader
 from bls_agent.runs.topic import RunTopic
 
 __all__ = ["Cursor", "Follower"]
 
 DOUBT: Final = 5.0  # seconds for the next event to show how many were lost
-MEANWHILE: Final = 0.1  # seconds between two probes while the topic is elsewhere
-LONGEST: Final = 5.0  # the same at most: it doubles while nothing changes
+AHEAD: Final = 1.0  # seconds for the topic to get where this follower has read up to
 
 BATCH: Final = 500  # events that are given at once
 
@@ -43,7 +43,6 @@ class Cursor:
     """The place behind which a follower goes on."""
 
     __slots__ = (
-        "_meanwhile",
         "closes",
         "existed",
         "gap_due_at",
@@ -63,9 +62,8 @@ class Cursor:
         self.existed = last_id not in (BEGINNING, END)
         # the server lost the place: when to give the gap without waiting for an event
         self.gap_due_at: float | None = None
-        # the topic is elsewhere: when to request the next probe
+        # the topic is not here yet: when to request the next probe
         self.recheck_at: float | None = None
-        self._meanwhile = MEANWHILE
 
     @property
     def gap_pending(self) -> bool:
@@ -91,30 +89,14 @@ class Cursor:
         self.is_event, self.closes = opening.is_event, opening.closes
 
     def go_back(self, place: EventId, now: float) -> None:
-        """Go back to the last event that is there: the server has lost the place."""
+        """Go back to the last id that the server knows: it has lost the place."""
         self.id = place
         self.gap_due_at = now + DOUBT
 
     def misses_nothing(self, first: StreamEvent) -> bool:
         """Tell whether an event is surely the next one, or the first of all."""
         is_fresh = self.id == BEGINNING and self.known is None
-        is_begin = is_fresh and not self.gap_pending
-        return is_begin or continues(self.known, first)
-
-    def is_diverged(self, now: float) -> bool:
-        """Tell whether the topic has been elsewhere for so long that a probe is due.
-
-        Mostly this follower has only read ahead. But perhaps the server has lost events
-        that it gave out: then nothing would ever come behind this place.
-        """
-        if self.recheck_at is None:
-            self._meanwhile, self.recheck_at = MEANWHILE, now + MEANWHILE
-            return False
-        if now < self.recheck_at:
-            return False
-        self._meanwhile = min(2 * self._meanwhile, LONGEST)
-        self.recheck_at = now + self._meanwhile
-        return True
+        return not self.gap_pending and (is_fresh or continues(self.known, first))
 
 
 class Follower:
@@ -396,10 +378,9 @@ class Follower:
         return [self._make_gap(GapReason.EXPIRED, topic)]
 
     def _apply_rewind(self, topic: RunTopic) -> None:
-        """Go back to the last event that is there, if the server has lost the place."""
-        in_ring = self._number is not None
+        """Go back to the last id that the server knows, if it has lost the place."""
         self._rewinds, self._number = topic.rewinds, None
-        if topic.must_go_back(self._cursor.id, in_ring=in_ring):
+        if order(self._cursor.id) > order(topic.rewound_to):
             self._cursor.go_back(topic.rewound_to, anyio.current_time())
 
     def _report_state(self, topic: RunTopic) -> list[Followed] | None:
@@ -440,12 +421,17 @@ class Follower:
         return Gap(self.run_id, reason, self.place, None, missing or None)
 
     async def _wait_with(self, hub: Hub, topic: RunTopic) -> None:
-        """Wait for events; a pending gap and a diverged place limit the wait."""
+        """Wait for events; a pending gap limits the wait, and a place ahead."""
         cursor, until = self._cursor, self._until
-        if self._number is None:
-            if cursor.is_diverged(anyio.current_time()):
-                hub.request_probe(topic, BEGINNING if self._is_plain else cursor.id)
-            until = min(until, cursor.recheck_at or until)
+        if self._number is None and not self._is_plain:
+            # Mostly it has only read ahead. But perhaps the server has lost events that
+            # it gave out: then nothing would ever come behind this place.
+            now = anyio.current_time()
+            if cursor.recheck_at is not None and now >= cursor.recheck_at:
+                hub.request_probe(topic, cursor.id)
+                cursor.recheck_at = None
+            cursor.recheck_at = cursor.recheck_at or now + AHEAD
+            until = min(until, cursor.recheck_at)
         if cursor.gap_due_at is not None:
             until = min(until, cursor.gap_due_at)
         await self._wait_for_more(topic, until)
@@ -478,8 +464,6 @@ class Follower:
             topic = hub.join(reader.keys, cursor.id, cursor.known, seen=cursor.existed)
         if topic is not self._topic and topic is not None:
             self._rewinds = topic.rewinds
-        if topic is not None:
-            topic.record_page(page.events)
         self._topic, self._number = topic, None
 
     async def _find_gap(self, first: StreamEvent, reader: RunReader) -> Gap | None:

@@ -1,12 +1,16 @@
-"""Decides whether events are missing, a run exists, its writer lives; no I/O."""
+"""Finds out whether events are missing, a run exists, and its writer lives."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
-from bls_agent.runs.event_ids import BEGINNING, EventId, order
+from bls_agent.connection.endpoint import Reply
+from bls_agent.core.errors import BlsError, WrongTypeError
+from bls_agent.runs.event_ids import BEGINNING, EventId, find_id, order
 from bls_agent.runs.events import Gap, GapReason, StreamEvent
+from bls_agent.runs.reading import NO_KEY, RunReader, decode_entries
+from bls_agent.runtime.lease import length_of
 
 __all__ = [
     "LOOK",
@@ -15,10 +19,15 @@ __all__ = [
     "ResumeFacts",
     "ResumePoint",
     "WriterLiveness",
+    "as_ours",
     "classify_jump",
     "continues",
+    "fetch_evidence",
+    "fetch_resume_facts",
     "find_resume_point",
+    "read_last",
     "sequence_of",
+    "was_deleted",
 ]
 
 LOOK: Final = 5.0  # seconds between two probes
@@ -31,6 +40,8 @@ UNOWNED: Final = 5.0  # seconds that a run without a lease has to come back
 SLOW: Final = 0.5  # seconds: a probe that took longer has met an outage …
 USUAL: Final = 4  # … if it took so many times longer than they usually take
 RISE: Final = 1.5  # from one probe to the next, of the usual duration
+
+DIGITS: Final = 16  # a sequence has fewer
 
 
 def sequence_of(event: StreamEvent) -> int | None:
@@ -55,6 +66,26 @@ class GapEvidence:
     # how many events the server had forgotten when the event behind the place was
     # written, as its writer has noted; 0 if it noted nothing
     noted: int = 0
+
+
+async def fetch_evidence(
+    reader: RunReader, place: EventId, first: EventId
+) -> GapEvidence:
+    """Read what decides whether events are missing between a place and an event."""
+    keys = reader.keys
+    at, oldest, noted = await reader.ask_many(
+        [
+            ("XRANGE", keys.events, place, place, "COUNT", 1),
+            ("XRANGE", keys.events, "-", "+", "COUNT", 1),
+            ("HGET", keys.books, f"lost:{first}"),
+        ]
+    )
+    begins = _known(oldest)
+    return GapEvidence(
+        stands=bool(_known(at)),
+        oldest=begins[0][0].decode() if begins else None,
+        noted=_number(_known(noted)),
+    )
 
 
 def classify_jump(
@@ -111,6 +142,79 @@ class ResumeFacts:
     newest: StreamEvent | None = None  # the newest event; ``None`` if unknown
 
 
+async def fetch_resume_facts(reader: RunReader, place: EventId) -> ResumeFacts:
+    """Read what decides how to begin at a place."""
+    keys = reader.keys
+    at, about, books, left = await reader.ask_many(
+        [
+            ("XRANGE", keys.events, place, place, "COUNT", 1),
+            ("XINFO", "STREAM", keys.events),
+            ("HMGET", keys.books, "id", "sequence"),
+            ("PTTL", keys.owner),
+        ]
+    )
+    if isinstance(at, BlsError):
+        raise as_ours(at, keys.events)
+    found = decode_entries(keys.run_id, at)
+    last, exists = read_last(about)
+    booked, sequence = _known(books) or (None, None)
+    last_booked = _read_id(booked)
+    newest = None
+    if not isinstance(about, BlsError):
+        entry = dict(zip(about[::2], about[1::2], strict=False)).get(b"last-entry")
+        newest = decode_entries(keys.run_id, [entry])[0] if entry else None
+    return ResumeFacts(
+        at=found[0] if found else None,
+        exists=exists or bool(found),
+        last=last,
+        booked=(last_booked, _number(sequence)) if last_booked else None,
+        lives=_known(left) not in (None, NO_KEY),
+        newest=newest,
+    )
+
+
+def read_last(about: Reply) -> tuple[EventId | None, bool]:
+    """Read from XINFO STREAM the last id ever given, and whether there is a run.
+
+    The id is ``None`` where the right to know it is missing.
+    """
+    if isinstance(about, BlsError):
+        if "no such key" in str(about).lower():
+            return BEGINNING, False
+        return None, True
+    named = dict(zip(about[::2], about[1::2], strict=False))
+    return cast("bytes", named[b"last-generated-id"]).decode(), True
+
+
+async def was_deleted(reader: RunReader, place: EventId) -> bool:
+    """Tell whether the books still go as far as the run was read: it was deleted."""
+    booked = await reader.ask_many([("HGET", reader.keys.books, "id")])
+    last = _read_id(_known(booked[0]))
+    return last is not None and order(last) >= order(place)
+
+
+def as_ours(error: BlsError, key: str) -> BlsError:
+    """Give the error that a follower raises for a refused key."""
+    if getattr(error, "kind", "") == "wrong_type":
+        return WrongTypeError(key, "stream")
+    return error
+
+
+def _known(reply: Reply) -> Any:
+    """Give a reply; ``None`` for an error, such as a missing right."""
+    return None if isinstance(reply, BlsError) else reply
+
+
+def _number(text: bytes | None) -> int:
+    if text is None or not text.isdigit() or len(text) >= DIGITS:
+        return 0
+    return int(text)
+
+
+def _read_id(text: bytes | None) -> EventId | None:
+    return find_id(text.decode("ascii", "replace")) if text else None
+
+
 class ResumePoint(NamedTuple):
     """How to begin."""
 
@@ -154,6 +258,20 @@ class Probe:
     # whether the run was known before: one that begins meanwhile has not disappeared
     existed: bool = True
     length: float | None = None  # seconds of the lease, as far as its token tells
+
+    @classmethod
+    def read(
+        cls, exists: Reply, owner: Reply, left: Reply, *, elapsed: float, existed: bool
+    ) -> Probe:
+        """Make a probe of the replies to EXISTS, HGET and PTTL."""
+        owner, milliseconds = _known(owner), _known(left)
+        if milliseconds in (None, NO_KEY):
+            seconds = None
+        else:  # infinite where the key never expires
+            seconds = milliseconds / 1000 if milliseconds >= 0 else float("inf")
+        return cls(
+            _known(exists) != 0, owner, seconds, elapsed, existed, length_of(owner)
+        )
 
 
 class WriterLiveness:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from bls_agent.connection.access import Access
 from bls_agent.connection.after_fork import keep, register
+from bls_agent.connection.endpoint import Reply, Request
 from bls_agent.connection.loop_local import LoopLocal
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
 from bls_agent.core.redaction import redact_traceback
-from bls_agent.runs.event_ids import EventId, order
-from bls_agent.runs.probes import fetch_evidence, find_refused, probe_runs
+from bls_agent.runs.event_ids import BEGINNING, EventId, order
+from bls_agent.runs.gaps import (
+    Probe,
+    as_ours,
+    fetch_evidence,
+    read_last,
+    was_deleted,
+)
 from bls_agent.runs.reading import (
     GROWTH,
     PAGE,
@@ -42,6 +49,7 @@ FIRST_PAUSE: Final = 0.05  # seconds from one UNBLOCK to the next, then twice as
 GRACE: Final = 1.5  # seconds from the first UNBLOCK until the connection is given up
 OF_ITS_KEY: Final = ("wrong_type", "no_permission")  # others may be read
 COUNT: Final = 100  # events of all runs in one reply, while their size is unknown
+ASKED: Final = 4  # requests of a probe of one run
 
 NAME: Final = "bls-agent-runs"  # of the tasks
 AT_ONCE: Final = 0.02  # seconds: probes that are due within it go into one write
@@ -286,13 +294,25 @@ class StreamReader:
         topics = list(self.topics.values())
         found: list[tuple[RunTopic, BlsError]] = []
         if not error.connecting:
-            found = await find_refused(self._pool, topics)
+            found = await self._find_refused(topics)
             if not found and error.kind in OF_ITS_KEY and not self._doubted:
                 self._doubted = True  # it may have been mended meanwhile
                 raise error
         for topic, failure in found or [(one, error) for one in topics]:
             topic.fail(failure)
             self.topics.pop(topic.keys.run_id, None)
+
+    async def _find_refused(
+        self, topics: Sequence[RunTopic]
+    ) -> list[tuple[RunTopic, BlsError]]:
+        keys = [topic.keys.events for topic in topics]
+        requests = [("XREAD", "COUNT", 1, "STREAMS", key, "$") for key in keys]
+        replies = await self._pool.read_many(requests)
+        return [
+            (topic, as_ours(reply, topic.keys.events))
+            for topic, reply in zip(topics, replies, strict=True)
+            if isinstance(reply, RedisRefusedError)
+        ]
 
     async def aclose(self) -> None:
         """End, and wake the followers."""
@@ -388,24 +408,50 @@ class Hub:
         return topic.needs_check or topic.liveness.probe_at <= now
 
     async def _probe(self, topics: list[RunTopic]) -> None:
-        seen, is_behind = await probe_runs(self.pool, topics)
-        if is_behind:
-            for stream in self._streams.values():
-                stream.restart_read()
+        """Probe runs and their writers, all in one write."""
+        began = anyio.current_time()
+        existed = [topic.liveness.existed for topic in topics]
+        doubted = [(topic, topic.furthest) for topic in topics if topic.needs_check]
+        requests = [one for topic in topics for one in _probe_requests(topic.keys)]
+        requests += [("XINFO", "STREAM", topic.keys.events) for topic, _ in doubted]
+        replies = await self.pool.read_many(requests)
+        elapsed = anyio.current_time() - began
+        probes: list[Probe] = []
+        for at, (topic, before) in enumerate(zip(topics, existed, strict=True)):
+            exists, length, *lease = replies[at * ASKED : (at + 1) * ASKED]
+            topic.record_length(0 if isinstance(length, BlsError) else length)
+            probe = Probe.read(exists, *lease, elapsed=elapsed, existed=before)
+            probes.append(probe)
+        infos = replies[len(topics) * ASKED :]
+        for (topic, place), about in zip(doubted, infos, strict=True):
+            await self._check(topic, place, about)
         now = anyio.current_time()
-        before, self._openings = self._openings, self.pool.openings
-        if before not in (
-            0,
-            self._openings,
-        ):  # a restart that the blocking read has not noticed
+        openings, self._openings = self._openings, self.pool.openings
+        if openings not in (0, self._openings):
+            # A restart that the blocking read has not noticed.
             for topic in self._topics:
                 topic.liveness.note_outage(now)
                 topic.needs_check = True
-        for topic, one in zip(topics, seen, strict=True):
-            if topic.liveness.record(one, now):
+        for topic, probe in zip(topics, probes, strict=True):
+            if topic.liveness.record(probe, now):
                 topic.notify()
             if topic.liveness.is_gone:
                 topic.close()
+
+    async def _check(self, topic: RunTopic, place: EventId, about: Reply) -> None:
+        """Rewind a topic if the server has lost what was read."""
+        last, _ = read_last(about)
+        if last is None or order(last) >= order(place):
+            topic.needs_check = False
+            return
+        reader = RunReader(self.pool, topic.keys.run_id)
+        if last == BEGINNING and await was_deleted(reader, place):
+            topic.needs_check = False  # nothing was lost
+        elif topic.furthest == place:  # else something has come meanwhile: probe again
+            topic.needs_check = False
+            topic.rewind(last)
+            for stream in self._streams.values():
+                stream.restart_read()
 
     async def _sleep(self) -> None:
         topics = self._topics
@@ -438,6 +484,15 @@ class Hub:
         self.is_closed = True
         for topic in self._topics:
             topic.detach()
+
+
+def _probe_requests(keys: RunKeys) -> list[Request]:
+    return [
+        ("EXISTS", keys.events),
+        ("XLEN", keys.events),
+        ("HGET", keys.books, "owner"),
+        ("PTTL", keys.owner),
+    ]
 
 
 class Hubs:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
 
 import anyio
 
@@ -26,7 +26,6 @@ PAGE_BYTES: Final = 1024 * 1024  # of a page, about: each of many followers may 
 FRESH: Final = 1.0  # seconds for which a page is given to others
 
 LINGER: Final = 5.0  # seconds that a run is followed on after the last wait
-TRAIL: Final = 100  # ids that are remembered of a page
 
 
 class EventBuffer:
@@ -53,11 +52,6 @@ class EventBuffer:
     def end(self) -> int:
         """Number of the event that comes next."""
         return self.first + len(self._events)
-
-    @property
-    def ids(self) -> list[EventId]:
-        """The base, and behind it the ids of all events."""
-        return [self.base, *(event.id for event in self._events)]
 
     def add(self, events: Sequence[StreamEvent], sizes: Sequence[int]) -> None:
         """Append events that stand right behind the head; the oldest ones may go."""
@@ -109,14 +103,6 @@ def _order_of(event: StreamEvent) -> tuple[int, int]:
     return order(event.id)
 
 
-@dataclass
-class _Turn:
-    """Requests for pages of one run, sent one after the other."""
-
-    lock: anyio.Lock = field(default_factory=anyio.Lock)
-    users: int = 0
-
-
 class SharedPages:
     """Lets followers that go through a run side by side read each page once.
 
@@ -127,27 +113,23 @@ class SharedPages:
     def __init__(self) -> None:
         # run and place → a page, and when it was requested
         self._kept: OrderedDict[tuple[int, EventId], tuple[Page, float]] = OrderedDict()
-        self._turns: dict[int, _Turn] = {}
+        # of each run, as long as a follower holds or awaits it
+        self._locks: WeakValueDictionary[int, anyio.Lock] = WeakValueDictionary()
 
     async def read(self, reader: RunReader, place: EventId, portion: int) -> Page:
         """Read behind a place."""
         run_id, came_at = reader.keys.run_id, anyio.current_time()
-        turn = self._turns.setdefault(run_id, _Turn())
-        turn.users += 1
-        try:
-            async with turn.lock:
-                page = self._find(run_id, place, came_at)
-                if page is None:
-                    now = anyio.current_time()
-                    page = await reader.read(
-                        next_id(place), "+", portion, most_bytes=PAGE_BYTES
-                    )
-                    self._keep(run_id, place, page, now)
-                return page
-        finally:
-            turn.users -= 1
-            if not turn.users:
-                del self._turns[run_id]
+        lock = self._locks.get(run_id) or anyio.Lock()
+        self._locks[run_id] = lock
+        async with lock:
+            page = self._find(run_id, place, came_at)
+            if page is None:
+                now = anyio.current_time()
+                page = await reader.read(
+                    next_id(place), "+", portion, most_bytes=PAGE_BYTES
+                )
+                self._keep(run_id, place, page, now)
+            return page
 
     def _find(self, run_id: int, place: EventId, came_at: float) -> Page | None:
         page, asked_at = self._kept.get((run_id, place), (None, 0.0))
@@ -191,19 +173,13 @@ class RunTopic:
         self.keys = keys
         self.buffer = EventBuffer(head)  # its newest events, up to where it was read
         self.known = known  # the sequence at the head, if it is known
-        # the furthest place that any follower has read up to: the head or behind it
+        # the place of a follower that has waited for the head to get there
         self.reach: EventId = head
-        # ids of the last events of a page, up to where the buffer began or behind it
-        self.trail: list[EventId] = []
-        # id of the run's oldest event at the last probe; ``None`` if unknown
-        self.origin: EventId | None = None
         # how many events there were at the last probe, and the head then
         self.length: tuple[int, EventId] | None = None
         self.news = 0  # how often something has happened besides events that have come
         self.rewinds = 0  # how often the server had lost what was read
-        # the newest place then that it knew, too
-        self.rewound_to = self._rewound_from = head
-        self._lost_ring = False
+        self.rewound_to = head  # the last id that it knew then
         self.liveness = WriterLiveness(
             now, existed=seen
         )  # what is known of the run and its writer
@@ -261,12 +237,6 @@ class RunTopic:
         self.known = sequence_of(last)
         self.wake()
 
-    def record_page(self, events: Sequence[StreamEvent]) -> None:
-        """Record a page that a follower has read, if it goes as far as the buffer."""
-        if events and order(events[-1].id) >= order(self.furthest):
-            self.reach = events[-1].id
-            self.trail = [event.id for event in events[-TRAIL:]]
-
     def record_length(self, length: int) -> None:
         """Record how many events there are.
 
@@ -279,40 +249,21 @@ class RunTopic:
 
     @property
     def furthest(self) -> EventId:
-        """The last place up to which any follower has read."""
+        """The last place up to which the server has to know the run."""
         return max(self.buffer.head, self.reach, key=order)
 
-    @property
-    def past(self) -> list[list[EventId]]:
-        """The ids that were read and are still remembered, the newest list first."""
-        known = [ids for ids in (self.buffer.ids, self.trail) if ids]
-        return sorted(known, key=lambda ids: order(ids[-1]), reverse=True)
+    def rewind(self, last: EventId) -> None:
+        """Go back to the last id of a server that has lost what was read behind it.
 
-    def rewind(self, place: EventId, last: EventId) -> None:
-        """Go back to the newest known event on a server that lost events behind it.
-
-        The buffer starts anew if its head stands behind the server's last id; else only
-        followers that have read further go back.
+        The buffer starts anew if its head stands behind that id; followers that have
+        read further go back.
         """
-        self.rewound_to, self._rewound_from = place, last
-        self.reach, self.trail = place, []
+        self.rewound_to = self.reach = last
         self.rewinds += 1
-        self._lost_ring = order(last) < order(self.buffer.head)
-        if self._lost_ring:
-            self.buffer.restart(place)
+        if order(last) < order(self.buffer.head):
+            self.buffer.restart(last)
             self.known = self.length = None
         self.notify()
-
-    def must_go_back(self, place: EventId, *, in_ring: bool) -> bool:
-        """Tell whether a follower at a place has to go back, after a rewind.
-
-        New events may already stand before that place, and have gone to other
-        followers.
-        """
-        if order(place) > order(self._rewound_from):
-            return True
-        is_behind = order(place) > order(self.rewound_to)
-        return self._lost_ring and in_ring and is_behind
 
     def fail(self, failure: BlsError) -> None:
         """Make every follower raise an error: the run cannot be read."""
