@@ -188,11 +188,8 @@ async def test_keys_while_a_command_runs(own_server: DevServer, admin: Redis) ->
     assert not await admin.exists(LISTS, owner("a"), inflight("a"), CONTROL, DELIVERIES)
 
 
-async def test_killed_in_a_handler(
-    own_server: DevServer, admin: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_killed_in_a_handler(own_server: DevServer, admin: Redis) -> None:
     """SIGKILL in a handler: another one takes over all of it; only one ran twice."""
-    monkeypatch.setattr(reclaim, "QUIET", 1.0)
     for number in range(6):
         await admin.rpush(CONTROL, command_bytes(number))
     async with child(own_server, "victim", 60.0) as (process, wait_for):

@@ -24,7 +24,6 @@ __all__ = [
     "ADD_EVENTS",
     "ADD_MEMBERS",
     "ADD_SEEN",
-    "ADMIT",
     "BEAT",
     "CRAWL_PUSH",
     "CRAWL_SETTLE",
@@ -135,7 +134,6 @@ class Script:
 ADD_EVENTS: Final = Script("add_events")
 ADD_MEMBERS: Final = Script("add_members")
 ADD_SEEN: Final = Script("add_seen")
-ADMIT: Final = Script("admit")
 ACK: Final = Script("ack")
 BEAT: Final = Script("beat")
 CRAWL_PUSH: Final = Script("crawl_push")

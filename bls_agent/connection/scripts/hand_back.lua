@@ -15,13 +15,13 @@
 -- Puts back to the head of the control list, in their order, all commands but those that
 -- are to stay. Those that were started have been delivered; the others have not. At the
 -- end of the process an empty list is struck off, and the lease is given back. Says
--- whether the list was ours, and which commands are dead letters now. Run again it
--- changes nothing. One step, because a command must never stand in no list, or in both.
+-- whether the list was ours, which commands are dead letters now, and which of those
+-- that are to stay do not stand there. Run again it changes nothing. One step, because a command must never stand in no list, or in both.
 -- Whatever may be refused because a key has another type comes before the first write;
 -- LREM is the first one, because it is allowed when memory is out, and the rest is then
 -- allowed behind it.
 if redis.call('GET', KEYS[3]) ~= ARGV[1] then
-  return {0, {}}
+  return {0, {}, {}}
 end
 redis.call('LLEN', KEYS[1])
 redis.call('HLEN', KEYS[4])
@@ -30,7 +30,7 @@ redis.call('SCARD', KEYS[6])
 local function count_of(told)
   return told and #told < 10 and string.match(told, '^%d+$') and tonumber(told) or 1
 end
-local stay, started, dead = {}, {}, {}
+local stay, started, dead, missing = {}, {}, {}, {}
 for i = 7, #ARGV do
   local some = i <= 6 + ARGV[6] and stay or started
   some[ARGV[i]] = (some[ARGV[i]] or 0) + 1
@@ -69,4 +69,9 @@ if ARGV[5] == '1' then
   end
   redis.call('DEL', KEYS[3])
 end
-return {1, dead}
+for payload, count in pairs(stay) do
+  for _ = 1, count do
+    missing[#missing + 1] = payload
+  end
+end
+return {1, dead, missing}

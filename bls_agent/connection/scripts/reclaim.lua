@@ -8,13 +8,12 @@
 -- ARGV[2]  how often a command is handed out at most
 -- ARGV[3]  how many dead letters are kept
 -- ARGV[4]  seconds for which deliveries are remembered
--- ARGV[5]  1 if an empty list is to be struck off, else 0
--- ARGV[6]  milliseconds of a lease whose token does not tell them
+-- ARGV[5]  milliseconds of a lease whose token does not tell them
 --
 -- If the process is dead, its commands go back to the head of the control list, in their
 -- order, each with one more delivery noted; one that was handed out too often goes to
--- the dead letters. Says whether the process is alive, how many were moved, and which
--- are dead. One step, because the owner may come back at any moment, and because a
+-- the dead letters; a list that is empty then is struck off. Says whether the process is
+-- alive, how many were moved, and which are dead. One step, because the owner may come back at any moment, and because a
 -- command must never stand in no list. Whatever may be refused because a key has
 -- another type comes before the first write; RPOP is the first one, because it is
 -- allowed when memory is out, and the rest is then allowed behind it. A lease that ends
@@ -22,7 +21,7 @@
 local holder = redis.call('GET', KEYS[3])
 if holder then
   local told = string.match(holder, '^%x+%.(%d+)')
-  local left, length = redis.call('PTTL', KEYS[3]), math.min(tonumber(told or ARGV[6]), 2 ^ 40)
+  local left, length = redis.call('PTTL', KEYS[3]), math.min(tonumber(told or ARGV[5]), 2 ^ 40)
   if left < 0 or left > length then
     redis.call('PEXPIRE', KEYS[3], length)
   end
@@ -60,11 +59,10 @@ if redis.call('LLEN', KEYS[2]) == 0 then
   for here in pairs(noted) do
     redis.call('HDEL', KEYS[4], here)
   end
+  redis.call('SREM', KEYS[6], KEYS[2])
 end
 if moved > 0 then
   redis.call('LTRIM', KEYS[5], -ARGV[3], -1)
   redis.call('EXPIRE', KEYS[4], ARGV[4])
-elseif ARGV[5] == '1' then
-  redis.call('SREM', KEYS[6], KEYS[2])
 end
 return {0, moved, dead}

@@ -8,9 +8,10 @@
 -- ARGV[3]  our token
 --
 -- Moves commands from the head of the control list into the in-flight list, and gives
--- for each: its bytes, which delivery this is (0 where no count stands, which is then the first), the id that it seems to have, whether
--- that id has been seen; -1 if the list is not ours any more. The id is a guess by form, not by parsing: the caller parses,
--- and asks again where the guess was wrong. One step, because a command must not stand
+-- for each: its bytes, which delivery this is (0 where no count stands, which is then
+-- the first), the id that it seems to have, whether that id has been seen; -1 if the list
+-- is not ours any more. The id is a guess by form, not by parsing: the caller parses, and
+-- looks its own up where the guess was wrong. One step, because a command must not stand
 -- in the list of a process that does not know it. Whatever may be refused because a key
 -- has another type comes before the first write.
 if redis.call('GET', KEYS[5]) ~= ARGV[3] then

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -139,6 +139,8 @@ class InFlightLease:
     A lease is never waited for: a list that another process owns is left to it, and a
     fresh name is taken. As long as the lease has not been interrupted no process can
     have reclaimed anything; after an interruption the list has to be compared.
+    ``empty`` gives back what a dead process of our name has left in a list, unless its
+    owner lives, which it returns.
     """
 
     def __init__(
@@ -148,27 +150,29 @@ class InFlightLease:
         instance: str,
         ttl: float,
         *,
+        empty: Callable[[str], Awaitable[bool]],
         on_renamed: Callable[[], None],
     ) -> None:
         self._connection = connection
         self._keys = keys
         self._instance = instance
         self._ttl = ttl
+        self._empty = empty
         self._on_renamed = on_renamed
         self._lock = anyio.Lock()
         # The lease on the list that is in use.
         self.lease = Lease(connection, keys.inflight(instance), ttl)
         self.compared = False  # whether the list surely holds what is recorded here
-        self.inherits = True  # whether the list holds commands of a former process
         self.losses = 0  # how often the lease was interrupted
         self.length = 0  # commands in the list at the last request
         self.closed = False
+        self._listed = False  # whether other processes would find the list
         self._ever = False
 
     @property
     def valid(self) -> bool:
         """Whether the list is surely ours now."""
-        return self.lease.valid and not self.closed
+        return self.lease.valid and self._listed and not self.closed
 
     @property
     def key(self) -> str:
@@ -186,9 +190,10 @@ class InFlightLease:
             if self.closed:
                 return
             if not await self.lease.renew():
-                self.compared = False
+                self.compared = self._listed = False
                 self.losses += self._ever
-                if not await self.lease.acquire():
+                in_use = not self._ever and await self._empty(self.lease.key)
+                if in_use or not await self.lease.acquire():
                     await self._take_another_list()
             self._ever = True
             # Each time: a set that was emptied or deleted must not hide our list.
@@ -200,6 +205,7 @@ class InFlightLease:
             )
             if isinstance(named, RedisUnavailableError):
                 raise named
+            self._listed = True
             self.length = length if isinstance(length, int) else 0
 
     async def _take_another_list(self) -> None:
@@ -318,31 +324,21 @@ class InFlight:
         """Messages that should stand in our list now."""
         return [message for message, held in self._held.items() if not held.gone]
 
-    def compare(
-        self, found: Iterable[bytes], standing: Iterable[Message]
-    ) -> list[bytes]:
-        """Compare with what really stands in our list.
+    def mark_missing(
+        self, missing: Iterable[bytes], standing: Sequence[Message]
+    ) -> None:
+        """Mark as gone what does not stand in our list: it was reclaimed.
 
-        What is held and does not stand there was reclaimed, and is marked as gone; of
-        what was ``standing`` at the request, some may have been acknowledged since.
-        Returns, in its order, what stands there and was never seen.
+        Of what was ``standing`` at the request, some may have been acknowledged since.
         """
-        expected: dict[bytes, list[Message]] = {}
-        for message in sorted(standing, key=self._is_leaving):
-            expected.setdefault(message.payload, []).append(message)
-        counts = Counter(found := list(found))
-        for payload, messages in expected.items():
-            for message in messages[counts[payload] :]:
+        counts = Counter(missing)
+        latest_first = reversed(standing)
+        for message in sorted(latest_first, key=self._is_leaving, reverse=True):
+            if counts[message.payload] > 0:
+                counts[message.payload] -= 1
                 held = self._held.get(message)
                 if held is not None:
                     self._mark_gone(held)
-        unseen: list[bytes] = []
-        for payload in found:
-            if expected.get(payload):
-                expected[payload].pop()
-            else:
-                unseen.append(payload)
-        return unseen
 
     def _is_leaving(self, message: Message) -> bool:
         """Of equal commands the one that has ended is missing first."""

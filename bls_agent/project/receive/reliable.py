@@ -1,4 +1,8 @@
-"""BLMOVE into a list of this process's own, and an ack: nothing is lost."""
+"""A script moves commands into a list of this process's own; an ack: nothing is lost.
+
+Waiting takes nothing: where there is no command, BLMOVE waits for one and moves the head
+of the control list onto itself.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,8 @@ from typing import Final, Literal, NamedTuple, cast
 import anyio
 
 from bls_agent.connection.agent_connections import AgentConnections
-from bls_agent.connection.endpoint import Argument, Reply, Request
-from bls_agent.connection.scripts import ADMIT, TAKE, Script
+from bls_agent.connection.endpoint import Reply, Request
+from bls_agent.connection.scripts import TAKE
 from bls_agent.core.backoff import Backoff, jittered
 from bls_agent.core.errors import (
     RedisRefusedError,
@@ -49,11 +53,14 @@ _Handle = Callable[[Reply], None]
 
 
 class ReliableReceiver(Receiver):
-    """BLMOVE into an in-flight list of this process's own; an ack after the handler.
+    """Moves commands into an in-flight list of this process's own; an ack after each.
 
     At least once: nothing is lost of what the serving Redis still holds. A command runs
     twice only if the process or the link dies before its ack, or if the process stands
     still for longer than its lease: then another process takes over what it had.
+
+    What stands in our list and is not held here was never started: a lost link has
+    swallowed it, or it was taken for a slot that did not become free. It goes back.
 
     ``lease_ttl`` is in seconds; an id counts as seen for ``window`` seconds; ``report``
     is called for each command that has ended without being taken.
@@ -83,17 +90,21 @@ class ReliableReceiver(Receiver):
         self._report = report
         self._keys = keys = ReliableKeys.beside(key)
         self.in_flight = InFlight()
+        self._reclaimer = Reclaimer(self._control, keys, lease_ttl, self._report_dead)
         self.lease = InFlightLease(
-            self._control, keys, instance, lease_ttl, on_renamed=self._forget_all
+            self._control,
+            keys,
+            instance,
+            lease_ttl,
+            empty=self._reclaimer.empty,
+            on_renamed=self._forget_all,
         )
-        self._reclaimer = Reclaimer(keys, lease_ttl, self._report_dead)
         self._acks = Acks(connections, keys, self.lease, self.in_flight, window=window)
         self._fetcher = _Fetcher(
             connections, keys, self.lease, window=window, size_limit=size_limit
         )
         self._taken: deque[Message] = deque()
-        self._compare_at = float("inf")  # when our list has to be compared
-        self._unsure_until = float("-inf")
+        self._is_untidy = True  # our list may hold what is not held here
         self._generation = -1  # of the connection since which our list is known
         self._limit = 1
         self._opened = False
@@ -115,7 +126,8 @@ class ReliableReceiver(Receiver):
             except (RedisUnavailableError, WrongTypeError) as error:
                 again = self._fetcher.read.retry_at_once(error)
                 told = error if again else await self._explain(error)
-                if not (again or self._taken or self._fetcher.taken):
+                self._keep_taken()
+                if not (again or self._taken):
                     raise told from error
             else:
                 self._fetcher.read.succeeded()
@@ -135,84 +147,90 @@ class ReliableReceiver(Receiver):
         self._limit = limit
         await self._fetcher.finish()
         await self._prepare()
-        if not self._has_something():
-            await self._fetcher.take(limit)
-        if not self._has_something() and self.lease.valid:
-            await self._fetcher.park()
-        if self._must_compare():
-            await self._prepare()
-        if not self._must_compare():
-            await self._fetcher.look_up()
+        if not self._taken:
+            await self._take(limit)
+        if not self._taken and self.lease.valid and await self._fetcher.wait():
+            await self._take(limit)
 
-    def _has_something(self) -> bool:
-        return bool(self._taken or self._fetcher.taken or self._fetcher.arrived)
+    async def _take(self, limit: int) -> None:
+        await self._fetcher.take(limit)
+        await self._look_up()
+
+    async def _look_up(self) -> None:
+        """Hold what was taken; what cannot be looked up goes back."""
+        try:
+            await self._fetcher.look_up()
+        except RedisUnavailableError:
+            self._is_untidy = True
+            raise
+        finally:
+            self._keep_taken()
 
     async def _prepare(self) -> None:
-        self._keep_taken()
+        if self._fetcher.taken:
+            await self._look_up()
         if not self._opened:
-            await self._reclaimer.look(self._control, also=self.lease.key)
+            await self._reclaimer.look(but=self.lease.key)
             self._opened = True
         await self.lease.ensure()
         await self._acks.flush()
-        if self._must_compare():
-            await self._compare()
+        if self._must_tidy():
+            await self._tidy()
 
-    def _must_compare(self) -> bool:
-        if self._connection.pending:
-            return False
+    def _must_tidy(self) -> bool:
         if self._connection.lost or self._generation != self._connection.generation:
             return True
-        return not self.lease.compared or anyio.current_time() >= self._compare_at
+        return self._is_untidy or not self.lease.compared
 
-    async def _compare(self) -> None:
-        """Find in our list what a lost link has swallowed, or another read has left."""
-        self._compare_at = float("-inf")  # until it has succeeded
-        if not await self._connections.forget_lost(self._connection, kill=True):
-            # It may still bring something, until its block ends.
-            self._unsure_until = anyio.current_time() + BLOCK + 1.0
+    async def _tidy(self) -> None:
+        """Put back what is not held here, and mark what is gone from our list.
+
+        Nothing may be on its way into the list, over a connection that we still have.
+        """
+        self._is_untidy = True  # until it has succeeded
+        await self._connections.forget_lost(self._connection, kill=True)
         await self._connection.open()
-        self._generation = self._connection.generation
-        began, losses = anyio.current_time(), self.lease.losses
+        generation, losses = self._connection.generation, self.lease.losses
+        self._fetcher.taken.clear()
         standing = self.in_flight.standing()
-        found: list[bytes] = await self._control.call("LRANGE", self.lease.key, 0, -1)
-        if self.lease.inherits:
-            lease, back = self.lease.lease, self._reclaimer.return_inherited
-            if found and not await back(self._control, lease, found):
-                self.lease.suspect()
-            found, self.lease.inherits = [], False
-        self._fetcher.arrived = self.in_flight.compare(found, standing)
+        stay = self.in_flight.payloads(*Stage)
+        missing = await self._reclaimer.give_back(self.lease.lease, stay=stay)
+        if missing is None:
+            self.lease.suspect()
+            return
+        self.in_flight.mark_missing(missing, standing)
         self.lease.compared = losses == self.lease.losses
-        sure = began >= self._unsure_until
-        self._compare_at = float("inf") if sure else self._unsure_until
+        self._generation, self._is_untidy = generation, False
 
     def _forget_all(self) -> None:
         self.in_flight.forget_all()
         self._fetcher.taken.clear()
-        self._fetcher.arrived.clear()
 
     def _keep_taken(self) -> None:
-        for payload, own, delivery, seen in self._fetcher.taken:
-            preset = self._decide_preset(own, delivery, seen=seen)
+        """Hold what was taken and looked up."""
+        taken, self._fetcher.taken = self._fetcher.taken, []
+        for one in taken:
+            if one.seen is None:
+                self._fetcher.taken.append(one)
+                continue
+            preset = self._decide_preset(one)
             message = Message(
-                payload,
-                delivery,
+                one.payload,
+                one.delivery,
                 self.mode,
                 preset,
                 on_start=self._may_start,
                 on_overdue=self._record_end,
             )
-            ack_id = "" if preset is OutcomeKind.DUPLICATE else own
-            self.in_flight.take(message, id=own, ack_id=ack_id)
+            ack_id = "" if preset is OutcomeKind.DUPLICATE else one.id
+            self.in_flight.take(message, id=one.id, ack_id=ack_id)
             self._taken.append(message)
-        self._fetcher.taken.clear()
 
-    def _decide_preset(
-        self, own: str, delivery: int, *, seen: bool
-    ) -> OutcomeKind | None:
+    def _decide_preset(self, one: _Taken) -> OutcomeKind | None:
         """Decide the outcome of a command that is not to be run; else ``None``."""
-        if seen or (own and self.in_flight.has_id(own)):
+        if one.seen or (one.id and self.in_flight.has_id(one.id)):
             return OutcomeKind.DUPLICATE
-        if delivery > 1 and self._on_redelivery == "skip":
+        if one.delivery > 1 and self._on_redelivery == "skip":
             return OutcomeKind.ABANDONED
         return None
 
@@ -220,14 +238,14 @@ class ReliableReceiver(Receiver):
         """Decide whether a command may start, at the moment when it is to begin.
 
         What was reclaimed meanwhile is dropped: another process has it, or will. What
-        may have been reclaimed is searched in our list again.
+        may have been reclaimed goes back, if it still stands in our list.
         """
         held = self.in_flight.find(message)
         if held is None:
             return False
         if held.gone or not self.lease.valid or not self.lease.compared:
             self.in_flight.drop(message)
-            self._compare_at = anyio.current_time()
+            self._is_untidy = True
             return False
         self.in_flight.advance(message, Stage.STARTED)
         held.started_at = anyio.current_time()
@@ -265,12 +283,9 @@ class ReliableReceiver(Receiver):
         return True
 
     async def stop(self) -> None:
-        """Release the parked read, and put back what it brings."""
+        """Release the parked read; what was taken is in :meth:`leftovers`."""
         self._stopped.set()
         await self._fetcher.stop()
-        self._keep_taken()
-        if self._fetcher.arrived:
-            await self._give_back(Stage.ENDED, Stage.STARTED)
 
     async def close(self) -> None:
         """Put back what did not end, remove the list and give back the lease."""
@@ -292,7 +307,7 @@ class ReliableReceiver(Receiver):
         try:
             await self._connections.forget_lost(self._connection, kill=True)
             await self._reclaimer.give_back(
-                self._control, lease, stay=keep, started=started, is_final=is_final
+                lease, stay=keep, started=started, is_final=is_final
             )
         except RedisUnavailableError as error:
             logger.warning("commands go back when the lease is over: %s", error)
@@ -319,22 +334,17 @@ class ReliableReceiver(Receiver):
             await anyio.sleep(pause)
 
     async def _look_after(self) -> None:
-        await self._return_unasked()
         await self.lease.keep()
         if self.lease.length > len(self.in_flight.standing()):
-            self._compare_at = anyio.current_time()  # a former owner's read, perhaps
-        await self._acks.flush()
-        await self._reclaimer.look(self._control, but=self.lease.key)
-
-    async def _return_unasked(self) -> None:
-        """Put back what was taken for a slot that did not become free after all."""
+            self._is_untidy = True  # late, over a lost link; or for no free slot
         async with self._fetcher.sending:
             if not self._fetcher.in_use:
                 await self._fetcher.read.wait()
-            if self._fetcher.in_use or not self._fetcher.taken:
-                return
-            self._fetcher.taken.clear()
-            await self._give_back(Stage.ENDED, Stage.STARTED, Stage.TAKEN)
+            # Else the receiver tidies up before it takes.
+            if not self._fetcher.in_use and self._is_untidy:
+                await self._tidy()
+        await self._acks.flush()
+        await self._reclaimer.look(but=self.lease.key)
 
     def _report_dead(self, payload: bytes) -> None:
         dead = Message(payload, MAX_DELIVERIES, self.mode, OutcomeKind.DEAD_LETTERED)
@@ -363,7 +373,8 @@ class _Taken(NamedTuple):
     payload: bytes
     id: str  # under which its end is remembered, or ``""``
     delivery: int  # 1 for the first
-    seen: bool  # whether a command with this id has ended already
+    # Whether a command with this id has ended already; ``None`` before it is looked up.
+    seen: bool | None
 
 
 class _Fetcher:
@@ -379,14 +390,15 @@ class _Fetcher:
         size_limit: int,
     ) -> None:
         self._connection = connections.blocking
+        self._control = connections.control
         self.read = BlockingRead(connections)
         self._keys = keys
         self._lease = lease
         self._window_ms = int(window * 1000)
         self._size_limit = size_limit
-        self._known: dict[Script, int] = {}  # script → connection that has run it
-        self.taken: list[_Taken] = []  # looked up
-        self.arrived: list[bytes] = []  # in our list, and not looked up yet
+        self._known = -1  # the connection that has run the script
+        self._came = False  # whether the last wait has ended with a command
+        self.taken: list[_Taken] = []
         self.in_use = False  # the receiver uses the connection, or will at once
         self._stopping = False
         self._warned_of_counts = False
@@ -409,8 +421,8 @@ class _Fetcher:
     ) -> None:
         """Send a request, and take up to ``limit`` commands in the same trip."""
         requests, handlers = [request], [handle]
-        if limit and self._known.get(TAKE) == self._connection.generation:
-            requests.append(TAKE.request(*self._take_arguments(limit)))
+        if limit and self._known == self._connection.generation:
+            requests.append(self._take_request(limit, known=True))
             handlers.append(self._handle_taken)
         async with self.sending:
             await self._send(requests, handlers)
@@ -421,50 +433,58 @@ class _Fetcher:
             await self.read.wait()
 
     async def take(self, limit: int) -> None:
-        await self._run(TAKE, *self._take_arguments(limit), self._handle_taken)
+        """Take up to ``limit`` commands, without waiting for any."""
+        known = self._known == self._connection.generation
+        for is_known in (known, False):
+            try:
+                await self._post(
+                    self._take_request(limit, known=is_known), self._handle_taken
+                )
+            except RedisUnavailableError as error:
+                if error.kind != "no_script" or not is_known:
+                    raise
+            else:
+                break
+        self._known = self._connection.generation
 
-    def _take_arguments(self, limit: int) -> tuple[list[str], list[Argument]]:
+    def _take_request(self, limit: int, *, known: bool) -> Request:
         keys, lease = self._keys, self._lease.lease
         named = [keys.control, lease.key, keys.deliveries, keys.seen, lease.owner_key]
-        return named, [limit, self._window_ms, lease.token]
+        return TAKE.request(named, [limit, self._window_ms, lease.token], known=known)
 
-    async def park(self) -> None:
-        """Wait up to 2 s for one command."""
-        keys, inflight = self._keys, self._lease.key
-        request = ("BLMOVE", keys.control, inflight, "LEFT", "RIGHT", BLOCK)
-        await self._post(request, self._handle_moved)
+    async def wait(self) -> bool:
+        """Wait up to 2 s until the control list has a command, and leave it there."""
+        key = self._keys.control
+        self._came = False
+        await self._post(("BLMOVE", key, key, "LEFT", "LEFT", BLOCK), self._handle_came)
+        return self._came
 
     async def look_up(self) -> None:
-        """Find out delivery and id of each command that has arrived."""
-        if not self.arrived:
+        """Find out which ids were seen, where the script could not read them."""
+        unknown = [one for one in self.taken if one.seen is None]
+        if not unknown:
             return
-        keys, lease = self._keys, self._lease.lease
-        named = [lease.key, keys.deliveries, keys.seen, lease.owner_key]
-        arguments: list[Argument] = [self._window_ms, lease.token]
-        for payload in self.arrived:
-            arguments += [payload, self._id_of(payload)]
-        await self._run(ADMIT, named, arguments, self._handle_admitted)
+        scores = [("ZSCORE", self._keys.seen, one.id) for one in unknown]
+        replies = await self._control.call_many([("TIME",), *scores])
+        for reply in replies:
+            if isinstance(reply, RedisUnavailableError):
+                raise reply
+        clock, *found = replies
+        since = int(clock[0]) * 1000 + int(clock[1]) // 1000 - self._window_ms
+        seen = {
+            one.id: score is not None and float(score) > since
+            for one, score in zip(unknown, found, strict=True)
+        }
+        self.taken = [
+            one if one.seen is not None else one._replace(seen=seen[one.id])
+            for one in self.taken
+        ]
 
     async def stop(self) -> None:
+        """Release the parked read, and send no more."""
         self._stopping = True
         async with self.sending:
             await self.read.release()
-
-    async def _run(
-        self,
-        script: Script,
-        keys: list[str],
-        arguments: list[Argument],
-        handle: _Handle,
-    ) -> None:
-        known = self._known.get(script) == self._connection.generation
-        try:
-            await self._post(script.request(keys, arguments, known=known), handle)
-        except RedisUnavailableError as error:
-            if error.kind != "no_script":
-                raise
-            await self._post(script.request(keys, arguments, known=False), handle)
-        self._known[script] = self._connection.generation
 
     async def _post(self, request: Request, handle: _Handle) -> None:
         if not self._stopping:
@@ -479,33 +499,25 @@ class _Fetcher:
         if inflight == self._lease.key:  # else it brings what others have by now
             handle(reply)
 
+    def _handle_came(self, reply: Reply) -> None:
+        self._came = reply is not None
+
     def _handle_taken(self, reply: Reply) -> None:
         if reply == NOT_OURS:
             self._lease.suspect()
             return
         found = cast("list[tuple[bytes, int, bytes, int]]", reply)
-        ids = [self._id_of(payload) for payload, *_ in found]
-        pairs = list(zip(ids, found, strict=True))
-        if any(own and own.encode() != guess for own, (_, _, guess, _) in pairs):
-            self.arrived.extend(payload for payload, *_ in found)
-            return
-        for own, (payload, delivery, _, seen) in pairs:
-            count = self._check_delivery(delivery)
-            self.taken.append(_Taken(payload, own, count, bool(own and seen)))
-
-    def _handle_moved(self, reply: Reply) -> None:
-        if reply is not None:
-            self.arrived.append(reply)
-
-    def _handle_admitted(self, reply: Reply) -> None:
-        if reply == NOT_OURS:
-            self._lease.suspect()
-            return
-        payloads, self.arrived = self.arrived, []
-        for payload, (delivery, seen) in zip(payloads, reply, strict=True):
+        for payload, delivery, guess, seen in found:
             own = self._id_of(payload)
-            count = self._check_delivery(delivery)
-            self.taken.append(_Taken(payload, own, count, bool(seen)))
+            is_known = not own or own.encode() == guess
+            self.taken.append(
+                _Taken(
+                    payload,
+                    own,
+                    self._check_delivery(delivery),
+                    seen=bool(own and seen) if is_known else None,
+                )
+            )
 
     def _check_delivery(self, delivery: int) -> int:
         """Take a value that is no count for the first delivery, and warn once."""
