@@ -629,7 +629,7 @@ async def test_a_link_that_dies_with_an_ack(
     own_server.freeze()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(receiver.settle, first)
-        await eventually(lambda: connections.blocking.pending > 0)
+        await eventually(lambda: connections.blocking.unanswered)
         await connections.blocking.drop()
         own_server.thaw()
     assert await admin.lrange(inflight("a"), 0, -1) == [twin]

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Reply
@@ -41,6 +41,8 @@ __all__ = [
     "TRIM_HEAD",
     "WRITE_ASSET",
     "Script",
+    "ScriptRun",
+    "run_scripts",
 ]
 
 
@@ -85,15 +87,10 @@ class Script:
     ) -> list[Reply]:
         """Run the script once for each list of arguments, in one write.
 
-        Raises as :meth:`Connection.call_many`: error replies stand in the list, but for those
-        of a server that did not know the script yet.
+        Raises as :meth:`Connection.call_many`: error replies stand in the list, but for
+        those of a server that did not know the script yet.
         """
-        requests = [self.request(keys, arguments) for arguments in runs]
-        replies = await connection.call_many(requests)
-        for number, reply in enumerate(replies):
-            if isinstance(reply, RedisUnavailableError) and reply.kind == "no_script":
-                replies[number] = await self.run(connection, keys, [*runs[number]])
-        return replies
+        return await run_scripts(connection, [(self, keys, run) for run in runs])
 
     async def run_many(
         self,
@@ -129,6 +126,27 @@ class Script:
         """Write a run as a request; with the text, unless the server knows it."""
         name, text = ("EVALSHA", self.digest) if known else ("EVAL", self.text)
         return (name, text, len(keys), *keys, *arguments)
+
+
+# A script, its keys and its arguments.
+ScriptRun: TypeAlias = tuple[Script, Sequence[Argument], Sequence[Argument]]
+
+
+async def run_scripts(connection: Connection, runs: Sequence[ScriptRun]) -> list[Reply]:
+    """Run several scripts in one write; see :meth:`Script.run_each`."""
+    replies = await connection.call_many(
+        [script.request(keys, arguments) for script, keys, arguments in runs]
+    )
+    for number, reply in enumerate(replies):
+        if isinstance(reply, RedisUnavailableError) and reply.kind == "no_script":
+            script, keys, arguments = runs[number]
+            try:
+                replies[number] = await script.run(connection, keys, arguments)
+            except RedisUnavailableError as error:
+                if error.ambiguous:
+                    raise
+                replies[number] = error
+    return replies
 
 
 ADD_EVENTS: Final = Script("add_events")

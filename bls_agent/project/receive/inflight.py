@@ -9,15 +9,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from typing import Final
 
 import anyio
 
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.connection import Connection
-from bls_agent.connection.endpoint import Argument, Reply, Request
-from bls_agent.connection.scripts import ACK
+from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.connection.scripts import ACK, ScriptRun, run_scripts
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import (
     RedisRefusedError,
@@ -375,7 +374,6 @@ class Acks:
         self._window_ms = int(window * 1000)
         self._lock = anyio.Lock(fast_acquire=True)
         self._in_doubt: list[Message] = []
-        self._is_loaded = False  # whether the server has run the script
         self._backoff = Backoff(base=FIRST_PAUSE)
         self._retry_at = float("-inf")
 
@@ -423,28 +421,23 @@ class Acks:
         if messages:
             await self._send(messages)
 
+    @property
+    def calm(self) -> bool:
+        """Whether nothing is under way, nothing in doubt and nothing refused."""
+        busy = self._lock.locked() or self._in_doubt or self._backoff.failures
+        return not busy
+
     async def send_ahead(
-        self,
-        message: Message,
-        send: Callable[[Request, Callable[[Reply], None]], Awaitable[None]],
-    ) -> None:
-        """Acknowledge before the next take, in one trip; a failure leaves it ended."""
-        if not self._is_loaded or self._in_doubt or self._lock.locked():
-            return
-        if self._backoff.failures:
-            return
+        self, message: Message, connection: Connection, ahead: ScriptRun
+    ) -> Reply:
+        """Acknowledge and run another script, in one trip; give that one's reply."""
         async with self._lock:
-            request = ACK.request(self._script_keys(), self._arguments(message))
-            self._in_doubt = [message]
-            with suppress(RedisUnavailableError):
-                await send(request, partial(self._handle_reply, message))
+            return (await self._run([message], connection, ahead))[-1]
 
     def _handle_reply(self, message: Message, reply: Reply) -> None:
-        self._in_doubt = []
         if reply == NOT_OURS:
             self._lease.suspect()
         else:
-            self._is_loaded = True
             self._in_flight.drop(message)
 
     def _script_keys(self) -> list[str]:
@@ -463,24 +456,30 @@ class Acks:
         ]
 
     async def _send(self, messages: list[Message]) -> None:
-        runs = [self._arguments(message) for message in messages]
+        replies = await self._run(messages, self._connection)
+        refusals = [one for one in replies if isinstance(one, RedisUnavailableError)]
+        if refusals:
+            types = self._keys.types(self._lease.key)
+            wrong = await find_wrong_type(self._connection, refusals[-1], types)
+            raise wrong or refusals[-1]
+
+    async def _run(
+        self, messages: list[Message], connection: Connection, *ahead: ScriptRun
+    ) -> list[Reply]:
+        keys = self._script_keys()
+        runs = [(ACK, keys, self._arguments(message)) for message in messages]
         self._in_doubt = messages  # also if this is cancelled
         try:
-            replies = await ACK.run_each(self._connection, self._script_keys(), runs)
+            replies = await run_scripts(connection, [*runs, *ahead])
         except RedisUnavailableError as error:
             if not error.ambiguous:
                 self._in_doubt = []
             raise
         self._in_doubt = []
-        refusal: RedisUnavailableError | None = None
-        for message, reply in zip(messages, replies, strict=True):
-            if isinstance(reply, RedisUnavailableError):
-                refusal = reply
-            else:
+        for message, reply in zip(messages, replies, strict=False):
+            if not isinstance(reply, RedisUnavailableError):
                 self._handle_reply(message, reply)
-        if refusal is not None:
-            types = self._keys.types(self._lease.key)
-            raise await find_wrong_type(self._connection, refusal, types) or refusal
+        return replies
 
     async def _resolve(self) -> None:
         """Find out whether an ack without a reply has arrived.

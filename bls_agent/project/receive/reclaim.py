@@ -96,6 +96,7 @@ class Reclaimer:
 
     async def give_back(
         self,
+        connection: Connection,
         lease: Lease,
         *,
         stay: Sequence[bytes],
@@ -111,7 +112,7 @@ class Reclaimer:
         rest: list[Argument] = [int(is_final), len(stay), *stay, *started]
         named = [keys.control, lease.key, lease.owner_key]
         reply = await HAND_BACK.run(
-            self._connection,
+            connection,
             [*named, keys.deliveries, keys.dead, keys.lists],
             [lease.token or "?", *LIMITS, *rest],
         )

@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Final, Literal, NamedTuple, cast
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Final, Literal, NamedTuple
 
 import anyio
 
 from bls_agent.connection.agent_connections import AgentConnections
-from bls_agent.connection.endpoint import Reply, Request
+from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.scripts import TAKE
 from bls_agent.core.backoff import Backoff, jittered
 from bls_agent.core.errors import (
@@ -48,8 +48,6 @@ LOOKS_PER_TTL: Final = 3
 QUICK: Final = 0.5  # seconds: handlers for which one trip more matters
 AWAY_GRACE: Final = 0.5  # seconds that the end waits for a Redis that is away
 FIRST_PAUSE: Final = 0.25  # seconds before the second try, at most
-
-_Handle = Callable[[Reply], None]
 
 
 class ReliableReceiver(Receiver):
@@ -100,9 +98,12 @@ class ReliableReceiver(Receiver):
             on_renamed=self._forget_all,
         )
         self._acks = Acks(connections, keys, self.lease, self.in_flight, window=window)
-        self._fetcher = _Fetcher(
-            connections, keys, self.lease, window=window, size_limit=size_limit
-        )
+        self._read = BlockingRead(connections)
+        self._window_ms = int(window * 1000)
+        self._size_limit = size_limit
+        # Held while something is taken, or nothing may be.
+        self._taking = anyio.Lock(fast_acquire=True)
+        self._arrived: list[_Taken] = []  # taken, and not held yet
         self._taken: deque[Message] = deque()
         self._is_untidy = True  # our list may hold what is not held here
         self._generation = -1  # of the connection since which our list is known
@@ -110,7 +111,7 @@ class ReliableReceiver(Receiver):
         self._opened = False
         self._stopped = anyio.Event()
         self._warned: set[str] = set()
-        self._warned_of_refusal = False
+        self._warned_of_refusal = self._warned_of_counts = False
 
     def counts(self) -> ReceiverCounts:
         """Count what is held, what was reclaimed and how often the lease was lost."""
@@ -120,55 +121,42 @@ class ReliableReceiver(Receiver):
     async def receive(self, limit: int) -> Sequence[Message]:
         """Wait up to 2 s for at least one command and take up to ``limit``."""
         if not self._taken and not self._stopped.is_set():
-            self._fetcher.in_use = True
             try:
                 await self._receive(limit)
             except (RedisUnavailableError, WrongTypeError) as error:
-                again = self._fetcher.read.retry_at_once(error)
+                again = self._read.retry_at_once(error)
                 told = error if again else await self._explain(error)
-                self._keep_taken()
                 if not (again or self._taken):
                     raise told from error
             else:
-                self._fetcher.read.succeeded()
+                self._read.succeeded()
                 self._warned_of_refusal = False
-            finally:
-                self._fetcher.in_use = False
         return self.leftovers()
 
     def leftovers(self) -> list[Message]:
         """Return what was taken, once."""
-        self._keep_taken()
         messages = list(self._taken)
         self._taken.clear()
         return messages
 
     async def _receive(self, limit: int) -> None:
         self._limit = limit
-        await self._fetcher.finish()
-        await self._prepare()
-        if not self._taken:
-            await self._take(limit)
-        if not self._taken and self.lease.valid and await self._fetcher.wait():
-            await self._take(limit)
-
-    async def _take(self, limit: int) -> None:
-        await self._fetcher.take(limit)
-        await self._look_up()
-
-    async def _look_up(self) -> None:
-        """Hold what was taken; what cannot be looked up goes back."""
-        try:
-            await self._fetcher.look_up()
-        except RedisUnavailableError:
-            self._is_untidy = True
-            raise
-        finally:
-            self._keep_taken()
+        if self._connection.pending:  # a wait that was interrupted
+            await self._read.wait()
+        async with self._taking:
+            await self._prepare()
+            if not self._taken:
+                run = TAKE.run(self._connection, *self._take_arguments(limit))
+                await self._note_taken(run)
+                await self._hold_arrived()
+        if not self._taken and self.lease.valid and not self._stopped.is_set():
+            key = self._keys.control
+            request = ("BLMOVE", key, key, "LEFT", "LEFT", BLOCK)
+            await self._read.send([request], [_ignore])
+            await self._read.wait()
 
     async def _prepare(self) -> None:
-        if self._fetcher.taken:
-            await self._look_up()
+        await self._hold_arrived()
         if not self._opened:
             await self._reclaimer.look(but=self.lease.key)
             self._opened = True
@@ -176,6 +164,36 @@ class ReliableReceiver(Receiver):
         await self._acks.flush()
         if self._must_tidy():
             await self._tidy()
+
+    def _take_arguments(self, limit: int) -> tuple[list[Argument], list[Argument]]:
+        keys, lease = self._keys, self.lease.lease
+        named = [keys.control, lease.key, keys.deliveries, keys.seen, lease.owner_key]
+        return [*named], [limit, self._window_ms, lease.token]
+
+    async def _note_taken(self, run: Awaitable[Reply]) -> None:
+        """Note what a script has taken; without its reply, that our list is untidy."""
+        inflight = self.lease.key
+        try:
+            reply = await run
+        except RedisUnavailableError as error:
+            self._is_untidy |= error.ambiguous
+            raise
+        except BaseException:  # cancelled half-way
+            self._is_untidy = True
+            raise
+        if isinstance(reply, RedisUnavailableError):
+            raise reply
+        if inflight != self.lease.key:
+            return  # others have these by now
+        if reply == NOT_OURS:
+            self.lease.suspect()
+            return
+        for payload, delivery, guess, found in reply:
+            own = self._id_of(payload)
+            is_known = not own or own.encode() == guess
+            seen = bool(own and found) if is_known else None
+            count = self._check_delivery(delivery)
+            self._arrived.append(_Taken(payload, own, count, seen))
 
     def _must_tidy(self) -> bool:
         if self._connection.lost or self._generation != self._connection.generation:
@@ -185,34 +203,45 @@ class ReliableReceiver(Receiver):
     async def _tidy(self) -> None:
         """Put back what is not held here, and mark what is gone from our list.
 
-        Nothing may be on its way into the list, over a connection that we still have.
+        Behind what was taken over the same connection, and given up by its caller.
         """
         self._is_untidy = True  # until it has succeeded
         await self._connections.forget_lost(self._connection, kill=True)
         await self._connection.open()
+        connection = self._control if self._connection.pending else self._connection
         generation, losses = self._connection.generation, self.lease.losses
-        self._fetcher.taken.clear()
+        self._arrived.clear()
         standing = self.in_flight.standing()
         stay = self.in_flight.payloads(*Stage)
-        missing = await self._reclaimer.give_back(self.lease.lease, stay=stay)
+        lease, self._is_untidy = self.lease.lease, False
+        try:
+            missing = await self._reclaimer.give_back(connection, lease, stay=stay)
+        except BaseException:
+            self._is_untidy = True
+            raise
         if missing is None:
             self.lease.suspect()
             return
         self.in_flight.mark_missing(missing, standing)
         self.lease.compared = losses == self.lease.losses
-        self._generation, self._is_untidy = generation, False
+        self._generation = generation
 
     def _forget_all(self) -> None:
         self.in_flight.forget_all()
-        self._fetcher.taken.clear()
+        self._arrived.clear()
 
-    def _keep_taken(self) -> None:
-        """Hold what was taken and looked up."""
-        taken, self._fetcher.taken = self._fetcher.taken, []
-        for one in taken:
-            if one.seen is None:
-                self._fetcher.taken.append(one)
-                continue
+    async def _hold_arrived(self) -> None:
+        """Hold what was taken; where an id cannot be looked up, all of it goes back."""
+        if not self._arrived:
+            return
+        arrived, self._arrived = self._arrived, []
+        if any(one.seen is None for one in arrived):
+            try:
+                arrived = await self._look_up(arrived)
+            except BaseException:
+                self._is_untidy = True
+                raise
+        for one in arrived:
             preset = self._decide_preset(one)
             message = Message(
                 one.payload,
@@ -225,6 +254,25 @@ class ReliableReceiver(Receiver):
             ack_id = "" if preset is OutcomeKind.DUPLICATE else one.id
             self.in_flight.take(message, id=one.id, ack_id=ack_id)
             self._taken.append(message)
+
+    async def _look_up(self, arrived: list[_Taken]) -> list[_Taken]:
+        """Find out which ids were seen, where the script could not read them."""
+        ids = [one.id for one in arrived if one.seen is None]
+        scores = [("ZSCORE", self._keys.seen, one) for one in ids]
+        replies = await self._control.call_many([("TIME",), *scores])
+        for reply in replies:
+            if isinstance(reply, RedisUnavailableError):
+                raise reply
+        clock, *found = replies
+        since = int(clock[0]) * 1000 + int(clock[1]) // 1000 - self._window_ms
+        seen = {
+            one: score is not None and float(score) > since
+            for one, score in zip(ids, found, strict=True)
+        }
+        return [
+            one if one.seen is not None else one._replace(seen=seen[one.id])
+            for one in arrived
+        ]
 
     def _decide_preset(self, one: _Taken) -> OutcomeKind | None:
         """Decide the outcome of a command that is not to be run; else ``None``."""
@@ -266,11 +314,22 @@ class ReliableReceiver(Receiver):
             return
         self._record_end(message)
         quick = anyio.current_time() - held.started_at < QUICK  # else a trip is nothing
-        if quick and self._fetcher.is_free:
-            limit = 0 if self.in_flight.any_at(Stage.TAKEN) else self._limit
-            send = partial(self._fetcher.send_and_take, limit)
-            await self._acks.send_ahead(message, send)
+        if quick and self._may_take():
+            take = (TAKE, *self._take_arguments(self._limit))
+            async with self._taking:
+                sent = self._acks.send_ahead(message, self._connection, take)
+                with suppress(RedisUnavailableError):
+                    await self._note_taken(sent)
         await self._acks.settle(message, self._stopped)
+
+    def _may_take(self) -> bool:
+        """Whether the next commands may be taken in the trip of an ack."""
+        connection = self._connection
+        if not connection.ready or connection.pending or self._taking.locked():
+            return False
+        if self._stopped.is_set() or self._arrived or self._must_tidy():
+            return False
+        return self._acks.calm and not self.in_flight.any_at(Stage.TAKEN)
 
     async def give_back(self, messages: Sequence[Message]) -> bool:
         """Put commands back to the head of the control list, their delivery uncounted.
@@ -285,7 +344,10 @@ class ReliableReceiver(Receiver):
     async def stop(self) -> None:
         """Release the parked read; what was taken is in :meth:`leftovers`."""
         self._stopped.set()
-        await self._fetcher.stop()
+        await self._read.release()
+        if self._arrived:
+            self._arrived.clear()
+            await self._give_back(*Stage)
 
     async def close(self) -> None:
         """Put back what did not end, remove the list and give back the lease."""
@@ -307,7 +369,7 @@ class ReliableReceiver(Receiver):
         try:
             await self._connections.forget_lost(self._connection, kill=True)
             await self._reclaimer.give_back(
-                lease, stay=keep, started=started, is_final=is_final
+                self._control, lease, stay=keep, started=started, is_final=is_final
             )
         except RedisUnavailableError as error:
             logger.warning("commands go back when the lease is over: %s", error)
@@ -337,11 +399,8 @@ class ReliableReceiver(Receiver):
         await self.lease.keep()
         if self.lease.length > len(self.in_flight.standing()):
             self._is_untidy = True  # late, over a lost link; or for no free slot
-        async with self._fetcher.sending:
-            if not self._fetcher.in_use:
-                await self._fetcher.read.wait()
-            # Else the receiver tidies up before it takes.
-            if not self._fetcher.in_use and self._is_untidy:
+        async with self._taking:
+            if self._is_untidy:
                 await self._tidy()
         await self._acks.flush()
         await self._reclaimer.look(but=self.lease.key)
@@ -368,157 +427,6 @@ class ReliableReceiver(Receiver):
             )
         return needed
 
-
-class _Taken(NamedTuple):
-    payload: bytes
-    id: str  # under which its end is remembered, or ``""``
-    delivery: int  # 1 for the first
-    # Whether a command with this id has ended already; ``None`` before it is looked up.
-    seen: bool | None
-
-
-class _Fetcher:
-    """Takes commands into the in-flight list, over the blocking connection."""
-
-    def __init__(
-        self,
-        connections: AgentConnections,
-        keys: ReliableKeys,
-        lease: InFlightLease,
-        *,
-        window: float,
-        size_limit: int,
-    ) -> None:
-        self._connection = connections.blocking
-        self._control = connections.control
-        self.read = BlockingRead(connections)
-        self._keys = keys
-        self._lease = lease
-        self._window_ms = int(window * 1000)
-        self._size_limit = size_limit
-        self._known = -1  # the connection that has run the script
-        self._came = False  # whether the last wait has ended with a command
-        self.taken: list[_Taken] = []
-        self.in_use = False  # the receiver uses the connection, or will at once
-        self._stopping = False
-        self._warned_of_counts = False
-        # Held while something is sent, or nothing is to be taken.
-        self.sending = anyio.Lock(fast_acquire=True)
-
-    @property
-    def is_free(self) -> bool:
-        connection = self._connection
-        busy = (
-            connection.pending
-            or connection.lost
-            or self.in_use
-            or self.sending.locked()
-        )
-        return connection.connected and not busy and not self._stopping
-
-    async def send_and_take(
-        self, limit: int, request: Request, handle: _Handle
-    ) -> None:
-        """Send a request, and take up to ``limit`` commands in the same trip."""
-        requests, handlers = [request], [handle]
-        if limit and self._known == self._connection.generation:
-            requests.append(self._take_request(limit, known=True))
-            handlers.append(self._handle_taken)
-        async with self.sending:
-            await self._send(requests, handlers)
-
-    async def finish(self) -> None:
-        """Read what an interrupted call has left behind."""
-        async with self.sending:
-            await self.read.wait()
-
-    async def take(self, limit: int) -> None:
-        """Take up to ``limit`` commands, without waiting for any."""
-        known = self._known == self._connection.generation
-        for is_known in (known, False):
-            try:
-                await self._post(
-                    self._take_request(limit, known=is_known), self._handle_taken
-                )
-            except RedisUnavailableError as error:
-                if error.kind != "no_script" or not is_known:
-                    raise
-            else:
-                break
-        self._known = self._connection.generation
-
-    def _take_request(self, limit: int, *, known: bool) -> Request:
-        keys, lease = self._keys, self._lease.lease
-        named = [keys.control, lease.key, keys.deliveries, keys.seen, lease.owner_key]
-        return TAKE.request(named, [limit, self._window_ms, lease.token], known=known)
-
-    async def wait(self) -> bool:
-        """Wait up to 2 s until the control list has a command, and leave it there."""
-        key = self._keys.control
-        self._came = False
-        await self._post(("BLMOVE", key, key, "LEFT", "LEFT", BLOCK), self._handle_came)
-        return self._came
-
-    async def look_up(self) -> None:
-        """Find out which ids were seen, where the script could not read them."""
-        unknown = [one for one in self.taken if one.seen is None]
-        if not unknown:
-            return
-        scores = [("ZSCORE", self._keys.seen, one.id) for one in unknown]
-        replies = await self._control.call_many([("TIME",), *scores])
-        for reply in replies:
-            if isinstance(reply, RedisUnavailableError):
-                raise reply
-        clock, *found = replies
-        since = int(clock[0]) * 1000 + int(clock[1]) // 1000 - self._window_ms
-        seen = {
-            one.id: score is not None and float(score) > since
-            for one, score in zip(unknown, found, strict=True)
-        }
-        self.taken = [
-            one if one.seen is not None else one._replace(seen=seen[one.id])
-            for one in self.taken
-        ]
-
-    async def stop(self) -> None:
-        """Release the parked read, and send no more."""
-        self._stopping = True
-        async with self.sending:
-            await self.read.release()
-
-    async def _post(self, request: Request, handle: _Handle) -> None:
-        if not self._stopping:
-            await self._send([request], [handle])
-
-    async def _send(self, requests: list[Request], handlers: list[_Handle]) -> None:
-        ours = [partial(self._handle, self._lease.key, handle) for handle in handlers]
-        await self.read.send(requests, ours)
-        await self.read.wait()
-
-    def _handle(self, inflight: str, handle: _Handle, reply: Reply) -> None:
-        if inflight == self._lease.key:  # else it brings what others have by now
-            handle(reply)
-
-    def _handle_came(self, reply: Reply) -> None:
-        self._came = reply is not None
-
-    def _handle_taken(self, reply: Reply) -> None:
-        if reply == NOT_OURS:
-            self._lease.suspect()
-            return
-        found = cast("list[tuple[bytes, int, bytes, int]]", reply)
-        for payload, delivery, guess, seen in found:
-            own = self._id_of(payload)
-            is_known = not own or own.encode() == guess
-            self.taken.append(
-                _Taken(
-                    payload,
-                    own,
-                    self._check_delivery(delivery),
-                    seen=bool(own and seen) if is_known else None,
-                )
-            )
-
     def _check_delivery(self, delivery: int) -> int:
         """Take a value that is no count for the first delivery, and warn once."""
         if not delivery and not self._warned_of_counts:
@@ -536,3 +444,15 @@ class _Fetcher:
         if len(encoded) <= LONGEST_ID:
             return given
         return "sha256:" + hashlib.sha256(encoded).hexdigest()
+
+
+class _Taken(NamedTuple):
+    payload: bytes
+    id: str  # under which its end is remembered, or ``""``
+    delivery: int  # 1 for the first
+    # Whether a command with this id has ended already; ``None`` before it is looked up.
+    seen: bool | None
+
+
+def _ignore(_: Reply) -> None:
+    pass
