@@ -29,8 +29,8 @@ from typing import (
 import anyio
 from anyio.abc import TaskStatus
 
-from bls_agent.connection.complaints import show_log
 from bls_agent.connection.endpoint import Endpoint
+from bls_agent.connection.reconnect import show_log
 from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
 from bls_agent.core.keys import check_name
 from bls_agent.core.redaction import Redactor

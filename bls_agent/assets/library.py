@@ -28,10 +28,10 @@ from bls_agent.assets.records import (
     read_whole,
 )
 from bls_agent.connection.access import Store
-from bls_agent.connection.complaints import Complaints
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Reply, Request
 from bls_agent.connection.pool import ConnectionPool
+from bls_agent.connection.reconnect import Complaints
 from bls_agent.connection.scripts import WRITE_ASSET
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.codec import JSONObject, decode

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import anyio
 
 from bls_agent.connection.connection import Connection
-from bls_agent.connection.endpoint import Endpoint, Reply, Request, Topology
-from bls_agent.connection.route import Node, Place
+from bls_agent.connection.endpoint import Endpoint, Reply, Topology
+from bls_agent.connection.route import Node, Place, Route
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import slot_of
 
@@ -145,20 +145,14 @@ class ClusterMap:
         return kind("no_map", reason, address=self.address)
 
 
-class KeyRoute:
+class KeyRoute(Route):
     """The route to the node that serves one slot."""
 
-    greeting: tuple[Request, ...] = ()
-
     def __init__(self, slots: ClusterMap, slot: int) -> None:
+        super().__init__(slots.address)
         self._map = slots
         self._slot = slot
         self._redirection: tuple[Node, bool] | None = None
-
-    @property
-    def address(self) -> str:
-        """The cluster's address."""
-        return self._map.address
 
     async def find(self) -> Place:
         """Follow the last redirection, once; else use the map."""
@@ -168,9 +162,6 @@ class KeyRoute:
             return Place(self._map.node(*node), asking)
         return Place(self._map.node(*await self._map.master_of(self._slot)))
 
-    def check(self, replies: Sequence[Reply]) -> None:
-        """Accept the node: one that does not serve the slot redirects by itself."""
-
     def look_anew(self, error: RedisUnavailableError | None = None) -> None:
         """Distrust the map; remember where a redirection pointed to."""
         self._redirection = None
@@ -179,20 +170,9 @@ class KeyRoute:
             node = read_redirection(error.reason, _host_of(error.address))
             self._redirection = (node, error.kind == "ask") if node else None
 
-    def explain(self, error: RedisUnavailableError) -> RedisUnavailableError:
-        """Give the error as it is."""
-        return error
-
     async def look(self) -> Endpoint | None:
         """Ask the cluster which node serves the slot now."""
         try:
             return self._map.node(*await self._map.master_of(self._slot))
         except RedisUnavailableError:
             return None
-
-    async def glance(self, server: Endpoint) -> bool:  # noqa: ARG002 - it would say so
-        """Give ``False``: a node that serves a slot no more redirects by itself."""
-        return False
-
-    async def aclose(self) -> None:
-        """Do nothing: no connection is kept open."""

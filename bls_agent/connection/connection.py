@@ -46,7 +46,7 @@ from bls_agent.connection.faults import (
     redirects,
     translate,
 )
-from bls_agent.connection.gate import Gate
+from bls_agent.connection.reconnect import Gate
 from bls_agent.connection.route import Direct, Place, Route, keys_of
 from bls_agent.connection.transport import Channel, Pace, abort, socket_of
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError

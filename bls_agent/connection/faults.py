@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import re
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from bls_agent.connection.endpoint import Reply
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
+
+if TYPE_CHECKING:
+    from bls_agent.connection.endpoint import Reply
 
 __all__ = [
     "Fault",

@@ -1,14 +1,21 @@
-"""Where the connection for a key leads to: found anew at each connect."""
+"""Where the connection for a key leads to: found anew at each connect.
+
+Always the same server, the master that sentinels name (``sentinel.py``), or the node of
+a cluster that serves the key (``cluster.py``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from bls_agent.connection.endpoint import Argument, Endpoint, Reply, Request
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
-__all__ = ["Direct", "Node", "Place", "Route", "keys_of"]
+if TYPE_CHECKING:
+    from bls_agent.connection.cluster import ClusterMap
+    from bls_agent.connection.endpoint import Argument, Endpoint, Reply, Request
+
+__all__ = ["Direct", "Node", "Place", "Route", "Routes", "keys_of"]
 
 Node: TypeAlias = tuple[str, int]  # host and port
 
@@ -42,65 +49,55 @@ class Place(NamedTuple):
     asking: bool = False  # each request needs ASKING: the slot migrates there
 
 
-class Route(Protocol):
-    """The route to the server that serves a key.
+class Route:
+    """The route to the server that serves a key; as it stands, to one server.
 
-    ``address`` is for messages while no server is known, without credentials;
-    ``greeting`` is sent on each new connection before anything else.
+    Attributes:
+        address: For messages while no server is known, without credentials.
+        greeting: What is sent on each new connection before anything else.
     """
-
-    @property
-    def address(self) -> str: ...  # noqa: D102
-    @property
-    def greeting(self) -> tuple[Request, ...]: ...  # noqa: D102
-
-    async def find(self) -> Place:
-        """Give where to connect now; RedisUnavailableError if no server can say."""
-        ...
-
-    def check(self, replies: Sequence[Reply]) -> None:
-        """Check the replies to the greeting; RedisUnavailableError: wrong server."""
-        ...
-
-    def look_anew(self, error: RedisUnavailableError | None = None) -> None:
-        """Trust what is known no more; a redirection says where to go instead."""
-        ...
-
-    def explain(self, error: RedisUnavailableError) -> RedisUnavailableError:
-        """Give an error reply as the caller should see it."""
-        ...
-
-    async def look(self) -> Endpoint | None:
-        """Find with care where the server is now; ``None`` if that is not certain."""
-        ...
-
-    async def glance(self, server: Endpoint) -> bool:
-        """Ask in passing whether another server may have taken over; never raises."""
-        ...
-
-    async def aclose(self) -> None:
-        """Close the connection that :meth:`glance` has kept open."""
-        ...
-
-
-class Direct:
-    """The route to one server, always the same."""
 
     greeting: tuple[Request, ...] = ()
 
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    async def find(self) -> Place:
+        """Give where to connect now; RedisUnavailableError if no server can say."""
+        raise NotImplementedError
+
+    def check(self, replies: Sequence[Reply]) -> None:
+        """Check the replies to the greeting; RedisUnavailableError: wrong server."""
+
+    def look_anew(self, error: RedisUnavailableError | None = None) -> None:
+        """Trust what is known no more; a redirection says where to go instead."""
+
+    def explain(self, error: RedisUnavailableError) -> RedisUnavailableError:
+        """Give an error reply as the caller should see it."""
+        return error
+
+    async def look(self) -> Endpoint | None:
+        """Find with care where the server is now; ``None`` if that is not certain."""
+        return None
+
+    async def glance(self, server: Endpoint) -> bool:  # noqa: ARG002 - of no use here
+        """Ask in passing whether another server may have taken over; never raises."""
+        return False
+
+    async def aclose(self) -> None:
+        """Close the connection that :meth:`glance` has kept open."""
+
+
+class Direct(Route):
+    """The route to one server, always the same."""
+
     def __init__(self, server: Endpoint) -> None:
-        self.address = server.address
+        super().__init__(server.address)
         self._place = Place(server)
 
     async def find(self) -> Place:
         """Give the server."""
         return self._place
-
-    def check(self, replies: Sequence[Reply]) -> None:
-        """Accept the server: the greeting asks nothing."""
-
-    def look_anew(self, error: RedisUnavailableError | None = None) -> None:
-        """Do nothing: there is no other server."""
 
     def explain(self, error: RedisUnavailableError) -> RedisUnavailableError:
         """Explain a redirection to a caller that knows one server only."""
@@ -111,13 +108,29 @@ class Direct:
         )
         return RedisRefusedError("cluster_node", reason, address=error.address)
 
-    async def look(self) -> Endpoint | None:
-        """Give ``None``: there is no other server."""
-        return None
 
-    async def glance(self, server: Endpoint) -> bool:  # noqa: ARG002 - nobody else
-        """Give ``False``: no server takes over."""
-        return False
+class Routes:
+    """The routes to the servers of one endpoint, with what they know in common."""
 
-    async def aclose(self) -> None:
-        """Do nothing: no connection is kept open."""
+    def __init__(self, endpoint: Endpoint) -> None:
+        """Choose by the endpoint; no server is asked yet."""
+        self.cluster: ClusterMap | None = None
+        self._shared: Route | None = None
+        topology = endpoint.topology
+        if topology is None:
+            self._shared = Direct(endpoint)
+        elif topology.kind == "sentinel":
+            from bls_agent.connection.sentinel import SentinelRoute  # noqa: PLC0415 - rarely used
+
+            self._shared = SentinelRoute(endpoint.address, topology)
+        else:
+            from bls_agent.connection.cluster import ClusterMap  # noqa: PLC0415 - rarely used
+
+            self.cluster = ClusterMap(endpoint.address, topology)
+
+    def to(self, key: str) -> Route:
+        """Give the route to the server that serves a key."""
+        if self.cluster is not None:
+            return self.cluster.route(key)
+        assert self._shared is not None  # noqa: S101 - there is one of the two
+        return self._shared

@@ -12,7 +12,7 @@ from typing import Final
 
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint, Reply, Request, Topology
-from bls_agent.connection.route import Node, Place
+from bls_agent.connection.route import Node, Place, Route
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
 __all__ = ["SentinelRoute"]
@@ -20,13 +20,13 @@ __all__ = ["SentinelRoute"]
 SENTINEL_TIMEOUT: Final = 0.5  # seconds until the next sentinel is asked
 
 
-class SentinelRoute:
+class SentinelRoute(Route):
     """The route to the master of one service, shared by all connections of an agent."""
 
     greeting: tuple[Request, ...] = (("ROLE",),)
 
     def __init__(self, address: str, topology: Topology) -> None:
-        self.address = address
+        super().__init__(address)
         self._topology = topology
         self._sentinels = list(topology.seeds)  # in the order in which they are asked
         self._glancing: tuple[Endpoint, Connection] | None = None
@@ -98,10 +98,6 @@ class SentinelRoute:
     def look_anew(self, error: RedisUnavailableError | None = None) -> None:  # noqa: ARG002
         """Ask the next sentinel first from now on: this one may lag behind."""
         self._sentinels = [*self._sentinels[1:], *self._sentinels[:1]]
-
-    def explain(self, error: RedisUnavailableError) -> RedisUnavailableError:
-        """Give the error as it is."""
-        return error
 
     async def look(self) -> Endpoint | None:
         """Ask all sentinels, and believe the master that most of them name."""

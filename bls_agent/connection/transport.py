@@ -33,10 +33,11 @@ from bls_agent.connection.endpoint import (
     packer,
 )
 from bls_agent.connection.faults import is_error_reply, translate
-from bls_agent.connection.route import Route
 
 if TYPE_CHECKING:
     import asyncio
+
+    from bls_agent.connection.route import Route
 
 __all__ = ["Batch", "Channel", "Collected", "Owner", "Pace", "abort", "socket_of"]
 

@@ -18,9 +18,9 @@ from typing import Final, TypeAlias
 import anyio
 
 from bls_agent.connection.after_fork import register
-from bls_agent.connection.complaints import Complaints
 from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.pool import ConnectionPool
+from bls_agent.connection.reconnect import Complaints
 from bls_agent.connection.scripts import CRAWL_PUSH, CRAWL_SETTLE, CRAWL_TAKE, Script
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import (

@@ -11,7 +11,6 @@ from typing import ClassVar, Final, Literal
 
 from bls_agent.connection.access import Store
 from bls_agent.connection.after_fork import register
-from bls_agent.connection.complaints import Complaints
 from bls_agent.connection.endpoint import Argument, Reply, Request
 from bls_agent.connection.loop_local import LoopLocal
 from bls_agent.core.errors import (

@@ -19,7 +19,7 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
-from bls_agent.connection.complaints import Complaints
+from bls_agent.connection.reconnect import Complaints
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import (
     BlsError,

@@ -14,8 +14,8 @@ import anyio
 
 from bls_agent.connection.after_fork import keep, register
 from bls_agent.connection.endpoint import Argument, Reply
-from bls_agent.connection.gate import Gate
 from bls_agent.connection.loop_local import LoopLocal
+from bls_agent.connection.reconnect import Gate
 from bls_agent.connection.scripts import ADD_EVENTS, HOLD_RUN
 from bls_agent.core.backoff import Backoff, jittered
 from bls_agent.core.errors import (

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, cast
 import anyio
 import anyio.lowlevel
 
-from bls_agent.connection.complaints import Complaints
 from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.connection.reconnect import Complaints
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.codec import encode_within, format_timestamp
 from bls_agent.core.errors import BlsError

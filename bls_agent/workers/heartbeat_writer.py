@@ -16,10 +16,10 @@ import anyio
 
 from bls_agent.connection.after_fork import register
 from bls_agent.connection.agent_connections import AgentConnections
-from bls_agent.connection.complaints import Complaints
 from bls_agent.connection.endpoint import Endpoint, Reply
 from bls_agent.connection.loop_local import LoopLocal
 from bls_agent.connection.pool import ConnectionPool
+from bls_agent.connection.reconnect import Complaints
 from bls_agent.connection.scripts import BEAT, END_BEAT
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bls_agent.connection.complaints import REMIND_EVERY, Complaints
+from bls_agent.connection.reconnect import REMIND_EVERY, Complaints
 from bls_agent.core.backoff import PERMANENT_DELAY, Backoff
 from bls_agent.core.errors import (
     RedisRefusedError,

@@ -15,7 +15,7 @@ from typing import Any
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.connection import Lost
 from bls_agent.connection.endpoint import Argument, Endpoint, Request
-from bls_agent.connection.gate import Gate
+from bls_agent.connection.reconnect import Gate
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisUnavailableError
 

@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from bls_agent.connection.connection import Connection
-from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.core.errors import RedisUnavailableError
 
 if TYPE_CHECKING:
+    from bls_agent.connection.connection import Connection
+    from bls_agent.connection.endpoint import Argument, Reply
     from bls_agent.connection.pool import ConnectionPool
 
 __all__ = [

@@ -14,7 +14,7 @@ from typing import Final
 import anyio
 from anyio.abc import TaskGroup
 
-from bls_agent.connection.complaints import Complaints
+from bls_agent.connection.reconnect import Complaints
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import (
     BlsError,

@@ -11,7 +11,7 @@ import logging
 import threading
 from typing import Final, Protocol, TypeAlias, cast
 
-from bls_agent.connection.complaints import nobody_listens
+from bls_agent.connection.reconnect import nobody_listens
 from bls_agent.core.codec import JSONObject
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.project.log.log import NESTED, Log, describe_error
@@ -85,7 +85,7 @@ class BLSHandler(logging.Handler):
     """
 
     ships_away: Final = (
-        True  # for :func:`~bls_agent.connection.complaints.nobody_listens`
+        True  # for :func:`~bls_agent.connection.reconnect.nobody_listens`
     )
 
     def __init__(self, agent: HasLog, level: int | str = logging.NOTSET) -> None:

@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 import anyio
 
 from bls_agent.connection.agent_connections import AgentConnections
-from bls_agent.connection.complaints import Complaints
 from bls_agent.connection.endpoint import Endpoint, Request
+from bls_agent.connection.reconnect import Complaints
 from bls_agent.core.backoff import Backoff, jittered
 from bls_agent.core.errors import (
     RedisRefusedError,

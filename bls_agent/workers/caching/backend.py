@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import anyio
 
 from bls_agent.connection.access import Access
-from bls_agent.connection.complaints import Complaints
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Reply, Request
+from bls_agent.connection.reconnect import Complaints
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import (
     BlsError,
