@@ -138,14 +138,14 @@ class Load:
             self.lag = max(self.lag, time.monotonic() - before - PAUSE)
 
     async def alive(self, since: float, timeout: float, but: str = "") -> None:
-        """Wait until every agent, but those of one mode, has handled what is sent since."""
+        """Wait until every agent, but those of some modes, has handled what is sent since."""
 
         def caught_up() -> bool:
             return all(
                 any(at > since for at in s.sent.values())
                 and any(s.sent.get(n, 0.0) > since for n in s.handled)
                 for s in self.subjects
-                if s.mode != but
+                if s.mode not in but.split()
             )
 
         await eventually(caught_up, timeout)

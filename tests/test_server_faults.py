@@ -414,7 +414,7 @@ async def test_a_refresh_of_two_steps_does_not_follow_the_last_word(
                 return [RedisUnavailableError(refusal, "refused")]
             return await send(requests)
 
-        connections.liveness.call_many = call_many  # type: ignore[method-assign, assignment]
+        connections.liveness.call_many = call_many  # type: ignore[method-assign]
         with suppress(RedisUnavailableError):
             await writer.write(Status.OFFLINE)
     await writer.write(Status.ONLINE)  # late, and therefore nothing

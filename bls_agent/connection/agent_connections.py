@@ -192,8 +192,8 @@ class AgentConnections:
         wrong: list[Connection] = []
         ways: dict[tuple[str, str], None] = {}
         for connection in self.all:
-            if not connection.engaged or connection.asking:
-                continue  # closed, or a guest where its slot is on its way to
+            if not connection.engaged:
+                continue
             if connection.route not in found:
                 found[connection.route] = await connection.route.look()
             right = found[connection.route]

@@ -14,7 +14,7 @@ import anyio
 
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint, Reply, Topology
-from bls_agent.connection.route import Node, Place, Route
+from bls_agent.connection.route import Node, Route
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import slot_of
 
@@ -152,23 +152,23 @@ class KeyRoute(Route):
         super().__init__(slots.address)
         self._map = slots
         self._slot = slot
-        self._redirection: tuple[Node, bool] | None = None
+        self._moved_to: Endpoint | None = None
 
-    async def find(self) -> Place:
-        """Follow the last redirection, once; else use the map."""
-        redirection, self._redirection = self._redirection, None
-        if redirection is not None:
-            node, asking = redirection
-            return Place(self._map.node(*node), asking)
-        return Place(self._map.node(*await self._map.master_of(self._slot)))
+    async def find(self) -> Endpoint:
+        """Follow the last MOVED, once; else use the map."""
+        moved_to, self._moved_to = self._moved_to, None
+        return moved_to or self._map.node(*await self._map.master_of(self._slot))
 
     def look_anew(self, error: RedisUnavailableError | None = None) -> None:
-        """Distrust the map; remember where a redirection pointed to."""
-        self._redirection = None
+        """Distrust the map; remember where the slot has moved to."""
         self._map.distrust()
-        if error is not None and error.kind in ("moved", "ask"):
-            node = read_redirection(error.reason, _host_of(error.address))
-            self._redirection = (node, error.kind == "ask") if node else None
+        moved = error is not None and error.kind == "moved"
+        self._moved_to = self.target_of(error) if error is not None and moved else None
+
+    def target_of(self, redirection: RedisUnavailableError) -> Endpoint | None:
+        """Give the node that MOVED or ASK names."""
+        node = read_redirection(redirection.reason, _host_of(redirection.address))
+        return None if node is None else self._map.node(*node)
 
     async def look(self) -> Endpoint | None:
         """Ask the cluster which node serves the slot now."""

@@ -8,6 +8,7 @@
   cancelling a read loses nothing, the next read gets it.
 * Every error is one of ours (``faults.py`` translates those of redis-py).
 * A request that another node should have got is sent there: it was not executed here.
+  What is sent by :meth:`Connection.post` is not: after ``ASK`` it is asked again later.
 
 Each connect finds its server anew (see ``route.py``), and a gate paces the tries.
 """
@@ -18,7 +19,7 @@ import logging
 import math
 import string
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -47,7 +48,7 @@ from bls_agent.connection.faults import (
     translate,
 )
 from bls_agent.connection.reconnect import Gate
-from bls_agent.connection.route import Direct, Place, Route, keys_of
+from bls_agent.connection.route import Direct, Route
 from bls_agent.connection.transport import Channel, Pace, abort, socket_of
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
@@ -56,6 +57,7 @@ __all__ = ["Connection", "Lost", "client_name"]
 logger = logging.getLogger(__name__)
 
 UNSHARED_TRIES: Final = 3  # of connecting, in a process that forks and forks
+ASKING: Final = ("ASKING",)  # says that a slot on its way is meant
 REDIRECTS: Final = 3  # that one request follows before its caller is told
 REMEMBERED: Final = 8  # connections that were lost and that the server may still serve
 
@@ -113,7 +115,6 @@ class Connection:
         self._connecting_since: float | None = None
         self._channel: Channel | None = None
         self._draining: list[Channel] = []
-        self._asked: set[tuple[Argument, ...]] = {()}  # keys that go with ASKING
 
     def __repr__(self) -> str:
         state = "open" if self.connected else "closed"
@@ -170,11 +171,6 @@ class Connection:
         return 0 if self._channel is None else self._channel.pending
 
     @property
-    def asking(self) -> bool:
-        """Whether the slot still migrates to this server: each request needs ASKING."""
-        return self._channel is not None and self._channel.asking
-
-    @property
     def address(self) -> str:
         """Where Redis is, without credentials."""
         return self.server.address if self.server else self.route.address
@@ -197,48 +193,71 @@ class Connection:
             raise reply
         return reply
 
-    async def call_many(
-        self,
-        requests: Sequence[Request],
-        meanwhile: Callable[[], None] | None = None,
-    ) -> list[Reply]:
+    async def call_many(self, requests: Sequence[Request]) -> list[Reply]:
         """Send several requests in one write; error replies stand in the list.
 
-        ``meanwhile`` is called when they have left, before their replies are awaited.
         Raises as :meth:`call` if the connection failed.
         """
         if not requests:
             return []
         channel = self._channel
         if channel is None or not channel.ready:
-            channel = await self._prepare(requests)
+            channel = await self._prepare()
         batch = channel.send(requests)
-        if meanwhile is not None:
-            meanwhile()
         replies = await batch.future
-        if not batch.refused:
-            return replies
-        self._note_refused(channel, requests, replies)
-        return await self._ask_again(requests, replies, meanwhile)
+        if batch.refused:
+            self._note_refused(channel, requests, replies)
+            await self._follow(requests, replies)
+        return replies
 
-    async def _ask_again(
-        self,
-        requests: Sequence[Request],
-        replies: list[Reply],
-        meanwhile: Callable[[], None] | None,
-    ) -> list[Reply]:
+    async def _follow(self, requests: Sequence[Request], replies: list[Reply]) -> None:
         """Ask where redirections point to; other error replies stay as they are."""
         for _ in range(REDIRECTS):
             # Some keys of a slot that migrates may have arrived already.
             again = [at for at, reply in enumerate(replies) if redirects(reply)]
-            if not again:
+            target = self.route.target_of(replies[again[0]]) if again else None
+            if target is None:
                 break
-            answers = await self._ask_elsewhere(
-                [requests[at] for at in again], meanwhile, of=len(replies)
-            )
+            asked = [requests[at] for at in again]
+            try:
+                if replies[again[0]].kind == "ask":
+                    answers = await self._ask_guest(target, asked)
+                else:
+                    answers = await self._ask_elsewhere(asked)
+            except RedisUnavailableError as error:
+                if len(again) == len(replies):
+                    raise
+                answers = [error] * len(again)  # the others were executed
             for at, answer in zip(again, answers, strict=True):
                 replies[at] = answer
+
+    async def _ask_elsewhere(self, requests: Sequence[Request]) -> list[Reply]:
+        """Send requests to the node that serves them now: the route knows of MOVED."""
+        channel = await self._prepare()
+        batch = channel.send(requests)
+        replies = await batch.future
+        self._note_refused(channel, requests, replies)
         return replies
+
+    async def _ask_guest(
+        self, server: Endpoint, requests: Sequence[Request]
+    ) -> list[Reply]:
+        """Send requests to the node that their slot is moving to, behind ASKING.
+
+        Over a connection of their own: for other keys of the slot, which have not
+        arrived there, the node would make second ones.
+        """
+        where, timeout = Direct(server, of_cluster=True), self._timeout
+        connection = Connection(where, "", timeout=timeout, patience=self._patience)
+        connection.name = self.name
+        asked = [words for request in requests for words in (ASKING, request)]
+        try:
+            return (await connection.call_many(asked))[1::2]
+        finally:
+            life = self._gate.lives[server.address] if self._gate else 0
+            lost = [one._replace(life=life) for one in connection.lost]
+            self.lost = [*self.lost, *lost][-REMEMBERED:]
+            await connection.aclose()
 
     async def read(self, *request: Argument) -> Reply:
         """Send a request that changes nothing; once more after a loss."""
@@ -256,7 +275,7 @@ class Connection:
                 raise
         return await self.call_many(requests)
 
-    async def _prepare(self, requests: Sequence[Request]) -> Channel:
+    async def _prepare(self) -> Channel:
         """Give the open connection when large requests before this one have left.
 
         Raises:
@@ -268,9 +287,6 @@ class Connection:
             channel = await self._opened()
             if channel.error is not None:  # it ended before this caller's turn came
                 raise translate(channel.error, self.address)
-            if self._must_leave(channel, requests):
-                self._leave(channel)
-                continue
             congested = channel.congested
             if congested is None:
                 return channel
@@ -286,12 +302,7 @@ class Connection:
         """Record error replies; one may mean that this is the wrong server."""
         if self._gate is not None:
             self._gate.complaints.hear(requests, replies)
-        final: RedisUnavailableError | None = None
-        for request, reply in zip(requests, replies, strict=True):
-            if isinstance(reply, RedisUnavailableError):
-                self._note_asked(request, reply)
-                if final is None and ends_connection(reply):
-                    final = reply
+        final = next(filter(ends_connection, replies), None)
         if final is None or channel is not self._channel:
             return
         self.route.look_anew(final)
@@ -307,51 +318,13 @@ class Connection:
         channel.drain()
         self._draining = [c for c in (*self._draining, channel) if c.unanswered]
 
-    async def _ask_elsewhere(
-        self,
-        requests: Sequence[Request],
-        meanwhile: Callable[[], None] | None,
-        *,
-        of: int,
-    ) -> list[Reply]:
-        """Send redirected requests; a failure must not hide what was executed."""
-        try:
-            channel = await self._prepare(requests)
-            batch = channel.send(requests)
-            if meanwhile is not None:
-                meanwhile()
-            replies = await batch.future
-        except RedisUnavailableError as error:
-            if len(requests) == of:
-                raise
-            return [error] * len(requests)
-        self._note_refused(channel, requests, replies)
-        return replies
-
-    def _note_asked(self, request: Request, reply: RedisUnavailableError) -> None:
-        """Remember which keys the owner redirects while the slot is migrating."""
-        if reply.kind == "ask":
-            self._asked.add(keys_of(request))
-
-    def _must_leave(self, channel: Channel, requests: Sequence[Request]) -> bool:
-        """Tell whether the slot's owner has not redirected all of these requests.
-
-        At the server that the slot is migrating to, a key that has not arrived yet
-        looks absent, and writing it would make a second one.
-        """
-        return channel.asking and not self._asked.issuperset(map(keys_of, requests))
-
     # --- blocking reads
 
     async def post(self, requests: Sequence[Request]) -> None:
         """Send requests without waiting; their replies are pending."""
-        while True:
-            channel = self._channel
-            if channel is None or channel.error is not None:
-                channel = await self._opened()
-            if not self._must_leave(channel, requests):
-                break
-            await self.aclose()  # a blocking reader has the connection for itself
+        channel = self._channel
+        if channel is None or channel.error is not None:
+            channel = await self._opened()
         channel.post(requests)
 
     async def collect(self) -> Reply:
@@ -508,18 +481,17 @@ class Connection:
         finally:
             self._connecting_since = None
 
-    async def _find(self) -> Place:
+    async def _find(self) -> Endpoint:
         try:
             with anyio.fail_after(CONNECT_TIMEOUT):
-                place = await self.route.find()
+                self.server = await self.route.find()
         except Exception as error:
             self.server = None
             raise translate(error, self.address, connecting=True) from error
-        self.server = place.server
-        return place
+        return self.server
 
-    async def _connect_to(self, place: Place) -> Channel:
-        self._raw = raw = place.server.make()  # from here on a child finds it
+    async def _connect_to(self, server: Endpoint) -> Channel:
+        self._raw = raw = server.make()  # from here on a child finds it
         channel: Channel | None = None
         try:
             with anyio.fail_after(self._patience) as self._attempt:
@@ -536,10 +508,7 @@ class Connection:
         finally:
             self._attempt = self._raw = self._greeting = None
         channel.life = self._gate.lives[self.address] if self._gate else 0
-        channel.server = place.server
-        channel.asking = place.asking
-        if not place.asking:
-            self._asked = {()}
+        channel.server = server
         channel.established = True
         self._channel = channel
         self.generation += 1

@@ -48,7 +48,7 @@ _FAULTS: Final = (
     ("ClusterDownError", "", Fault("cluster_down", permanent=False, drop=True)),
     ("TryAgainError", "", Fault("try_again", permanent=False, drop=False)),
     ("MovedError", "", Fault("moved", permanent=False, drop=True)),
-    ("AskError", "", Fault("ask", permanent=False, drop=True)),
+    ("AskError", "", Fault("ask", permanent=False, drop=False)),
     ("ClusterCrossSlotError", "", Fault("cross_slot", permanent=True, drop=False)),
     # redis-py 5 has no classes for the errors of clusters: the text decides.
     # A script of Redis 6.2 hides the class of the error in it.
@@ -57,7 +57,7 @@ _FAULTS: Final = (
     ("ResponseError", "CLUSTERDOWN", Fault("cluster_down", permanent=False, drop=True)),
     ("ResponseError", "TRYAGAIN", Fault("try_again", permanent=False, drop=False)),
     ("ResponseError", "MOVED ", Fault("moved", permanent=False, drop=True)),
-    ("ResponseError", "ASK ", Fault("ask", permanent=False, drop=True)),
+    ("ResponseError", "ASK ", Fault("ask", permanent=False, drop=False)),
     ("ResponseError", "CROSSSLOT", Fault("cross_slot", permanent=True, drop=False)),
     ("OutOfMemoryError", "", Fault("out_of_memory", permanent=False, drop=False)),
     ("NoScriptError", "", Fault("no_script", permanent=False, drop=False)),

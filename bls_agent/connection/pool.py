@@ -18,7 +18,7 @@ import anyio
 
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Endpoint, Reply, Request
-from bls_agent.connection.route import Node, Route, Routes, keys_of
+from bls_agent.connection.route import Direct, Node, Route, Routes, keys_of
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.core.keys import slot_of
 from bls_agent.core.settings import Settings
@@ -98,7 +98,7 @@ class ConnectionPool:
         self._connections[slot] = connection
         return connection
 
-    def _connection(self, where: Endpoint | Route) -> Connection:
+    def _connection(self, where: Route) -> Connection:
         return Connection(where, self._name, timeout=self._timeout, strict=self._strict)
 
     def waiting(self, key: str) -> Connection:
@@ -232,7 +232,7 @@ class ConnectionPool:
         connection = self._nodes.get(node)
         if connection is None:
             server = cluster.node(*node)
-            connection = self._connection(server)
+            connection = self._connection(Direct(server, of_cluster=True))
             self._nodes[node] = connection
         self._node_users[node] += 1
         try:

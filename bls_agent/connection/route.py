@@ -7,7 +7,7 @@ a cluster that serves the key (``cluster.py``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bls_agent.connection.cluster import ClusterMap
     from bls_agent.connection.endpoint import Argument, Endpoint, Reply, Request
 
-__all__ = ["Direct", "Node", "Place", "Route", "Routes", "keys_of"]
+__all__ = ["Direct", "Node", "Route", "Routes", "keys_of"]
 
 Node: TypeAlias = tuple[str, int]  # host and port
 
@@ -42,13 +42,6 @@ def keys_of(request: Request) -> tuple[Argument, ...]:
     return tuple(request[1 : 3 if name in _TWO_KEYS else 2])
 
 
-class Place(NamedTuple):
-    """Where to connect, and whether its requests need ASKING."""
-
-    server: Endpoint
-    asking: bool = False  # each request needs ASKING: the slot migrates there
-
-
 class Route:
     """The route to the server that serves a key; as it stands, to one server.
 
@@ -62,7 +55,7 @@ class Route:
     def __init__(self, address: str) -> None:
         self.address = address
 
-    async def find(self) -> Place:
+    async def find(self) -> Endpoint:
         """Give where to connect now; RedisUnavailableError if no server can say."""
         raise NotImplementedError
 
@@ -70,7 +63,11 @@ class Route:
         """Check the replies to the greeting; RedisUnavailableError: wrong server."""
 
     def look_anew(self, error: RedisUnavailableError | None = None) -> None:
-        """Trust what is known no more; a redirection says where to go instead."""
+        """Trust what is known no more; MOVED says where to go instead."""
+
+    def target_of(self, redirection: RedisUnavailableError) -> Endpoint | None:  # noqa: ARG002
+        """Give the server that a redirection names, where that is of use."""
+        return None
 
     def explain(self, error: RedisUnavailableError) -> RedisUnavailableError:
         """Give an error reply as the caller should see it."""
@@ -91,17 +88,18 @@ class Route:
 class Direct(Route):
     """The route to one server, always the same."""
 
-    def __init__(self, server: Endpoint) -> None:
+    def __init__(self, server: Endpoint, *, of_cluster: bool = False) -> None:
         super().__init__(server.address)
-        self._place = Place(server)
+        self._server = server
+        self._of_cluster = of_cluster
 
-    async def find(self) -> Place:
+    async def find(self) -> Endpoint:
         """Give the server."""
-        return self._place
+        return self._server
 
     def explain(self, error: RedisUnavailableError) -> RedisUnavailableError:
         """Explain a redirection to a caller that knows one server only."""
-        if error.kind not in ("moved", "ask"):
+        if self._of_cluster or error.kind not in ("moved", "ask"):
             return error
         reason = (
             "it is a node of a cluster; give a URL that begins with redis+cluster://"

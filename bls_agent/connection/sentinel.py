@@ -12,7 +12,7 @@ from typing import Final
 
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint, Reply, Request, Topology
-from bls_agent.connection.route import Node, Place, Route
+from bls_agent.connection.route import Node, Route
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
 __all__ = ["SentinelRoute"]
@@ -31,7 +31,7 @@ class SentinelRoute(Route):
         self._sentinels = list(topology.seeds)  # in the order in which they are asked
         self._glancing: tuple[Endpoint, Connection] | None = None
 
-    async def find(self) -> Place:
+    async def find(self) -> Endpoint:
         """Ask the sentinels in turn; the first that knows a master is believed.
 
         RedisRefusedError if they answer and none knows the service,
@@ -47,7 +47,7 @@ class SentinelRoute(Route):
                 continue
             answered += 1
             if master is not None:
-                return Place(self._topology.node(*master))
+                return self._topology.node(*master)
         raise self._nobody_knows(failures, answered)
 
     async def _ask(self, sentinel: Endpoint) -> Node | None:

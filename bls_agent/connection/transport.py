@@ -49,7 +49,6 @@ SECOND_LOOK: Final = (
 )
 RECEIVED: Final = slice(128, 136)  # tcpi_bytes_received in Linux's struct tcp_info
 CLOSED: Final = "Connection closed by server."
-ASKING: Final = ("ASKING",)
 CLOCK_STEP: Final = 0.001  # seconds: the clocks of some event loops are no finer
 OUTBOX: Final = 65_536  # bytes that may wait for the end of the loop's turn
 NOTHING: Final = object()  # what hiredis gives while a reply is not complete
@@ -112,14 +111,13 @@ class Batch:
         self,
         requests: Sequence[Request],
         size: int,
-        left: int,
         future: asyncio.Future[list[Reply]],
         *,
         posted: bool = False,
     ) -> None:
         self.requests = requests
         self.size = size
-        self.left = left
+        self.left = len(requests)  # replies that have not come
         self.future = future  # gets all replies at once, unless they are posted
         self.posted = posted  # without a deadline; replies are collected one by one
         # refused: one of the replies is an error.
@@ -164,9 +162,9 @@ class Channel:
         self._waiter: asyncio.Future[None] | None = None
         self._writable: asyncio.Event | None = None
         self.error: Exception | None = None  # why it ended
-        # asking: each request needs ASKING. drains: it closes with the last reply.
-        # established: the server may go on serving it after a loss.
-        self.asking = self.drains = self.established = False
+        # drains: it closes with the last reply. established: the server may go on
+        # serving it after a loss.
+        self.drains = self.established = False
         self.pending = 0  # replies to posted requests that are not collected yet
         self._arrived: deque[Collected] = deque()
         self.client_id: int | None = None  # at the server, if that is known
@@ -186,10 +184,8 @@ class Channel:
 
     @property
     def ready(self) -> bool:
-        """Whether a request may be sent at once and unchanged."""
-        return not (
-            self.error is not None or self.drains or self.asking or self._writable
-        )
+        """Whether a request may be sent at once."""
+        return not (self.error is not None or self.drains or self._writable)
 
     @property
     def unanswered(self) -> bool:
@@ -240,27 +236,20 @@ class Channel:
 
         Error replies stand in the list. Cancelling the future affects no other caller.
         """
-        if len(requests) == 1 and not self.asking:
-            packed, left = self._pack(tuple(requests[0])), 1
+        if len(requests) == 1:
+            packed = self._pack(tuple(requests[0]))
         else:
-            prefaced = self._prefaced(requests)
-            packed, left = (
-                b"".join(map(self._pack, map(tuple, prefaced))),
-                len(prefaced),
-            )
-        batch = Batch(requests, len(packed), left, self._loop.create_future())
+            packed = b"".join(map(self._pack, map(tuple, requests)))
+        batch = Batch(requests, len(packed), self._loop.create_future())
         self._write(packed, (batch,))
         return batch
 
     def post(self, requests: Sequence[Request]) -> None:
         """Send requests whose replies are collected one by one, however late."""
-        packed = pack(self._prefaced(requests))
-        left, make = len(packed) // len(requests), self._loop.create_future
+        packed, make = b"".join(pack(requests)), self._loop.create_future
         self.pending += len(requests)
-        self._write(
-            b"".join(packed),
-            [Batch([one], 0, left, make(), posted=True) for one in requests],
-        )
+        batches = [Batch([one], 0, make(), posted=True) for one in requests]
+        self._write(packed, batches)
 
     async def collect(self) -> Collected:
         """Wait for the next reply to a posted request; cancelling loses nothing."""
@@ -366,12 +355,6 @@ class Channel:
         if self._outbox_size > OUTBOX:  # the transport says at once when to pause
             self._flush()
 
-    def _prefaced(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """Put ASKING in front of each request, on a server that a slot migrates to."""
-        if not self.asking:
-            return requests
-        return [words for request in requests for words in (ASKING, request)]
-
     def _flush(self) -> None:
         if not self._outbox or self.error is not None:
             return
@@ -437,8 +420,6 @@ class Channel:
     def _answer(self, reply: Reply, *, refused: bool = False) -> None:
         batch = self._batches[0]
         batch.left -= 1
-        if self.asking and batch.left % 2:
-            return  # to ASKING
         if batch.posted:
             self._arrived.append(Collected(reply, batch.requests[0]))
             self._wake()

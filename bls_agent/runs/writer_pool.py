@@ -279,23 +279,17 @@ class WriterPool:
             (), maxlen=1, ttl=lease.ttl, floor=(0, BEGINNING),
             token=lease.token, number=1, ends=True,
         )  # fmt: skip
-        await self.add_events(lease.keys, nothing, lambda: None)
+        await self.add_events(lease.keys, nothing)
 
-    async def add_events(
-        self,
-        keys: RunKeys,
-        arguments: Sequence[Argument],
-        meanwhile: Callable[[], None],
-    ) -> Reply:
+    async def add_events(self, keys: RunKeys, arguments: Sequence[Argument]) -> Reply:
         """Run ``add_events.lua``."""
         pool = self._access.pool
         try:
             if pool.is_cluster:
-                meanwhile()
                 run = (keys.all, arguments)
                 reply = (await ADD_EVENTS.run_many(pool, [run]))[0]
             else:
-                reply = await self._add_over(pool, keys, arguments, meanwhile)
+                reply = await self._add_over(pool, keys, arguments)
             if isinstance(reply, RedisUnavailableError):
                 raise reply
         except RedisUnavailableError as error:
@@ -310,12 +304,11 @@ class WriterPool:
         pool: ConnectionPool,
         keys: RunKeys,
         arguments: Sequence[Argument],
-        meanwhile: Callable[[], None],
     ) -> Reply:
         async with pool.to(keys.events) as connection:
             await self._open(connection)
             request = ADD_EVENTS.request(keys.all, arguments)
-            reply = (await connection.call_many([request], meanwhile))[0]
+            reply = (await connection.call_many([request]))[0]
             if isinstance(reply, RedisUnavailableError) and reply.kind == "no_script":
                 request = ADD_EVENTS.request(keys.all, arguments, known=False)
                 reply = (await connection.call_many([request]))[0]

@@ -339,9 +339,7 @@ class RunSink:
         self.cut += cut
         return event
 
-    async def write(
-        self, batch: Sequence[PendingEvent], meanwhile: Callable[[], None]
-    ) -> None:
+    async def write(self, batch: Sequence[PendingEvent]) -> None:
         """Write the whole batch in one step."""
         assert isinstance(batch, Batch)  # noqa: S101 - what prepare() gave
         if not batch:
@@ -361,7 +359,7 @@ class RunSink:
         lives = self._run_lease is not None and not batch.ends
         until = math.inf if lives else boot_seconds() + self._bounds.ttl
         sent_at = boot_seconds()
-        reply = await self._pool.add_events(self._keys, arguments, meanwhile)
+        reply = await self._pool.add_events(self._keys, arguments)
         reply = log_mended(reply, self._keys)
         if reply[-1] == b"ours":
             reply = reply[:-1]

@@ -44,18 +44,16 @@ def die_before(writes: int) -> None:
     """Send writes one by one, and end this process instead of the last of them."""
     send, left = Connection.call_many, writes
 
-    async def call_many(
-        self: Connection, requests: Sequence[Request], meanwhile: Any = None
-    ) -> list[Reply]:
+    async def call_many(self: Connection, requests: Sequence[Request]) -> list[Reply]:
         nonlocal left
         if requests[0][0] not in WRITES or OWNER in requests[0][1:4:2]:
-            return await send(self, requests, meanwhile)
+            return await send(self, requests)
         replies: list[Reply] = []
         for request in requests:
             left -= 1
             if left < 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-            replies += await send(self, [request], meanwhile)
+            replies += await send(self, [request])
         return replies
 
     Connection.call_many = call_many  # type: ignore[method-assign]

@@ -38,9 +38,8 @@ class Notebook:
         self.prepared += 1
         return items
 
-    async def write(self, batch: Sequence[Item], meanwhile: Callable[[], None]) -> None:
+    async def write(self, batch: Sequence[Item]) -> None:
         self.batches.append([item.number for item in batch])
-        meanwhile()
         await self.answer()
 
     def numbers(self) -> list[int]:
@@ -175,10 +174,10 @@ class Faulty(Notebook):
             self._check(items)
         return super().prepare(items)
 
-    async def write(self, batch: Sequence[Item], meanwhile: Callable[[], None]) -> None:
+    async def write(self, batch: Sequence[Item]) -> None:
         if self.fails_at == "write":
             self._check(batch)
-        await super().write(batch, meanwhile)
+        await super().write(batch)
 
     def _check(self, items: Sequence[Item]) -> None:
         if not self.hard.isdisjoint(item.number for item in items):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from unittest.mock import patch
@@ -63,10 +63,9 @@ class Server:
             raise LookupError
         return items
 
-    async def write(self, batch: Sequence[Item], meanwhile: Callable[[], None]) -> None:
+    async def write(self, batch: Sequence[Item]) -> None:
         """Send a batch and wait for what the machine makes of it."""
         self.under_way = [item.number for item in batch]
-        meanwhile()
         self.answer = LOOP.create_future()
         try:
             await self.answer

@@ -319,9 +319,7 @@ class LogSink:
             )
         ]
 
-    async def write(
-        self, batch: Sequence[LogRecord], meanwhile: Callable[[], None]
-    ) -> None:
+    async def write(self, batch: Sequence[LogRecord]) -> None:
         """Append the batch and cap the list, in one round trip."""
         complain = self._connections.complaints.say
         values = [record.payload for record in batch]
@@ -329,8 +327,7 @@ class LogSink:
             [
                 ("RPUSH", self._key, *values),
                 ("LTRIM", self._key, -self._list_limit, -1),
-            ],
-            meanwhile,
+            ]
         )
         if isinstance(pushed, RedisUnavailableError):
             if pushed.kind == "wrong_type":
