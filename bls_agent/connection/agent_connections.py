@@ -12,9 +12,10 @@ import anyio
 
 from bls_agent.connection.connection import Connection, Lost
 from bls_agent.connection.endpoint import Argument, Endpoint
+from bls_agent.connection.engines import Routes
 from bls_agent.connection.faults import port_was_closed
 from bls_agent.connection.reconnect import Gate
-from bls_agent.connection.route import Route, Routes
+from bls_agent.connection.route import Route
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
