@@ -13,6 +13,7 @@ from bls_agent.connection.access import Store
 from bls_agent.connection.after_fork import register
 from bls_agent.connection.endpoint import Argument, Reply, Request
 from bls_agent.connection.loop_local import LoopLocal
+from bls_agent.connection.reconnect import Complaints
 from bls_agent.core.errors import (
     ConfigurationError,
     RedisUnavailableError,
