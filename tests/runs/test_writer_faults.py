@@ -313,9 +313,9 @@ async def test_a_late_batch_behind_later_ones(proxy: FaultProxy, admin: Redis) -
         pool: Any = run._pool
         add_events = pool.add_events
 
-        async def remember(keys: RunKeys, arguments: Any, meanwhile: Any) -> Any:
+        async def remember(keys: RunKeys, arguments: Any) -> Any:
             sent.append(arguments)
-            return await add_events(keys, arguments, meanwhile)
+            return await add_events(keys, arguments)
 
         pool.add_events = remember
         emit(run, 3, 3)
@@ -323,7 +323,7 @@ async def test_a_late_batch_behind_later_ones(proxy: FaultProxy, admin: Redis) -
         emit(run, 3, 6)
         await run.flush()
         for arguments in sent:
-            again: Any = await add_events(KEYS, arguments, lambda: None)
+            again: Any = await add_events(KEYS, arguments)
             assert again[2:] == [b"again", 3, b"ours"]
         pool.add_events = add_events
     assert await numbers(admin) == list(range(9))

@@ -129,7 +129,7 @@ class Script:
 
 
 # A script, its keys and its arguments.
-ScriptRun: TypeAlias = tuple[Script, Sequence[Argument], Sequence[Argument]]
+ScriptRun: TypeAlias = "tuple[Script, Sequence[Argument], Sequence[Argument]]"
 
 
 async def run_scripts(connection: Connection, runs: Sequence[ScriptRun]) -> list[Reply]:
