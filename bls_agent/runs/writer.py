@@ -37,7 +37,6 @@ from bls_agent.runs.writer_task import (
     RANKS,
     Bounds,
     PendingEvent,
-    RunSink,
     RunWriterTask,
     capture,
     wait_through,
@@ -214,7 +213,6 @@ class RunWriter:
         self._cut = 0
         self._lock = threading.RLock()  # of the two above
         self._run_lease: RunLease | None = None
-        self._sink: RunSink | None = None
         self._pool: WriterPool | None = None
         self._writing: RunWriterTask | None = None
         self._withdrawing: asyncio.Task[None] | None = None  # kept: event loops do not
@@ -309,10 +307,10 @@ class RunWriter:
 
     def stats(self) -> RunWriterStats:
         """Give every counter and state; from any thread."""
-        buffered, sink = self._delivery.buffer.stats(), self._sink
+        buffered, writing = self._delivery.buffer.stats(), self._writing
         with self._lock:
             outside, cut = Counter(self._outside), self._cut
-        late = sink.late if sink is not None else 0
+        late = writing.late if writing is not None else 0
         outside[CLOSED] += late
         dropped = Counter(buffered.dropped) + outside
         return RunWriterStats(
@@ -324,8 +322,8 @@ class RunWriter:
             dropped=dict(dropped),
             queued=buffered.queued,
             queued_bytes=buffered.queued_bytes,
-            cut=cut + (sink.cut if sink is not None else 0),
-            merged=sink.merged if sink is not None else 0,
+            cut=cut + (writing.cut if writing is not None else 0),
+            merged=writing.merged if writing is not None else 0,
             resent=self._delivery.resent,
         )
 
@@ -414,8 +412,9 @@ class RunWriter:
         return lease
 
     def _begin(self, pool: WriterPool, token: str) -> RunWriterTask:
-        buffer = self._delivery.buffer  # not self: an unclosed writer is collected
-        self._sink = sink = RunSink(
+        # It does not know this object: an unclosed writer is collected.
+        self._writing = writing = RunWriterTask(
+            self._delivery,
             pool,
             self._keys,
             token,
@@ -423,22 +422,23 @@ class RunWriter:
             marks=self._marks,
             bounds=self._bounds,
             merges=self._merges,
-            count_drops=lambda: Counter(buffer.stats().dropped),
-            now=time.time,  # noqa: TID251 - the outermost place
         )
         self._pool = pool
-        name = f"bls-agent run {self.run_id}"
-        self._writing = writing = RunWriterTask(self._delivery, sink, name=name)
         if self._options.lifecycle:
-            self._put("lifecycle", "started", self._data)
+            self._put(writing, "lifecycle", "started", self._data)
         self._state = OPEN
         return writing
 
     def _put(
-        self, category: str, action: str, data: object, *, ends: bool = False
+        self,
+        writing: RunWriterTask,
+        category: str,
+        action: str,
+        data: object,
+        *,
+        ends: bool = False,
     ) -> None:
-        assert self._sink is not None  # noqa: S101 - for the type checker
-        event = self._sink.own_event(category, action, data, self._source)
+        event = writing.own_event(category, action, data, self._source)
         event.ends = ends
         self._delivery.put(event)
 
@@ -461,7 +461,7 @@ class RunWriter:
         if writing.is_gone:
             self._delivery.forget_loop()
             return
-        self._put_end(error)
+        self._put_end(writing, error)
         within = self._options.shutdown_timeout + LEAVE_GRACE
         await writing.call(partial(self._end, writing, pool), within)
 
@@ -471,17 +471,14 @@ class RunWriter:
             await wait_through(writing.ended)
         finally:
             await self._leave(pool)
-            if self._sink is not None:
-                self._sink.log_losses(writing.lost)
 
-    def _put_end(self, error: BaseException | None) -> None:
-        assert self._sink is not None  # noqa: S101 - for the type checker
+    def _put_end(self, writing: RunWriterTask, error: BaseException | None) -> None:
         if self._options.lifecycle:
             action, data = describe_end(error, self.result)
-            self._put("lifecycle", action, data)
-            self._put("system", "close", None, ends=True)
+            self._put(writing, "lifecycle", action, data)
+            self._put(writing, "system", "close", None, ends=True)
             return
-        for event in self._sink.report_drops():
+        for event in writing.report_drops():
             self._delivery.put(event)
 
     async def _leave(self, pool: WriterPool) -> None:
@@ -565,7 +562,7 @@ class RunWriter:
             return
         writing = self._writing
         if writing is not None and not writing.is_gone:
-            writing.loop.call_soon_threadsafe(writing.abandon, self._run_lease)
+            writing.loop.call_soon_threadsafe(writing.abandon)
         text = f"the writer of run {self.run_id} was never left"
         _warn(text, ResourceWarning, stacklevel=2, source=self)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
@@ -45,7 +46,6 @@ __all__ = [
     "Batch",
     "Bounds",
     "PendingEvent",
-    "RunSink",
     "RunWriterTask",
     "Shape",
     "capture",
@@ -241,8 +241,8 @@ class Batch(list[PendingEvent]):
         self.number = 0  # the same when it is sent again; 0 before it is sent
 
 
-class RunSink:
-    """Writes batches of events into one run.
+class RunWriterTask:
+    """Writes what one run emits, in a task of its own.
 
     A batch keeps its number for good, and the script recognises it: a batch without a
     reply is sent again, and whichever arrives second does nothing.
@@ -250,6 +250,7 @@ class RunSink:
 
     def __init__(
         self,
+        delivery: BatchWriter[PendingEvent],
         pool: WriterPool,
         keys: RunKeys,
         token: str,
@@ -258,9 +259,15 @@ class RunSink:
         marks: HighWaterMarks,
         bounds: Bounds,
         merges: bool,
-        count_drops: Callable[[], Counter[str]],
-        now: Callable[[], float],
     ) -> None:
+        import asyncio  # noqa: PLC0415 - 20 ms, not at import
+
+        self.loop = asyncio.get_running_loop()
+        self.ended = anyio.Event()  # set when everything is over
+        self.late = 0  # events that came behind the end of the run: not written
+        self.merged = 0  # pieces that were written within the event of another one
+        self.cut = 0  # events whose data were too long
+        self._delivery = delivery
         self._pool = pool
         self._keys = keys
         self._token = token
@@ -268,21 +275,20 @@ class RunSink:
         self._marks = marks
         self._bounds = bounds
         self._merges = merges
-        self._count_drops = count_drops
-        self._now = now
         self._reported: Counter[str] = Counter()
         self._numbers = itertools.count(1)
         self._complaints = Complaints()
-        self._ended = False
-        self.late = 0  # events that came behind the end of the run: not written
-        self.merged = 0  # pieces that were written within the event of another one
-        self.cut = 0  # events whose data were too long
+        self._has_end = False  # whether a batch has ended the run
+        self._ending = False
+        self._end: asyncio.Task[None] | None = None
+        self._name = f"bls-agent run {keys.run_id}"
+        self._task = start_background(self._write_all, self._name)
 
     def prepare(self, items: Sequence[PendingEvent]) -> Batch:
         """Make a batch: a warning about drops, merged pieces, everything encoded."""
         ends = [item for item in items if item.ends]
-        kept = [] if self._ended else [item for item in items if not item.ends]
-        warnings = [] if self._ended else self.report_drops()
+        kept = [] if self._has_end else [item for item in items if not item.ends]
+        warnings = [] if self._has_end else self.report_drops()
         limit, cut = self._bounds.event_size_limit, 0
         merged = merge(kept, limit) if self._merges else kept
         batch = Batch([*warnings, *merged, *ends])
@@ -295,13 +301,13 @@ class RunSink:
             )
         batch.pieces, batch.ends = len(kept) - len(merged), bool(ends)
         self.cut += cut
-        self.late += len(items) if self._ended else 0
-        self._ended |= batch.ends
+        self.late += len(items) if self._has_end else 0
+        self._has_end |= batch.ends
         return batch
 
     def report_drops(self) -> list[PendingEvent]:
         """Make events that warn readers of what was dropped since the last warning."""
-        dropped = self._count_drops()
+        dropped = Counter(self._delivery.buffer.stats().dropped)
         fresh, self._reported = dropped - self._reported, dropped
         warnings: list[PendingEvent] = []
         for reason in REPORTED:
@@ -312,12 +318,12 @@ class RunSink:
             self._log_drops(dropped)
         return warnings
 
-    def log_losses(self, lost: int) -> None:
+    def _log_losses(self, lost: int) -> None:
         """Log, at the end, how many events are written nowhere."""
         if lost:
             text = "run %d: %d events could not be written before the end"
             logger.warning(text, self._keys.run_id, lost)
-        self._log_drops(self._count_drops())
+        self._log_drops(Counter(self._delivery.buffer.stats().dropped))
 
     def _log_drops(self, dropped: Counter[str]) -> None:
         """Log, at most once a minute, that the buffer was too small."""
@@ -334,7 +340,8 @@ class RunSink:
         limit = self._bounds.event_size_limit
         event, cut = capture(
             category, action, data, source,
-            at=self._now(), limit=limit, merges=False,
+            at=time.time(),  # noqa: TID251 - the outermost place
+            limit=limit, merges=False,
         )  # fmt: skip
         self.cut += cut
         return event
@@ -387,31 +394,12 @@ class RunSink:
         del batch
         return False
 
-
-class RunWriterTask:
-    """Writes what one run emits, in a task of its own."""
-
-    def __init__(
-        self, delivery: BatchWriter[PendingEvent], sink: RunSink, *, name: str
-    ) -> None:
-        import asyncio  # noqa: PLC0415 - 20 ms, not at import
-
-        self.loop = asyncio.get_running_loop()
-        self.ended = anyio.Event()  # set when everything is over
-        self.lost = 0  # events that could not be written before the end
-        self._delivery = delivery
-        self._sink = sink
-        self._name = name
-        self._ending = False
-        self._end: asyncio.Task[None] | None = None
-        self._task = start_background(self._write, name)
-
     @property
     def is_gone(self) -> bool:
         """Whether its event loop was closed before the run was left."""
         return self.loop.is_closed()
 
-    async def _write(self) -> None:
+    async def _write_all(self) -> None:
         from asyncio import CancelledError  # noqa: PLC0415 - as above
 
         try:
@@ -429,7 +417,7 @@ class RunWriterTask:
             raise
 
     async def _deliver(self) -> None:
-        await self._delivery.run(self._sink, Backoff(cap=CAP))
+        await self._delivery.run(self, Backoff(cap=CAP))
 
     async def _write_rest(self) -> None:
         async with anyio.create_task_group() as tasks:
@@ -478,10 +466,10 @@ class RunWriterTask:
             self._end = start_background(lambda: self._finish(within), self._name)
             self._end.add_done_callback(lambda _: self.ended.set())
 
-    def abandon(self, lease: RunLease | None) -> None:
+    def abandon(self) -> None:
         """End a run whose writer was collected unclosed; its lease expires."""
-        if lease is not None:
-            lease.finish()
+        if self._run_lease is not None:
+            self._run_lease.finish()
         self.end(FINAL_WRITE)
 
     async def _finish(self, within: float) -> None:
@@ -500,13 +488,13 @@ class RunWriterTask:
         self._task.cancel()
         with anyio.CancelScope(shield=True):
             await written.wait()
-        self.lost = self._delivery.give_up("shutdown")
+        self._log_losses(self._delivery.give_up("shutdown"))
 
     async def _settle(self) -> None:
         """Wait until all is written, or refused for good."""
         while True:
             if self._task.done():  # cancelled with the event loop
-                self._task = start_background(self._write, self._name)
+                self._task = start_background(self._write_all, self._name)
                 await anyio.lowlevel.checkpoint()
             flushed = await self._delivery.flush(float("inf"))
             if flushed.complete or self._delivery.refused:

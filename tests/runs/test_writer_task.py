@@ -290,7 +290,7 @@ async def test_what_comes_behind_the_end(store: EventStore, run_id: int) -> None
     """A thread that has looked before the run was closed comes too late: counted."""
     async with store.run(run_id) as run:
         pass
-    sink: Any = run._sink
+    sink: Any = run._writing
     late = sink.own_event("agent", "worker", {})
     batch = sink.prepare([late])
     assert list(batch) == []
@@ -301,9 +301,9 @@ async def test_what_comes_behind_the_end(store: EventStore, run_id: int) -> None
 async def test_an_end_stands_last_in_its_batch(store: EventStore, run_id: int) -> None:
     async with store.run(run_id) as run:
         await run.flush()
-        sink: Any = run._sink
+        sink: Any = run._writing
         end = sink.own_event("system", "close", {})
         end.ends = True
         batch = sink.prepare([end, sink.own_event("agent", "worker", {})])
         assert [event.category for event in batch] == ["agent", "system"]
-        sink._ended = False
+        sink._has_end = False
