@@ -101,20 +101,16 @@ def _page_response(events: Sequence[StreamEvent], following: str | None) -> Resp
     return Response(body, 200, headers, "application/json")
 
 
-def _read_run_id(text: str) -> int:
-    return check_run_id(_read_number("run_id", text))
-
-
-def _read_limit(text: str | None, default: int) -> int:
-    return default if text is None else _read_number("limit", text)
-
-
 def _read_number(name: str, text: str) -> int:
     # int() reads more: signs, blanks, underscores, the digits of other scripts.
     if not (text.isascii() and text.isdigit() and len(text) <= DIGITS):
         rule = f"it must be a number of at most {DIGITS} digits"
         raise ConfigurationError(name, text, rule)
     return int(text)
+
+
+def _run_in_path(request: Request) -> int:
+    return check_run_id(_read_number("run_id", request.path_params["run_id"]))
 
 
 def _cors(allow_origins: Sequence[str]) -> list[Middleware]:
@@ -391,11 +387,11 @@ class RunEventsApp(Starlette):
             await self._store.aclose()
 
     async def _send_page(self, request: Request) -> Response:
-        run_id = _read_run_id(request.path_params["run_id"])
+        run_id = _run_in_path(request)
         if (refusal := await self._refuse(request, run_id)) is not None:
             return refusal
         after = request.query_params.get("after")
-        limit = _read_limit(request.query_params.get("limit"), LIMIT)
+        limit = _read_number("limit", request.query_params.get("limit", str(LIMIT)))
         check_count("limit", limit, most=MOST)
         events, following = await _collect(self._store, run_id, after, limit)
         if not events and not await self._store.exists(run_id):
@@ -403,7 +399,7 @@ class RunEventsApp(Starlette):
         return _page_response(events, following)
 
     async def _send_stream(self, request: Request) -> Response:
-        run_id = _read_run_id(request.path_params["run_id"])
+        run_id = _run_in_path(request)
         if (refusal := await self._refuse(request, run_id)) is not None:
             return refusal
         if len(self._streams) >= self._max_streams:
@@ -451,19 +447,15 @@ async def _collect(
             return events, after
 
 
-async def _on_our_error(_: Request, error: Exception) -> Response:
-    if not isinstance(error, BlsError):
-        raise error
-    return _response_to(error)
-
-
-async def _on_refusal(_: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        raise error
-    return _error_response(error.status_code, error.detail, error.headers)
+async def _answer_error(_: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        return _error_response(error.status_code, error.detail, error.headers)
+    if isinstance(error, BlsError):
+        return _response_to(error)
+    raise error
 
 
 _HANDLERS: Final[Mapping[Any, ExceptionHandler]] = {
-    BlsError: _on_our_error,
-    HTTPException: _on_refusal,
+    BlsError: _answer_error,
+    HTTPException: _answer_error,
 }

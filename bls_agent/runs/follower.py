@@ -37,6 +37,7 @@ DOUBT: Final = 5.0  # seconds for the next event to show how many were lost
 AHEAD: Final = 1.0  # seconds for the topic to get where this follower has read up to
 
 BATCH: Final = 500  # events that are given at once
+PAGE_BYTES: Final = 1024 * 1024  # of a page, about: each of many followers may hold one
 
 
 class Cursor:
@@ -145,7 +146,7 @@ class Follower:
         # topic.news when nothing but events was left to take from its buffer
         self._known_news: int | None = None
         self._reported_loss: tuple[bytes, int] | None = None  # token, returns
-        self._page_size = PageSize()
+        self._page_size = PageSize(most_bytes=PAGE_BYTES)
         self._has_yielded = True  # whether other tasks could run since the last batch
         self._failure: RedisUnavailableError | None = None
         self._backoff: Backoff | None = None
@@ -369,7 +370,8 @@ class Follower:
     def _leave_buffer(self, topic: RunTopic) -> list[Followed] | None:
         """Read on from Redis, unless the run is gone."""
         self._number = None
-        self._page_size = PageSize()  # what is large now may have been small before
+        # What is large now may have been small before.
+        self._page_size = PageSize(most_bytes=PAGE_BYTES)
         if topic.is_open or not topic.liveness.is_gone or self._is_plain:
             return None
         if not self._cursor.existed:
@@ -442,7 +444,8 @@ class Follower:
         page = await hub.pages.read(reader, self._cursor.id, self._page_size.count)
         gap = await self._find_gap(page.events[0], reader) if page.events else None
         self._failure = self._backoff = None
-        self._page_size.record(page, anyio.current_time() - began)
+        took = anyio.current_time() - began
+        self._page_size.record(len(page.events), page.size, took)
         found: list[Followed] = [*([gap] if gap is not None else []), *page.events]
         self._go_on(hub, reader, page)
         if found or self._is_over or self._topic is None:

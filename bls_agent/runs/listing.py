@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, cast
 
+import anyio
 import anyio.lowlevel
 
 from bls_agent.connection.endpoint import Reply, Request
@@ -25,7 +26,14 @@ from bls_agent.runs.event_ids import (
     order,
 )
 from bls_agent.runs.events import EventCategory, StreamEvent
-from bls_agent.runs.reading import NO_KEY, Entry, RunKeys, run_id_of, size_of
+from bls_agent.runs.reading import (
+    NO_KEY,
+    Entry,
+    PageSize,
+    RunKeys,
+    run_id_of,
+    size_of,
+)
 
 __all__ = [
     "RunFacts",
@@ -34,7 +42,6 @@ __all__ = [
     "RunSummary",
     "describe_run",
     "list_runs",
-    "next_portion",
     "summarise",
     "summarise_end",
 ]
@@ -47,7 +54,6 @@ PORTION_BYTES: Final = 2 * 1024 * 1024  # of events in one reply, about
 _TASK: Final = ("task", "title", "name", "input")  # what a run may be about
 
 TOGETHER: Final = 500  # runs of which nothing large is read
-LESS: Final = 4  # divisor of a portion that has not come through in time
 MOST: Final = 10_000
 _GIVE_EVENTS: Final = ("XRANGE", "XREVRANGE")
 _OF_ITS_KEY: Final = ("wrong_type", "no_permission")  # others may be answered
@@ -267,12 +273,6 @@ def _preview(value: object, longest: int = PREVIEW) -> str:
     )
 
 
-def next_portion(before: int, size: int) -> int:
-    """Choose how many runs to read next, so that large events do not make it slow."""
-    fitting = PORTION_BYTES * before // max(size, 1)
-    return max(1, min(PORTION, 2 * before, fitting))
-
-
 async def list_runs(pool: ConnectionPool, limit: int) -> RunList:
     """Find all runs with SCAN; see ``EventStore.runs``."""
     check_count("limit", limit, most=MOST)
@@ -321,7 +321,7 @@ class _Search:
         one stands behind that id, or if there are no books.
         """
         counted: dict[int, str] = {}
-        async for run_id, replies in self._request(runs, TOGETHER, _book_requests):
+        async for run_id, replies in self._request(runs, _book_requests, TOGETHER):
             last = (
                 find_id(replies[0].decode("ascii", "replace"))
                 if isinstance(replies[0], bytes)
@@ -331,9 +331,9 @@ class _Search:
                 counted[run_id] = last
         found: dict[int, tuple[int, int]] = {}
         uncounted = [run_id for run_id in runs if run_id not in counted]
-        for some, portion in ((list(counted), TOGETHER), (uncounted, FIRST_PORTION)):
+        for some, first in ((list(counted), TOGETHER), (uncounted, FIRST_PORTION)):
             asked = self._request(
-                some, portion, lambda keys: _behind_requests(keys, counted)
+                some, lambda keys: _behind_requests(keys, counted), first
             )
             async for run_id, replies in asked:
                 if self._is_readable(replies):
@@ -347,7 +347,7 @@ class _Search:
         """Summarise runs in this order; leave out what is none."""
         found: dict[int, RunSummary] = {}
         ends: dict[int, str] = {}
-        async for run_id, replies in self._request(runs, FIRST_PORTION, _fact_requests):
+        async for run_id, replies in self._request(runs, _fact_requests):
             if self._is_readable(replies[:4]):
                 facts = _read_facts(replies)
                 summary = summarise(run_id, facts)
@@ -355,9 +355,7 @@ class _Search:
                     found[run_id] = summary
                     if facts.ended_before:
                         ends[run_id] = facts.closed
-        asked = self._request(
-            list(ends), FIRST_PORTION, lambda keys: _end_requests(keys, ends)
-        )
+        asked = self._request(list(ends), lambda keys: _end_requests(keys, ends))
         async for run_id, replies in asked:
             if self._is_readable(replies):
                 found[run_id] = summarise_end(found[run_id], replies[0])
@@ -376,29 +374,29 @@ class _Search:
     async def _request(
         self,
         runs: Sequence[int],
-        portion: int,
         make: Callable[[RunKeys], list[Request]],
+        first: int = FIRST_PORTION,
     ) -> AsyncGenerator[tuple[int, list[Reply]]]:
         """Yield the replies about each run, errors among them, portion by portion."""
-        begin = 0
+        begin, portion = 0, PageSize(first, max(first, PORTION), PORTION_BYTES)
         while begin < len(runs):
-            part = runs[begin : begin + portion]
+            part = runs[begin : begin + portion.count]
+            portion.count = len(part)
             asked = [make(RunKeys(run_id)) for run_id in part]
             requests = [one for of in asked for one in of]
+            began = anyio.current_time()
             try:
                 replies = await self._pool.read_many(requests)
             except RedisUnavailableError as error:
-                if error.kind != "timeout" or error.connecting or len(part) == 1:
+                if not portion.shrink(error):
                     raise
-                portion = len(part) // LESS or 1  # too much for the link
                 continue
             begin += len(part)
             for reply in replies:
                 if _concerns_all(reply):
                     raise reply
             size = _size_of_events(requests, replies)
-            if portion <= PORTION:
-                portion = next_portion(len(part), size)
+            portion.record(len(part), size, anyio.current_time() - began)
             each = len(asked[0])
             for place, run_id in enumerate(part):
                 yield run_id, replies[place * each : (place + 1) * each]

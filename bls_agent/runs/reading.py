@@ -28,7 +28,6 @@ __all__ = [
     "RunReader",
     "decode_entries",
     "find_wrong_type",
-    "next_page_size",
     "run_id_of",
     "size_of",
 ]
@@ -96,15 +95,18 @@ class Page(NamedTuple):
 
     events: list[StreamEvent]  # oldest first
     is_last: bool  # whether nothing stood behind them when they were read
-    portion: int  # how many to read next, so that a page does not grow too large
+    size: int  # their bytes
 
 
 class PageSize:
-    """How many events to read at once: as many as come through the link in time."""
+    """How much to read at once: as much as fits, and comes through the link in time."""
 
-    def __init__(self) -> None:
-        self.count = FIRST_PAGE  # how many to ask for next
-        self._most = PAGE
+    def __init__(
+        self, first: int = FIRST_PAGE, most: int = PAGE, most_bytes: int = PAGE_BYTES
+    ) -> None:
+        self.count = first  # how many events, or runs, to ask for next
+        self._longest = self._most = most
+        self._most_bytes = most_bytes
 
     def shrink(self, error: RedisUnavailableError) -> bool:
         """Request less if the link was too slow; tell whether less is possible."""
@@ -114,11 +116,15 @@ class PageSize:
         self.count = self._most = max(1, self.count // LESS)
         return True
 
-    def record(self, page: Page, took: float) -> None:
-        """Adapt to a page that took so many seconds."""
+    def record(self, found: int, size: int, took: float) -> None:
+        """Adapt to a page: how many were found, their bytes, and the seconds it took.
+
+        The next page is at most ten times longer: the other events may be large.
+        """
         if took < QUICK:
-            self._most = min(PAGE, 2 * self._most)
-        self.count = min(page.portion, self._most)
+            self._most = min(self._longest, 2 * self._most)
+        fitting = self._most_bytes // max(1, size // max(1, found))
+        self.count = max(1, min(self._most, fitting, GROWTH * self.count))
 
 
 class RunReader:
@@ -128,17 +134,14 @@ class RunReader:
         self.keys = RunKeys(run_id)
         self.pool = pool
 
-    async def read(
-        self, start: str | None, end: str, count: int, *, most_bytes: int = PAGE_BYTES
-    ) -> Page:
+    async def read(self, start: str | None, end: str, count: int) -> Page:
         """Read events of a range, both ends in it."""
         if start is None:
             await anyio.lowlevel.checkpoint()
-            return Page([], is_last=True, portion=count)
+            return Page([], is_last=True, size=0)
         entries = await self.ask("XRANGE", start, end, "COUNT", count)
         events = decode_entries(self.keys.run_id, entries)
-        portion = next_page_size(entries, count, most_bytes)
-        return Page(events, len(events) < count, portion)
+        return Page(events, len(events) < count, size_of(entries))
 
     async def read_back(self, end: str, count: int) -> list[StreamEvent]:
         """Read the newest events up to a place, newest first."""
@@ -160,7 +163,8 @@ class RunReader:
                 if not portion.shrink(error):
                     raise
                 continue
-            portion.record(page, anyio.current_time() - began)
+            took = anyio.current_time() - began
+            portion.record(len(page.events), page.size, took)
             yield page.events
             if page.is_last:
                 return
@@ -205,11 +209,3 @@ def decode_entries(run_id: int, entries: Sequence[Entry]) -> list[StreamEvent]:
 def size_of(entries: Sequence[Entry]) -> int:
     """Count the bytes of entries."""
     return sum(sum(map(len, fields)) for _, fields in entries)
-
-
-def next_page_size(
-    entries: Sequence[Entry], asked: int, most_bytes: int = PAGE_BYTES
-) -> int:
-    """Choose how many events to read next, so that a page does not grow too large."""
-    each = max(1, size_of(entries) // max(1, len(entries)))
-    return max(1, min(PAGE, most_bytes // each, GROWTH * asked))

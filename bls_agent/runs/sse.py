@@ -166,7 +166,7 @@ def event_frames(
     Raises:
         ConfigurationError: An argument breaks its rule.
     """
-    return EventFrames(store, run_id, last_id, check_heartbeat(heartbeat))
+    return EventFrames(store.follow(run_id, last_id), check_heartbeat(heartbeat))
 
 
 def check_heartbeat(value: object) -> float:
@@ -181,10 +181,11 @@ class EventFrames:
     """The bytes of one stream, made by :func:`event_frames`; iterate over it."""
 
     def __init__(
-        self, store: EventStore, run_id: int, last_id: EventId, heartbeat: float
+        self, follower: Follower, heartbeat: float | None, *, unnamed: bool = False
     ) -> None:
-        self._follower = store.follow(run_id, last_id)
-        self._heartbeat = heartbeat
+        self._follower = follower
+        self._heartbeat = heartbeat  # ``None``: somebody else sends comments
+        self._unnamed = unnamed
         self._ending = False
         self._waiting: anyio.CancelScope | None = None
         self._chunks = self._write()
@@ -193,7 +194,8 @@ class EventFrames:
         return self
 
     async def __anext__(self) -> bytes:
-        return await anext(self._chunks)
+        chunk = await anext(self._chunks)
+        return write_unnamed(chunk) if self._unnamed else chunk
 
     def end(self) -> None:
         """End at once, without ``close``: the client is to come back.
@@ -208,33 +210,34 @@ class EventFrames:
         """Stop following; not while a task waits for the next chunk."""
         await self._chunks.aclose()
 
+    @property
+    def _goes_on(self) -> bool:
+        return not self._ending and self._follower.end is None
+
     async def _write(self) -> AsyncGenerator[bytes]:
         follower = self._follower
         try:
             yield write_retry(RETRY)
-            while True:
+            while self._goes_on:
                 found = deque(await self._next())
-                is_silent = not found
+                if not found and self._goes_on:
+                    yield write_comment()
                 for chunk in _write_chunks(found):
                     yield chunk
-                if self._ending:
-                    return
-                if follower.end is not None:
-                    if follower.end is not FollowEnd.LEFT:  # else it comes back
-                        yield encode_close(follower.end)
-                    return
-                if is_silent:
-                    yield write_comment()
+            # A client whose follower has left comes back.
+            if not self._ending and follower.end is not FollowEnd.LEFT:
+                yield encode_close(follower.end or FollowEnd.CLOSED)
         finally:
             with anyio.move_on_after(PATIENCE, shield=True):
                 await follower.aclose()
 
     async def _next(self) -> list[Followed]:
         """Wait for events, until a comment is due, or for the end."""
-        if not self._ending:
-            # A batch that is cancelled loses nothing.
-            with anyio.CancelScope() as self._waiting:
-                return await self._follower.batch(self._heartbeat)
+        if self._heartbeat is None:
+            return await self._follower.batch()
+        # A batch that is cancelled loses nothing.
+        with anyio.CancelScope() as self._waiting:
+            return await self._follower.batch(self._heartbeat)
         return []
 
 
@@ -271,17 +274,15 @@ class FramePump:
     def __init__(
         self, follower: Follower, heartbeat: float, *, unnamed: bool = False
     ) -> None:
-        self._follower = follower
+        self._frames = EventFrames(follower, None, unnamed=unnamed)
         self._heartbeat = heartbeat
-        self._unnamed = unnamed
         self._scope: anyio.CancelScope | None = None
-        self._is_ending = False
         self._is_waiting = False  # else it is sending
         self._sent_at = anyio.current_time()  # when the last send began
 
     def end(self) -> None:
         """End at once, without ``close``: the client is to come back."""
-        self._is_ending = True
+        self._frames.end()
         if self._is_waiting and self._scope is not None:
             self._scope.cancel()  # a batch that is cancelled loses nothing
 
@@ -293,32 +294,18 @@ class FramePump:
         """
         try:
             with anyio.CancelScope() as self._scope:
-                await send(write_retry(RETRY))
-                while not self._is_ending and self._follower.end is None:
+                async for chunk in self._frames:
+                    self._note_sending()
+                    await send(chunk)
                     self._is_waiting = True
-                    found = deque(await self._follower.batch())
-                    self._is_waiting = False
-                    if not self._is_ending:
-                        await self._send(found, send)
         except BlsError as error:
             logger.warning("a stream ends: %s", error)
         finally:
             self._note_sending()
-            with anyio.move_on_after(PATIENCE, shield=True):
-                await self._follower.aclose()
+            await self._frames.aclose()
 
     def _note_sending(self) -> None:
         self._is_waiting, self._sent_at = False, anyio.current_time()
-
-    async def _send(self, found: deque[Followed], send: Send) -> None:
-        for chunk in _write_chunks(found):
-            self._note_sending()
-            await send(write_unnamed(chunk) if self._unnamed else chunk)
-        end = self._follower.end
-        if end is not None and end is not FollowEnd.LEFT:  # else it comes back
-            self._note_sending()
-            last = encode_close(end)
-            await send(write_unnamed(last) if self._unnamed else last)
 
     async def send_heartbeats(self, send: Send) -> None:
         """Send a comment after each time without an event; beside :meth:`run`.

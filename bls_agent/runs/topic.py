@@ -22,7 +22,6 @@ MOST: Final = 1_000  # events
 MOST_BYTES: Final = 2 * 1024 * 1024
 
 KEPT: Final = 4  # pages
-PAGE_BYTES: Final = 1024 * 1024  # of a page, about: each of many followers may hold one
 FRESH: Final = 1.0  # seconds for which a page is given to others
 
 LINGER: Final = 5.0  # seconds that a run is followed on after the last wait
@@ -125,9 +124,7 @@ class SharedPages:
             page = self._find(run_id, place, came_at)
             if page is None:
                 now = anyio.current_time()
-                page = await reader.read(
-                    next_id(place), "+", portion, most_bytes=PAGE_BYTES
-                )
+                page = await reader.read(next_id(place), "+", portion)
                 self._keep(run_id, place, page, now)
             return page
 

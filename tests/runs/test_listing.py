@@ -18,10 +18,7 @@ from bls_agent.core.errors import (
 from bls_agent.devserver import DevServer
 from bls_agent.runs import EventStore, RunState
 from bls_agent.runs.listing import (
-    PORTION,
-    PORTION_BYTES,
     RunFacts,
-    next_portion,
     summarise,
     summarise_end,
 )
@@ -164,14 +161,6 @@ def test_keys_of_runs() -> None:
     for odd in ("9223372036854775808", "x", "-1", "01", "1:2", "٣", " 1", "1" * 5_000):
         assert run_id_of(f"run:{odd}:events".encode()) is None, odd
     assert run_id_of(b"run:\xff:events") is None
-
-
-def test_portions() -> None:
-    """They grow while events are small, and shrink at once when they are not."""
-    assert next_portion(25, 1_000) == 50
-    assert next_portion(PORTION, 1_000) == PORTION
-    assert next_portion(50, PORTION_BYTES * 10) == 5
-    assert next_portion(1, PORTION_BYTES * 10) == 1
 
 
 async def test_runs_are_found(own_server: DevServer, admin: Redis) -> None:

@@ -23,10 +23,8 @@ from bls_agent.runs.reading import (
     FIRST_PAGE,
     PAGE,
     PAGE_BYTES,
-    Page,
     PageSize,
     RunReader,
-    next_page_size,
 )
 from tests.harness import (
     are_blocked,
@@ -178,11 +176,15 @@ async def test_an_event_of_10_mb(store: EventStore, run_id: int, bare: Redis) ->
 
 def test_the_next_page() -> None:
     """As long as it may be, but not ten times longer than one that was small."""
-    small, large = (b"1-0", [b"data", b"x"]), (b"1-0", [b"data", b"x" * PAGE_BYTES])
-    assert next_page_size([small] * 50, 50) == PAGE
-    assert next_page_size([small] * 5, 5) == 50  # not more: the others may be large
-    assert next_page_size([large] * 50, 50) == 1
-    assert next_page_size([], 50) == PAGE
+    portion = PageSize(first=5)
+    portion.record(5, 5, 0.1)
+    assert portion.count == 50  # not more: the others may be large
+    portion.record(50, 50, 0.1)
+    assert portion.count == PAGE
+    portion.record(0, 0, 0.1)
+    assert portion.count == PAGE
+    portion.record(50, 50 * PAGE_BYTES, 0.1)
+    assert portion.count == 1
 
 
 HOSTILE: dict[str, dict[Any, Any]] = {
@@ -271,17 +273,16 @@ async def test_down_is_not_empty(own_server: DevServer) -> None:
 def test_a_portion_fits_the_link() -> None:
     """What does not come in time is asked for in parts; it grows where there is time."""
     late = RedisUnavailableError("timeout", "late", ambiguous=True)
-    portion, page = PageSize(), Page([], is_last=False, portion=PAGE)
-    assert portion.count == FIRST_PAGE
-    portion.record(page, 0.1)
+    portion = PageSize(PAGE)
+    portion.record(PAGE, 1, 0.1)
     assert portion.count == PAGE
     shrunk = []
     while portion.shrink(late):
         shrunk.append(portion.count)
     assert shrunk == [125, 31, 7, 1]
-    portion.record(page, 2.0)
+    portion.record(1, 1, 2.0)
     assert portion.count == 1  # a longer one would be late again
-    portion.record(page, 0.1)
+    portion.record(1, 1, 0.1)
     assert portion.count == 2
 
 
