@@ -488,9 +488,9 @@ async def test_no_flight_is_left(cache: FunctionCache, name: str) -> None:
 
     for _ in range(2):
         await asyncio.gather(*(give(n) for n in range(30)), return_exceptions=True)
-    (here,) = cache._async._here.values()
-    assert not here[1].by_key
-    assert not here[1].early
+    (here,) = cache._calls._here.values()
+    assert not here.by_key
+    assert not here.early
 
 
 async def test_clear_removes_exactly_one_functions_entries(
@@ -813,4 +813,4 @@ def test_several_event_loops_one_after_the_other(redis_url: str, name: str) -> N
     for function in (give, give, last):
         assert asyncio.run(function()) == "value"
     assert cache.stats(give).hits == 2
-    assert len(cache._async._here) == 1
+    assert len(cache._calls._here) == 1

@@ -19,7 +19,7 @@ from redis import Redis
 
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.workers import CacheStats, FunctionCache
-from bls_agent.workers.caching.sync_calls import SHARED_LOOP
+from bls_agent.workers.caching.calls import SHARED_LOOP
 
 ROOT = Path(__file__).parents[2]
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="cannot fork")
@@ -41,6 +41,11 @@ def wait_until(condition: Callable[[], bool]) -> None:
             return
         deadline.wait(0.005)
     pytest.fail("it never came")
+
+
+def flights_of(cache: FunctionCache) -> list[Any]:
+    """What is being read or computed."""
+    return [one for here in cache._calls._here.values() for one in here.by_key.values()]
 
 
 def test_a_plain_function_is_kept(
@@ -86,7 +91,7 @@ def test_fifty_threads_compute_once(cache: FunctionCache, name: str) -> None:
     assert len({id(each) for each in results}) == 50
     stats = cache.stats(load)
     assert (stats.computed, stats.hits + stats.misses) == (1, 50)
-    assert not cache._sync._flights
+    assert not flights_of(cache)
 
 
 def test_an_exception_goes_to_all_threads(cache: FunctionCache, name: str) -> None:
@@ -102,8 +107,8 @@ def test_an_exception_goes_to_all_threads(cache: FunctionCache, name: str) -> No
     with ThreadPoolExecutor(10) as pool:
         calls = [pool.submit(load) for _ in range(10)]
         wait_until(lambda: len(runs) == 1)
-        (flight,) = cache._sync._flights.values()
-        wait_until(lambda: len(flight.over._cond._waiters) == 9)  # type: ignore[attr-defined]
+        (flight,) = flights_of(cache)
+        wait_until(lambda: flight.waiting == 9)
         go.set()
         errors = [each.exception() for each in calls]
     assert len(runs) == 1
@@ -136,8 +141,8 @@ def test_a_leader_that_is_interrupted_is_replaced(
     wait_until(lambda: len(runs) == 1)
     other = threading.Thread(target=lambda: results.append(load()))
     other.start()
-    (flight,) = cache._sync._flights.values()
-    wait_until(lambda: len(flight.over._cond._waiters) == 1)  # type: ignore[attr-defined]
+    (flight,) = flights_of(cache)
+    wait_until(lambda: flight.waiting == 1)
     go.set()
     leader.join(10)
     other.join(10)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
-from threading import RLock
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
@@ -44,26 +43,25 @@ class Availability:
     """Remembers an outage, for all loops and threads of a cache.
 
     One caller finds it out. From then on Redis is asked by one probe at a time, for
-    which no caller waits.
+    which no caller waits. Where two threads come at once there may be one probe or one
+    count too many, which does no harm: there is no lock.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._backoff = Backoff()
         self._complaints = Complaints(clock)
-        self._lock = RLock()
         self._probe_at = 0.0
         self.away = False  # Redis did not answer when it was last asked
         self.failures = 0
 
     def probe_is_due(self) -> bool:
         """Tell whether the caller shall send a probe; then no other caller shall."""
-        with self._lock:
-            now = self._clock()
-            if not self.away or now < self._probe_at:
-                return False
-            self._probe_at = now + PROBE
-            return True
+        now = self._clock()
+        if not self.away or now < self._probe_at:
+            return False
+        self._probe_at = now + PROBE
+        return True
 
     def failed(self, error: RedisUnavailableError, known: int) -> None:
         """Record that Redis did not answer.
@@ -71,14 +69,12 @@ class Availability:
         ``known`` is ``failures`` when the caller asked: many that fail together count
         once.
         """
-        with self._lock:
-            if self.failures != known:
-                return
-            self.failures += 1
-            permanent = isinstance(error, RedisRefusedError)
-            delay = self._backoff.failed(permanent=permanent)
-            self._probe_at = self._clock() + delay
-            self.away = True
+        if self.failures != known:
+            return
+        self.failures += 1
+        delay = self._backoff.failed(permanent=isinstance(error, RedisRefusedError))
+        self._probe_at = self._clock() + delay
+        self.away = True
         self._complaints.say(CONSEQUENCE, error)
 
     def refused(self, error: BlsError) -> None:
@@ -88,13 +84,23 @@ class Availability:
     def succeeded(self) -> None:
         """Record that Redis answered."""
         if self.away:
-            with self._lock:
-                self.away = False
-                self._backoff.succeeded()
+            self.away = False
+            self._backoff.succeeded()
 
-    def forget_parent(self) -> None:
-        """In a forked child: another thread may have held the lock."""
-        self._lock = RLock()
+    def decode(
+        self, function: CachedFunction, key: str, replies: list[Reply] | None
+    ) -> Found:
+        """Decode the replies to a read, and log refusals among them."""
+        if replies is None:
+            return UNKNOWN
+        try:
+            return function.decode(key, replies)
+        except WrongTypeError as error:
+            function.log_wrong_type(error)
+        except RedisUnavailableError as error:
+            function.counts.add("redis_failures")
+            self.refused(error)
+        return UNKNOWN
 
 
 class CacheBackend:
@@ -119,77 +125,47 @@ class CacheBackend:
         self.availability = availability  # shared by all backends of a cache
         self._loop = loop
         self._opening: asyncio.Task[None] | None = None
+        self._probing: asyncio.Task[list[Reply] | None] | None = None
         self._glance_at = 0.0
         self._closings = 0
 
     async def read(self, function: CachedFunction, key: str) -> Found:
         """Read an entry: one round trip."""
-        if not self.is_worth_asking(function, key):
-            return UNKNOWN
-        try:
-            replies = await self.ask(function.read_requests(key))
-        except RedisUnavailableError:
-            function.counts.add("redis_failures")
-            return UNKNOWN
-        return self.decode(function, key, replies)
+        replies = await self.fetch(function, key)
+        return self.availability.decode(function, key, replies)
 
-    def is_worth_asking(self, function: CachedFunction, key: str) -> bool:
-        """Tell whether Redis is there; if not, send a due probe; from any thread."""
+    async def fetch(self, function: CachedFunction, key: str) -> list[Reply] | None:
+        """Give the replies to a read; ``None`` if Redis is away."""
+        requests, replies = function.read_requests(key), None
         if not self.availability.away:
-            return True
-        if self.availability.probe_is_due():
-            self._loop.call_soon_threadsafe(
-                start_background,
-                partial(self._probe, function.read_requests(key)),
-                "bls-agent-cache-probe",
-            )
-        function.counts.add("redis_failures")
-        return False
-
-    async def _probe(self, requests: Sequence[Request]) -> None:
-        try:
-            await self.ask(requests)
-        except RedisUnavailableError:
-            return
-
-    def decode(self, function: CachedFunction, key: str, replies: list[Reply]) -> Found:
-        """Decode the replies to a read, and log refusals among them."""
-        try:
-            return function.decode(key, replies)
-        except WrongTypeError as error:
-            function.log_wrong_type(error)
-        except RedisUnavailableError as error:
+            replies = await self._ask(requests)
+        elif self.availability.probe_is_due():
+            probe = partial(self._ask, requests)
+            self._probing = start_background(probe, "bls-agent-cache-probe")
+        if replies is None:
             function.counts.add("redis_failures")
-            self.availability.refused(error)
-        return UNKNOWN
+        return replies
 
     async def write(self, function: CachedFunction, key: str, payload: bytes) -> None:
         """Write an entry: one round trip."""
-        if self.availability.away:
+        replies: list[Reply] | None = None
+        if not self.availability.away:
+            request = ("SET", key, payload, *function.policy.expiry)
+            replies = await self._ask([request])
+        refusal = replies and replies[0]
+        if replies is None or isinstance(refusal, RedisUnavailableError):
             function.counts.add("redis_failures")
-            return
-        try:
-            replies = await self.ask(function.write_requests(key, payload))
-        except RedisUnavailableError:
-            function.counts.add("redis_failures")
-            return
-        self.count_refusals(function, replies)
-
-    def count_refusals(self, function: CachedFunction, replies: list[Reply]) -> None:
-        """Count a write that was refused."""
-        for reply in replies:
-            if isinstance(reply, RedisUnavailableError):
-                function.counts.add("redis_failures")
-                self.availability.refused(reply)
+        if isinstance(refusal, RedisUnavailableError):
+            self.availability.refused(refusal)
 
     def wire_to(self, key: str) -> AbstractAsyncContextManager[Connection]:
         """Give the locks' own connection to a key's server: its requests may take longer."""
         return self._locks.pool.to(key)
 
-    async def ask(self, requests: Sequence[Request]) -> list[Reply]:
+    async def _ask(self, requests: Sequence[Request]) -> list[Reply] | None:
         """Send requests about a key that may be sent twice; errors are replies.
 
-        Raises ``RedisUnavailableError`` if no answer comes within the timeout.
+        ``None`` if no answer comes within the timeout.
         """
         known = self.availability.failures
         due = self._loop.time() + self.timeout
@@ -202,7 +178,7 @@ class CacheBackend:
                 replies = await self._exchange(requests, due)
         except RedisUnavailableError as error:
             self.availability.failed(error, known)
-            raise
+            return None
         self.availability.succeeded()
         return replies
 

@@ -32,9 +32,8 @@ from bls_agent.workers.caching.cached_function import (
     decode_entry,
     name_of,
 )
-from bls_agent.workers.caching.calls import AsyncCalls
+from bls_agent.workers.caching.calls import SHARED_LOOP, CacheCalls
 from bls_agent.workers.caching.key import DIGEST_LENGTH, Arguments, Closures
-from bls_agent.workers.caching.sync_calls import SHARED_LOOP, SyncCalls
 
 __all__ = ["CacheDecorator", "FunctionCache", "cache", "cached"]
 
@@ -95,10 +94,9 @@ class FunctionCache(Store):
         super().__init__(redis, timeout=timeout, strict=True)
         self._others = Access(redis, "bls-agent:cache-lock", timeout=CLEAR_TIMEOUT)
         self._availability = Availability()
-        self._async = AsyncCalls(
+        self._calls = CacheCalls(
             self._access, self._others, self._availability, timeout
         )
-        self._sync = SyncCalls(self._access, self._others, self._availability, timeout)
         self._counts = Counts()
         self._functions: WeakValueDictionary[str, CachedFunction]
         self._functions = WeakValueDictionary()
@@ -114,28 +112,22 @@ class FunctionCache(Store):
         """
         import asyncio  # noqa: PLC0415 - waits for another thread's loop
 
-        await self._async.aclose()
-        await self._access.aclose()
-        await self._others.aclose()
-        closing = self._sync.close()
+        await self._calls.aclose()
+        closing = self._calls.close_thread()
         if closing is not None:
             await asyncio.wrap_future(closing)
 
     def close_sync(self) -> None:
         """Close the connections for plain functions; the next call opens them again."""
         refuse_in_event_loop("close_sync", "await cache.aclose()")
-        closing = self._sync.close()
+        closing = self._calls.close_thread()
         if closing is not None:
             wait_for(closing)
 
     def forget_parent(self) -> None:
-        """In a forked child: threads that do not exist here may hold the locks."""
-        self._availability.forget_parent()
-        self._async.forget_parent()
-        self._sync.forget_parent()
-        self._counts.forget_parent()
+        """In a forked child: what other threads had begun does not go on here."""
+        self._calls.forget_parent()
         for function in list(self._functions.values()):
-            function.counts.forget_parent()
             function.writes.clear()
 
     @overload
@@ -256,7 +248,7 @@ class FunctionCache(Store):
         register(self)
         wrapper: Callable[..., Any]
         if is_coroutine_function(function):
-            call = self._async.call
+            call = self._calls.call
 
             @functools.wraps(function)
             async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -264,7 +256,7 @@ class FunctionCache(Store):
 
             wrapper = async_wrapper
         else:
-            call_plain = self._sync.call
+            call_plain = self._calls.call_plain
 
             @functools.wraps(function)
             def plain_wrapper(*args: Any, **kwargs: Any) -> Any:

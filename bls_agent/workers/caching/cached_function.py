@@ -5,18 +5,19 @@ A stored result is a JSON object with ``result``, ``timestamp`` and ``func_name`
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 import math
 import random
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
-from threading import RLock
+from types import TracebackType
 from typing import Any, Final, NamedTuple, cast
 
 from bls_agent.connection.endpoint import Argument, Reply, Request
@@ -40,6 +41,7 @@ __all__ = [
     "CachedFunction",
     "Counts",
     "Found",
+    "Outcome",
     "Policy",
     "check_function",
     "decode_entry",
@@ -98,26 +100,20 @@ class Counts:
 
     def __init__(self, parent: Counts | None = None) -> None:
         self._parent = parent
-        self._lock = RLock()  # a signal handler may call a cached function, too
-        self._counted: Counter[tuple[str, str]] = Counter()
+        self._counted: defaultdict[tuple[str, str], int] = defaultdict(int)
 
     def add(self, name: str, reason: str = "") -> None:
         """Increment a field of :class:`CacheStats`; some of them count by reason."""
-        with self._lock:
-            self._counted[name, reason] += 1
+        # Reading, adding and storing call no Python code: no other thread and no signal
+        # handler comes in between.
+        self._counted[name, reason] += 1
         if self._parent is not None:
             self._parent.add(name, reason)
 
-    def forget_parent(self) -> None:
-        """In a forked child: another thread may have held the lock."""
-        self._lock = RLock()
-
     def show(self) -> CacheStats:
         """Give a snapshot."""
-        with self._lock:
-            counted = self._counted.copy()
         fields: dict[str, Any] = {"not_stored": {}, "discarded": {}}
-        for (name, reason), number in counted.items():
+        for (name, reason), number in self._counted.copy().items():
             if reason:
                 fields[name][reason] = number
             else:
@@ -259,10 +255,6 @@ class CachedFunction:
             return (("GET", key), ("PTTL", key))
         return (("GET", key),)
 
-    def write_requests(self, key: str, payload: bytes) -> tuple[Request, ...]:
-        """Give the request that writes an entry."""
-        return (("SET", key, payload, *self.policy.expiry),)
-
     def decode(self, key: str, replies: Sequence[Reply]) -> Found:
         """Decode the replies; a value that cannot be believed is counted and missing.
 
@@ -327,7 +319,7 @@ class CachedFunction:
         processes of a fleet do not all begin at once.
         """
         early = self.policy.early
-        return left <= early * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+        return early > 0 and left <= early * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
 
     def log_raised(self, error: BaseException, consequence: str) -> None:
         """Log an exception that no caller gets, once a minute."""
@@ -342,6 +334,71 @@ class CachedFunction:
         if now - self._logged_at.get(topic, -inf) >= REMIND_EVERY:
             self._logged_at[topic] = now
             logger.warning(text, *arguments)
+
+
+@dataclass
+class Outcome:
+    """A result or an exception, given to each caller as an object of its own."""
+
+    value: Any = None
+    payload: bytes | None = None  # the value as it is stored; ``None`` if it cannot be
+    error: BaseException | None = None
+    stale: bool = False  # the value is an expired one, because the function raised
+    computed: bool = True  # the function was run here
+    hit: bool = False  # the value was stored already
+    taken: bool = False  # the first caller has the object itself; others get a copy
+
+    def __post_init__(self) -> None:
+        """Keep the traceback as it is now: raising adds to it."""
+        self._traceback = None if self.error is None else self.error.__traceback__
+
+    @classmethod
+    def of_error(
+        cls, function: CachedFunction, error: Exception, found: Found
+    ) -> Outcome:
+        """Make one of an exception: of an expired result, if there is one."""
+        if not found.has:
+            return cls(error=error)
+        function.log_raised(error, "its callers get the last result, which has expired")
+        return cls(found.value, found.payload, stale=True)
+
+    @classmethod
+    def of_hit(cls, found: Found) -> Outcome:
+        """Make one of a stored result."""
+        return cls(found.value, found.payload, computed=False, hit=True)
+
+    def give(self, function: CachedFunction) -> Any:
+        """Return the result to one caller, or raise the exception."""
+        first, self.taken = not self.taken, True
+        function.counts.add("hits" if self.hit else "misses")
+        if self.hit:
+            pass
+        elif self.stale:
+            function.counts.add("stale_served")
+        elif not (first and self.computed):
+            function.counts.add("waited")
+        if self.error is not None:
+            raise self.error if first else _copy_of(self.error, self._traceback)
+        if first or self.payload is None:
+            return self.value
+        try:
+            return function.unpack(self.payload)
+        except BrokenEntryError:  # load raises what dump has made
+            return self.value
+
+
+def _copy_of(error: BaseException, traceback: TracebackType | None) -> BaseException:
+    """Copy an exception: each raise of the same object adds to its traceback."""
+    try:
+        other = copy.copy(error)
+        alike = type(other) is type(error) and str(other) == str(error)
+    except Exception:  # noqa: BLE001 - a foreign constructor
+        alike, other = False, error
+    if not alike or other is error:
+        return error.with_traceback(traceback)
+    other.__cause__, other.__context__ = error.__cause__, error.__context__
+    other.__suppress_context__ = error.__suppress_context__
+    return other.with_traceback(traceback)
 
 
 def check_function(function: object) -> None:

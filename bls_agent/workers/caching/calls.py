@@ -1,25 +1,43 @@
-"""Calls of cached coroutine functions: each value is computed once for all its callers.
+"""Calls of cached functions: each value is computed once for all its callers.
 
-The computation has a task of its own, with the first caller's context variables: a
-cancelled caller harms no other one. When the last caller is cancelled, so is the task.
+A coroutine function is computed in a task of its own, with the first caller's context
+variables: a cancelled caller harms no other one. When the last caller is cancelled, so
+is the task.
+
+A plain function runs in the caller's thread. Everything else is done for it in the one
+thread with an event loop that the caches of a process share. In a thread in which an
+event loop runs, a call waits for no other call: that might need this very loop.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Coroutine, Generator
-from contextlib import contextmanager
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Final,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+)
+from weakref import finalize
 
 import anyio
 
 from bls_agent.connection.access import Access
+from bls_agent.connection.after_fork import register
+from bls_agent.connection.endpoint import Reply
 from bls_agent.connection.loop_local import LoopLocal
+from bls_agent.core.errors import RedisUnavailableError
+from bls_agent.runtime.loop_thread import LoopThread, result_of, wait_for
 from bls_agent.runtime.tasks import start_background
+from bls_agent.runtime.threads import HandlerThreads
 from bls_agent.workers.caching.backend import (
     Availability,
     CacheBackend,
@@ -27,105 +45,88 @@ from bls_agent.workers.caching.backend import (
 )
 from bls_agent.workers.caching.cached_function import (
     MISSING,
-    BrokenEntryError,
+    UNKNOWN,
     CachedFunction,
     Found,
+    Outcome,
 )
 
 if TYPE_CHECKING:
     import asyncio
+    from concurrent.futures import Future
 
-__all__ = [
-    "COMPUTING",
-    "AsyncCalls",
-    "Computation",
-    "Outcome",
-    "awaiting",
-    "is_circular",
-]
+__all__ = ["SHARED_LOOP", "CacheCalls"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+SLACK: Final = 0.25  # seconds beyond the timeout, for the loop's thread to run
 
 
-@dataclass
-class Outcome:
-    """A result or an exception, given to each caller as an object of its own."""
-
-    value: Any = None
-    payload: bytes | None = None  # the value as it is stored; ``None`` if it cannot be
-    error: BaseException | None = None
-    stale: bool = False  # the value is an expired one, because the function raised
-    computed: bool = True  # the function was run here
-    hit: bool = False  # the value was stored already
-    taken: bool = False  # the first caller has the object itself; others get a copy
-
-    def __post_init__(self) -> None:
-        """Keep the traceback as it is now: raising adds to it."""
-        self._traceback = None if self.error is None else self.error.__traceback__
-
-    @classmethod
-    def of_error(
-        cls, function: CachedFunction, error: Exception, found: Found
-    ) -> Outcome:
-        """Make one of an exception: of an expired result, if there is one."""
-        if not found.has:
-            return cls(error=error)
-        function.log_raised(error, "its callers get the last result, which has expired")
-        return cls(found.value, found.payload, stale=True)
-
-    def give(self, function: CachedFunction) -> Any:
-        """Return the result to one caller, or raise the exception."""
-        first, self.taken = not self.taken, True
-        function.counts.add("hits" if self.hit else "misses")
-        if self.hit:
-            pass
-        elif self.stale:
-            function.counts.add("stale_served")
-        elif not (first and self.computed):
-            function.counts.add("waited")
-        if self.error is not None:
-            raise self.error if first else _copy_of(self.error, self._traceback)
-        if first or self.payload is None:
-            return self.value
-        try:
-            return function.unpack(self.payload)
-        except BrokenEntryError:  # load raises what dump has made
-            return self.value
-
-
-def _copy_of(error: BaseException, traceback: TracebackType | None) -> BaseException:
-    """Copy an exception: each raise of the same object adds to its traceback."""
-    try:
-        other = copy.copy(error)
-        alike = type(other) is type(error) and str(other) == str(error)
-    except Exception:  # noqa: BLE001 - a foreign constructor
-        alike, other = False, error
-    if not alike or other is error:
-        return error.with_traceback(traceback)
-    other.__cause__, other.__context__ = error.__cause__, error.__context__
-    other.__suppress_context__ = error.__suppress_context__
-    return other.with_traceback(traceback)
-
-
-class Computation:
-    """A value that is being read or computed, in a task or a thread."""
+class _SharedLoop:
+    """A thread with an event loop, started when first needed, once in each process."""
 
     def __init__(self) -> None:
+        self.forget_parent()
+
+    def forget_parent(self) -> None:
+        """In a forked child: the thread does not exist."""
+        self._lock = threading.RLock()
+        self._thread: LoopThread | None = None
+        self.workers = HandlerThreads()  # for functions that run in the background
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller runs in the thread itself, and would wait for itself."""
+        return self._thread is not None and self._thread.is_here
+
+    def find(self) -> LoopThread:
+        """Give the thread; raise ``RedisUnavailableError`` if the interpreter ends."""
+        thread = self._thread
+        if thread is not None:
+            return thread
+        with self._lock:
+            if self._thread is None:
+                register(self)
+                thread = LoopThread("bls-agent-cache")
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise RedisUnavailableError("closed", str(error)) from error
+                self._thread = thread
+            return self._thread
+
+
+SHARED_LOOP: Final = _SharedLoop()
+
+
+class _Flight:
+    """A value that is being read or computed, in a task or a thread."""
+
+    def __init__(self, key: str, waiting: int = 0) -> None:
+        self.key = key
+        self.waiting = waiting  # callers that cancelling it would let down
         # those for which the code inside of this one waits
-        self.awaits: list[Computation] = []
+        self.awaits: list[_Flight] = []
         # ``None`` if it was given up: the callers ask anew
         self.outcome: Outcome | None = None
+        self.replies: list[Reply] | None = None  # each thread decodes them by itself
+        self.is_asking = True  # Redis has not answered yet
+        self.lock: DistributedLock | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.over: asyncio.Future[None] | None = None  # made for the first that waits
 
 
-# The computations around the running code, the innermost last.
-COMPUTING: Final = ContextVar[tuple[Computation, ...]]("computing", default=())
+# The flights around the running code, the innermost last.
+_COMPUTING: Final = ContextVar[tuple[_Flight, ...]]("computing", default=())
 
 
-def is_circular(computation: Computation) -> bool:
+def _is_circular(flight: _Flight) -> bool:
     """Tell whether the running code would wait for itself if it waited for this one.
 
     Not every nested call may go on by itself instead: a thousand computations that call
     one and the same cached function would compute that a thousand times.
     """
-    inside, seen, left = COMPUTING.get(), set[int](), [computation]
+    inside, seen, left = _COMPUTING.get(), set[int](), [flight]
     while left:
         one = left.pop()
         if one in inside:
@@ -137,40 +138,140 @@ def is_circular(computation: Computation) -> bool:
 
 
 @contextmanager
-def awaiting(computation: Computation) -> Generator[None]:
-    """Record that the running code waits for a computation."""
-    inside = COMPUTING.get()[-1:]
+def _awaiting(flight: _Flight) -> Generator[None]:
+    """Record that the running code waits for a flight."""
+    inside = _COMPUTING.get()[-1:]
     for one in inside:
-        one.awaits.append(computation)
+        one.awaits.append(flight)
     try:
         yield
     finally:
         for one in inside:
-            one.awaits.remove(computation)
+            one.awaits.remove(flight)
 
 
-class _Flight(Computation):
-    """A value that tasks of one event loop wait for: first read, then computed."""
+class _Job(NamedTuple):
+    """One call whose result is wanted."""
 
-    def __init__(self, key: str, waiting: int) -> None:
-        super().__init__()
-        self.key = key
-        self.waiting = waiting  # callers that cancelling it would let down
-        self.task: asyncio.Task[None] | None = None
-        self.over: asyncio.Future[None] | None = None  # made for the first that waits
+    function: CachedFunction
+    key: str
+    compute: Callable[[Found], Awaitable[Outcome]]
 
 
-class _Flights:
+class _LoopCalls:
     """The flights of one event loop; each is removed at its end."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self, backend: CacheBackend) -> None:
+        self._backend = backend
         self.by_key: dict[str, _Flight] = {}
-        self.early: dict[
-            str, _Flight
-        ] = {}  # for which no caller waits: there is a value
+        # for which no caller waits: there is a value
+        self.early: dict[str, _Flight] = {}
 
-    def begin(
+    async def call(self, job: _Job) -> Outcome | None:
+        """Give the outcome of a coroutine function; ``None`` if that were circular."""
+        while True:
+            key = job.function.flight_key(job.key)
+            flight = self.by_key.get(key)
+            if flight is None:
+                flight = self.by_key[key] = _Flight(key)
+                await self._read(flight, job)
+            if flight.outcome is not None:
+                return flight.outcome
+            if _is_circular(flight):
+                return None
+            outcome = await self._join(flight)
+            if outcome is not None:
+                return outcome
+
+    async def _read(self, flight: _Flight, job: _Job) -> None:
+        """Take the stored value, or begin to compute it."""
+        try:
+            found = await self._backend.read(job.function, job.key)
+        except BaseException:  # this caller is cancelled: another one begins anew
+            self._finish(flight)
+            raise
+        if not found.fresh:
+            self._begin(flight, partial(self._compute, job, flight, found))
+            return
+        flight.outcome = Outcome.of_hit(found)
+        self._finish(flight)
+        if job.function.is_due(found.left):
+            await self.refresh(job)
+
+    async def claim(
+        self,
+        job: _Job,
+        mine: _Flight,
+        found: Found | None,
+        waits: bool,  # noqa: FBT001 - passed on with the others
+    ) -> list[Reply] | Outcome | Found | None:
+        """Find out what the thread that calls a plain function has to do.
+
+        It is given what it decodes itself, as that may run the user's code; or the
+        outcome of another flight; or, if it shall compute, what was ``found``, and then
+        calls :meth:`settle`. ``None`` if waiting were circular.
+        """
+        while flight := self.by_key.get(mine.key):
+            if _is_circular(flight):
+                return None
+            if not waits:
+                break
+            mine.is_asking = False
+            answer: Outcome | list[Reply] | None = await self._join(flight)
+            if answer is None and found is None:
+                answer = flight.replies
+            if answer is not None:
+                return answer
+        else:
+            self.by_key[mine.key], mine.is_asking = mine, found is None
+        try:
+            return await self._find(job, mine, found, waits=waits)
+        except BaseException:
+            await self.end(mine)
+            raise
+
+    async def _find(
+        self, job: _Job, mine: _Flight, found: Found | None, *, waits: bool
+    ) -> list[Reply] | Outcome | Found:
+        if found is None:
+            replies = await self._backend.fetch(job.function, job.key)
+            if replies and isinstance(replies[0], bytes):
+                mine.replies = replies
+                self._finish(mine)
+                return replies
+            found = self._backend.availability.decode(job.function, job.key, replies)
+        mine.is_asking = False
+        if waits:
+            mine.outcome = await self._await_others(job, mine, found)
+        if mine.outcome is None:
+            return found
+        await self.end(mine)
+        return mine.outcome
+
+    async def settle(
+        self,
+        job: _Job,
+        flight: _Flight,
+        found: Found,
+        generation: int,
+        outcome: Outcome | None,
+    ) -> None:
+        """Store what a thread has computed, and end its flight."""
+        try:
+            if outcome is not None:
+                await self._store(job, flight, found, generation, outcome)
+                flight.outcome = outcome
+        finally:
+            await self.end(flight)
+
+    async def refresh(self, job: _Job) -> None:
+        """Begin to compute a value before its end, unless that is under way."""
+        key = job.function.flight_key(job.key)
+        if key not in self.early:
+            early = self.early[key] = _Flight(key, 1)
+            self._begin(early, partial(self._compute_early, job, early))
+
+    def _begin(
         self,
         flight: _Flight,
         compute: Callable[[], Coroutine[Any, Any, Outcome | None]],
@@ -178,22 +279,22 @@ class _Flights:
         """Compute the value in a task of its own."""
 
         async def run() -> None:
-            COMPUTING.set((*COMPUTING.get(), flight))
+            _COMPUTING.set((*_COMPUTING.get(), flight))
             try:
                 flight.outcome = await compute()
             finally:
-                self.finish(flight)
+                await self.end(flight)
 
         flight.task = start_background(run, "bls-agent-cache-flight")
 
-    async def join(self, flight: _Flight) -> Outcome | None:
+    async def _join(self, flight: _Flight) -> Outcome | None:
         """Wait for a flight's end and give its outcome."""
         import asyncio  # noqa: PLC0415 - waits for a future without owning it
 
         if flight.over is None:
-            flight.over = self._loop.create_future()
+            flight.over = asyncio.get_running_loop().create_future()
         flight.waiting += 1
-        with awaiting(flight):
+        with _awaiting(flight):
             try:
                 await asyncio.wait([flight.over])
             except BaseException:
@@ -205,40 +306,117 @@ class _Flights:
         return flight.outcome
 
     async def aclose(self) -> None:
-        """Cancel the flights that no caller waits for."""
+        """Cancel the flights that no caller waits for, and close the connection."""
         for flight in list(self.early.values()):
             if flight.task is not None and flight.waiting == 1:
                 await self._cancel(flight, flight.task)
+        await self._backend.aclose()
 
     async def _cancel(self, flight: _Flight, task: asyncio.Task[None]) -> None:
         import asyncio  # noqa: PLC0415 - as above
 
-        self.finish(flight)
+        self._finish(flight)
         if not task.done():
             task.cancel()
             with anyio.CancelScope(shield=True):
                 await asyncio.wait([task])
 
-    def finish(self, flight: _Flight) -> None:
-        """Forget a flight, and wake its callers."""
+    async def end(self, flight: _Flight) -> None:
+        """Release the fleet's lock, forget a flight, and wake its callers."""
+        try:
+            if flight.lock is not None:
+                await flight.lock.leave()
+        finally:
+            self._finish(flight)
+
+    def _finish(self, flight: _Flight) -> None:
         for flights in (self.by_key, self.early):
             if flights.get(flight.key) is flight:
                 del flights[flight.key]
         if flight.over is not None and not flight.over.done():
             flight.over.set_result(None)
 
+    async def _await_others(
+        self, job: _Job, flight: _Flight, found: Found
+    ) -> Outcome | None:
+        """Wait for an early refresh, or for another process; ``None`` if neither has it."""
+        early = self.early.get(flight.key)
+        outcome = None if early is None else await self._join(early)
+        if outcome is None and job.function.policy.lock and found.writable:
+            flight.lock = DistributedLock(self._backend, job.function, job.key)
+            other = await flight.lock.enter()
+            if other is not None:
+                return Outcome(other.value, other.payload, computed=False)
+        return outcome
 
-class _Job(NamedTuple):
-    """One call whose result is wanted."""
+    async def _compute(self, job: _Job, flight: _Flight, found: Found) -> Outcome:
+        outcome = await self._await_others(job, flight, found)
+        return outcome or await self._run(job, flight, found)
 
-    backend: CacheBackend
-    function: CachedFunction
-    key: str
-    run: Callable[[], Any]
+    async def _compute_early(self, job: _Job, flight: _Flight) -> Outcome | None:
+        """Compute before the end; ``None`` if another process of the fleet does."""
+        function = job.function
+        if function.policy.lock:
+            flight.lock = DistributedLock(self._backend, function, job.key)
+            if not await flight.lock.try_once():
+                return None
+        function.counts.add("refreshed_early")
+        outcome = await self._run(job, flight, MISSING)
+        if isinstance(outcome.error, Exception):
+            function.log_raised(outcome.error, "its result was to be refreshed early")
+        return outcome
+
+    async def _run(self, job: _Job, flight: _Flight, found: Found) -> Outcome:
+        generation = job.function.generation
+        job.function.counts.add("computed")
+        outcome = await job.compute(found)
+        await self._store(job, flight, found, generation, outcome)
+        return outcome
+
+    async def _store(
+        self,
+        job: _Job,
+        flight: _Flight,
+        found: Found,
+        generation: int,
+        outcome: Outcome,
+    ) -> None:
+        if outcome.payload is None or outcome.stale:
+            return
+        with job.function.storing(generation) as may_store:
+            if may_store and found.writable and not (flight.lock and flight.lock.lost):
+                await self._backend.write(job.function, job.key, outcome.payload)
 
 
-class AsyncCalls:
-    """Calls coroutine functions, in whatever event loop the caller runs."""
+async def _await_outcome(
+    function: CachedFunction, run: Callable[[], Awaitable[Any]], found: Found
+) -> Outcome:
+    import asyncio  # noqa: PLC0415 - only its tasks tell who has cancelled them
+
+    try:
+        value = await run()
+    except Exception as error:  # noqa: BLE001 - it belongs to the callers
+        return Outcome.of_error(function, error, found)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        return Outcome(error=error)  # the function's own
+    return Outcome(value, function.pack(value))
+
+
+def _find_outcome(
+    function: CachedFunction, run: Callable[[], Any], found: Found
+) -> Outcome:
+    try:
+        value = run()
+    except Exception as error:  # noqa: BLE001 - it belongs to the callers
+        return Outcome.of_error(function, error, found)
+    return Outcome(value, function.pack(value))
+
+
+class CacheCalls:
+    """Calls cached functions, in whatever event loop and thread the caller runs."""
 
     def __init__(
         self, access: Access, locks: Access, availability: Availability, timeout: float
@@ -247,135 +425,167 @@ class AsyncCalls:
         self._locks = locks
         self._availability = availability
         self._timeout = timeout
-        self._here: LoopLocal[tuple[CacheBackend, _Flights]] = LoopLocal()
+        self._here: LoopLocal[_LoopCalls] = LoopLocal()
+        self._thread: LoopThread | None = None  # once a plain function was called
 
     def forget_parent(self) -> None:
-        """In a forked child: the loops are the parent's."""
+        """In a forked child: loops and threads are the parent's."""
         self._here.forget_parent()
+        self._thread = None
 
-    def _find_here(self) -> tuple[CacheBackend, _Flights]:
+    def _find_here(self) -> _LoopCalls:
         here = self._here.find()
         if here is None:
             import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
             loop = asyncio.get_running_loop()
-            backend = CacheBackend(
-                self._access, self._locks, self._availability, self._timeout, loop
+            here = _LoopCalls(
+                CacheBackend(
+                    self._access, self._locks, self._availability, self._timeout, loop
+                )
             )
-            here = (backend, _Flights(loop))
             self._here.keep(here)
         return here
 
     async def aclose(self) -> None:
-        """End the background tasks of this event loop, and close its connection."""
-        here = self._here.find()
-        if here is not None:
-            backend, flights = here
-            await flights.aclose()
-            await backend.aclose()
+        """End the background tasks of this event loop, and close its connections."""
+        await _close(self._here, self._access, self._locks)
+
+    def close_thread(self) -> Future[None] | None:
+        """Begin to close the connections for plain functions."""
+        return None if self._thread is None else self._thread.begin(self.aclose)
 
     async def call(
         self, function: CachedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Give the stored result, compute it, or wait for the call that computes it."""
+        run = partial(function.function, *args, **kwargs)
         key = function.key_of(args, kwargs)
         if key is None:
-            return await function.function(*args, **kwargs)
-        backend, flights = self._find_here()
-        while True:
-            flight_key = function.flight_key(key)
-            flight = flights.by_key.get(flight_key)
-            if flight is None:
-                flight = flights.by_key[flight_key] = _Flight(flight_key, 0)
-                run = partial(function.function, *args, **kwargs)
-                await _read(flights, flight, _Job(backend, function, key, run))
-            if flight.outcome is not None:
-                return flight.outcome.give(function)
-            if is_circular(flight):
-                function.counts.add("misses")
-                return await function.function(*args, **kwargs)
-            outcome = await flights.join(flight)
-            if outcome is not None:
-                return outcome.give(function)
+            return await run()
+        job = _Job(function, key, partial(_await_outcome, function, run))
+        outcome = await self._find_here().call(job)
+        if outcome is None:
+            function.counts.add("misses")
+            return await run()
+        return outcome.give(function)
 
+    def call_plain(
+        self, function: CachedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Do the same for a plain function, which runs in the caller's thread."""
+        run = partial(function.function, *args, **kwargs)
+        if sys.is_finalizing() or SHARED_LOOP.is_here:  # in a finaliser, at any time
+            return run()
+        key = function.key_of(args, kwargs)
+        if key is None:
+            return run()
+        compute = partial(_find_outcome, function, run)
+        outcome = self._find_or_compute(function, key, compute)
+        if outcome is None:
+            function.counts.add("misses")
+            return run()
+        return outcome.give(function)
 
-async def _read(flights: _Flights, flight: _Flight, job: _Job) -> None:
-    """Take the stored value, or begin to compute it."""
-    try:
-        found = await job.backend.read(job.function, job.key)
-    except BaseException:  # this caller is cancelled: another one begins anew
-        flights.finish(flight)
-        raise
-    if not found.fresh:
-        flights.begin(flight, partial(_compute_or_join, flights, job, found))
-        return
-    flight.outcome = Outcome(found.value, found.payload, computed=False, hit=True)
-    flights.finish(flight)
-    if (
-        job.function.policy.early
-        and job.function.is_due(found.left)
-        and flight.key not in flights.early
-    ):
-        early = flights.early[flight.key] = _Flight(flight.key, 1)
-        flights.begin(early, partial(_compute_early, job))
-
-
-async def _compute_or_join(flights: _Flights, job: _Job, found: Found) -> Outcome:
-    """Compute, unless the old value has ended while a new one is being computed."""
-    early = flights.early.get(job.function.flight_key(job.key))
-    outcome = None if early is None else await flights.join(early)
-    return outcome or await _compute(job, found)
-
-
-async def _compute(job: _Job, found: Found) -> Outcome:
-    if not (job.function.policy.lock and found.writable):
-        return await _run(job, found, None)
-    lock = DistributedLock(job.backend, job.function, job.key)
-    try:
-        other = await lock.enter()
-        if other is not None:
-            return Outcome(other.value, other.payload, computed=False)
-        return await _run(job, found, lock)
-    finally:
-        await lock.leave()
-
-
-async def _compute_early(job: _Job) -> Outcome | None:
-    """Compute before the end; ``None`` if another process of the fleet does."""
-    function, lock = job.function, None
-    try:
-        if function.policy.lock:
-            lock = DistributedLock(job.backend, function, job.key)
-            if not await lock.try_once():
-                return None
-        function.counts.add("refreshed_early")
-        outcome = await _run(job, MISSING, lock)
-        if isinstance(outcome.error, Exception):
-            function.log_raised(outcome.error, "its result was to be refreshed early")
-        return outcome
-    finally:
-        if lock is not None:
-            await lock.leave()
-
-
-async def _run(job: _Job, found: Found, lock: DistributedLock | None) -> Outcome:
-    import asyncio  # noqa: PLC0415 - only its tasks tell who has cancelled them
-
-    function = job.function
-    generation = function.generation
-    function.counts.add("computed")
-    try:
-        value = await job.run()
-    except Exception as error:  # noqa: BLE001 - it belongs to the callers
-        return Outcome.of_error(function, error, found)
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+    def _find_or_compute(
+        self, function: CachedFunction, key: str, compute: Callable[[Found], Outcome]
+    ) -> Outcome | None:
+        job = _Job(function, key, partial(_compute_in_thread, compute))
+        flight, waits = _Flight(function.flight_key(key)), not _runs_event_loop()
+        try:
+            answer = self._claim(job, flight, None, waits=waits)
+            if isinstance(answer, list):
+                found = self._availability.decode(function, key, answer)
+                if found.fresh:
+                    if function.is_due(found.left):
+                        self._begin(_LoopCalls.refresh, job)
+                    return Outcome.of_hit(found)
+                answer = self._claim(job, flight, found, waits=waits)
+            if not isinstance(answer, Found):
+                assert not isinstance(answer, list)  # noqa: S101 - for the type checker
+                return answer
+            generation = function.generation
+            function.counts.add("computed")
+            token = _COMPUTING.set((*_COMPUTING.get(), flight))
+            try:
+                outcome = compute(answer)
+            finally:
+                _COMPUTING.reset(token)
+            self._settle(job, flight, answer, generation, outcome)
+        except BaseException:  # without an outcome a waiting caller takes over
+            self._settle(job, flight, UNKNOWN, 0, None)
             raise
-        return Outcome(error=error)  # the function's own
-    outcome = Outcome(value, function.pack(value))
-    with function.storing(generation) as may_store:
-        wanted = may_store and found.writable and not (lock and lock.lost)
-        if wanted and outcome.payload is not None:
-            await job.backend.write(function, job.key, outcome.payload)
+        return outcome
+
+    def _claim(
+        self, job: _Job, flight: _Flight, found: Found | None, *, waits: bool
+    ) -> list[Reply] | Outcome | Found | None:
+        """Do as ``_LoopCalls.claim``; compute if the loop's thread does not answer."""
+        from concurrent.futures import CancelledError  # noqa: PLC0415 - comes with asyncio
+
+        known = self._availability.failures
+        try:
+            asking = self._begin(_LoopCalls.claim, job, flight, found, waits)
+            try:
+                with suppress(TimeoutError, CancelledError):
+                    return asking.result(self._timeout + SLACK)
+                if flight.is_asking:
+                    reason = "the loop's thread has no turn"
+                    raise RedisUnavailableError("timeout", reason)
+                return result_of(asking)
+            finally:
+                asking.cancel()
+        except RedisUnavailableError as error:
+            job.function.counts.add("redis_failures")
+            self._availability.failed(error, known)
+            return UNKNOWN
+
+    def _settle(self, *arguments: Any) -> None:
+        """Store the outcome and end the flight.
+
+        It waits for that, because the program may end with the call.
+        """
+        with suppress(RedisUnavailableError):  # the interpreter ends
+            settling = self._begin(_LoopCalls.settle, *arguments)
+            if not self._availability.away:
+                wait_for(settling, 2 * self._timeout + SLACK)
+
+    def _begin(
+        self,
+        method: Callable[Concatenate[_LoopCalls, P], Coroutine[Any, Any, T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Future[T]:
+        """Begin something in the shared thread."""
+        thread = self._thread
+        if thread is None:
+            thread = self._thread = SHARED_LOOP.find()
+            # A cache that is dropped need not be closed: the loop goes on.
+            close = partial(_close, self._here, self._access, self._locks)
+            finalize(self, thread.begin, close).atexit = False
+
+        async def call() -> T:
+            return await method(self._find_here(), *args, **kwargs)
+
+        return thread.begin(call)
+
+
+async def _compute_in_thread(
+    compute: Callable[[Found], Outcome], found: Found
+) -> Outcome:
+    outcome: Outcome = await SHARED_LOOP.workers.run(partial(compute, found))
     return outcome
+
+
+async def _close(here: LoopLocal[_LoopCalls], *accesses: Access) -> None:
+    calls = here.find()
+    if calls is not None:
+        await calls.aclose()
+    for access in accesses:
+        await access.aclose()
+
+
+def _runs_event_loop() -> bool:
+    import asyncio  # noqa: PLC0415 - 20 ms, not at import
+
+    return asyncio._get_running_loop() is not None  # noqa: SLF001 - documented; does not raise
