@@ -46,7 +46,6 @@ CLEAR_TIMEOUT: Final = 5.0  # seconds for one request: its caller wants it done
 SETTLED: Final = 0.5  # seconds beyond the timeout after which a write is surely over
 POLL_INTERVAL: Final = 0.005  # seconds
 TTL: Final = float(FUNC_CACHE.ttl or 0)  # an hour
-TOGETHER: Final = 200  # entries looked at in one write
 TAIL: Final = 64  # bytes more than a name: blanks of other writers
 DIGEST: Final = re.compile(rb"[0-9a-f]{%d}" % DIGEST_LENGTH)
 
@@ -141,24 +140,8 @@ class FunctionCache(Store):
         name: str | None = ...,
         ignore: Sequence[str] = ...,
         key: Callable[..., object] | None = ...,
-        lock: bool = ...,
-        lock_timeout: float = ...,
-        lock_ttl: float = ...,
-        refresh_early: float = ...,
-        stale_on_error: float = ...,
-        size_limit: int = ...,
-    ) -> CacheDecorator: ...
-    @overload
-    def cached(
-        self,
-        /,
-        *,
-        dump: Callable[[T], object],
-        load: Callable[[Any], T],
-        ttl: float = ...,
-        name: str | None = ...,
-        ignore: Sequence[str] = ...,
-        key: Callable[..., object] | None = ...,
+        dump: Callable[[T], object] | None = ...,
+        load: Callable[[Any], T] | None = ...,
         lock: bool = ...,
         lock_timeout: float = ...,
         lock_ttl: float = ...,
@@ -362,27 +345,23 @@ async def _clear_all(pool: ConnectionPool, name: str) -> int:
     """Remove every entry with a function's layout of key and with its name inside."""
     removed = 0
     prefix = FUNC_CACHE.build(func=name, key="0")[:-1].encode()
+    length = len(name.encode()) * 6 + TAIL
     async for found in pool.scan_steps(FUNC_CACHE.pattern(func=name)):
         keys = [
             key
             for key in found
             if key.startswith(prefix) and DIGEST.fullmatch(key, len(prefix))
         ]
-        for begin in range(0, len(keys), TOGETHER):
-            removed += await _remove(pool, name, keys[begin : begin + TOGETHER])
+        looks = [("GETRANGE", key, -length, -1) for key in keys]
+        tails = await pool.read_many(looks) if looks else []
+        ours = [
+            ("UNLINK", key)
+            for key, tail in zip(keys, tails, strict=True)
+            if await _is_of(pool, name, key, tail)
+        ]
+        replies = await pool.call_many(ours) if ours else []
+        removed += sum(map(_checked, replies))
     return removed
-
-
-async def _remove(pool: ConnectionPool, name: str, keys: Sequence[bytes]) -> int:
-    length = len(name.encode()) * 6 + TAIL
-    tails = await pool.read_many([("GETRANGE", key, -length, -1) for key in keys])
-    ours = [
-        key
-        for key, tail in zip(keys, tails, strict=True)
-        if await _is_of(pool, name, key, tail)
-    ]
-    replies = await pool.call_many([("UNLINK", key) for key in ours]) if ours else []
-    return sum(map(_checked, replies))
 
 
 async def _is_of(pool: ConnectionPool, name: str, key: bytes, tail: Reply) -> bool:

@@ -20,11 +20,9 @@ from functools import partial
 from typing import (
     TYPE_CHECKING,
     Any,
-    Concatenate,
     Final,
     NamedTuple,
-    ParamSpec,
-    TypeVar,
+    cast,
 )
 from weakref import finalize
 
@@ -57,8 +55,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SHARED_LOOP", "CacheCalls"]
 
-P = ParamSpec("P")
-T = TypeVar("T")
 SLACK: Final = 0.25  # seconds beyond the timeout, for the loop's thread to run
 
 
@@ -426,12 +422,13 @@ class CacheCalls:
         self._availability = availability
         self._timeout = timeout
         self._here: LoopLocal[_LoopCalls] = LoopLocal()
-        self._thread: LoopThread | None = None  # once a plain function was called
+        # once a plain function was called
+        self._shared: tuple[LoopThread, _LoopCalls] | None = None
 
     def forget_parent(self) -> None:
         """In a forked child: loops and threads are the parent's."""
         self._here.forget_parent()
-        self._thread = None
+        self._shared = None
 
     def _find_here(self) -> _LoopCalls:
         here = self._here.find()
@@ -453,7 +450,7 @@ class CacheCalls:
 
     def close_thread(self) -> Future[None] | None:
         """Begin to close the connections for plain functions."""
-        return None if self._thread is None else self._thread.begin(self.aclose)
+        return None if self._shared is None else self._shared[0].begin(self.aclose)
 
     async def call(
         self, function: CachedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -490,7 +487,7 @@ class CacheCalls:
     def _find_or_compute(
         self, function: CachedFunction, key: str, compute: Callable[[Found], Outcome]
     ) -> Outcome | None:
-        job = _Job(function, key, partial(_compute_in_thread, compute))
+        job = _Job(function, key, SHARED_LOOP.workers.wrap(compute))
         flight, waits = _Flight(function.flight_key(key)), not _runs_event_loop()
         try:
             answer = self._claim(job, flight, None, waits=waits)
@@ -498,12 +495,12 @@ class CacheCalls:
                 found = self._availability.decode(function, key, answer)
                 if found.fresh:
                     if function.is_due(found.left):
-                        self._begin(_LoopCalls.refresh, job)
+                        thread, here = self._find_thread()
+                        thread.begin(here.refresh, job)
                     return Outcome.of_hit(found)
                 answer = self._claim(job, flight, found, waits=waits)
             if not isinstance(answer, Found):
-                assert not isinstance(answer, list)  # noqa: S101 - for the type checker
-                return answer
+                return cast("Outcome | None", answer)
             generation = function.generation
             function.counts.add("computed")
             token = _COMPUTING.set((*_COMPUTING.get(), flight))
@@ -525,7 +522,8 @@ class CacheCalls:
 
         known = self._availability.failures
         try:
-            asking = self._begin(_LoopCalls.claim, job, flight, found, waits)
+            thread, here = self._find_thread()
+            asking = thread.begin(here.claim, job, flight, found, waits)
             try:
                 with suppress(TimeoutError, CancelledError):
                     return asking.result(self._timeout + SLACK)
@@ -546,35 +544,24 @@ class CacheCalls:
         It waits for that, because the program may end with the call.
         """
         with suppress(RedisUnavailableError):  # the interpreter ends
-            settling = self._begin(_LoopCalls.settle, *arguments)
+            thread, here = self._find_thread()
+            settling = thread.begin(here.settle, *arguments)
             if not self._availability.away:
                 wait_for(settling, 2 * self._timeout + SLACK)
 
-    def _begin(
-        self,
-        method: Callable[Concatenate[_LoopCalls, P], Coroutine[Any, Any, T]],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> Future[T]:
-        """Begin something in the shared thread."""
-        thread = self._thread
-        if thread is None:
-            thread = self._thread = SHARED_LOOP.find()
+    def _find_thread(self) -> tuple[LoopThread, _LoopCalls]:
+        """Give the shared thread, and the flights in its event loop."""
+        if self._shared is None:
+
+            async def find() -> _LoopCalls:
+                return self._find_here()
+
+            thread = SHARED_LOOP.find()
+            self._shared = thread, thread.call(find)
             # A cache that is dropped need not be closed: the loop goes on.
             close = partial(_close, self._here, self._access, self._locks)
             finalize(self, thread.begin, close).atexit = False
-
-        async def call() -> T:
-            return await method(self._find_here(), *args, **kwargs)
-
-        return thread.begin(call)
-
-
-async def _compute_in_thread(
-    compute: Callable[[Found], Outcome], found: Found
-) -> Outcome:
-    outcome: Outcome = await SHARED_LOOP.workers.run(partial(compute, found))
-    return outcome
+        return self._shared
 
 
 async def _close(here: LoopLocal[_LoopCalls], *accesses: Access) -> None:
