@@ -45,7 +45,6 @@ __all__ = [
     "RIGHTS",
     "RUN_RIGHTS",
     "KeyAccess",
-    "KeyGroup",
     "Mode",
     "Right",
     "acl_line",
@@ -120,34 +119,15 @@ def _rules_of(
     return list(dict.fromkeys(rules))
 
 
-@dataclass(frozen=True)
-class KeyGroup:
-    """Keys that one script touches together, so that one selector opens them all."""
-
-    beside: KeyTemplate  # the contract's key, whose hash tag the others take
-    # The keys, ``beside`` included if the script touches it.
-    members: tuple[KeyTemplate, ...]
-
-    @property
-    def template(self) -> str:
-        """The group as messages and docs show it."""
-        return " ".join(member.template for member in self.members)
-
-    def match(self, key: str) -> bool:
-        """Tell whether a key is one of the group."""
-        return any(member.match(key) for member in self.members)
-
-    def patterns(self, project: str) -> list[str]:
-        """Make the glob patterns of a project's keys."""
-        return [_pattern(member, project) for member in self.members]
-
-
-_RELIABLE_KEYS: Final = KeyGroup(
-    CONTROL,
-    (CONTROL, INFLIGHT, INFLIGHT_LISTS, DELIVERIES, SEEN, DEAD_LETTERS, OWNER),
-)
-_REPLICA_KEYS: Final = KeyGroup(PROJECT_STATUS, (PROJECT_STATUS, INSTANCES))
-_INBOXES: Final = KeyGroup(CONTROL, (BROADCAST,))
+# Keys that one script touches together, so that one selector opens them all.
+_STATUS: Final = (PROJECT_STATUS,)
+_LOG: Final = (PROJECT_CONSOLE,)
+_COMMANDS: Final = (CONTROL,)
+_RELIABLE_KEYS: Final = (
+    CONTROL, INFLIGHT, INFLIGHT_LISTS, DELIVERIES, SEEN, DEAD_LETTERS, OWNER,
+)  # fmt: skip
+_REPLICA_KEYS: Final = (PROJECT_STATUS, INSTANCES)
+_INBOXES: Final = (BROADCAST,)
 
 
 @dataclass(frozen=True)
@@ -155,7 +135,7 @@ class Right:
     """One right of an agent, or of a console."""
 
     command: str  # as an ACL names it: ``rpush``, ``client|kill``; several with blanks
-    key: KeyTemplate | KeyGroup | None  # ``None`` where the command takes no key
+    keys: tuple[KeyTemplate, ...]  # none where the command takes no key
     modes: frozenset[Mode]  # the ways to receive in which it is used
     weaker: str  # what does not hold without it
     essential: bool = False  # a part of the contract does not work without it at all
@@ -170,40 +150,44 @@ class Right:
         words = self.command.replace(" ", ", ").replace("|", " ").upper()
         return f"{words} … {self.option}" if self.option else words
 
+    def patterns(self, project: str | None) -> tuple[str, ...]:
+        """Make the glob patterns of its keys, of one project or of all."""
+        return tuple(_pattern(key, project) for key in self.keys)
+
 
 # fmt: off
 RIGHTS: Final = (
-    Right("select", None, _ALL, "only database 0 can be used", essential=True),
-    Right("ping", None, _ALL, "its refusal counts as an answer: nothing is weaker"),
-    Right("client|setname", None, _ALL, "CLIENT LIST does not tell whose connections they are"),
-    Right("client|id", None, _ALL, "as without CLIENT UNBLOCK and CLIENT KILL"),
-    Right("client|unblock", None, _PARKED, "an idle agent needs up to 2 s to stop"),
-    Right("client|kill", None, _ALL, "what a cut left in doubt is written again and counted as logs_maybe_repeated"),
-    Right("client|list", None, _ALL, "a lost connection is killed by id and address, which a proxy may have translated", extra=True),
-    Right("set", PROJECT_STATUS, _ALL, _NO_STATUS, essential=True),
-    Right("set", PROJECT_STATUS, _ALL, _UNGUARDED, option="GET"),
-    Right("type", PROJECT_STATUS, _ALL, _UNGUARDED, extra=True),
-    Right("expire", PROJECT_STATUS, _ALL, "the status expires while Redis is out of memory"),
-    Right("pttl", PROJECT_STATUS, _ALL, "somebody else who refreshes the status with the same value is not noticed"),
-    Right("rpush", PROJECT_CONSOLE, _ALL, _NO_RECORDS, essential=True),
-    Right("ltrim", PROJECT_CONSOLE, _ALL, "the console list is not capped"),
-    Right("lrange", PROJECT_CONSOLE, _ALL, "what a cut left in doubt is written again without a look"),
-    Right("blpop", CONTROL, _BLOCKING, "no command is received in mode blocking", essential=True),
-    Right("lpop", CONTROL, _BLOCKING, "no prefetch: commands are taken one by one"),
-    Right("lpush", CONTROL, _BLOCKING, "at the stop, what was taken and not started is run, or reported as cancelled"),
-    Right("lrange", CONTROL, _BLOCKING, "what was given back at the stop is reported as cancelled if the answer is lost"),
-    Right("lrange", CONTROL, _COMPAT, "no command is received in mode compat", essential=True),
-    Right("evalsha", CONTROL, _COMPAT, _TWO_STEPS),
-    Right("eval", CONTROL, _COMPAT, _TWO_STEPS),
-    Right("lindex", CONTROL, _COMPAT, _TWO_STEPS),
-    Right("ltrim", CONTROL, _COMPAT, _TWO_STEPS),
-    Right("lrem", CONTROL, _COMPAT, "where scripts are refused, too, a command is cut without looking"),
-    Right("time", None, _RELIABLE, _NOT_RELIABLE, essential=True),
+    Right("select", (), _ALL, "only database 0 can be used", essential=True),
+    Right("ping", (), _ALL, "its refusal counts as an answer: nothing is weaker"),
+    Right("client|setname", (), _ALL, "CLIENT LIST does not tell whose connections they are"),
+    Right("client|id", (), _ALL, "as without CLIENT UNBLOCK and CLIENT KILL"),
+    Right("client|unblock", (), _PARKED, "an idle agent needs up to 2 s to stop"),
+    Right("client|kill", (), _ALL, "what a cut left in doubt is written again and counted as logs_maybe_repeated"),
+    Right("client|list", (), _ALL, "a lost connection is killed by id and address, which a proxy may have translated", extra=True),
+    Right("set", _STATUS, _ALL, _NO_STATUS, essential=True),
+    Right("set", _STATUS, _ALL, _UNGUARDED, option="GET"),
+    Right("type", _STATUS, _ALL, _UNGUARDED, extra=True),
+    Right("expire", _STATUS, _ALL, "the status expires while Redis is out of memory"),
+    Right("pttl", _STATUS, _ALL, "somebody else who refreshes the status with the same value is not noticed"),
+    Right("rpush", _LOG, _ALL, _NO_RECORDS, essential=True),
+    Right("ltrim", _LOG, _ALL, "the console list is not capped"),
+    Right("lrange", _LOG, _ALL, "what a cut left in doubt is written again without a look"),
+    Right("blpop", _COMMANDS, _BLOCKING, "no command is received in mode blocking", essential=True),
+    Right("lpop", _COMMANDS, _BLOCKING, "no prefetch: commands are taken one by one"),
+    Right("lpush", _COMMANDS, _BLOCKING, "at the stop, what was taken and not started is run, or reported as cancelled"),
+    Right("lrange", _COMMANDS, _BLOCKING, "what was given back at the stop is reported as cancelled if the answer is lost"),
+    Right("lrange", _COMMANDS, _COMPAT, "no command is received in mode compat", essential=True),
+    Right("evalsha", _COMMANDS, _COMPAT, _TWO_STEPS),
+    Right("eval", _COMMANDS, _COMPAT, _TWO_STEPS),
+    Right("lindex", _COMMANDS, _COMPAT, _TWO_STEPS),
+    Right("ltrim", _COMMANDS, _COMPAT, _TWO_STEPS),
+    Right("lrem", _COMMANDS, _COMPAT, "where scripts are refused, too, a command is cut without looking"),
+    Right("time", (), _RELIABLE, _NOT_RELIABLE, essential=True),
     Right("blmove", _RELIABLE_KEYS, _RELIABLE, _NOT_RELIABLE, essential=True),
     Right("evalsha eval", _RELIABLE_KEYS, _RELIABLE, _NOT_RELIABLE, essential=True),
     Right("lmove llen lrange lrem lpush rpush rpop ltrim set get del pttl expire pexpire", _RELIABLE_KEYS, _RELIABLE, _NOT_RELIABLE, essential=True),
     Right("sadd srem scard srandmember hget hset hdel hlen zadd zscore zcard zremrangebyscore zremrangebyrank", _RELIABLE_KEYS, _RELIABLE, _NOT_RELIABLE, essential=True),
-    Right("time", None, _ALL, _ALONE, replicas=True),
+    Right("time", (), _ALL, _ALONE, replicas=True),
     Right("evalsha eval set type hgetall hset hdel pexpireat", _REPLICA_KEYS, _ALL, _ALONE, replicas=True),
     Right("rpush ltrim expire lpop", _INBOXES, _ALL, "a broadcast does not reach every replica", replicas=True),
 )
@@ -212,19 +196,19 @@ RIGHTS: Final = (
 # The rights of a console; those that write are for sending commands.
 # fmt: off
 CONSOLE_RIGHTS: Final = tuple(
-    Right(command, key, _ALL, weaker, essential=essential, access=access)
-    for command, key, access, weaker, essential in (
-        ("select", None, READ, "only database 0 can be used", True),
-        ("ping client|setname client|id", None, READ, "nothing is weaker", False),
-        ("scan", None, READ, "projects are not found", True),
-        ("time", None, READ, _UNSEEN, False),
-        ("get getrange pttl", PROJECT_STATUS, READ, "statuses are not shown", True),
-        ("lrange llen lindex", PROJECT_CONSOLE, READ, "records are not shown", True),
-        ("llen", CONTROL, READ, "waiting commands are not counted", True),
-        ("hgetall", INSTANCES, READ, _UNSEEN, False),
-        ("rpush ltrim", PROJECT_CONSOLE, WRITE, "who sent a command is not recorded", False),
-        ("rpush", CONTROL, WRITE, "no command is sent", False),
-        ("lrange lrem", CONTROL, READ_AND_WRITE, "waiting commands are not shown or withdrawn", False),
+    Right(command, keys, _ALL, weaker, essential=essential, access=access)
+    for command, keys, access, weaker, essential in (
+        ("select", (), READ, "only database 0 can be used", True),
+        ("ping client|setname client|id", (), READ, "nothing is weaker", False),
+        ("scan", (), READ, "projects are not found", True),
+        ("time", (), READ, _UNSEEN, False),
+        ("get getrange pttl", _STATUS, READ, "statuses are not shown", True),
+        ("lrange llen lindex", _LOG, READ, "records are not shown", True),
+        ("llen", _COMMANDS, READ, "waiting commands are not counted", True),
+        ("hgetall", (INSTANCES,), READ, _UNSEEN, False),
+        ("rpush ltrim", _LOG, WRITE, "who sent a command is not recorded", False),
+        ("rpush", _COMMANDS, WRITE, "no command is sent", False),
+        ("lrange lrem", _COMMANDS, READ_AND_WRITE, "waiting commands are not shown or withdrawn", False),
     )
 )
 # fmt: on
@@ -382,7 +366,7 @@ def find_right(request: Sequence[object], *, by_key: bool = True) -> Right | Non
     option = "GET" if by_key and request[-1] == "GET" else ""
     for right in RIGHTS:
         named = name in right.command.split() and right.option == option
-        if named and (not right.key or right.key.match(key)):
+        if named and (not right.keys or any(one.match(key) for one in right.keys)):
             return right
     return None
 
@@ -433,15 +417,15 @@ def acl_rules(
         raise ConfigurationError("mode", mode, rule)
     _refuse_blanks(check_name("project", project))
     modes = _AUTO if mode == "auto" else frozenset({mode})
-    by_key: dict[KeyTemplate | KeyGroup | None, list[str]] = {}
+    by_keys: dict[tuple[str, ...], list[str]] = {}
     for row in RIGHTS:
         # TYPE without selectors, too: before Redis 6.2 it is used
-        left_out = row.extra and (selectors or row.key is None)
+        left_out = row.extra and (selectors or not row.keys)
         if row.modes & modes and replicas >= row.replicas and not left_out:
-            by_key.setdefault(row.key, []).append(row.command)
+            by_keys.setdefault(row.patterns(project), []).append(row.command)
     needed = [
-        KeyAccess("", _patterns(key, project), " ".join(commands), READ_AND_WRITE)
-        for key, commands in by_key.items()
+        KeyAccess("", patterns, " ".join(commands), READ_AND_WRITE)
+        for patterns, commands in by_keys.items()
     ]
     return _rules_of(needed, selectors=selectors)
 
@@ -472,7 +456,7 @@ def console_acl_rules(
     if project is not None:
         _refuse_blanks(check_name("project", project))
     needed = [
-        KeyAccess("", _patterns(row.key, project), row.command, row.access)
+        KeyAccess("", row.patterns(project), row.command, row.access)
         for row in CONSOLE_RIGHTS
         if send or row.access == READ
     ]
@@ -498,7 +482,7 @@ def worker_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]
 
     Args:
         write: Whether it is a worker; else it may only look.
-        selectors: For Redis 7 and newer, and Valkey: each command on its keys alone.
+        selectors: As for :func:`acl_line`.
     """
     return _rules_of(_WORKER_RIGHTS, write=write, selectors=selectors)
 
@@ -511,7 +495,7 @@ def run_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]:
 
     Args:
         write: Whether it writes; else it may only read and follow.
-        selectors: For Redis 7 and newer, and Valkey: each command on its keys alone.
+        selectors: As for :func:`acl_line`.
     """
     return _rules_of(RUN_RIGHTS, write=write, selectors=selectors)
 
@@ -523,7 +507,7 @@ def asset_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]:
 
     Args:
         write: Whether it synchronises, saves or deletes; else it may only read.
-        selectors: For Redis 7 and newer, and Valkey: each command on its keys alone.
+        selectors: As for :func:`acl_line`.
     """
     return _rules_of(ASSET_RIGHTS, write=write, selectors=selectors)
 
@@ -544,22 +528,13 @@ def crawl_acl_rules(
         project: The only project; ``None`` for all.
         spider: The only spider of it; ``None`` for the project with all its spiders.
         write: Whether it queues, takes, filters or cleans up; else it may only look.
-        selectors: For Redis 7 and newer, and Valkey: each command on its keys alone.
+        selectors: As for :func:`acl_line`.
 
     Raises:
         ConfigurationError: A name breaks a rule, or holds a blank.
     """
     rights = crawl_rights(project, spider)
     return _rules_of(rights, write=write, selectors=selectors)
-
-
-def _patterns(
-    key: KeyTemplate | KeyGroup | None, project: str | None
-) -> tuple[str, ...]:
-    if key is None:
-        return ()
-    members = key.members if isinstance(key, KeyGroup) else (key,)
-    return tuple(_pattern(member, project) for member in members)
 
 
 def _pattern(key: KeyTemplate, project: str | None) -> str:

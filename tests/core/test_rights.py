@@ -18,7 +18,6 @@ from bls_agent.connection.endpoint import Endpoint
 from bls_agent.core import acl as rights
 from bls_agent.core.acl import (
     RIGHTS,
-    KeyGroup,
     Mode,
     Right,
     acl_line,
@@ -59,7 +58,8 @@ SETS = [*((mode, False) for mode in MODES), ("blocking", True)]
 
 
 def row_of(right: Right) -> str:
-    on = f"`{right.key.template}`" if right.key else ""
+    on = " ".join(key.template for key in right.keys)
+    on = f"`{on}`" if on else ""
     modes = " ".join(f"`{mode}`" for mode in sorted(right.modes))
     modes = "`replicas`" if right.replicas else modes
     return f"| `{right.shown}` | {on} | {modes} | {right.weaker} |"
@@ -251,7 +251,7 @@ async def test_nothing_else_is_allowed(
     for right in granted:
         for command in right.command.split():
             # A script without keys may always be run.
-            anywhere = right.key is None or command in {"eval", "evalsha"}
+            anywhere = not right.keys or command in {"eval", "evalsha"}
             expected |= {
                 (command, key)
                 for key in [*keys, *others]
@@ -286,13 +286,7 @@ def keys_of(project: str) -> list[str]:
 
 def opens(right: Right, key: str, project: str) -> bool:
     """A pattern of the row fits the key."""
-    if right.key is None:
-        return False
-    if isinstance(right.key, KeyGroup):
-        patterns = right.key.patterns(project)
-    else:
-        patterns = [right.key.pattern(project=project)]
-    return any(fnmatchcase(key, pattern) for pattern in patterns)
+    return any(fnmatchcase(key, pattern) for pattern in right.patterns(project))
 
 
 async def arities(connection: Connection) -> dict[str, int]:
@@ -313,7 +307,7 @@ def without(
         rules = acl_rules(project, mode)
         suffix = f"~{PROJECT_STATUS.pattern(project=project)})"
         return [r.replace("%RW", "%W") if r.endswith(suffix) else r for r in rules]
-    rows = [r for r in RIGHTS if (r.command, r.key) != (right.command, right.key)]
+    rows = [r for r in RIGHTS if (r.command, r.keys) != (right.command, right.keys)]
     with monkeypatch.context() as patch:
         patch.setattr(rights, "RIGHTS", tuple(rows))
         return acl_rules(project, mode, replicas=right.replicas)
@@ -374,9 +368,9 @@ async def test_each_right_missing_in_turn(
             assert said[right.weaker] > 0, right
         if not right.weaker.startswith("no command is received"):
             assert results[name].handled == results[name].pushed, right
-        if not (right.essential and right.key is PROJECT_STATUS):
+        if not (right.essential and right.keys == (PROJECT_STATUS,)):
             assert await status_of(admin, name) == "离线", right
-        if not (right.essential and right.key is PROJECT_CONSOLE):
+        if not (right.essential and right.keys == (PROJECT_CONSOLE,)):
             texts = [r["message"] for r in await records(admin, name)]
             assert "first" in texts, right
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from bls_agent.connection.endpoint import Argument, Reply
-from bls_agent.core.acl import CONSOLE_RIGHTS, RIGHTS, KeyGroup, Right
+from bls_agent.core.acl import CONSOLE_RIGHTS, RIGHTS, Right
 from bls_agent.core.keys import (
+    CONTROL,
     INFLIGHT,
+    INSTANCES,
     OWNER,
     PROJECT_STATUS,
     KeyTemplate,
@@ -86,13 +88,13 @@ def trials(project: str) -> dict[str, list[Trial]]:
 def _trials_of(right: Right, project: str) -> Iterator[Trial]:
     for command in right.command.split():
         words = tuple(command.split("|"))
-        if right.key is None:
+        if not right.keys:
             yield Trial(right, command, "", (*words, *_KEYLESS.get(command, ())))
         elif command in ("eval", "evalsha"):
-            keys = [key for key, _ in _keys_of(right.key, project)]
+            keys = [key for key, _ in _keys_of(right.keys, project)]
             yield Trial(right, command, keys[0], (*words, _TEXT, len(keys), *keys))
         elif command in ("lmove", "blmove"):
-            keys = [key for key, _ in _keys_of(right.key, project)]
+            keys = [key for key, _ in _keys_of(right.keys, project)]
             patience = (0,) if command == "blmove" else ()
             ways = ("LEFT", "RIGHT", *patience)
             yield Trial(right, command, keys[0], (*words, *keys[:2], *ways))
@@ -101,33 +103,27 @@ def _trials_of(right: Right, project: str) -> Iterator[Trial]:
 
 
 def _one_key_trials(right: Right, command: str, project: str) -> Iterator[Trial]:
-    assert right.key is not None  # noqa: S101
     rest = (*_REST.get(command, ()), *((right.option,) if right.option else ()))
     wanted = (
         RedisType.STRING if command in ("set", "get") else _BY_LETTER.get(command[0])
     )
-    grouped = isinstance(right.key, KeyGroup)
-    for key, kind in _keys_of(right.key, project):
-        if not grouped or command in _ANY_TYPE or kind is wanted:
+    for key, kind in _keys_of(right.keys, project):
+        if len(right.keys) == 1 or command in _ANY_TYPE or kind is wanted:
             yield Trial(right, command, key, (command, key, *rest))
 
 
 def _keys_of(
-    key: KeyTemplate | KeyGroup, project: str
+    rows: Sequence[KeyTemplate], project: str
 ) -> list[tuple[str, RedisType | None]]:
-    if isinstance(key, KeyTemplate) and "project" in key.fields:
-        return [(key.locate(project=project), key.type)]
-    if isinstance(key, KeyTemplate):
-        place = place_beside(PROJECT_STATUS.locate(project=project))
-        return [(key.locate(place=place), key.type)]
-    place = place_beside(key.beside.locate(project=project))
-    values = {"project": project, "place": place, "instance": INSTANCE}
-    inflight = INFLIGHT.locate(place=place, instance=INSTANCE)
+    status = place_beside(PROJECT_STATUS.locate(project=project))
+    control = place_beside(CONTROL.locate(project=project))
+    inflight = INFLIGHT.locate(place=control, instance=INSTANCE)
+    places = {INSTANCES: status, OWNER: place_beside(inflight)}
     found: list[tuple[str, RedisType | None]] = []
-    for row in key.members:
+    for row in rows:
+        place = places.get(row, control)
+        values = {"project": project, "place": place, "instance": INSTANCE}
         named = {name: values[name] for name in row.fields}
-        if row is OWNER:
-            named = {"place": place_beside(inflight)}
         found.append((row.locate(**named), row.type))
     return found
 
