@@ -56,6 +56,7 @@ __all__ = [
     "category_key",
     "metadata_key",
     "portions",
+    "taken",
 ]
 
 _Summaries: TypeAlias = list[AssetSummary]  # a method has the name list, too
@@ -328,7 +329,7 @@ class AssetLibrary(Store):
             ("GET", REPORT),
         ]
         state, owned, report = await self.pool.read_many(requests)
-        pairs = pair(_taken(state, STATE, "hash"))
+        pairs = pair(taken(state, STATE, "hash"))
         status = read_text(pairs.get(b"sync_status", b""))
         return SyncState(
             last_sync_time=read_whole(pairs.get(b"last_sync_time")),
@@ -336,7 +337,7 @@ class AssetLibrary(Store):
             synced_count=read_whole(pairs.get(b"synced_count")),
             sync_status=status,
             is_interrupted=status == "syncing" and owned == 0,
-            report=self._report(_taken(report, REPORT, "string")),
+            report=self._report(taken(report, REPORT, "string")),
         )
 
     def _report(self, payload: bytes | None) -> SyncReport | None:
@@ -434,7 +435,7 @@ class _Watching:
         ]
         tail, newest = await self._pool.read_many(requests)
         self._look_at = anyio.current_time() + LOOK
-        return _taken(tail, CHANGED, "list"), _taken(newest, FEED, "stream")
+        return taken(tail, CHANGED, "list"), taken(newest, FEED, "stream")
 
 
 def portions(writes: Sequence[AssetWrite]) -> Iterator[list[AssetWrite]]:
@@ -474,7 +475,7 @@ def _outcome_of(reply: Reply) -> str | RedisUnavailableError:
     return reply if isinstance(reply, RedisUnavailableError) else read_text(reply)
 
 
-def _taken(reply: Reply, key: str, expected: str) -> Any:
+def taken(reply: Reply, key: str, expected: str) -> Any:
     """Give one reply of several, or raise the error that stands in its place."""
     if isinstance(reply, RedisUnavailableError):
         if reply.kind == "wrong_type":

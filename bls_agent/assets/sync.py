@@ -27,6 +27,7 @@ from bls_agent.assets.library import (
     category_key,
     metadata_key,
     portions,
+    taken,
 )
 from bls_agent.assets.manifest import AssetManifest, parse_manifest
 from bls_agent.assets.plan import (
@@ -334,7 +335,7 @@ class AssetSync:
         for key, reply, kind in zip(
             asked, replies, ["hash", *["set"] * 3], strict=True
         ):
-            _check(reply, key, kind)
+            taken(reply, key, kind)
         index = pair(replies[0])
         sets: dict[str, set[bytes]] = {
             name: set(ids) for name, ids in zip(CATEGORIES, replies[1:], strict=True)
@@ -404,7 +405,7 @@ class AssetSync:
 
     async def _send(self, requests: Sequence[Request]) -> None:
         for reply in await self.library.pool.call_many(requests):
-            _check(reply, STATE, "hash")
+            taken(reply, STATE, "hash")
 
     def _step(self, step: SyncStep) -> None:
         if self._on_progress is not None:
@@ -447,13 +448,6 @@ def _refused(write: AssetWrite, error: RedisUnavailableError) -> ManifestFault:
     return ManifestFault(
         path, f"Redis refused it ({error.kind}): {error.reason}", id=write.id
     )
-
-
-def _check(reply: Reply, key: str, kind: str) -> None:
-    if isinstance(reply, RedisUnavailableError):
-        if reply.kind == "wrong_type":
-            raise WrongTypeError(key, kind) from reply
-        raise reply
 
 
 def _is_text(asset_id: bytes) -> bool:

@@ -22,12 +22,8 @@ from typing import Final, Generic, Protocol, TypeVar
 __all__ = ["DRAIN_LIMIT", "SPARE", "BoundedBuffer", "BufferStats", "Sized"]
 
 OVERHEAD_BYTES: Final = 64  # what an item costs beside its payload, about
-DRAIN_LIMIT: Final = (
-    16  # items that one call of put() drains, its own and those of others
-)
-SPARE: Final = (
-    4  # a quarter beyond the bounds: room in the intake while the lock is held
-)
+DRAIN_LIMIT: Final = 16  # items that one put() drains, its own and those of others
+SPARE: Final = 4  # a quarter beyond the bounds: room while the lock is held
 
 
 class Sized(Protocol):
@@ -182,11 +178,10 @@ class BoundedBuffer(Generic[T]):
         """Tell whether the first so many items have all been delivered or dropped."""
         with self._holding():
             self._drain_all()
-            oldest = self._oldest()
-            first = oldest[0][0] if oldest is not None else self._sequence + 1
+            left = [rank[0][0] for rank in self._waiting if rank]
             if self._in_flight:
-                first = min(first, self._in_flight[0])
-            return first > sequence
+                left.append(self._in_flight[0])
+            return min(left, default=self._sequence + 1) > sequence
 
     def stats(self) -> BufferStats:
         """Give a consistent snapshot, from anywhere.
@@ -276,10 +271,6 @@ class BoundedBuffer(Generic[T]):
                 self._dropped["buffer_full"] += 1
                 return True
         return False
-
-    def _oldest(self) -> deque[tuple[int, T]] | None:
-        ranks = [rank for rank in self._waiting if rank]
-        return min(ranks, key=lambda rank: rank[0][0]) if ranks else None
 
     def _leave(self, items: Sequence[T]) -> None:
         size = sum(item.size for item in items)

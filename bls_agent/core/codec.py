@@ -119,7 +119,7 @@ def encode(value: object) -> bytes:
     try:
         return orjson.dumps(value, default=_stand_in)
     except Exception:  # noqa: BLE001 - whatever the host's objects raise, we go on
-        return _encode_odd(value)
+        return orjson.dumps(_tame(value, 0, set()))
 
 
 def encode_lines(value: object) -> str:
@@ -168,10 +168,6 @@ def _refuse_lossy(value: object) -> None:
         inner = cast("list[object]", value)
     for item in cast("Iterable[object]", inner):
         _refuse_lossy(item)
-
-
-def _encode_odd(value: object) -> bytes:
-    return orjson.dumps(_tame(value, 0, set()))
 
 
 def _tame(value: object, depth: int, parents: set[int]) -> JSONValue:

@@ -142,7 +142,9 @@ class KeyTemplate:
         if self.ambiguous:
             return list(self._all_readings(text))
         found = self._regex.fullmatch(text)
-        return [_given(found.groupdict())] if found else []
+        if found is None:
+            return []
+        return [{n: v for n, v in found.groupdict().items() if v is not None}]
 
     def match(self, key: str | bytes) -> bool:
         """Tell whether a key is of this kind."""
@@ -211,10 +213,6 @@ class KeyTemplate:
             if rest[at + len(between) :]:
                 yield {first[1]: rest[:at], second[1]: rest[at + len(between) :]}
             at = rest.find(between, at + 1)
-
-
-def _given(groups: Mapping[str, str | None]) -> dict[str, str]:
-    return {name: value for name, value in groups.items() if value is not None}
 
 
 _T: Final = RedisType

@@ -62,35 +62,21 @@ class Rule:
             return None
         if self.kind is tuple:
             return _check_names(name, value)
-        if (
-            self.kind is float
-            and isinstance(value, int)
-            and not isinstance(value, bool)
-        ):
-            value = float(
-                max(min(value, _HUGE), -_HUGE)
-            )  # a longer one is out of range anyway
-        if self.kind is str and isinstance(value, str):
-            value = self._spell(str(value))  # a Level is a text, too
-        if type(value) is not self.kind:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if self.kind is float and is_number:
+            # A longer integer than that is out of range anyway.
+            value = float(max(min(cast("float", value), _HUGE), -_HUGE))
+        elif self.kind is str and isinstance(value, str):
+            value = str(value)  # a Level is a text, too
+            if self.choices:
+                value = self.spellings.get(value.lower(), value.lower())
+        if type(value) is not self.kind or (self.choices and value not in self.choices):
             raise ConfigurationError(name, value, self.form)
-        if self.choices and value not in self.choices:
-            raise ConfigurationError(name, value, self.form)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            self._check_range(name, value)
-        return value
-
-    def _spell(self, text: str) -> str:
-        if not self.choices:
-            return text
-        return self.spellings.get(text.lower(), text.lower())
-
-    def _check_range(self, name: str, value: float) -> None:
-        if math.isnan(value) or not self.minimum <= value <= self.maximum:
+        if is_number and not self.minimum <= cast("float", value) <= self.maximum:
             unit = f" {self.unit}" if self.unit else ""
-            raise ConfigurationError(
-                name, value, f"between {self.minimum:g} and {self.maximum:g}{unit}"
-            )
+            limits = f"between {self.minimum:g} and {self.maximum:g}{unit}"
+            raise ConfigurationError(name, value, limits)
+        return value
 
     def read(self, name: str, text: str) -> object:
         """Read a value of the environment."""
@@ -98,9 +84,9 @@ class Rule:
             return None
         try:
             return self.check(name, _READERS[self.kind](text))
-        except ValueError as error:
-            if isinstance(error, ConfigurationError):
-                raise
+        except ConfigurationError:
+            raise
+        except (KeyError, ValueError):
             raise ConfigurationError(name, text, self.form) from None
 
 
@@ -115,19 +101,11 @@ _BOOLEANS: Final = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
-
-
-def _read_bool(text: str) -> bool:
-    if text.lower() not in _BOOLEANS:
-        raise ValueError
-    return _BOOLEANS[text.lower()]
-
-
 _READERS: Final[dict[type, Callable[[str], object]]] = {
     str: str,
     int: int,
     float: float,
-    bool: _read_bool,
+    bool: lambda text: _BOOLEANS[text.lower()],
     tuple: str,
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, cast
 from urllib.parse import unquote
 
 from bls_agent.core.errors import ConfigurationError
@@ -67,7 +67,7 @@ def take_apart(url: str) -> SeveralHosts | None:
     found = re.fullmatch(r"(rediss?)\+(sentinel|cluster)://(.*)", url, re.DOTALL)
     if found is None:
         return None
-    base, kind = found[1], _kind_of(found[2])
+    base, kind = found[1], cast("Kind", found[2])
     rest, mark, query = found[3].partition("?")
     login, at, place = rest.rpartition("@")
     names, _, path = place.partition("/")
@@ -80,10 +80,6 @@ def take_apart(url: str) -> SeveralHosts | None:
     else:
         service, database = "", _only_database(url, path)
     return SeveralHosts(kind, base, login + at, hosts, service, database, mark + query)
-
-
-def _kind_of(text: str) -> Kind:
-    return "sentinel" if text == "sentinel" else "cluster"
 
 
 def _refusal(url: str, rule: str) -> ConfigurationError:

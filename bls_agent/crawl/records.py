@@ -41,15 +41,10 @@ class QueueKeys(NamedTuple):
     def of(cls, manager: RedisKeyManager) -> QueueKeys:
         """Give the keys of a namespace."""
         found = {
-            "requests": manager.get_requests_queue_key(),
-            "requests_data": manager.get_requests_data_key(),
-            "processing": manager.get_processing_queue_key(),
-            "processing_data": manager.get_processing_data_key(),
-            "failed": manager.get_failed_queue_key(),
-            "filter_fingerprint": manager.get_filter_fingerprint_key(),
+            row.removeprefix("crawl_"): key
+            for key, row in manager.single_keys().items()
+            if row not in ("crawl_item_fingerprint", "crawl_bloom")
         }
-        for row in ("leases", "delayed", "counters", "wake"):
-            found[row] = manager.get_own_key(f"crawl_{row}")
 
         def some(rows: str) -> list[str]:
             return [found[row] for row in rows.split()]

@@ -44,7 +44,8 @@ def redact_text(text: str, judge: _Judge) -> str:
     text = _redact_values(text, judge)
     if "<" in text:
         text = _TAG.sub(lambda found: _redact_tag(found, judge), text)
-        text = _redact_cdata(text, judge) if "<![CDATA[" in text else text
+    if "<![CDATA[" in text:
+        text = _CDATA.sub(lambda found: _redact_tag(found, judge), text)
     return _redact_shapes(text)
 
 
@@ -452,9 +453,9 @@ def _without_backslashes(text: str, start: int, end: int) -> int:
 
 # --- other forms of a name and a value
 
-_TAG: Final = re.compile(
-    r"<([A-Za-z_][\w:.\-]*+)(?:\s[^<>]*+)?>([^<>]++)(?=</|<?\u2026?\Z)"
-)
+_OPEN_TAG: Final = r"<([A-Za-z_][\w:.\-]*+)(?:\s[^<>]*+)?>"
+_TAG: Final = re.compile(rf"{_OPEN_TAG}([^<>]++)(?=</|<?\u2026?\Z)")
+_CDATA: Final = re.compile(rf"{_OPEN_TAG}\s*+<!\[CDATA\[((?:(?!\]\]>).)*+)", re.DOTALL)
 
 
 def _redact_tag(found: re.Match[str], judge: _Judge) -> str:
@@ -462,24 +463,6 @@ def _redact_tag(found: re.Match[str], judge: _Judge) -> str:
     if not verdict or is_kept(found[2].strip(), verdict):
         return found[0]
     return found[0][: found.start(2) - found.start()] + REDACTED
-
-
-_CDATA: Final = re.compile(r"<([A-Za-z_][\w:.\-]*+)(?:\s[^<>]*+)?>\s*+<!\[CDATA\[")
-
-
-def _redact_cdata(text: str, judge: _Judge) -> str:
-    kept: list[str] = []
-    done = 0
-    for found in _CDATA.finditer(text):
-        verdict = judge(found[1])
-        if found.start() < done or not verdict:
-            continue
-        stop = text.find("]]>", found.end())
-        stop = len(text) if stop < 0 else stop
-        if not is_kept(text[found.end() : stop].strip(), verdict):
-            kept += (text[done : found.end()], REDACTED)
-            done = stop
-    return "".join((*kept, text[done:])) if kept else text
 
 
 # pydantic's errors: a place, and in the next line the fault and the input.
