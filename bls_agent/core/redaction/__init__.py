@@ -12,8 +12,9 @@ import traceback
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from functools import cached_property
+from importlib import import_module
 from types import NoneType
-from typing import Final, NamedTuple, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 __all__ = [
     "DEFAULT",
@@ -340,7 +341,8 @@ class Redactor:
         if len(text) > LONGEST:
             text = text[: LONGEST - 1] + "…"
         if holds_mark(text, MARKS) or (names and self.suspects(_bytes_of(text))):
-            return _look_closer(text, self._names)
+            shown: str = _patterns().redact_text(text, self._names.judge)
+            return shown
         _remember(self._harmless, text)
         return text
 
@@ -462,10 +464,9 @@ def _remember(harmless: set[str], text: str) -> None:
         harmless.add(text)
 
 
-def _look_closer(text: str, names: SecretNames) -> str:
-    from bls_agent.core.redaction.patterns import redact_text  # noqa: PLC0415 - 5 ms of patterns
-
-    return redact_text(text, names.judge)
+def _patterns() -> Any:
+    """Load the closer check, 5 ms, which stands on this module."""
+    return import_module(f"{__name__}.patterns")
 
 
 def _bytes_of(text: str) -> bytes:
@@ -477,9 +478,7 @@ def _hide(value: object, verdict: Verdict) -> object:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        from bls_agent.core.redaction.patterns import is_kept  # noqa: PLC0415 - as above
-
-        return value if is_kept(value, verdict) else REDACTED
+        return value if _patterns().is_kept(value, verdict) else REDACTED
     if verdict is Verdict.COUNTED and _counts_only(value, 0):
         return value
     return REDACTED
