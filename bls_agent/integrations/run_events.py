@@ -24,8 +24,7 @@ from bls_agent.core.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.runs.event_ids import BEGINNING, check_count, check_run_id
-from bls_agent.runs.events import StreamEvent
+from bls_agent.runs.events import BEGINNING, StreamEvent, check_count, check_run_id
 from bls_agent.runs.sse import (
     HEARTBEAT,
     FramePump,

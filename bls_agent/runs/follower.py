@@ -9,14 +9,17 @@ import anyio
 
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
-from bls_agent.runs.event_ids import BEGINNING, END, EventId, order
 from bls_agent.runs.events import (
+    BEGINNING,
+    END,
+    EventId,
     Followed,
     FollowEnd,
     Gap,
     GapReason,
     StreamEvent,
     WriterLost,
+    order,
 )
 from bls_agent.runs.gaps import (
     ResumePoint,

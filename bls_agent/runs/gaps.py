@@ -7,8 +7,15 @@ from typing import Any, Final, NamedTuple, cast
 
 from bls_agent.connection.endpoint import Reply
 from bls_agent.core.errors import BlsError, WrongTypeError
-from bls_agent.runs.event_ids import BEGINNING, EventId, find_id, order
-from bls_agent.runs.events import Gap, GapReason, StreamEvent
+from bls_agent.runs.events import (
+    BEGINNING,
+    EventId,
+    Gap,
+    GapReason,
+    StreamEvent,
+    find_id,
+    order,
+)
 from bls_agent.runs.reading import NO_KEY, RunReader, decode_entries
 from bls_agent.runtime.lease import length_of
 

@@ -16,7 +16,7 @@ from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
 from bls_agent.core.redaction import redact_traceback
-from bls_agent.runs.event_ids import BEGINNING, EventId, order
+from bls_agent.runs.events import BEGINNING, EventId, order
 from bls_agent.runs.gaps import (
     Probe,
     as_ours,

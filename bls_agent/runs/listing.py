@@ -17,15 +17,16 @@ from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.codec import JSONObject, cut_text, encode
 from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.core.keys import RUN_EVENTS
-from bls_agent.runs.event_ids import (
+from bls_agent.runs.events import (
     BEGINNING,
+    EventCategory,
+    StreamEvent,
     check_count,
     check_run_id,
     find_id,
     next_id,
     order,
 )
-from bls_agent.runs.events import EventCategory, StreamEvent
 from bls_agent.runs.reading import (
     NO_KEY,
     Entry,

@@ -12,8 +12,7 @@ from bls_agent.connection.endpoint import Reply, Request
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.core.keys import OWNER, RUN_BOOKS, RUN_EVENTS, place_beside
-from bls_agent.runs.event_ids import BEGINNING, check_run_id, next_id
-from bls_agent.runs.events import StreamEvent
+from bls_agent.runs.events import BEGINNING, StreamEvent, check_run_id, next_id
 
 __all__ = [
     "FIRST_PAGE",

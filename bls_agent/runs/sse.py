@@ -19,13 +19,15 @@ import anyio
 
 from bls_agent.core.codec import encode
 from bls_agent.core.errors import BlsError, ConfigurationError
-from bls_agent.runs.event_ids import BEGINNING, EventId, check_id
 from bls_agent.runs.events import (
+    BEGINNING,
+    EventId,
     Followed,
     FollowEnd,
     Gap,
     StreamEvent,
     WriterLost,
+    check_id,
     write_frame,
 )
 

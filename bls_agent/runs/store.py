@@ -12,10 +12,11 @@ from bls_agent.connection.access import Store
 from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.scripts import ADD_EVENTS
 from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
-from bls_agent.runs.event_ids import (
+from bls_agent.runs.events import (
     BEGINNING,
     DAY,
     END,
+    StreamEvent,
     check_bound,
     check_count,
     check_id,
@@ -23,7 +24,6 @@ from bls_agent.runs.event_ids import (
     next_id,
     previous_id,
 )
-from bls_agent.runs.events import StreamEvent
 from bls_agent.runs.follower import Follower
 from bls_agent.runs.hub import Hubs
 from bls_agent.runs.listing import RunList, RunSummary, describe_run, list_runs

@@ -11,8 +11,7 @@ from weakref import WeakValueDictionary
 import anyio
 
 from bls_agent.core.errors import BlsError, RedisUnavailableError
-from bls_agent.runs.event_ids import EventId, next_id, order
-from bls_agent.runs.events import StreamEvent
+from bls_agent.runs.events import EventId, StreamEvent, next_id, order
 from bls_agent.runs.gaps import WriterLiveness, continues, sequence_of
 from bls_agent.runs.reading import Page, RunKeys, RunReader
 

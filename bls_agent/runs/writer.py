@@ -23,7 +23,7 @@ from bls_agent.core.buffer import BoundedBuffer
 from bls_agent.core.errors import BlsError, ConfigurationError
 from bls_agent.core.redaction import redact_traceback
 from bls_agent.core.settings import check_seconds
-from bls_agent.runs.event_ids import check_count
+from bls_agent.runs.events import check_count
 from bls_agent.runs.new_events import (
     check_data,
     check_source,

@@ -26,7 +26,7 @@ from bls_agent.core.errors import (
     WrongTypeError,
 )
 from bls_agent.core.redaction import redact_traceback
-from bls_agent.runs.event_ids import BEGINNING, order
+from bls_agent.runs.events import BEGINNING, order
 from bls_agent.runs.new_events import add_arguments
 from bls_agent.runs.reading import RunKeys, find_wrong_type
 from bls_agent.runtime.lease import Run, boot_seconds, valid_until

@@ -16,7 +16,7 @@ from bls_agent import ConfigurationError, EventStore, RedisUnavailableError
 from bls_agent.core.errors import RedisRefusedError, WrongTypeError
 from bls_agent.devserver import DevServer
 from bls_agent.runs import EventAction, EventCategory, NewEvent, StreamEvent
-from bls_agent.runs.event_ids import order
+from bls_agent.runs.events import order
 from bls_agent.runs.reading import RunKeys
 from tests.harness import execute, url_with_rights
 

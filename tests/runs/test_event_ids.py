@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bls_agent import ConfigurationError
-from bls_agent.runs.event_ids import (
+from bls_agent.runs.events import (
     check_bound,
     check_id,
     check_run_id,

@@ -11,7 +11,7 @@ from bls_agent import ConfigurationError, EventStore
 from bls_agent.devserver import DevServer
 from bls_agent.ops.doctor.examine import examine
 from bls_agent.runs import StreamEvent
-from bls_agent.runs.event_ids import check_id, find_id
+from bls_agent.runs.events import check_id, find_id
 from tests.corpus.run_events import EVENTS, LAST_EVENT_IDS, entry
 from tests.event_source import parse
 from tests.harness import execute

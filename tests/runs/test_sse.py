@@ -15,8 +15,7 @@ from hypothesis import example, given, strategies as st
 from bls_agent import ConfigurationError, EventStore, WrongTypeError
 from bls_agent.devserver import DevServer
 from bls_agent.runs import Gap, GapReason, StreamEvent, WriterLost
-from bls_agent.runs.event_ids import find_id
-from bls_agent.runs.events import write_frame
+from bls_agent.runs.events import find_id, write_frame
 from bls_agent.runs.sse import (
     EventFrames,
     FramePump,

@@ -50,7 +50,7 @@ from bls_agent.ops.web.state import (
 )
 from bls_agent.project.messages import Command, LogEntry, Outcome
 from bls_agent.runs import RunSummary
-from bls_agent.runs.event_ids import check_id
+from bls_agent.runs.events import check_id
 from bls_agent.workers import Worker
 
 __all__ = ["api_routes"]

@@ -30,7 +30,7 @@ from bls_agent.core.errors import (
     UnknownProjectError,
     WrongTypeError,
 )
-from bls_agent.runs.event_ids import check_run_id
+from bls_agent.runs.events import check_run_id
 
 __all__ = [
     "ANY_ASSET",

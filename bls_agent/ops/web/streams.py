@@ -24,7 +24,7 @@ from bls_agent.ops.web.feeds.watch import Item, SharedWatch, clock
 from bls_agent.ops.web.requests import project_in_query, read_limit, run_in_path
 from bls_agent.ops.web.state import WebState, existing_project, requester, web_state
 from bls_agent.runs import Followed, Follower, Gap, StreamEvent
-from bls_agent.runs.event_ids import BEGINNING, check_id
+from bls_agent.runs.events import BEGINNING, check_id
 
 __all__ = ["EVENT_SIZE", "count_rows", "stream_routes", "write_followed"]
 

@@ -29,7 +29,7 @@ from bls_agent.runs import (
     RunSummary,
     StreamEvent,
 )
-from bls_agent.runs.event_ids import find_id
+from bls_agent.runs.events import find_id
 
 __all__ = [
     "RUNS",

@@ -19,8 +19,7 @@ from bls_agent.ops.doctor.rule import (
     count_bad,
     show,
 )
-from bls_agent.runs.event_ids import find_id
-from bls_agent.runs.events import StreamEvent
+from bls_agent.runs.events import StreamEvent, find_id
 from bls_agent.runs.reading import RunKeys, run_id_of
 
 __all__ = ["RULES"]
