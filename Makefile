@@ -14,6 +14,9 @@ SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 PEERS := arq taskiq faststream caches scrapy
 # The tests wait for servers most of the time: six at once keep two cores busy.
 AT_ONCE := --numprocesses=6
+# In a fresh checkout one process compiles the tests, lest six of them compile each one.
+COMPILED := test -d tests/__pycache__ || { echo 'compiling the tests ...'; \
+    PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --quiet --collect-only >/dev/null; } || true
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -39,6 +42,7 @@ demo: $(if $(findstring --console,$(ARGS)),$(VENV)/.demo-console,$(VENV)/.demo)
 
 test: $(VENV)/.test
 	@# Hundreds of interpreters are started: they keep their bytecode, whatever is said.
+	@$(if $(ARGS),,$(COMPILED))
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(or $(ARGS),$(AT_ONCE))
 
 lint: $(VENV)/.lint
