@@ -68,7 +68,6 @@ __all__ = ["AssetSync", "SyncStep", "read_manifest"]
 
 logger = logging.getLogger(__name__)
 
-RENEWALS: Final = 3  # in one TTL of the lease
 SHOWN_FAULTS: Final = 100  # in the report that Redis keeps
 COMPARED: Final = (
     "id", "name", "category", "version", "description", "github_path", "github_sha"
@@ -262,12 +261,8 @@ class AssetSync:
         return replace(report, source=self.source.name)
 
     async def _renew(self, lease: Lease, scope: anyio.CancelScope) -> None:
-        while True:
-            await anyio.sleep(lease.ttl / RENEWALS)
-            with suppress(RedisUnavailableError):
-                await lease.renew()
-            if not lease.valid:
-                scope.cancel()
+        await lease.keep()
+        scope.cancel()
 
     async def _synchronise(self, lease: Lease | None, *, force: bool) -> SyncReport:
         state = await self.library.sync_state()

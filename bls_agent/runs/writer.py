@@ -42,7 +42,7 @@ from bls_agent.runs.writer_task import (
     wait_through,
 )
 from bls_agent.runtime.batch_writer import BatchWriter, Flushed
-from bls_agent.runtime.lease import belongs_to_dead, make_token
+from bls_agent.runtime.lease import make_token
 from bls_agent.runtime.loop_thread import (
     LoopThread,
     SharedThread,
@@ -238,7 +238,7 @@ class RunWriter:
     def is_owner(self) -> bool:
         """Whether the run surely belongs to this writer, which then ends it."""
         lease = self._run_lease
-        return lease is not None and lease.is_valid
+        return lease is not None and lease.valid
 
     def complete(self, data: Mapping[str, Any] | None = None) -> None:
         """Set the data of ``lifecycle.completed``, which is written on leaving.
@@ -398,9 +398,8 @@ class RunWriter:
             self._keys,
             token,
             lease=self._options.lease,
-            ttl=self._bounds.ttl,
+            run_ttl=self._bounds.ttl,
             rng=_RNG,
-            is_dead=belongs_to_dead,
         )
         pool.add(lease)
         with anyio.move_on_after(self._timeout):

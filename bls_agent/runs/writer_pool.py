@@ -29,7 +29,14 @@ from bls_agent.core.redaction import redact_traceback
 from bls_agent.runs.events import BEGINNING, order
 from bls_agent.runs.new_events import add_arguments
 from bls_agent.runs.reading import RunKeys, find_wrong_type
-from bls_agent.runtime.lease import Run, boot_seconds, valid_until
+from bls_agent.runtime.lease import (
+    RENEWALS,
+    LeaseReply,
+    LeaseState,
+    Ownership,
+    Run,
+    boot_seconds,
+)
 from bls_agent.runtime.tasks import ThreadSafeEvent, start_background
 
 if TYPE_CHECKING:
@@ -47,7 +54,6 @@ MOST: Final = 10_000  # runs; those written longest ago are forgotten
 _UNKNOWN: Final = (0, BEGINNING, float("-inf"))
 
 NEVER: Final = float("inf")
-PARTS: Final = 3  # a lease is renewed after one third of it
 REMEDY: Final = "Give the run another id, or contribute to it with lifecycle=False."
 
 NAME: Final = "bls-agent runs"
@@ -99,7 +105,7 @@ class HighWaterMarks:
             self._marks.pop(run_id, None)
 
 
-class RunLease:
+class RunLease(LeaseState):
     """The lease of one writer on its run, from its opening to its end.
 
     Each renewal starts the run's own TTL anew, too, however long nothing is written.
@@ -111,68 +117,49 @@ class RunLease:
         token: str,
         *,
         lease: float,
-        ttl: int,
+        run_ttl: int,
         rng: random.Random,
-        is_dead: Callable[[str], bool],
     ) -> None:
+        super().__init__(keys.events, lease, token)
         self.keys = keys
-        self.token = token  # of this writer alone
-        # seconds until another writer may take the run if it is not renewed
-        self.lease = lease
+        self.run_ttl = run_ttl  # seconds
         self.due = 0.0  # when to send the next request, by the event loop's clock
         # set at the first reply, and where none is to be expected soon
         self.answered = anyio.Event()
         # what opening the run raises, if anything
         self.refusal: BlsError | None = None
-        self.ttl = ttl  # of the run, in seconds
         self._rng = rng
-        self._is_dead = is_dead
-        self._dead = ""
-        self._valid_until = -NEVER
         self._logged_lost = self._over = False
         self._backoff = Backoff(cap=CAP)
 
-    @property
-    def is_valid(self) -> bool:
-        """Whether the run surely belongs to this writer."""
-        return boot_seconds() < self._valid_until
-
     def request(self) -> Run:
         """Make the request that takes or renews the lease."""
-        lease = max(1, int(self.lease * 1000))
-        return self.keys.all, (self.token, lease, self.ttl, self._dead)
+        return self.keys.all, (*self.arguments, self.run_ttl)
 
-    def handle_reply(self, reply: Reply, *, sent_at: float) -> float:
+    def note_reply(self, reply: Reply, *, sent_at: float) -> float:
         """Handle a reply; give the seconds until the next request."""
         if self._over:
             return NEVER
         self._backoff.succeeded()
-        what, remaining, whose = reply
-        former, self._dead = self._dead, ""
-        if what == b"ours":
-            self._valid_until = valid_until(sent_at, self.lease)
+        answer = LeaseReply.of(reply)
+        if self.handle_reply(answer, sent_at=sent_at, now=boot_seconds()):
+            return 0.0
+        if self.standing is Ownership.OURS:
             self._log_regained()
         else:
-            self._valid_until = -NEVER
-            owner = whose.decode("utf-8", "replace")
-            if what == b"held" and owner != former and self._is_dead(owner):
-                self._dead = owner
-                return 0.0
-            left = _seconds(remaining)
-            self._refuse(LeaseHeldError(self.keys.events, left, REMEDY))
+            self._refuse(LeaseHeldError(self.key, answer.remaining, REMEDY))
         self.answered.set()
-        if what == b"ended":
+        if answer.what == "ended":
             return NEVER
-        return jittered(self.lease / PARTS, self._rng)
+        return jittered(self.ttl / RENEWALS, self._rng)
 
     def note_renewed(self, *, sent_at: float) -> None:
         """Record that a batch of events has renewed the lease."""
         if self._over:
             return
-        until = valid_until(sent_at, self.lease)
-        self._valid_until = max(self._valid_until, until)
+        self.record_renewed(sent_at)
         self._log_regained()
-        self.due = anyio.current_time() + jittered(self.lease / PARTS, self._rng)
+        self.due = anyio.current_time() + jittered(self.ttl / RENEWALS, self._rng)
 
     def fail(
         self, error: RedisUnavailableError, wrong: WrongTypeError | None = None
@@ -188,7 +175,7 @@ class RunLease:
         """Give up the lease here; later replies do not count."""
         self._over = True
         self.due = NEVER
-        self._valid_until = -NEVER
+        self.end()
         self.answered.set()
 
     def _log_regained(self) -> None:
@@ -212,10 +199,6 @@ class RunLease:
                 "written on, its end is not"
             )
             logger.warning(text, self.keys.run_id)
-
-
-def _seconds(milliseconds: int) -> float | None:
-    return None if milliseconds < 0 else milliseconds / 1000
 
 
 class WriterPool:
@@ -276,7 +259,7 @@ class WriterPool:
         """End a lease that Redis may have given; nothing was written in its run."""
         self.remove(lease)
         nothing = add_arguments(
-            (), maxlen=1, ttl=lease.ttl, floor=(0, BEGINNING),
+            (), maxlen=1, ttl=lease.run_ttl, floor=(0, BEGINNING),
             token=lease.token, number=1, ends=True,
         )  # fmt: skip
         await self.add_events(lease.keys, nothing)
@@ -354,9 +337,7 @@ class WriterPool:
             first = min((lease.due for lease in leases), default=float("inf"))
             if first <= now:
                 return [
-                    lease
-                    for lease in leases
-                    if lease.due <= now + lease.lease / TOGETHER
+                    lease for lease in leases if lease.due <= now + lease.ttl / TOGETHER
                 ]
             await self._wakeup.wait(None if first == float("inf") else first - now)
 
@@ -386,7 +367,7 @@ class WriterPool:
                 self._warn(reply, wrong)
                 lease.due = now + lease.fail(reply, wrong)
             else:
-                lease.due = now + lease.handle_reply(reply, sent_at=sent_at)
+                lease.due = now + lease.note_reply(reply, sent_at=sent_at)
 
 
 class WriterPools:

@@ -359,7 +359,7 @@ class RunWriterTask:
             floor=self._marks.of(self._keys.run_id, boot_seconds()),
             token=self._token,
             number=batch.number,
-            lease=self._run_lease.lease if self._run_lease is not None else 0.0,
+            lease=self._run_lease.ttl if self._run_lease is not None else 0.0,
             ends=batch.ends,
         )
         # As long as its writer lives a run does not expire, however long it is silent.

@@ -9,6 +9,11 @@ process that wants a lease with more time left cuts it to that length.
 A killed worker is often started again on the same machine within a second, and its
 operating system knows that the former process is dead. With the process's identity in
 the token no process has to wait for the TTL then.
+
+:class:`LeaseState` decides, without I/O. A lease that stands alone is a :class:`Lease`;
+one whose value its owner writes again and again, a :class:`ValueLease`; a room that
+renews many leases, or takes one within a larger step, has a script of its own for that.
+All of them stand on ``lease.lua``.
 """
 
 from __future__ import annotations
@@ -16,42 +21,48 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import re
 import secrets
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import anyio
+
 from bls_agent.connection.after_fork import register
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Reply
-from bls_agent.connection.scripts import END_LEASE, RENEW_LEASE
+from bls_agent.connection.scripts import END_LEASE, HOLD_LEASE
+from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.core.keys import OWNER, place_beside
 
 __all__ = [
+    "RENEWALS",
     "Lease",
     "LeaseReply",
     "LeaseState",
     "Ownership",
     "ProcessIdentity",
     "Run",
+    "ValueLease",
     "belongs_to_dead",
     "boot_seconds",
     "digest_of",
     "length_of",
     "make_token",
-    "ttl_of",
     "valid_until",
 ]
 
 MARGIN: Final = 0.1  # of the TTL: we step down before the server ends the lease
 LONGEST_MARGIN: Final = 1.0  # seconds
 MAY_ARRIVE: Final = 25.0  # seconds after a loss in which a request may still be served
-_DIGITS: Final = 16
-_TTL_WORD: Final = 3  # the place of the milliseconds in a lease, see beat.lua
+RENEWALS: Final = 3  # in one TTL
+_TOKEN: Final = re.compile(rb"[0-9a-f]+\.(\d{1,15})(?:[@ ]|$)")  # see lease.lua
 _GONE: Final = frozenset("ZXx")  # states of a process that will never run again
 
 Run = tuple[list[str], Sequence[Argument]]  # keys and arguments of a script
@@ -68,90 +79,32 @@ def valid_until(sent_at: float, ttl: float) -> float:
     return sent_at + ttl - min(LONGEST_MARGIN, ttl * MARGIN)
 
 
+def make_token(ttl: float) -> str:
+    """Make the token of an owner: the length of its lease and its process's identity.
+
+    Other processes see by it whether the lease became longer, or the owner is dead.
+    """
+    return f"{secrets.token_hex(16)}.{_milliseconds(ttl)}@{_IDENTITY.own}".rstrip("@")
+
+
 def length_of(token: bytes | None) -> float | None:
     """The seconds of a lease that stand in its token, ``None`` without."""
-    found = (token or b"").partition(b"@")[0].partition(b".")[2]
-    return int(found) / 1000 if found.isdigit() and len(found) < _DIGITS else None
+    found = _TOKEN.match(token or b"")
+    return int(found[1]) / 1000 if found else None
 
 
-class Lease:
-    """The right to be the only process that works on a key.
+def belongs_to_dead(token: str) -> bool:
+    """Whether the owner of a token was a process of this machine and is dead."""
+    return _IDENTITY.is_dead(token.rpartition("@")[2])
 
-    The holder has to check :attr:`valid` before each thing that only the owner may do:
-    it is true only as long as the server surely still agrees, by our own clock from the
-    moment *before* the last request was sent.
-    """
 
-    def __init__(self, connection: Connection, key: str, ttl: float) -> None:
-        self._connection = connection
-        self.key = key  # what is owned
-        # Where the owner's token stands.
-        self.owner_key = OWNER.locate(place=place_beside(key))
-        self.ttl = ttl  # seconds until the lease ends if it is not renewed
-        self.token = ""  # ours, ``""`` once the lease is surely not ours any more
-        self._valid_until = float("-inf")
-        register(self)
+def digest_of(value: bytes) -> str:
+    """The SHA-1 of a value, as the scripts compute it."""
+    return hashlib.sha1(value, usedforsecurity=False).hexdigest()
 
-    @property
-    def valid(self) -> bool:
-        """Whether the lease is surely still ours."""
-        return boot_seconds() < self._valid_until
 
-    async def acquire(self) -> bool:
-        """Take the lease if no process has it, and return whether it is ours.
-
-        Called again after an ambiguous failure, it finds out whether it is ours
-        already.
-        """
-        self.token = self.token or f"{secrets.token_hex(16)}.{self._ttl_ms}"
-        sent_at = boot_seconds()
-        request = ("SET", self.owner_key, self.token, "NX", "PX", self._ttl_ms)
-        if await self._connection.call(*request) is not None:
-            self._valid_until = valid_until(sent_at, self.ttl)
-            return True
-        return await self.renew()
-
-    async def renew(self) -> bool:
-        """Begin the TTL anew if the lease is still ours, and return whether it is.
-
-        ``False`` is final: acquire it again, with a new token. RedisUnavailableError
-        leaves :attr:`valid` as it was.
-        """
-        sent_at, token = boot_seconds(), self.token
-        if token and await RENEW_LEASE.run(
-            self._connection, [self.owner_key], [token, self._ttl_ms]
-        ):
-            self._valid_until = valid_until(sent_at, self.ttl)
-            return True
-        self.forget()
-        return False
-
-    async def give_back(self) -> None:
-        """End the lease if it is ours; another process may have it at once.
-
-        After RedisUnavailableError it ends by itself, at the end of its TTL.
-        """
-        token = self.token
-        self.forget()
-        if token:
-            await END_LEASE.run(self._connection, [self.owner_key], [token])
-
-    def step_down(self) -> None:
-        """Not be :attr:`valid` until the server has confirmed the lease again."""
-        self._valid_until = float("-inf")
-
-    def forget(self) -> None:
-        """Let the lease end by itself, without a request to the server."""
-        self.token = ""
-        self.step_down()
-
-    def forget_parent(self) -> None:
-        """In a forked child the lease is the parent's."""
-        self.forget()
-
-    @property
-    def _ttl_ms(self) -> int:
-        return max(1, int(self.ttl * 1000))
+def _milliseconds(seconds: float) -> int:
+    return max(1, int(seconds * 1000))
 
 
 class Ownership(StrEnum):
@@ -164,11 +117,17 @@ class Ownership(StrEnum):
     WRONG_TYPE = "wrong_type"  # it, or the key of its lease, holds another type
 
 
-class LeaseReply(NamedTuple):
-    """The reply of ``beat.lua``."""
+_STANDINGS: Final = {
+    **{one.value: one for one in Ownership},
+    "written": Ownership.OURS,
+    "refreshed": Ownership.OURS,
+}
 
-    # Of the script: ``written``, ``refreshed``, ``held``, ``stands``, ``lapsed``,
-    # ``late``, ``wrong_type``.
+
+class LeaseReply(NamedTuple):
+    """The reply of a script that takes or keeps a lease."""
+
+    # ``ours``, ``held``, ``lapsed``, ``ended``, or a word of ``beat.lua``.
     what: str
     # Seconds until the other lease or value ends; ``None`` for never.
     remaining: float | None = 0.0
@@ -177,107 +136,101 @@ class LeaseReply(NamedTuple):
 
     @classmethod
     def of(cls, reply: Reply) -> LeaseReply:
-        """Read the reply of ``beat.lua``."""
+        """Read the reply of a script."""
         what, number, whose = reply
-        name = what.decode()
-        remaining = max(number, 0) / 1000
         return cls(
-            name,
-            None if name in _OTHERS and number < 0 else remaining,
-            strange=name == "written" and number == 1,
+            what.decode(),
+            None if number < 0 else number / 1000,
+            strange=what == b"written" and number == 1,
             whose=whose.decode("utf-8", "replace"),
         )
 
 
-_OTHERS: Final = {
-    "held": Ownership.HELD,
-    "stands": Ownership.STANDS,
-    "wrong_type": Ownership.WRONG_TYPE,
-}
-
-
 class LeaseState:
-    """The lease on a key whose value its owner writes again and again; works once.
+    """One owner's lease on one key: what to request, what replies mean; no I/O.
 
-    Value and lease are renewed in one step, and many of them in one write. This decides
-    what to request and what the replies mean, without I/O. Only a write that takes a
-    key needs care afterwards: one that keeps it does nothing once our lease has ended.
+    The owner has to check :attr:`valid` before each thing that only the owner may do:
+    it is true only as long as the server surely still agrees, by our own clock from the
+    moment *before* the last request was sent.
     """
 
-    def __init__(self, key: str, ttl: float, token: str = "") -> None:
+    def __init__(
+        self,
+        key: str,
+        ttl: float,
+        token: str = "",
+        *,
+        is_dead: Callable[[str], bool] = belongs_to_dead,
+    ) -> None:
         self.key = key  # what is owned
         # Where the owner's token stands.
         self.owner_key = OWNER.locate(place=place_beside(key))
-        self.ttl = ttl  # seconds until key and lease end without another write
-        self.token = token or secrets.token_hex(16)  # ours; made here if none is given
+        self.ttl = ttl  # seconds until the lease ends if it is not renewed
+        self.token = token or make_token(ttl)  # ours
         self.standing = Ownership.UNKNOWN  # by the last reply
         self.losses = 0  # how often another process has got the key from us
-        self._numbers = itertools.count(1)
-        self.digest = ""  # SHA-1 of the value that was last asked to be written
+        self._is_dead = is_dead
+        self._dead_owner = ""
         self._valid_until = float("-inf")
         self._in_doubt = False
         self._harmless_at = float("-inf")
+        self._numbers = itertools.count(1)  # of requests, where a late one does nothing
 
     def is_valid(self, now: float) -> bool:
-        """Whether the key is surely ours, by :func:`boot_seconds`."""
+        """Whether the lease is surely ours, by :func:`boot_seconds`."""
         return now < self._valid_until
 
-    def write_request(self, value: bytes, *, true: bool = True, dead: str = "") -> Run:
-        """Request to write a value; where the key is not ours yet, to take it.
+    @property
+    def valid(self) -> bool:
+        """Whether the lease is surely ours now."""
+        return self.is_valid(boot_seconds())
 
-        With ``true``, the value written before may be kept alive where memory is out;
-        ``dead`` is the token of an owner that is surely dead.
-        """
-        takes = self.standing is not Ownership.OURS
-        former = self.digest
-        self.record_written(value)
-        return self._run(value, takes=takes, former=former, dead=dead, true=true)
-
-    def record_written(self, value: bytes) -> None:
-        """Record a value of ours that may stand there, however it was written."""
-        self.digest = digest_of(value)
-
-    def keep_request(self, value: bytes) -> Run:
-        """Request to write only while the key is ours; from any thread.
-
-        Nothing changes here: the reply needs no :meth:`handle_reply`.
-        """
-        return self._run(value, takes=False, true=False)
-
-    def _run(
-        self, value: bytes, *, takes: bool, true: bool, former: str = "", dead: str = ""
-    ) -> Run:
-        number, ttl = next(self._numbers), int(self.ttl * 1000)
-        return [self.key, self.owner_key], (
-            self.token, number, value, ttl, int(takes), former, dead, int(true),
-        )  # fmt: skip
+    @property
+    def arguments(self) -> tuple[str, int, str]:
+        """The first arguments of each script that takes or keeps a lease."""
+        return self.token, _milliseconds(self.ttl), self._dead_owner
 
     def handle_reply(self, reply: LeaseReply, *, sent_at: float, now: float) -> bool:
-        """Record the reply to :meth:`write_request`; return whether it has written."""
+        """Record a reply; tell whether to request it once more, at once.
+
+        So it is where our lease has ended and no other began, and where its owner is
+        dead, which the next request then says.
+        """
         if self._in_doubt:
             self._in_doubt, self._harmless_at = False, now + MAY_ARRIVE
-        if reply.what in ("written", "refreshed"):
-            self.standing = Ownership.OURS
-            self._valid_until = valid_until(sent_at, self.ttl)
-            return reply.what == "written"
+        former, self._dead_owner = self._dead_owner, ""
         if reply.what == "late":
             return False
-        if self.standing is Ownership.OURS and reply.what in ("held", "stands"):
-            self.losses += 1
-        self.standing = _OTHERS.get(reply.what, Ownership.UNKNOWN)
+        before = self.standing
+        self.standing = _STANDINGS.get(reply.what, Ownership.UNKNOWN)
+        if self.standing is Ownership.OURS:
+            self.record_renewed(sent_at)
+            return False
         self._valid_until = float("-inf")
-        return False
+        if before is Ownership.OURS and reply.what in ("held", "stands"):
+            self.losses += 1
+        if reply.what == "held" and reply.whose != former:
+            self._dead_owner = reply.whose if self._is_dead(reply.whose) else ""
+        return reply.what == "lapsed" or bool(self._dead_owner)
+
+    def record_renewed(self, sent_at: float) -> None:
+        """Record that a request which was sent then has renewed the lease."""
+        self._valid_until = max(self._valid_until, valid_until(sent_at, self.ttl))
 
     def record_failure(self, *, ambiguous: bool) -> None:
-        """Record that a request had no reply; if ``ambiguous``, it may be executed."""
+        """Record that a request had no reply; if ``ambiguous``, it may be executed.
+
+        Only one that takes a key needs care afterwards: one that keeps it does nothing
+        once our lease has ended.
+        """
         if ambiguous and self.standing is not Ownership.OURS:
             self._in_doubt = True
 
     def end_request(self, now: float) -> Run:
-        """Request to end the lease and to remove the key if they are ours."""
+        """Request to end the lease if it is ours."""
         in_doubt = self._in_doubt or now < self._harmless_at
         stays = int(MAY_ARRIVE * 1000) if in_doubt else 0
-        return [self.key, self.owner_key], (self.token, stays)
+        return [self.owner_key], (self.token, stays)
 
     def end(self) -> None:
         """Own nothing any more, without a request to the server."""
@@ -285,16 +238,121 @@ class LeaseState:
         self._valid_until = float("-inf")
 
 
-def ttl_of(lease: object) -> float | None:
-    """The seconds for which an owner's writes count, as they stand in its lease."""
-    words = lease.split() if isinstance(lease, bytes) else []
-    found = words[_TTL_WORD] if len(words) > _TTL_WORD else b""
-    return int(found) / 1000 if found.isdigit() and len(found) < _DIGITS else None
+class Lease(LeaseState):
+    """The right to be the only process that works on a key."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        key: str,
+        ttl: float,
+        *,
+        is_dead: Callable[[str], bool] = belongs_to_dead,
+    ) -> None:
+        super().__init__(key, ttl, is_dead=is_dead)
+        self.token = ""  # also once the lease is surely not ours any more
+        self._connection = connection
+        register(self)
+
+    async def acquire(self) -> bool:
+        """Take the lease if no living process has it, and return whether it is ours.
+
+        Called again after an ambiguous failure, it finds out whether it is ours
+        already.
+        """
+        self.token = self.token or make_token(self.ttl)
+        return await self._hold(takes=True)
+
+    async def renew(self) -> bool:
+        """Begin the TTL anew if the lease is still ours, and return whether it is.
+
+        ``False`` is final: acquire it again, with a new token. RedisUnavailableError
+        leaves :attr:`valid` as it was.
+        """
+        return bool(self.token) and await self._hold(takes=False)
+
+    async def _hold(self, *, takes: bool) -> bool:
+        again = True
+        while again:
+            sent_at = boot_seconds()
+            arguments = (*self.arguments, int(takes))
+            try:
+                reply = await HOLD_LEASE.run(
+                    self._connection, [self.owner_key], arguments
+                )
+            except BaseException as error:
+                self.record_failure(ambiguous=getattr(error, "ambiguous", True))
+                raise
+            told = LeaseReply.of(reply)
+            again = self.handle_reply(told, sent_at=sent_at, now=boot_seconds())
+            again = again and takes
+        if self.standing is not Ownership.OURS:
+            self.forget()
+        return bool(self.token)
+
+    async def keep(self) -> None:
+        """Renew the lease three times in its TTL, and return when it is lost."""
+        while True:
+            await anyio.sleep(self.ttl / RENEWALS)
+            with suppress(RedisUnavailableError):  # the next one may succeed
+                await self.renew()
+            if not self.valid:
+                return
+
+    async def give_back(self) -> None:
+        """End the lease if it is ours; another process may have it at once.
+
+        After RedisUnavailableError it ends by itself, at the end of its TTL.
+        """
+        token, run = self.token, self.end_request(boot_seconds())
+        self.forget()
+        if token:
+            await END_LEASE.run(self._connection, *run)
+
+    def step_down(self) -> None:
+        """Not be :attr:`valid` until the server has confirmed the lease again."""
+        self._valid_until = float("-inf")
+
+    def forget(self) -> None:
+        """Let the lease end by itself, without a request to the server."""
+        self.token = ""
+        self.end()
+
+    forget_parent = forget  # in a forked child the lease is the parent's
 
 
-def digest_of(value: bytes) -> str:
-    """The SHA-1 of a value, as the script computes it."""
-    return hashlib.sha1(value, usedforsecurity=False).hexdigest()
+class ValueLease(LeaseState):
+    """The lease on a key whose value its owner writes again and again; works once.
+
+    Value and lease are renewed in one step, and many of them in one write.
+    """
+
+    digest = ""  # SHA-1 of the value that was last asked to be written
+
+    def write_request(self, value: bytes, *, true: bool = True) -> Run:
+        """Request to write a value; where the key is not ours yet, to take it.
+
+        With ``true``, the value written before may be kept alive where memory is out.
+        """
+        former, self.digest = self.digest, digest_of(value)
+        takes = self.standing is not Ownership.OURS
+        return self._run(value, int(takes), former, int(true))
+
+    def keep_request(self, value: bytes) -> Run:
+        """Request to write only while the key is ours; from any thread.
+
+        Nothing changes here: the reply needs no :meth:`handle_reply`.
+        """
+        return self._run(value, 0, "", 0)
+
+    def _run(self, value: bytes, *how: Argument) -> Run:
+        number = next(self._numbers)
+        return [self.key, self.owner_key], (*self.arguments, number, value, *how)
+
+    def end_request(self, now: float) -> Run:
+        """Request to end the lease and to remove the value if they are ours."""
+        keys, arguments = super().end_request(now)
+        return [*keys, self.key], arguments
 
 
 class ProcessIdentity:
@@ -379,17 +437,3 @@ def _name_machine() -> str:
 
 
 _IDENTITY: Final = ProcessIdentity()
-
-
-def make_token(ttl: float) -> str:
-    """Make the token of an owner: the length of its lease and its process's identity.
-
-    Other processes see by it whether the lease became longer, or the owner is dead.
-    """
-    milliseconds = max(1, int(ttl * 1000))
-    return f"{secrets.token_hex(16)}.{milliseconds}@{_IDENTITY.own}".removesuffix("@")
-
-
-def belongs_to_dead(token: str) -> bool:
-    """Whether the owner of a token was a process of this machine and is dead."""
-    return _IDENTITY.is_dead(token.rpartition("@")[2])

@@ -25,13 +25,7 @@ from bls_agent.core.errors import (
 )
 from bls_agent.core.keys import shares_slot
 from bls_agent.core.settings import check_seconds
-from bls_agent.runtime.lease import (
-    LeaseState,
-    Ownership,
-    belongs_to_dead,
-    boot_seconds,
-    make_token,
-)
+from bls_agent.runtime.lease import Ownership, ValueLease
 from bls_agent.runtime.loop_thread import (
     LoopThread,
     SharedThread,
@@ -219,7 +213,7 @@ class Heartbeat:
     def owned(self) -> bool:
         """Whether the key surely belongs to this process until the next beat is due."""
         state = self._state
-        return state is not None and state.claim.is_valid(boot_seconds())
+        return state is not None and state.claim.valid
 
     def update(self, **changes: Any) -> None:
         """Change the value; written at once, then with each beat.
@@ -365,11 +359,10 @@ class Heartbeat:
         # Neither state nor writer holds this object: an unclosed one is collected.
         state = HeartbeatState(
             self._current,
-            LeaseState(self._key, self._ttl, make_token(self._ttl)),
+            ValueLease(self._key, self._ttl),
             interval=self._interval,
             counts=self._counts,
             rng=_RNG,
-            is_dead=belongs_to_dead,
         )
         writer = WRITERS.enter(
             endpoint, timeout=self._timeout, stall_after=self._stall_after

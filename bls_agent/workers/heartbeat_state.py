@@ -6,7 +6,6 @@ import copy
 import logging
 import random
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,7 +21,13 @@ from bls_agent.core.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.runtime.lease import LeaseReply, LeaseState, Ownership, Run
+from bls_agent.runtime.lease import (
+    LeaseReply,
+    Ownership,
+    Run,
+    ValueLease,
+    digest_of,
+)
 from bls_agent.workers.heartbeat_fields import WorkerHeartbeat, WorkerStatus
 
 __all__ = ["CurrentHeartbeat", "HeartbeatCounts", "HeartbeatState"]
@@ -84,12 +89,11 @@ class HeartbeatState:
     def __init__(
         self,
         current: CurrentHeartbeat,
-        claim: LeaseState,
+        claim: ValueLease,
         *,
         interval: float,
         counts: HeartbeatCounts,
         rng: random.Random,
-        is_dead: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self.claim = claim  # whether this process owns the key
         self.counts = counts
@@ -108,8 +112,6 @@ class HeartbeatState:
         self.failures = 0  # refusals in a row, where other heartbeats were not refused
         self._current = current
         self._rng = rng
-        self._is_dead = is_dead
-        self._dead_owner = ""
         self._has_set_get = True  # SET … GET leaves a key of another type alone
         self._refused = False
         self._status_sent: WorkerStatus | None = None
@@ -128,12 +130,12 @@ class HeartbeatState:
         self._status_sent = current.status
         is_true = self._status_sent is self._status_written
         value = current.changed().to_json().encode()
-        return self.claim.write_request(value, true=is_true, dead=self._dead_owner)
+        return self.claim.write_request(value, true=is_true)
 
     def plain_beat(self) -> Request:
         """Make the next beat where scripts are refused."""
         value = self.value()
-        self.claim.record_written(value)
+        self.claim.digest = digest_of(value)
         words = ("SET", self.claim.key, value, "PX", int(self.claim.ttl * 1000))
         return (*words, "GET") if self._has_set_get else words
 
@@ -145,14 +147,14 @@ class HeartbeatState:
         self._refused = False
         answer = LeaseReply.of(reply)
         losses = self.claim.losses
-        written = self.claim.handle_reply(answer, sent_at=sent_at, now=now)
+        again = self.claim.handle_reply(answer, sent_at=sent_at, now=now)
         self.counts.losses += self.claim.losses - losses
-        if written:
+        if answer.what == "written":
             self._record_written()
         self.counts.refreshes += answer.what == "refreshed"
         if answer.strange:
             self._record_overwritten()
-        if answer.what == "lapsed" or self._is_owner_dead(answer):
+        if again:
             return 0.0
         self._record_conflict(answer)
         pause = jittered(self.interval, self._rng)
@@ -196,13 +198,6 @@ class HeartbeatState:
             self._has_set_get = False
             return True
         return False
-
-    def _is_owner_dead(self, answer: LeaseReply) -> bool:
-        """Tell whether the owner is dead, so that its lease need not be waited for."""
-        former, self._dead_owner = self._dead_owner, ""
-        if answer.what == "held" and answer.whose != former:
-            self._dead_owner = answer.whose if self._is_dead(answer.whose) else ""
-        return bool(self._dead_owner)
 
     def _record_written(self) -> None:
         self.counts.writes += 1

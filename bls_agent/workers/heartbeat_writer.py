@@ -20,7 +20,7 @@ from bls_agent.connection.endpoint import Endpoint, Reply
 from bls_agent.connection.loop_local import LoopLocal
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.connection.reconnect import Complaints
-from bls_agent.connection.scripts import BEAT, END_BEAT
+from bls_agent.connection.scripts import BEAT, END_LEASE
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import slot_of
@@ -265,7 +265,7 @@ class HeartbeatWriter:
             try:
                 now = boot_seconds()
                 runs = [state.claim.end_request(now) for state in states]
-                await END_BEAT.run_many(self._pool, runs)
+                await END_LEASE.run_many(self._pool, runs)
                 await self._remove_plainly(states)
             except RedisUnavailableError as error:
                 logger.info("heartbeats could not be removed: %s", error)

@@ -20,7 +20,7 @@ from bls_agent.core.errors import (
 )
 from bls_agent.core.keys import KeyTemplate
 from bls_agent.core.settings import check_seconds
-from bls_agent.runtime.lease import ttl_of
+from bls_agent.runtime.lease import length_of
 from bls_agent.workers.heartbeat_fields import WorkerHeartbeat
 from bls_agent.workers.worker import (
     HEARTBEATS,
@@ -296,7 +296,7 @@ async def _judge_by_leases(
         requests = [("GETRANGE", worker.owner_key, 0, LEASE) for _, worker in part]
         leases = await pool.read_many(requests)
         for (key, worker), lease in zip(part, leases, strict=True):
-            given = ttl_of(lease)
+            given = length_of(lease)
             if given is not None:
                 judged[key] = worker.judged(given)
     return judged

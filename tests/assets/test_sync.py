@@ -448,27 +448,37 @@ async def test_in_an_agent(
     assert any(b"10 created" in record for record in records)
 
 
-CUTS = [
-    pytest.param(command, direction, id=f"{command}-{direction.name.lower()}")
-    for command in ("SET", "HGETALL", "HSET", "HMGET", "EVALSHA", "TIME")
+CUTS = [  # the first EVALSHA takes the lease, those behind the download write
+    pytest.param(command, behind, direction, id=f"{command}-{behind}-{direction.name}")
+    for command in ("HGETALL", "HSET", "HMGET", "EVALSHA", "TIME")
+    for behind in (["", "download"] if command == "EVALSHA" else [""])
     for direction in Direction
 ]
 
 
-@pytest.mark.parametrize(("command", "direction"), CUTS)
+@pytest.mark.parametrize(("command", "behind", "direction"), CUTS)
 async def test_the_link_is_cut(
-    own_server: DevServer, source: MemorySource, command: str, direction: Direction
+    own_server: DevServer,
+    source: MemorySource,
+    command: str,
+    behind: str,
+    direction: Direction,
 ) -> None:
     """In a request or in its reply: the commit is never ahead, the next run completes."""
+
+    def arm(step: SyncStep) -> None:
+        if step.phase == behind and step.done == step.total:
+            proxy.arm(Cut(command=command, direction=direction, at=3))
+
     async with (
         AssetSync(own_server.url, source) as direct,
         FaultProxy(own_server.url) as proxy,
-        AssetSync(proxy.url, source, wait=5, lease=1) as sync,
+        AssetSync(proxy.url, source, wait=5, lease=1, on_progress=arm) as sync,
     ):
         await direct.run()
         source.files |= {f"{name}.yaml": manifest(name, "2.0.0") for name in "abcde"}
         del source.files["j.yaml"]
-        proxy.arm(Cut(command=command, direction=direction, at=3))
+        arm(SyncStep(""))
         before = await commit_of(direct)
         try:
             report = await sync.run()

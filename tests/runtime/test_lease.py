@@ -17,17 +17,17 @@ from redis.asyncio import Redis
 from bls_agent import RedisUnavailableError
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.scripts import BEAT, END_BEAT
+from bls_agent.connection.scripts import BEAT, END_LEASE
 from bls_agent.core.keys import OWNER, place_beside
 from bls_agent.devserver import DevServer
 from bls_agent.runtime.lease import (
     MAY_ARRIVE,
     Lease,
     LeaseReply,
-    LeaseState,
     Ownership,
     ProcessIdentity,
     Run,
+    ValueLease,
 )
 from tests.harness import eventually
 
@@ -56,17 +56,17 @@ async def ask(connection: Connection, run: Run) -> LeaseReply:
     return LeaseReply.of(await BEAT.run(connection, keys, [*arguments]))
 
 
-async def beat(connection: Connection, claim: LeaseState, value: bytes) -> str:
+async def beat(connection: Connection, claim: ValueLease, value: bytes) -> str:
     """Ask and hear, as the loop around a claim does."""
     answer = await ask(connection, claim.write_request(value))
     claim.handle_reply(answer, sent_at=0.0, now=0.0)
     return answer.what
 
 
-async def end(connection: Connection, claim: LeaseState, now: float = 0.0) -> int:
+async def end(connection: Connection, claim: ValueLease, now: float = 0.0) -> int:
     """End a claim at the server."""
     keys, arguments = claim.end_request(now)
-    removed: int = await END_BEAT.run(connection, keys, [*arguments])
+    removed: int = await END_LEASE.run(connection, keys, [*arguments])
     return removed
 
 
@@ -79,12 +79,12 @@ async def test_value_and_lease_in_one_step(
     connection: Connection, bare: Redis, key: str
 ) -> None:
     """The value is what was given; token, number and digest stand beside it; one TTL."""
-    claim = LeaseState(key, 5)
+    claim = ValueLease(key, 5)
     assert await beat(connection, claim, "值".encode()) == "written"
     assert claim.standing is Ownership.OURS
     assert await bare.get(key) == "值".encode()
     digest = hashlib.sha1("值".encode(), usedforsecurity=False).hexdigest()
-    assert await bare.get(claim.owner_key) == f"{claim.token} 1 {digest} 5000".encode()
+    assert await bare.get(claim.owner_key) == f"{claim.token} 1 {digest}".encode()
     for name in (key, owner_of(key)):
         assert 4_000 < await bare.pttl(name) <= 5_000
     assert await end(connection, claim) == 1
@@ -93,7 +93,7 @@ async def test_value_and_lease_in_one_step(
 
 async def test_one_owner(connection: Connection, bare: Redis, key: str) -> None:
     """A second one is told whose it is and how long; its end touches nothing."""
-    first, second = LeaseState(key, 5), LeaseState(key, 5)
+    first, second = ValueLease(key, 5), ValueLease(key, 5)
     await beat(connection, first, b"1")
     answer = await ask(connection, second.write_request(b"2"))
     assert answer.what == "held"
@@ -108,20 +108,18 @@ async def test_only_a_dead_owner_is_deposed(
     connection: Connection, bare: Redis, key: str
 ) -> None:
     """Who names the owner's token as a dead one's takes its key, with its value."""
-    first, second = LeaseState(key, 5), LeaseState(key, 5)
+    first, second = ValueLease(key, 5), ValueLease(key, 5)
     await beat(connection, first, b"1")
-    assert (
-        await ask(connection, second.write_request(b"2", dead="another"))
-    ).what == "held"
-    assert (
-        await ask(connection, second.write_request(b"2", dead=first.token))
-    ).what == "written"
+    assert await beat(connection, second, b"2") == "held"
+    heir = ValueLease(key, 5, is_dead=lambda token: token == first.token)
+    assert await beat(connection, heir, b"2") == "held"
+    assert await beat(connection, heir, b"2") == "written"
     assert await bare.get(key) == b"2"
 
 
 async def test_a_clock_set_back(connection: Connection, bare: Redis, key: str) -> None:
     """A lease with more time left than it was made for is cut, and its value with it."""
-    first, second = LeaseState(key, 0.4), LeaseState(key, 30)
+    first, second = ValueLease(key, 0.4), ValueLease(key, 30)
     await beat(connection, first, b"1")
     for name in (key, first.owner_key):
         assert await bare.pexpire(name, 3_600_000)
@@ -142,7 +140,7 @@ async def test_a_stranger_is_judged_by_its_ttl(
     connection: Connection, bare: Redis, key: str
 ) -> None:
     """What stands there without an owner is left alone, whatever its TTL."""
-    claim = LeaseState(key, 5)
+    claim = ValueLease(key, 5)
     await bare.set(key, b"x", px=3_000)
     answer = await ask(connection, claim.write_request(b"1"))
     assert answer.what == "stands"
@@ -157,7 +155,7 @@ async def test_a_stranger_is_judged_by_its_ttl(
 
 async def test_other_types_stay(connection: Connection, bare: Redis, key: str) -> None:
     """Neither the key nor its lease is written over another type."""
-    claim = LeaseState(key, 5)
+    claim = ValueLease(key, 5)
     await bare.rpush(key, "a")
     assert await beat(connection, claim, b"1") == "wrong_type"
     assert claim.standing is Ownership.WRONG_TYPE
@@ -175,7 +173,7 @@ async def test_an_odd_owner_is_an_owner(
 ) -> None:
     """Whatever a stranger has put where the token stands is somebody's."""
     await bare.set(owner_of(key), odd, px=5_000)
-    assert await beat(connection, LeaseState(key, 5), b"1") == "held"
+    assert await beat(connection, ValueLease(key, 5), b"1") == "held"
     assert await bare.get(owner_of(key)) == odd
 
 
@@ -183,7 +181,7 @@ async def test_our_lease_was_lost(
     connection: Connection, bare: Redis, key: str
 ) -> None:
     """A write that keeps does not take; the next one does, if nobody was there."""
-    claim = LeaseState(key, 5)
+    claim = ValueLease(key, 5)
     await beat(connection, claim, b"1")
     await bare.delete(key, owner_of(key))
     assert await beat(connection, claim, b"2") == "lapsed"
@@ -198,7 +196,7 @@ async def test_somebody_else_has_it_now(
     connection: Connection, bare: Redis, key: str
 ) -> None:
     """A peer who took over meanwhile keeps it, with a lease or without."""
-    claim, other = LeaseState(key, 5), LeaseState(key, 5)
+    claim, other = ValueLease(key, 5), ValueLease(key, 5)
     await beat(connection, claim, b"1")
     await bare.delete(key, owner_of(key))
     await beat(connection, other, b"other")
@@ -215,7 +213,7 @@ async def test_a_stranger_writes_over_ours(
     connection: Connection, bare: Redis, key: str
 ) -> None:
     """It is told, and ours is written again; its value survives our end."""
-    claim = LeaseState(key, 5)
+    claim = ValueLease(key, 5)
     await beat(connection, claim, b"1")
     await bare.set(key, b"strange")
     assert (await ask(connection, claim.write_request(b"2"))).strange
@@ -231,7 +229,7 @@ async def test_late_writes_do_nothing(
     connection: Connection, bare: Redis, key: str
 ) -> None:
     """An older write behind a younger one, and one that keeps behind the end."""
-    claim = LeaseState(key, 5)
+    claim = ValueLease(key, 5)
     await beat(connection, claim, b"1")
     late, thread = claim.write_request(b"late"), claim.keep_request(b"thread")
     await beat(connection, claim, b"now")
@@ -248,7 +246,7 @@ async def test_a_lost_write_that_takes(
     connection: Connection, bare: Redis, key: str
 ) -> None:
     """It cannot put the key back in place behind the end; others get it at once."""
-    claim = LeaseState(key, 5)
+    claim = ValueLease(key, 5)
     lost = claim.write_request(b"lost")
     claim.record_failure(ambiguous=True)
     await beat(connection, claim, b"1")
@@ -256,7 +254,7 @@ async def test_a_lost_write_that_takes(
     assert (await ask(connection, lost)).what == "late"
     assert await bare.exists(key) == 0
     assert 20_000 < await bare.pttl(owner_of(key)) <= MAY_ARRIVE * 1_000
-    other = LeaseState(key, 5)
+    other = ValueLease(key, 5)
     assert await beat(connection, other, b"2") == "written"
     assert (await ask(connection, lost)).what == "held"
     await end(connection, other)
@@ -266,7 +264,7 @@ async def test_an_end_in_doubt_leaves_the_owner_alone(
     connection: Connection, bare: Redis, key: str
 ) -> None:
     """Who was refused and cannot know what became of a lost request touches nothing."""
-    owner, claim = LeaseState(key, 5), LeaseState(key, 5)
+    owner, claim = ValueLease(key, 5), ValueLease(key, 5)
     await beat(connection, owner, b"1")
     claim.write_request(b"lost")
     claim.record_failure(ambiguous=True)
@@ -280,7 +278,7 @@ async def test_nothing_stays_behind_a_clean_end(
     connection: Connection, bare: Redis, key: str
 ) -> None:
     """What was lost so long ago that it cannot arrive leaves nothing behind, either."""
-    claim = LeaseState(key, 5)
+    claim = ValueLease(key, 5)
     claim.write_request(b"lost")
     claim.record_failure(ambiguous=True)
     await beat(connection, claim, b"1")
@@ -290,7 +288,7 @@ async def test_nothing_stays_behind_a_clean_end(
 
 def test_valid_by_our_own_clock() -> None:
     """Valid from before it was asked, not from when the answer came; a margin early."""
-    claim = LeaseState("k", 10)
+    claim = ValueLease("k", 10)
     assert not claim.is_valid(0.0)
     claim.handle_reply(LeaseReply("written"), sent_at=100.0, now=105.0)
     assert claim.is_valid(108.9)
@@ -301,11 +299,11 @@ def test_valid_by_our_own_clock() -> None:
 
 def test_only_a_take_in_doubt_leaves_a_word() -> None:
     """A lost write that keeps can do no harm and needs none."""
-    claim = LeaseState("k", 10)
+    claim = ValueLease("k", 10)
     claim.handle_reply(LeaseReply("written"), sent_at=0.0, now=0.0)
     claim.record_failure(ambiguous=True)
     assert claim.end_request(0.0)[1] == (claim.token, 0)
-    claim = LeaseState("k", 10)
+    claim = ValueLease("k", 10)
     claim.record_failure(ambiguous=False)
     assert claim.end_request(0.0)[1] == (claim.token, 0)
     claim.record_failure(ambiguous=True)

@@ -16,7 +16,7 @@ from bls_agent import (
     RedisRefusedError,
     WrongTypeError,
 )
-from bls_agent.runtime.lease import LeaseState
+from bls_agent.runtime.lease import ValueLease
 from bls_agent.workers import BacktestWorkerHeartbeat, WorkerStatus
 from bls_agent.workers.heartbeat_state import (
     GUARD_AGAIN,
@@ -35,11 +35,10 @@ def state() -> HeartbeatState:
     current = CurrentHeartbeat(BacktestWorkerHeartbeat.create("回测-1"))
     return HeartbeatState(
         current,
-        LeaseState(current.now.key, 30.0),
+        ValueLease(current.now.key, 30.0, is_dead=lambda token: token == DEAD),
         interval=INTERVAL,
         counts=HeartbeatCounts(),
         rng=random.Random(1),
-        is_dead=lambda token: token == DEAD,
     )
 
 
@@ -92,7 +91,7 @@ def test_a_lapsed_lease_is_taken_at_once(state: HeartbeatState) -> None:
     assert reply_with(state, b"lapsed") == 0.0
     keys, arguments = state.beat()
     assert keys[0] == state.claim.key
-    assert arguments[4] == 1  # it may be taken
+    assert arguments[5] == 1  # it may be taken
 
 
 def test_another_type(state: HeartbeatState) -> None:

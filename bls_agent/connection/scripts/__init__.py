@@ -28,13 +28,12 @@ __all__ = [
     "CRAWL_PUSH",
     "CRAWL_SETTLE",
     "CRAWL_TAKE",
-    "END_BEAT",
     "END_LEASE",
     "HAND_BACK",
+    "HOLD_LEASE",
     "HOLD_RUN",
     "PUT_TEXT",
     "RECLAIM",
-    "RENEW_LEASE",
     "SPEAK",
     "SWAP_TEXT",
     "TAKE",
@@ -49,14 +48,20 @@ __all__ = [
 class Script:
     """One script; its text is sent only to a server that does not know it yet."""
 
-    def __init__(self, name: str) -> None:
-        """Remember the name; the file is read at the first run."""
+    def __init__(self, name: str, *, behind: str = "") -> None:
+        """Remember the name; the file is read at the first run.
+
+        ``behind`` is a file of functions that stands before it.
+        """
         self.name = name
+        self._behind = behind
 
     @cached_property
     def text(self) -> bytes:
         """The Lua source."""
-        return Path(__file__).with_name(f"{self.name}.lua").read_bytes()
+        names = [self._behind, self.name] if self._behind else [self.name]
+        files = [Path(__file__).with_name(f"{name}.lua") for name in names]
+        return b"".join(file.read_bytes() for file in files)
 
     @cached_property
     def digest(self) -> str:
@@ -153,17 +158,16 @@ ADD_EVENTS: Final = Script("add_events")
 ADD_MEMBERS: Final = Script("add_members")
 ADD_SEEN: Final = Script("add_seen")
 ACK: Final = Script("ack")
-BEAT: Final = Script("beat")
+BEAT: Final = Script("beat", behind="lease")
 CRAWL_PUSH: Final = Script("crawl_push")
 CRAWL_SETTLE: Final = Script("crawl_settle")
 CRAWL_TAKE: Final = Script("crawl_take")
-END_BEAT: Final = Script("end_beat")
 END_LEASE: Final = Script("end_lease")
 HAND_BACK: Final = Script("hand_back")
-HOLD_RUN: Final = Script("hold_run")
+HOLD_LEASE: Final = Script("hold_lease", behind="lease")
+HOLD_RUN: Final = Script("hold_run", behind="lease")
 PUT_TEXT: Final = Script("put_text")
-RECLAIM: Final = Script("reclaim")
-RENEW_LEASE: Final = Script("renew_lease")
+RECLAIM: Final = Script("reclaim", behind="lease")
 SPEAK: Final = Script("speak")
 SWAP_TEXT: Final = Script("swap_text")
 TAKE: Final = Script("take")

@@ -1,6 +1,6 @@
 -- KEYS[1]  {project}_控制, a list: the commands of one project
 -- KEYS[2]  …:inflight:<instance>, a list: what another process had taken and not ended
--- KEYS[3]  …:owner, a string: there as long as that process lives
+-- KEYS[3]  …:owner, a string: the lease of that process (see lease.lua)
 -- KEYS[4]  …:deliveries, a hash: how often a command was handed out that came back
 -- KEYS[5]  …:dead, a list: commands that were handed out too often
 -- KEYS[6]  …:inflight, a set: the names of all in-flight lists
@@ -16,15 +16,8 @@
 -- alive, how many were moved, and which are dead. One step, because the owner may come back at any moment, and because a
 -- command must never stand in no list. Whatever may be refused because a key has
 -- another type comes before the first write; RPOP is the first one, because it is
--- allowed when memory is out, and the rest is then allowed behind it. A lease that ends
--- later than its token says is cut, as in renew_lease.lua.
-local holder = redis.call('GET', KEYS[3])
-if holder then
-  local told = string.match(holder, '^%x+%.(%d+)')
-  local left, length = redis.call('PTTL', KEYS[3]), math.min(tonumber(told or ARGV[5]), 2 ^ 40)
-  if left < 0 or left > length then
-    redis.call('PEXPIRE', KEYS[3], length)
-  end
+-- allowed when memory is out, and the rest is then allowed behind it.
+if look_at_lease(KEYS[3], nil, ARGV[5]) == 'held' then
   return {1, 0, {}}
 end
 redis.call('LLEN', KEYS[1])

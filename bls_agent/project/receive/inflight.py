@@ -160,7 +160,7 @@ class InFlightLease:
         self._on_renamed = on_renamed
         self._lock = anyio.Lock()
         # The lease on the list that is in use.
-        self.lease = Lease(connection, keys.inflight(instance), ttl)
+        self.lease = self._make_lease(instance)
         self.compared = False  # whether the list surely holds what is recorded here
         self.losses = 0  # how often the lease was interrupted
         self.length = 0  # commands in the list at the last request
@@ -209,10 +209,15 @@ class InFlightLease:
 
     async def _take_another_list(self) -> None:
         name = f"{self._instance}~{secrets.token_hex(4)}"
-        fresh = Lease(self._connection, self._keys.inflight(name), self._ttl)
+        fresh = self._make_lease(name)
         self._on_renamed()
         self.lease = fresh
         await fresh.acquire()
+
+    def _make_lease(self, name: str) -> Lease:
+        # A dead owner's lease is not cut short: a read of its may stand at the server.
+        key, is_dead = self._keys.inflight(name), lambda _: False
+        return Lease(self._connection, key, self._ttl, is_dead=is_dead)
 
     def suspect(self) -> None:
         """Have the lease verified before the list is used: a script doubted it."""

@@ -36,7 +36,6 @@ CONSEQUENCE: Final = "a function's result is not cached"
 GLANCE: Final = 1.0  # seconds between two checks for a failover
 LOCK_BASE: Final = 0.02  # seconds: first ceiling of the pauses between two tries
 LOCK_CAP: Final = 0.25
-RENEWALS: Final = 3  # in one TTL of the lease
 
 
 class Availability:
@@ -289,8 +288,7 @@ class DistributedLock:
             return None
         self._had = ours
         if ours and self._renewing is None:
-            renew = partial(_renew, lease)
-            self._renewing = start_background(renew, "bls-agent-cache-lock")
+            self._renewing = start_background(lease.keep, "bls-agent-cache-lock")
         return ours
 
     async def _prepare(self) -> tuple[Connection, Lease]:
@@ -339,16 +337,6 @@ class DistributedLock:
             self._failed(error)  # the lease ends by itself
         finally:
             await self._exit.aclose()
-
-
-async def _renew(lease: Lease) -> None:
-    while True:
-        await anyio.sleep(lease.ttl / RENEWALS)
-        try:
-            if not await lease.renew():
-                return
-        except RedisUnavailableError:
-            continue  # the next may succeed; until then its own TTL decides
 
 
 def _retrieve(task: asyncio.Task[T]) -> None:
