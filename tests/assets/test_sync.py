@@ -466,9 +466,11 @@ async def test_the_link_is_cut(
 ) -> None:
     """In a request or in its reply: the commit is never ahead, the next run completes."""
 
+    cuts = [Cut(command=command, direction=direction, at=3)]
+
     def arm(step: SyncStep) -> None:
-        if step.phase == behind and step.done == step.total:
-            proxy.arm(Cut(command=command, direction=direction, at=3))
+        if step.phase == behind and step.done == step.total and cuts:
+            proxy.arm(cuts.pop())
 
     async with (
         AssetSync(own_server.url, source) as direct,

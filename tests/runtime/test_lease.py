@@ -492,3 +492,46 @@ async def test_another_type_is_left_alone(
         await lease.acquire()
     assert not lease.valid
     assert await admin.lrange(OWNER_KEY, 0, -1) == [b"theirs"]
+
+
+async def test_a_dead_owner_is_not_waited_for(
+    own_connection: Connection, admin: Redis
+) -> None:
+    """Unless the lease is one that has to be waited for."""
+    await admin.set(OWNER_KEY, "ab12.60000@dead", px=60_000)
+    patient = Lease(own_connection, KEY, 5, is_dead=lambda _: False)
+    assert not await patient.acquire()
+    heir = Lease(own_connection, KEY, 5, is_dead=lambda token: token.endswith("@dead"))
+    assert await heir.acquire()
+    assert await admin.get(OWNER_KEY) == heir.token.encode()
+
+
+async def test_a_lease_is_kept_until_it_is_lost(
+    own_connection: Connection, admin: Redis
+) -> None:
+    """Renewed three times in its TTL; the end is told when somebody else has it."""
+    lease = Lease(own_connection, KEY, 0.6)
+    await lease.acquire()
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lease.keep)
+            await anyio.sleep(1.0)
+            assert lease.valid
+            await admin.set(OWNER_KEY, "another", px=60_000)
+    assert not lease.valid
+
+
+async def test_a_request_that_comes_behind_the_end_takes_nothing(
+    own_connection: Connection, own_server: DevServer, admin: Redis
+) -> None:
+    """Its reply got lost, and the lease was given back meanwhile."""
+    lease = Lease(own_connection, KEY, 10)
+    await own_connection.open()
+    own_server.freeze()
+    with pytest.raises(RedisUnavailableError):
+        await lease.acquire()
+    own_server.thaw()
+    token = lease.token
+    await lease.give_back()
+    assert await admin.get(OWNER_KEY) == f"{token} ended".encode()
+    assert await Lease(own_connection, KEY, 5).acquire()
