@@ -215,9 +215,8 @@ class InFlightLease:
         await fresh.acquire()
 
     def _make_lease(self, name: str) -> Lease:
-        # A dead owner's lease is not cut short: a read of its may stand at the server.
-        key, is_dead = self._keys.inflight(name), lambda _: False
-        return Lease(self._connection, key, self._ttl, is_dead=is_dead)
+        key = self._keys.inflight(name)
+        return Lease(self._connection, key, self._ttl, is_dead=_is_waited_for)
 
     def suspect(self) -> None:
         """Have the lease verified before the list is used: a script doubted it."""
@@ -228,6 +227,11 @@ class InFlightLease:
         self.closed = True
         async with self._lock:
             pass
+
+
+def _is_waited_for(_: str) -> bool:
+    """Wait for the end of a dead owner's lease, too: its list is to be emptied first."""
+    return False
 
 
 class Stage(Enum):
