@@ -11,15 +11,16 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import aclosing, asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import anyio
 
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Endpoint, Reply, Request
 from bls_agent.connection.engines import Routes
-from bls_agent.connection.route import Direct, Node, Route, keys_of
+from bls_agent.connection.faults import redirects
+from bls_agent.connection.route import Direct, Node, Route
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.core.keys import slot_of
 from bls_agent.core.settings import Settings
@@ -30,16 +31,19 @@ if TYPE_CHECKING:
 __all__ = ["ConnectionPool", "default_endpoint"]
 
 SCAN_COUNT: Final = 1_000
-FINAL: Final = ("wrong_type", "no_permission")  # another node would give the same error
-ELSEWHERE: Final = ("moved", "ask", "cluster_node")  # another node is meant
 MANY: Final = 1_000  # requests in one write
 GLANCE: Final = 1.0  # seconds between two checks for a takeover
+FIRST_KEY_AT: Final = {"EVAL": 3, "EVALSHA": 3, "XINFO": 2}  # elsewhere 1
 KEPT: Final = 8  # connections to slots of a cluster that stay open
 
 
 def default_endpoint(environ: Mapping[str, str]) -> Endpoint:
     """Read where Redis is from ``BLS_REDIS_URL``."""
     return Endpoint.of(Settings.from_env(environ).redis_url, "BLS_REDIS_URL")
+
+
+# Connection.call_many or Connection.read_many.
+_Ask: TypeAlias = Callable[[Connection, Sequence[Request]], Awaitable[list[Reply]]]
 
 
 class ConnectionPool:
@@ -52,12 +56,10 @@ class ConnectionPool:
         self._routes = Routes(endpoint)
         self._name = name
         self._timeout = timeout
-        self._connections: dict[
-            int, Connection
-        ] = {}  # by slot, the one used last at the end
+        # By slot, the one used last at the end.
+        self._connections: dict[int, Connection] = {}
         self._users: Counter[int] = Counter()
         self._nodes: dict[Node, Connection] = {}  # of a cluster, for many keys at once
-        self._node_users: Counter[Node] = Counter()
         self._glance_at = 0.0
 
     @asynccontextmanager
@@ -84,9 +86,7 @@ class ConnectionPool:
         if await connection.route.glance(server):
             right = await connection.route.look()
             if right is None or right.address != server.address:
-                await (
-                    connection.drop()
-                )  # where that is not certain, a new connect decides
+                await connection.drop()  # if that is not certain, connecting decides
             return
         self._glance_at = now + GLANCE
 
@@ -154,8 +154,7 @@ class ConnectionPool:
                 yield connection
             return
         for node in await cluster.masters():
-            async with self._node(cluster, node) as connection:
-                yield connection
+            yield self._node(cluster, node)
 
     async def call_many(self, requests: Sequence[Request]) -> list[Reply]:
         """Send many requests, each once, a thousand in one write.
@@ -166,89 +165,54 @@ class ConnectionPool:
         failure of one server, in place of each of its replies; elsewhere a lost
         connection raises RedisUnavailableError.
         """
-        cluster = self._routes.cluster
-        if cluster is not None:
-            return await self._call_nodes(cluster, requests)
-        async with self.to("") as connection:
-            return await _in_portions(connection.call_many, requests)
+        return (await self._ask_many(Connection.call_many, requests))[0]
 
     async def read_many(self, requests: Sequence[Request]) -> list[Reply]:
         """Send many requests that change nothing, a thousand in one write.
 
         As :meth:`call_many`, but repeated after a loss.
         """
-        cluster = self._routes.cluster
-        if cluster is not None:
-            return await self._read_from_nodes(cluster, requests)
-        async with self.to("") as connection:
-            return await _in_portions(connection.read_many, requests)
-
-    async def _read_from_nodes(
-        self, cluster: ClusterMap, requests: Sequence[Request]
-    ) -> list[Reply]:
-        replies: list[Reply] = [None] * len(requests)
-        for node, places in (await _by_node(cluster, requests)).items():
-            async with self._node(cluster, node) as connection:
-                asked = [requests[at] for at in places]
-                found = await _in_portions(connection.read_many, asked)
-            for at, reply in zip(places, found, strict=True):
-                replies[at] = await self._follow(requests[at], reply)
+        replies, failure = await self._ask_many(Connection.read_many, requests)
+        if failure is not None:
+            raise failure
         return replies
 
-    async def _call_nodes(
-        self, cluster: ClusterMap, requests: Sequence[Request]
-    ) -> list[Reply]:
+    async def _ask_many(
+        self, ask: _Ask, requests: Sequence[Request]
+    ) -> tuple[list[Reply], RedisUnavailableError | None]:
+        """Ask each server for its keys; give the failure of one of several, too."""
+        cluster = self._routes.cluster
+        if cluster is None:
+            async with self.to("") as connection:
+                return await _in_portions(ask, connection, requests), None
         replies: list[Reply] = [None] * len(requests)
+        failure: RedisUnavailableError | None = None
         for node, places in (await _by_node(cluster, requests)).items():
             asked = [requests[at] for at in places]
             try:
-                async with self._node(cluster, node) as connection:
-                    found = await _in_portions(connection.call_many, asked)
+                found = await _in_portions(ask, self._node(cluster, node), asked)
             except RedisUnavailableError as error:
                 cluster.distrust()
-                found = [error] * len(asked)  # the other servers' keys were written
+                failure = error
+                found = [error] * len(asked)
             for at, reply in zip(places, found, strict=True):
-                replies[at] = await self._redirect(requests[at], reply)
-        return replies
+                replies[at] = reply
+                if not redirects(reply):
+                    continue
+                try:
+                    async with self.to(_key_of(requests[at])) as connection:
+                        replies[at] = (await ask(connection, [requests[at]]))[0]
+                except RedisUnavailableError as error:
+                    replies[at] = failure = error
+        return replies, failure
 
-    async def _redirect(self, request: Request, reply: Reply) -> Reply:
-        """Give the reply, or ask where the slot has moved: the request was not run."""
-        if not isinstance(reply, RedisUnavailableError) or reply.kind not in ELSEWHERE:
-            return reply
-        async with self.to(_decode(keys_of(request)[0])) as connection:
-            return (await connection.call_many([request]))[0]
-
-    async def _follow(self, request: Request, reply: Reply) -> Reply:
-        """Give the reply, or ask again where the slot has moved meanwhile."""
-        if not isinstance(reply, RedisUnavailableError) or reply.kind in FINAL:
-            return reply
-        async with self.to(_decode(keys_of(request)[0])) as connection:
-            return (await connection.read_many([request]))[0]
-
-    @asynccontextmanager
-    async def _node(
-        self, cluster: ClusterMap, node: Node
-    ) -> AsyncGenerator[Connection]:
-        """Give a connection to a node, which stays open as long as the node is a master."""
+    def _node(self, cluster: ClusterMap, node: Node) -> Connection:
+        """Give the connection to a node, which stays open until the pool is closed."""
         connection = self._nodes.get(node)
         if connection is None:
-            server = cluster.node(*node)
-            connection = self._connection(Direct(server, of_cluster=True))
-            self._nodes[node] = connection
-        self._node_users[node] += 1
-        try:
-            yield connection
-        finally:
-            self._node_users[node] -= 1
-            await self._close_former_masters(cluster)
-
-    async def _close_former_masters(self, cluster: ClusterMap) -> None:
-        if len(self._nodes) == 1:
-            return
-        with suppress(RedisUnavailableError):
-            for node in self._nodes.keys() - set(await cluster.masters()):
-                if not self._node_users[node]:
-                    await self._nodes.pop(node).aclose()
+            route = Direct(cluster.node(*node), of_cluster=True)
+            connection = self._nodes[node] = self._connection(route)
+        return connection
 
     async def read(self, key: str, name: str, *rest: Argument) -> Reply:
         """Send one request that changes nothing, about one key."""
@@ -273,12 +237,15 @@ class ConnectionPool:
 
 
 async def _in_portions(
-    ask: Callable[[Sequence[Request]], Awaitable[list[Reply]]],
-    requests: Sequence[Request],
+    ask: _Ask, connection: Connection, requests: Sequence[Request]
 ) -> list[Reply]:
     replies: list[Reply] = []
     for begin in range(0, len(requests), MANY):
-        replies += await ask(requests[begin : begin + MANY])
+        try:
+            replies += await ask(connection, requests[begin : begin + MANY])
+        except RedisUnavailableError as error:
+            error.ambiguous |= begin > 0  # what was sent before was executed
+            raise
     return replies
 
 
@@ -288,12 +255,17 @@ async def _by_node(
     """Give the server of each request: node → places in the list."""
     found: dict[Node, list[int]] = {}
     for at, request in enumerate(requests):
-        node = await cluster.master_of(slot_of(_decode(keys_of(request)[0])))
+        node = await cluster.master_of(slot_of(_key_of(request)))
         found.setdefault(node, []).append(at)
     return found
 
 
-def _decode(key: Argument) -> str:
+def _key_of(request: Request) -> str:
+    """Give the first key of a request; all of them lie in one slot."""
+    at = FIRST_KEY_AT.get(str(request[0]), 1)
+    if request[0] == "XREAD":
+        at = request.index("STREAMS") + 1
+    key = request[at]
     return (
         key.decode("utf-8", "surrogateescape") if isinstance(key, bytes) else str(key)
     )

@@ -7,38 +7,16 @@ a cluster that serves the key (``cluster.py``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
 if TYPE_CHECKING:
-    from bls_agent.connection.endpoint import Argument, Endpoint, Reply, Request
+    from bls_agent.connection.endpoint import Endpoint, Reply, Request
 
-__all__ = ["Direct", "Node", "Route", "keys_of"]
+__all__ = ["Direct", "Node", "Route"]
 
 Node: TypeAlias = tuple[str, int]  # host and port
-
-
-# Requests whose keys are not just the first word after their name.
-_WITHOUT_KEYS: Final = frozenset({"CLIENT", "CLUSTER", "PING", "ROLE", "TIME"})
-_TWO_KEYS: Final = frozenset({"BLMOVE", "LMOVE"})
-_SCRIPTS: Final = frozenset({"EVAL", "EVALSHA"})
-_SECOND: Final = frozenset({"XINFO"})  # after the name of the subcommand
-
-
-def keys_of(request: Request) -> tuple[Argument, ...]:
-    """Give the keys that one of our requests touches."""
-    name = request[0]
-    if name in _WITHOUT_KEYS:
-        return ()
-    if name in _SCRIPTS:
-        return tuple(request[3 : 3 + int(request[2])])
-    if name in _SECOND:
-        return tuple(request[2:3])
-    if name == "XREAD":
-        rest = request[request.index("STREAMS") + 1 :]
-        return tuple(rest[: len(rest) // 2])
-    return tuple(request[1 : 3 if name in _TWO_KEYS else 2])
 
 
 class Route:

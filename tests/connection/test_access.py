@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import anyio
 import pytest
@@ -10,6 +11,8 @@ from redis.asyncio import Redis
 
 from bls_agent import ConfigurationError, ProjectAgent, RedisUnavailableError
 from bls_agent.connection.access import Access
+from bls_agent.connection.connection import Connection
+from bls_agent.connection.endpoint import Reply, Request
 from bls_agent.devserver import DevServer
 
 
@@ -51,6 +54,29 @@ async def test_an_outage_raises(own_server: DevServer) -> None:
     own_server.kill()
     with pytest.raises(RedisUnavailableError):
         await ping(access)
+    await access.aclose()
+
+
+async def test_many_requests_in_several_writes(own_server: DevServer) -> None:
+    """A failure of a later write tells that an earlier one was executed."""
+    access = Access(own_server.url, "test", timeout=0.5)
+    requests = [("INCR", f"键{number}") for number in range(2_500)]
+    assert await access.pool.call_many(requests) == [1] * 2_500
+    connection, sent = access.pool.pick(), 0
+    call_many = connection.call_many
+
+    async def fail_at_last(self: Connection, asked: Sequence[Request]) -> list[Reply]:
+        nonlocal sent
+        sent += 1
+        if sent == 3:
+            raise RedisUnavailableError("connection", "cut", connecting=True)
+        return await call_many(asked)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Connection, "call_many", fail_at_last)
+        with pytest.raises(RedisUnavailableError) as caught:
+            await access.pool.call_many(requests)
+    assert caught.value.ambiguous
     await access.aclose()
 
 

@@ -223,11 +223,6 @@ async def test_a_fleet_on_three_nodes(topology: ClusterTopology, project: str) -
         async for change in fleet.watch():
             assert change.views.keys() >= set(names)
             break
-        former = (LOOPBACK, 1)
-        fleet._pool._nodes[former] = Connection(
-            Endpoint.of(f"redis://{LOOPBACK}:1"), "x"
-        )
-        await fleet.look()
         assert len(fleet._pool._nodes) == 3
         assert len(fleet._pool._connections) <= 1
     await client.aclose()
