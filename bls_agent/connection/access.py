@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
+from threading import RLock
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    ClassVar,
+    Generic,
+    Protocol,
+    Self,
+    TypeVar,
+    runtime_checkable,
+)
+from weakref import WeakKeyDictionary
 
-from bls_agent.connection.after_fork import register
+from bls_agent.connection.after_fork import keep, register
 from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.loop_local import LoopLocal
 from bls_agent.core.settings import check_seconds
 
 if TYPE_CHECKING:
+    import asyncio
+
     from bls_agent.connection.pool import ConnectionPool
 
-__all__ = ["Access", "Store"]
+__all__ = ["Access", "LoopLocal", "Store"]
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -24,6 +39,74 @@ class _Connected(Protocol):
 
     @property
     def endpoint(self) -> Endpoint: ...
+
+
+class LoopLocal(Generic[T]):
+    """One object for each event loop; fetched from all threads in which loops run.
+
+    A kept object mostly refers to its loop, so a weak reference would never end.
+    Objects of closed loops are let go when the next loop comes.
+    """
+
+    def __init__(self, let_go: Callable[[T], None] | None = None) -> None:
+        """``let_go`` is called with each object whose loop was closed under it."""
+        self._let_go = let_go
+        self._lock = RLock()  # reentrant: a finaliser may run inside get()
+        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, T]
+        self._by_loop = WeakKeyDictionary()
+
+    def forget_parent(self) -> None:
+        """In a forked child: drop the parent's loops, and the lock it may hold."""
+        keep(self._by_loop)
+        self._lock = RLock()
+        self._by_loop = WeakKeyDictionary()
+
+    def __len__(self) -> int:
+        return len(self._by_loop)
+
+    def get(self, make: Callable[[], T]) -> T:
+        """Give what belongs to the running event loop; made if there is nothing."""
+        import asyncio  # noqa: PLC0415 - 20 ms, not at import
+
+        loop = asyncio.get_running_loop()
+        found = self._by_loop.get(loop)
+        if found is not None:
+            return found
+        register(self)
+        made = make()
+        # Other threads' loops come and go: without the lock the dictionary would change
+        # while this thread iterates over it.
+        with self._lock:
+            closed = [loop for loop in list(self._by_loop) if loop.is_closed()]
+            left = [self._by_loop.pop(loop) for loop in closed]
+            self._by_loop[loop] = made
+        if self._let_go is not None:
+            for one in left:
+                self._let_go(one)
+        return made
+
+    def find(self) -> T | None:
+        """Give what belongs to the running event loop, if anything does."""
+        import asyncio  # noqa: PLC0415 - as above
+
+        return self._by_loop.get(asyncio.get_running_loop())
+
+    def pop(self) -> T | None:
+        """Give what belongs to the running event loop, and keep it no longer.
+
+        In a forked child that leaves its parent's block no loop runs, so nothing
+        belongs to it.
+        """
+        import asyncio  # noqa: PLC0415 - as above
+
+        with self._lock, suppress(RuntimeError):
+            return self._by_loop.pop(asyncio.get_running_loop(), None)
+        return None
+
+    def values(self) -> list[T]:
+        """Give what belongs to any event loop."""
+        with self._lock:
+            return list(self._by_loop.values())
 
 
 class Access:
@@ -50,11 +133,7 @@ class Access:
         self._name = name
         self.timeout = check_seconds("timeout", timeout)
         self._strict = strict
-        self._by_loop: LoopLocal[ConnectionPool] = LoopLocal()
-
-    def forget_parent(self) -> None:
-        """In a forked child: drop the parent's loops; connections let go by themselves."""
-        self._by_loop.forget_parent()
+        self._by_loop: LoopLocal[ConnectionPool] = LoopLocal(_forget_loop)
 
     @cached_property
     def endpoint(self) -> Endpoint:
@@ -78,23 +157,24 @@ class Access:
     @property
     def pool(self) -> ConnectionPool:
         """The connections of the running event loop."""
+        return self._by_loop.get(self._make)
+
+    def _make(self) -> ConnectionPool:
         from bls_agent.connection.pool import ConnectionPool  # noqa: PLC0415 - 4 ms
 
-        pool = self._by_loop.find()
-        if pool is None:
-            register(self)
-            pool = ConnectionPool(
-                self.endpoint, self._name, timeout=self.timeout, strict=self._strict
-            )
-            for left in self._by_loop.keep(pool):
-                left.forget_loop()
-        return pool
+        return ConnectionPool(
+            self.endpoint, self._name, timeout=self.timeout, strict=self._strict
+        )
 
     async def aclose(self) -> None:
         """Close this event loop's connections; the next request opens them again."""
         pool = self._by_loop.pop()
         if pool is not None:
             await pool.aclose()
+
+
+def _forget_loop(pool: ConnectionPool) -> None:
+    pool.forget_loop()
 
 
 class Store:

@@ -9,10 +9,8 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import ClassVar, Final, Literal
 
-from bls_agent.connection.access import Store
-from bls_agent.connection.after_fork import register
+from bls_agent.connection.access import LoopLocal, Store
 from bls_agent.connection.endpoint import Argument, Reply, Request
-from bls_agent.connection.loop_local import LoopLocal
 from bls_agent.connection.reconnect import Complaints
 from bls_agent.core.errors import (
     ConfigurationError,
@@ -239,25 +237,18 @@ class RequestQueue(Store):
     def __repr__(self) -> str:
         return f"<RequestQueue {self._namespace} {self._access.shown}>"
 
-    def forget_parent(self) -> None:
-        """In a forked child: what is held belongs to the parent."""
-        self._by_loop.forget_parent()
-
     @property
     def exchange(self) -> Exchange:
         """The exchange of the running event loop.
 
         ConfigurationError if the keys lie in several slots of a Redis Cluster.
         """
-        found = self._by_loop.find()
-        if found is None:
-            self._check_slots()
-            register(self)
-            found = Exchange(
-                self._access.pool, self._keys, self._options, self._complaints
-            )
-            self._by_loop.keep(found)
-        return found
+        return self._by_loop.get(self._make_exchange)
+
+    def _make_exchange(self) -> Exchange:
+        self._check_slots()
+        pool = self._access.pool
+        return Exchange(pool, self._keys, self._options, self._complaints)
 
     def _check_slots(self) -> None:
         keys = self._keys.by_row.values()

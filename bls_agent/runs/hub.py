@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from bls_agent.connection.access import Access
+from bls_agent.connection.access import Access, LoopLocal
 from bls_agent.connection.after_fork import keep, register
 from bls_agent.connection.endpoint import Reply, Request
-from bls_agent.connection.loop_local import LoopLocal
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
@@ -500,22 +499,12 @@ class Hubs:
 
     def __init__(self, access: Access) -> None:
         self._access = access
-        self._by_loop: LoopLocal[Hub] = LoopLocal()
-
-    def forget_parent(self) -> None:
-        """In a forked child: forget the parent's hubs."""
-        self._by_loop.forget_parent()
+        self._by_loop: LoopLocal[Hub] = LoopLocal(Hub.forget_loop)
 
     @property
     def here(self) -> Hub:
         """The hub of the running event loop."""
-        hub = self._by_loop.find()
-        if hub is None:
-            register(self)
-            hub = Hub(self._access.pool)
-            for left in self._by_loop.keep(hub):
-                left.forget_loop()
-        return hub
+        return self._by_loop.get(lambda: Hub(self._access.pool))
 
     async def aclose(self) -> None:
         """End the hub of this event loop; the next follower makes another one."""

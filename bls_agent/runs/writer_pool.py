@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from bls_agent.connection.after_fork import keep, register
+from bls_agent.connection.access import LoopLocal
+from bls_agent.connection.after_fork import register
 from bls_agent.connection.endpoint import Argument, Reply
-from bls_agent.connection.loop_local import LoopLocal
 from bls_agent.connection.reconnect import Gate
 from bls_agent.connection.scripts import ADD_EVENTS, HOLD_RUN
 from bls_agent.core.backoff import Backoff, jittered
@@ -377,20 +377,18 @@ class WriterPools:
         self._access = access
         self._by_loop: LoopLocal[WriterPool] = LoopLocal()
 
-    def forget_parent(self) -> None:
-        """In a forked child: the loops are the parent's."""
-        keep(self._by_loop.values())
-        self._by_loop.forget_parent()
-
     def enter(self) -> WriterPool:
         """Give the pool of the running event loop, and count one more user."""
-        pool = self._by_loop.find()
-        if pool is None or pool.is_over:
-            register(self)
-            pool = WriterPool(self._access)
-            self._by_loop.keep(pool)
-            pool.start()
+        pool = self._by_loop.get(self._start)
+        if pool.is_over:
+            self._by_loop.pop()
+            pool = self._by_loop.get(self._start)
         pool.users += 1
+        return pool
+
+    def _start(self) -> WriterPool:
+        pool = WriterPool(self._access)
+        pool.start()
         return pool
 
     async def leave(self, pool: WriterPool) -> None:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from bls_agent.connection.access import LoopLocal
 from bls_agent.connection.after_fork import register
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Endpoint, Reply
-from bls_agent.connection.loop_local import LoopLocal
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.connection.reconnect import Complaints
 from bls_agent.connection.scripts import BEAT, END_LEASE
@@ -513,27 +513,22 @@ class _StallPublisher:
             logger.warning("the event loop stood still for %.1f s", seconds)
 
 
+def _detach(writers: dict[object, HeartbeatWriter]) -> None:
+    for writer in writers.values():
+        writer.detach_from_closed_loop()
+
+
 class _Writers:
     """The writers of this process; each ends with the last heartbeat in it."""
 
     def __init__(self) -> None:
-        self._by_loop: LoopLocal[dict[object, HeartbeatWriter]] = LoopLocal()
-
-    def forget_parent(self) -> None:
-        """In a forked child: forget the parent's writers."""
-        self._by_loop.forget_parent()
+        self._by_loop: LoopLocal[dict[object, HeartbeatWriter]] = LoopLocal(_detach)
 
     def enter(
         self, endpoint: Endpoint, *, timeout: float, stall_after: float | None
     ) -> HeartbeatWriter:
         """Give the running loop's writer for this Redis, and count one more user."""
-        register(self)
-        writers = self._by_loop.find()
-        if writers is None:
-            writers = dict[object, HeartbeatWriter]()
-            for of_closed_loop in self._by_loop.keep(writers):
-                for writer in of_closed_loop.values():
-                    writer.detach_from_closed_loop()
+        writers = self._by_loop.get(dict[object, HeartbeatWriter])
         key = (endpoint.address, _find_likeness(endpoint), timeout, stall_after)
         found = writers.get(key)
         if found is None or found.is_over:

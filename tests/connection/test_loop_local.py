@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from bls_agent.connection.access import Access
-from bls_agent.connection.loop_local import LoopLocal
+from bls_agent.connection.access import Access, LoopLocal
 from bls_agent.devserver import DevServer
 from bls_agent.workers import BacktestWorkerHeartbeat, FunctionCache, Heartbeat
 from bls_agent.workers.heartbeat_writer import WRITERS
@@ -53,13 +52,13 @@ def in_many_loops(
 @pytest.mark.usefixtures("_hasty")
 def test_what_belongs_to_closed_loops_is_let_go() -> None:
     """Given to whoever comes next, once; nothing grows."""
-    kept: LoopLocal[asyncio.AbstractEventLoop] = LoopLocal()
     left: list[object] = []
+    kept: LoopLocal[asyncio.AbstractEventLoop] = LoopLocal(left.append)
 
     async def use(_: int) -> None:
         assert kept.find() is None
         mine = asyncio.get_running_loop()
-        left.extend(kept.keep(mine))
+        assert kept.get(asyncio.get_running_loop) is mine
         assert kept.find() is mine
 
     assert in_many_loops(use) == []

@@ -28,10 +28,9 @@ from weakref import finalize
 
 import anyio
 
-from bls_agent.connection.access import Access
+from bls_agent.connection.access import Access, LoopLocal
 from bls_agent.connection.after_fork import register
 from bls_agent.connection.endpoint import Reply
-from bls_agent.connection.loop_local import LoopLocal
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.runtime.loop_thread import LoopThread, result_of, wait_for
 from bls_agent.runtime.tasks import start_background
@@ -426,23 +425,17 @@ class CacheCalls:
         self._shared: tuple[LoopThread, _LoopCalls] | None = None
 
     def forget_parent(self) -> None:
-        """In a forked child: loops and threads are the parent's."""
-        self._here.forget_parent()
+        """In a forked child: the thread is the parent's."""
         self._shared = None
 
-    def _find_here(self) -> _LoopCalls:
-        here = self._here.find()
-        if here is None:
-            import asyncio  # noqa: PLC0415 - 20 ms, not at import
+    def _make_here(self) -> _LoopCalls:
+        import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
-            loop = asyncio.get_running_loop()
-            here = _LoopCalls(
-                CacheBackend(
-                    self._access, self._locks, self._availability, self._timeout, loop
-                )
-            )
-            self._here.keep(here)
-        return here
+        loop = asyncio.get_running_loop()
+        backend = CacheBackend(
+            self._access, self._locks, self._availability, self._timeout, loop
+        )
+        return _LoopCalls(backend)
 
     async def aclose(self) -> None:
         """End the background tasks of this event loop, and close its connections."""
@@ -461,7 +454,7 @@ class CacheCalls:
         if key is None:
             return await run()
         job = _Job(function, key, partial(_await_outcome, function, run))
-        outcome = await self._find_here().call(job)
+        outcome = await self._here.get(self._make_here).call(job)
         if outcome is None:
             function.counts.add("misses")
             return await run()
@@ -554,7 +547,7 @@ class CacheCalls:
         if self._shared is None:
 
             async def find() -> _LoopCalls:
-                return self._find_here()
+                return self._here.get(self._make_here)
 
             thread = SHARED_LOOP.find()
             self._shared = thread, thread.call(find)
