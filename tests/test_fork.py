@@ -668,17 +668,17 @@ console = Console(url)
 
 async def main():
     await console.send(project, "nothing", create=True)
-    number = console._wires.pick().client_id
+    number = console._pool.pick().client_id
 
     async def look():
         async with console:
             assert (await console.projects())[project] is None
-            assert console._wires.pick().client_id != number
+            assert console._pool.pick().client_id != number
             assert len(sockets()) == 1
 
     assert await reap_softly(fork(lambda: run_loop(look()))) == 0
     assert project in await console.projects()
-    assert console._wires.pick().client_id == number
+    assert console._pool.pick().client_id == number
     await console.aclose()
 
 run_loop(main())
@@ -705,9 +705,9 @@ async def main():
 
         async def count():
             names = [client["name"] for client in await admin.client_list()]
-            return names.count(console._wires.pick().name)
+            return names.count(console._pool.pick().name)
 
-        console._wires.pick().name = project.encode().hex()
+        console._pool.pick().name = project.encode().hex()
         await console.projects()
         assert children and os.waitpid(children[0], os.WNOHANG) == (0, 0)
         used = await count()

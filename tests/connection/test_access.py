@@ -80,7 +80,7 @@ async def test_many_requests_in_several_writes(own_server: DevServer) -> None:
     await access.aclose()
 
 
-def test_each_loop_has_its_own_wires(own_server: DevServer) -> None:
+def test_each_loop_has_its_own_connections(own_server: DevServer) -> None:
     """A store outlives event loops; the connections of a closed one are left behind quietly."""
     access = Access(own_server.url, "test")
     used: list[object] = []
