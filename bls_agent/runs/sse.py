@@ -130,13 +130,9 @@ async def stream_status(
     if last_id in (None, BEGINNING):  # the client has no event
         return 200 if await store.exists(run_id) else 404
     found = await store.get_events(run_id, last_id, "+", 2)
-    if _ends_there(found, last_id):
+    if len(found) == 1 and found[0].closes and found[0].id == last_id:
         return 204
     return 200 if found or await store.exists(run_id) else 410
-
-
-def _ends_there(found: list[StreamEvent], last_id: EventId) -> bool:
-    return len(found) == 1 and found[0].closes and found[0].id == last_id
 
 
 def event_frames(

@@ -371,10 +371,7 @@ class EventStore(Store):
             last_id: Id of the last event that is known; it is not given again.
             count: Events at most; default: all of them.
 
-        Raises:
-            ConfigurationError: An argument breaks its rule.
-            WrongTypeError: The key is no stream.
-            RedisUnavailableError: Redis cannot answer.
+        Raises as :meth:`get_events`.
         """
         start = next_id(check_id("last_id", last_id))
         return await self._read(run_id, start, "+", count)
@@ -389,10 +386,7 @@ class EventStore(Store):
             after: The ``next`` of the page before; default: the first page.
             limit: Longest page, from 1 to 1,000.
 
-        Raises:
-            ConfigurationError: An argument breaks its rule.
-            WrongTypeError: The key is no stream.
-            RedisUnavailableError: Redis cannot answer.
+        Raises as :meth:`get_events`.
         """
         check_count("limit", limit, most=1_000)
         last = check_id("after", after) if after is not None else BEGINNING
@@ -415,10 +409,7 @@ class EventStore(Store):
             The events, oldest first; ``next`` is what to pass as ``before`` for what
             stands before them, ``None`` at the beginning.
 
-        Raises:
-            ConfigurationError: An argument breaks its rule.
-            WrongTypeError: The key is no stream.
-            RedisUnavailableError: Redis cannot answer.
+        Raises as :meth:`get_events`.
         """
         check_count("limit", limit, most=1_000)
         end = "+" if before is None else previous_id(check_id("before", before))
@@ -434,9 +425,7 @@ class EventStore(Store):
         Returns:
             The id; ``0-0`` if there is no event.
 
-        Raises:
-            WrongTypeError: The key is no stream.
-            RedisUnavailableError: Redis cannot answer.
+        Raises as :meth:`get_events`.
         """
         return await self._reader(run_id).last_id()
 
@@ -481,10 +470,7 @@ class EventStore(Store):
         Returns:
             The events; empty if none has come in time.
 
-        Raises:
-            ConfigurationError: An argument breaks its rule.
-            WrongTypeError: The key is no stream.
-            RedisUnavailableError: Redis cannot answer.
+        Raises as :meth:`get_events`.
         """
         last = last_id if last_id == END else check_id("last_id", last_id)
         wait = check_count("block_ms", block_ms, least=0) / 1000
@@ -515,19 +501,14 @@ class EventStore(Store):
     async def describe(self, run_id: int) -> RunSummary | None:
         """Summarise a run; ``None`` if there is no such run.
 
-        Raises:
-            ConfigurationError: ``run_id`` is none.
-            WrongTypeError: The key is no stream.
-            RedisUnavailableError: Redis cannot answer.
+        Raises as :meth:`get_events`.
         """
         return await describe_run(self._access.pool, run_id)
 
     async def exists(self, run_id: int) -> bool:
         """Tell whether a run has events.
 
-        Raises:
-            WrongTypeError: The key is no stream.
-            RedisUnavailableError: Redis cannot answer.
+        Raises as :meth:`get_events`.
         """
         reader = self._reader(run_id)
         return bool(await reader.ask("XLEN")) or bool(await reader.ask("EXISTS"))
@@ -535,9 +516,7 @@ class EventStore(Store):
     async def get_length(self, run_id: int) -> int:
         """Count the events of a run that are kept.
 
-        Raises:
-            WrongTypeError: The key is no stream.
-            RedisUnavailableError: Redis cannot answer.
+        Raises as :meth:`get_events`.
         """
         length: int = await self._reader(run_id).ask("XLEN")
         return length
