@@ -37,6 +37,7 @@ __all__ = [
     "next_id",
     "order",
     "previous_id",
+    "read_id",
     "write_frame",
 ]
 
@@ -87,6 +88,13 @@ def find_id(text: object) -> EventId | None:
     if max(milliseconds, number) > _LARGEST:
         return None
     return f"{milliseconds}-{number}"
+
+
+def read_id(value: object) -> EventId | None:
+    """Read an id as Redis gives it; ``None`` for what is none."""
+    return (
+        find_id(value.decode("ascii", "replace")) if isinstance(value, bytes) else None
+    )
 
 
 def check_id(name: str, value: object) -> EventId:

@@ -13,8 +13,8 @@ from bls_agent.runs.events import (
     Gap,
     GapReason,
     StreamEvent,
-    find_id,
     order,
+    read_id,
 )
 from bls_agent.runs.reading import NO_KEY, RunReader, decode_entries
 from bls_agent.runtime.lease import length_of
@@ -165,7 +165,7 @@ async def fetch_resume_facts(reader: RunReader, place: EventId) -> ResumeFacts:
     found = decode_entries(keys.run_id, at)
     last, exists = read_last(about)
     booked, sequence = _known(books) or (None, None)
-    last_booked = _read_id(booked)
+    last_booked = read_id(booked)
     newest = None
     if not isinstance(about, BlsError):
         entry = dict(zip(about[::2], about[1::2], strict=False)).get(b"last-entry")
@@ -196,7 +196,7 @@ def read_last(about: Reply) -> tuple[EventId | None, bool]:
 async def was_deleted(reader: RunReader, place: EventId) -> bool:
     """Tell whether the books still go as far as the run was read: it was deleted."""
     booked = await reader.ask_many([("HGET", reader.keys.books, "id")])
-    last = _read_id(_known(booked[0]))
+    last = read_id(booked[0])
     return last is not None and order(last) >= order(place)
 
 
@@ -216,10 +216,6 @@ def _number(text: bytes | None) -> int:
     if text is None or not text.isdigit() or len(text) >= DIGITS:
         return 0
     return int(text)
-
-
-def _read_id(text: bytes | None) -> EventId | None:
-    return find_id(text.decode("ascii", "replace")) if text else None
 
 
 class ResumePoint(NamedTuple):

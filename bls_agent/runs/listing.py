@@ -23,9 +23,9 @@ from bls_agent.runs.events import (
     StreamEvent,
     check_count,
     check_run_id,
-    find_id,
     next_id,
     order,
+    read_id,
 )
 from bls_agent.runs.reading import (
     NO_KEY,
@@ -322,14 +322,11 @@ class _Search:
         one stands behind that id, or if there are no books.
         """
         counted: dict[int, str] = {}
-        async for run_id, replies in self._request(runs, _book_requests, TOGETHER):
-            last = (
-                find_id(replies[0].decode("ascii", "replace"))
-                if isinstance(replies[0], bytes)
-                else None
-            )
-            if last is not None:
-                counted[run_id] = last
+        asked = self._request(runs, lambda of: [("HGET", of.books, "id")], TOGETHER)
+        async for run_id, replies in asked:
+            booked = read_id(replies[0])
+            if booked is not None:
+                counted[run_id] = booked
         found: dict[int, tuple[int, int]] = {}
         uncounted = [run_id for run_id in runs if run_id not in counted]
         for some, first in ((list(counted), TOGETHER), (uncounted, FIRST_PORTION)):
@@ -338,10 +335,10 @@ class _Search:
             )
             async for run_id, replies in asked:
                 if self._is_readable(replies):
-                    last = (
-                        replies[0][0][0].decode() if replies[0] else counted.get(run_id)
-                    )
-                    found[run_id] = order(last or BEGINNING)
+                    last = counted.get(run_id, BEGINNING)
+                    if replies[0]:
+                        last = replies[0][0][0].decode()
+                    found[run_id] = order(last)
         return sorted(found, key=lambda run_id: (found[run_id], run_id), reverse=True)
 
     async def summarise(self, runs: Sequence[int]) -> list[RunSummary]:
@@ -417,10 +414,6 @@ def _size_of_events(requests: Sequence[Request], replies: Sequence[Reply]) -> in
     )
 
 
-def _book_requests(keys: RunKeys) -> list[Request]:
-    return [("HGET", keys.books, "id")]
-
-
 def _behind_requests(keys: RunKeys, counted: dict[int, str]) -> list[Request]:
     """Request the last event, if one stands behind that of the books."""
     last = counted.get(keys.run_id)
@@ -447,7 +440,7 @@ def _read_facts(replies: Sequence[Reply]) -> RunFacts:
     owner, closed, counted = nothing if isinstance(books, Exception) else books
     # Events of other writers behind it may be a new beginning.
     all_counted = bool(last) and last[0][0] == counted
-    end = find_id(closed.decode("ascii", "replace")) if closed and all_counted else None
+    end = read_id(closed) if all_counted else None
     return RunFacts(length, ttl, first, last, lease, owner, end or "")
 
 

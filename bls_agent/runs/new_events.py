@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import chain
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
@@ -164,17 +165,16 @@ def _check_part(name: str, value: str | None) -> str:
 
 def _check_word(name: str, value: str) -> str:
     """Check a name as :func:`check_name` does; a recent good one costs nothing."""
-    known = _good.get(value) if type(value) is str else None
-    if known is not None:
-        return known
+    if type(value) is str:
+        return _check_text(name, value)
     check_name(name, value)
-    if len(_good) >= _REMEMBERED:
-        _good.clear()
-    plain = _good[value] = str.__str__(value)
-    return plain
+    return str.__str__(value)
 
 
-_good: Final[dict[str, str]] = {}
+@lru_cache(_REMEMBERED)
+def _check_text(name: str, value: str) -> str:
+    check_name(name, value)
+    return value
 
 
 def _check_sequence(sequence: int | None) -> int | str:
@@ -242,19 +242,9 @@ def sanitize_word(value: object) -> str:
     """Give a short text that can be encoded and stands on one line; never raises."""
     if value is None:
         return ""
-    if type(value) is not str:
-        return _sanitize_text(value)
-    tamed = _sanitized.get(value)
-    if tamed is None:
-        tamed = _sanitize_text(value)
-        if len(value) <= _LONGEST:
-            if len(_sanitized) >= _REMEMBERED:
-                _sanitized.clear()
-            _sanitized[value] = tamed
-    return tamed
-
-
-_sanitized: Final[dict[str, str]] = {}
+    if type(value) is str and len(value) <= _LONGEST:
+        return _sanitize_short(value)
+    return _sanitize_text(value)
 
 
 def _sanitize_text(value: object) -> str:
@@ -264,6 +254,9 @@ def _sanitize_text(value: object) -> str:
         return "".join(one if one.isprintable() else " " for one in plain).strip()
     except Exception:  # noqa: BLE001 - a foreign __repr__
         return type(value).__name__
+
+
+_sanitize_short: Final = lru_cache(_REMEMBERED)(_sanitize_text)
 
 
 def as_new(event: Any) -> NewEvent:

@@ -152,19 +152,6 @@ def test_frames_that_are_written_are_let_go_of() -> None:
     assert all("sse" not in vars(item) for item in items)
 
 
-async def test_a_close_that_fills_a_reply_ends_the_run(
-    store: EventStore, run_id: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether something stands behind it is asked for."""
-    monkeypatch.setattr(hub, "COUNT", 1)
-    follower = store.follow(run_id, "$")
-    assert await follower.batch(0) == []
-    await store.add(run_id, "system", "close")
-    with anyio.fail_after(10):
-        assert len([one async for one in follower]) == 1
-    assert follower.ended
-
-
 async def test_a_late_answer_is_not_taken_for_none(
     own_server: DevServer, admin: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
