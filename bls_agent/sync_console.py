@@ -5,20 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from bls_agent.console import Console
-from bls_agent.project.log.reading import LogPage
-from bls_agent.project.messages import (
-    COMMAND_LIMIT,
-    CONSOLE_SOURCE,
-    Command,
-    LogEntry,
-    Outcome,
-    Status,
-)
+from bls_agent.project.messages import LogEntry
 from bls_agent.runtime.loop_thread import (
     LoopThread,
     refuse_in_event_loop,
@@ -34,10 +27,25 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def _blocking(
+    method: Callable[Concatenate[Console, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[SyncConsole, P], T]:
+    """Make a method that runs one of a console's in its thread, and waits."""
+
+    @wraps(method)
+    def call(self: SyncConsole, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        thread, console = self._open()  # pyright: ignore[reportPrivateUsage] - its own
+        return result_of(thread.begin(method, console, *args, **kwargs))
+
+    call.__qualname__ = f"SyncConsole.{method.__name__}"
+    return call
+
+
 class SyncConsole:
     """Sends commands, reads statuses and logs, from plain code.
 
-    Arguments, results, errors and promises are those of :class:`~bls_agent.Console`.
+    Every method is that of :class:`~bls_agent.Console` and waits for its end: with the
+    same arguments, results, errors and promises.
     Works with and without ``with``; close it with :meth:`close` when it was used
     without. Any number of threads may use it at once. Ctrl-C ends a request at once.
 
@@ -118,218 +126,18 @@ class SyncConsole:
             thread.stop()
         return winner
 
-    def _call(
-        self,
-        method: Callable[Concatenate[Console, P], Coroutine[Any, Any, T]],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> T:
-        thread, console = self._open()
-        return result_of(thread.begin(method, console, *args, **kwargs))
-
-    def send(
-        self,
-        project: str,
-        command: str,
-        args: Mapping[str, Any] | None = None,
-        *,
-        id: str | None = None,  # noqa: A002 - the protocol's name
-        broadcast: bool = False,
-        create: bool = False,
-        size_limit: int = COMMAND_LIMIT,
-        record: bool = False,
-        sent_by: str = "",
-        source: str = CONSOLE_SOURCE,
-        timestamp: str = "",
-    ) -> Command:
-        """Put a command into a control list; arguments as :meth:`Console.send`.
-
-        Returns:
-            The command as it was sent.
-
-        Raises:
-            ConfigurationError: A name or an argument cannot be sent; as
-                :class:`~bls_agent.CommandTooLargeError`, it is longer than
-                ``size_limit`` bytes.
-            UnknownProjectError: There is no such project.
-            RedisUnavailableError: Not sent; or perhaps, if ``error.ambiguous``.
-            WrongTypeError: The project's control key is no list.
-        """
-        return self._call(
-            Console.send,
-            project,
-            command,
-            args,
-            id=id,
-            broadcast=broadcast,
-            create=create,
-            size_limit=size_limit,
-            record=record,
-            sent_by=sent_by,
-            source=source,
-            timestamp=timestamp,
-        )
-
-    def call(
-        self,
-        project: str,
-        command: str,
-        args: Mapping[str, Any] | None = None,
-        *,
-        timeout: float = 10.0,
-        broadcast: bool = False,
-        create: bool = False,
-        size_limit: int = COMMAND_LIMIT,
-        source: str = CONSOLE_SOURCE,
-        record: bool = False,
-        sent_by: str = "",
-    ) -> Outcome:
-        """Send a command and wait for its outcome; as :meth:`Console.call`.
-
-        Raises:
-            ConfigurationError, UnknownProjectError, RedisUnavailableError: As
-                :meth:`send`.
-            NoOutcomeError: No such record within ``timeout`` seconds.
-        """
-        return self._call(
-            Console.call,
-            project,
-            command,
-            args,
-            timeout=timeout,
-            broadcast=broadcast,
-            create=create,
-            size_limit=size_limit,
-            source=source,
-            record=record,
-            sent_by=sent_by,
-        )
-
-    def call_all(
-        self,
-        project: str,
-        command: str,
-        args: Mapping[str, Any] | None = None,
-        *,
-        timeout: float = 10.0,
-        create: bool = False,
-        size_limit: int = COMMAND_LIMIT,
-        source: str = CONSOLE_SOURCE,
-        record: bool = False,
-        sent_by: str = "",
-    ) -> dict[str, Outcome]:
-        """Send a broadcast and wait for the outcome of every living instance.
-
-        Returns:
-            Instance → its outcome. One that is missing has not answered in time.
-
-        Raises:
-            ConfigurationError, UnknownProjectError, NoOutcomeError,
-            RedisUnavailableError: As :meth:`call`.
-        """
-        return self._call(
-            Console.call_all,
-            project,
-            command,
-            args,
-            timeout=timeout,
-            create=create,
-            size_limit=size_limit,
-            source=source,
-            record=record,
-            sent_by=sent_by,
-        )
-
-    def instances(self, project: str) -> dict[str, Status]:
-        """Read the living replicas of a project, each with its status.
-
-        Empty without agents with ``replicas=True``. Raises as
-        :meth:`Console.instances`.
-        """
-        return self._call(Console.instances, project)
-
-    def status(self, project: str) -> Status | None:
-        """Read a project's status; ``None`` if it has none, or it was not refreshed.
-
-        Raises:
-            DecodeError: The value is none of the four statuses.
-            WrongTypeError: The key is no string.
-            RedisUnavailableError: Redis cannot answer.
-        """
-        return self._call(Console.status, project)
-
-    def exists(self, project: str) -> bool:
-        """Find out whether a project has a status, a log or waiting commands.
-
-        Raises:
-            RedisUnavailableError: Redis cannot answer.
-        """
-        return self._call(Console.exists, project)
-
-    def projects(self) -> dict[str, Status | None]:
-        """Find every project that has a status, a log or waiting commands, by name.
-
-        ``None`` stands for no valid status. Raises as :meth:`Console.projects`.
-        """
-        return self._call(Console.projects)
-
-    def logs(self, project: str, limit: int = 200) -> list[LogEntry]:
-        """Read the newest records, at most ``limit``, newest last.
-
-        Raises:
-            WrongTypeError: The key is no list.
-            RedisUnavailableError: Redis cannot answer.
-        """
-        return self._call(Console.logs, project, limit)
-
-    def queue(self, project: str, limit: int = 200) -> list[Command]:
-        """Read at most ``limit`` waiting commands of a project, the next one first.
-
-        As :meth:`Console.queue`.
-
-        Raises:
-            WrongTypeError: The control key is no list.
-            RedisUnavailableError: Redis cannot answer.
-        """
-        return self._call(Console.queue, project, limit)
-
-    def withdraw(self, project: str, id: str) -> Command | None:  # noqa: A002 - the protocol's name
-        """Take a command out of a project's control list, before an agent takes it.
-
-        As :meth:`Console.withdraw`; ``None`` if the command does not wait there.
-
-        Raises:
-            ConfigurationError: ``id`` is no id.
-            WrongTypeError: The control key is no list.
-            RedisUnavailableError: Not withdrawn; or perhaps, if ``error.ambiguous``.
-        """
-        return self._call(Console.withdraw, project, id)
-
-    def forget(self, project: str, *, force: bool = False) -> list[str]:
-        """Delete every key of a project, also our own; as :meth:`Console.forget`.
-
-        Returns:
-            The keys that were deleted.
-
-        Raises:
-            LeaseHeldError: The project is online, and ``force`` is false; nothing was
-                deleted.
-            RedisUnavailableError: Some keys may be left; call it again.
-        """
-        return self._call(Console.forget, project, force=force)
-
-    def log_page(self, project: str, *, before: str = "", limit: int = 200) -> LogPage:
-        """Read records page by page, backwards from the newest.
-
-        ``before`` is that of the page read last, as for :meth:`Console.log_page`.
-
-        Raises:
-            ConfigurationError: ``before`` is not from an earlier page, or ``limit`` is
-                less than 1.
-            WrongTypeError: The key is no list.
-            RedisUnavailableError: Redis cannot answer.
-        """
-        return self._call(Console.log_page, project, before=before, limit=limit)
+    send = _blocking(Console.send)
+    call = _blocking(Console.call)
+    call_all = _blocking(Console.call_all)
+    instances = _blocking(Console.instances)
+    status = _blocking(Console.status)
+    exists = _blocking(Console.exists)
+    projects = _blocking(Console.projects)
+    logs = _blocking(Console.logs)
+    log_page = _blocking(Console.log_page)
+    queue = _blocking(Console.queue)
+    withdraw = _blocking(Console.withdraw)
+    forget = _blocking(Console.forget)
 
     def follow_logs(
         self, project: str, *, last: int = 0, interval: float = 0.25
