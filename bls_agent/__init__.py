@@ -6,8 +6,9 @@ costs next to nothing.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from bls_agent.core import lazy
 
 if TYPE_CHECKING:
     from bls_agent.agent import ProjectAgent
@@ -111,16 +112,4 @@ _HOMES = {
     "SyncConsole": "sync_console",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Load a public name from its module; the errors are those without a home."""
-    if name not in __all__:
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
-    module = import_module(f"{__name__}.{_HOMES.get(name, 'core.errors')}")
-    value = globals()[name] = getattr(module, name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy.names(__name__, __all__, _HOMES, "core.errors")

@@ -80,12 +80,7 @@ def is_constant(node: ast.stmt) -> bool:
 
 def homes(trees: Trees) -> dict[str, str]:
     """Read where the root says that its names come from: name → module."""
-    return {
-        alias.name: node.module
-        for node in ast.walk(trees["bls_agent"])
-        if isinstance(node, ast.ImportFrom) and node.module in trees
-        for alias in node.names
-    }
+    return {name: module for module, name in imports(trees, "bls_agent")}
 
 
 def test_the_root_lists_exactly_what_it_offers(trees: Trees) -> None:

@@ -5,8 +5,9 @@ The names below are loaded when they are first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from bls_agent.core import lazy
 
 if TYPE_CHECKING:
     from bls_agent.workers.caching.cache import FunctionCache, cache, cached
@@ -86,16 +87,4 @@ _HOMES = {
     "extract_id_from_key": "schema",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Load a public name from its module; by default from ``heartbeat_fields``."""
-    if name not in __all__:
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
-    home = _HOMES.get(name, "heartbeat_fields")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy.names(__name__, __all__, _HOMES, "heartbeat_fields")

@@ -1,0 +1,35 @@
+"""The public names of a package, each loaded from its module when it is first used.
+
+So importing a package costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Mapping
+from importlib import import_module
+from typing import Any
+
+__all__ = ["names"]
+
+
+def names(
+    package: str, public: Collection[str], homes: Mapping[str, str], default: str
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Make ``__getattr__`` and ``__dir__`` of a package.
+
+    ``homes`` gives the modules of names that are not at home in ``default``.
+    """
+
+    def load(name: str) -> Any:
+        if name not in public:
+            message = f"module {package!r} has no attribute {name!r}"
+            raise AttributeError(message)
+        module = import_module(f"{package}.{homes.get(name, default)}")
+        value = vars(sys.modules[package])[name] = getattr(module, name)
+        return value
+
+    def list_names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *public})
+
+    return load, list_names
