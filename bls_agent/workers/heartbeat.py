@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 import anyio
@@ -21,7 +20,6 @@ from bls_agent.core.errors import (
     ConfigurationError,
     LeaseHeldError,
     RedisUnavailableError,
-    WrongTypeError,
 )
 from bls_agent.core.keys import shares_slot
 from bls_agent.core.settings import check_seconds
@@ -52,6 +50,12 @@ _RNG: Final = random.SystemRandom()  # has no state that forked children would s
 SHORTEST: Final = 0.1  # seconds: a shorter interval or stall_after makes no sense
 LEAVE_GRACE: Final = 1.0  # seconds beyond its timeout that leaving may take
 AT_EXIT: Final = 1.0  # seconds that the exit of the interpreter waits at most
+
+_NOT_READY: Final = {
+    Ownership.HELD: "another process owns its key",
+    Ownership.STANDS: "a heartbeat that is not ours stands under its key",
+    Ownership.WRONG_TYPE: "its key holds another type",
+}
 
 # The thread of the heartbeats of programs without an event loop.
 _THREAD: Final = SharedThread("bls-agent heartbeats", at_exit=AT_EXIT)
@@ -88,27 +92,19 @@ class HeartbeatStats:
     loop_stalled_seconds: float
 
 
+def _check_least(name: str, seconds: float | None, rule: str) -> None:
+    if seconds is not None and check_seconds(name, seconds, rule) < SHORTEST:
+        raise ConfigurationError(name, seconds, rule)
+
+
 def _check_interval(interval: float | None, ttl: float) -> float:
     """Give the seconds between two beats: a third of the TTL by default."""
-    if interval is None:
-        return ttl / 3
-    rule = f"at least {SHORTEST:g} s"
-    if check_seconds("interval", interval, rule) < SHORTEST:
-        raise ConfigurationError("interval", interval, rule)
-    if interval * 3 > ttl:
+    _check_least("interval", interval, f"at least {SHORTEST:g} s")
+    if interval is not None and interval * 3 > ttl:
         rule = f"at most a third of ttl ({ttl:g} s)"
         remedy = "Two lost beats must not make a living worker vanish."
         raise ConfigurationError("interval", interval, rule, remedy)
-    return interval
-
-
-def _check_stall_after(stall_after: float | None) -> float | None:
-    if stall_after is None:
-        return None
-    rule = f"at least {SHORTEST:g} s, or None"
-    if check_seconds("stall_after", stall_after, rule) < SHORTEST:
-        raise ConfigurationError("stall_after", stall_after, rule)
-    return stall_after
+    return ttl / 3 if interval is None else interval
 
 
 def _check_slot(heartbeat: WorkerHeartbeat, endpoint: Endpoint | None) -> None:
@@ -172,7 +168,7 @@ class Heartbeat:
         timeout: float = 5.0,
     ) -> None:
         if not getattr(heartbeat, "kind", ""):  # from a caller without a type checker
-            rule = "a heartbeat of contract 001, as BacktestWorkerHeartbeat.create(...)"
+            rule = "a worker heartbeat, as BacktestWorkerHeartbeat.create(...)"
             raise ConfigurationError("heartbeat", heartbeat, rule)
         if conflict not in ("refuse", "wait"):
             raise ConfigurationError("conflict", conflict, "'refuse' or 'wait'")
@@ -182,7 +178,8 @@ class Heartbeat:
         usual = cast("float", heartbeat.template().ttl)
         self._ttl = check_seconds("ttl", usual if ttl is None else ttl)
         self._interval = _check_interval(interval, self._ttl)
-        self._stall_after = _check_stall_after(stall_after)
+        _check_least("stall_after", stall_after, f"at least {SHORTEST:g} s, or None")
+        self._stall_after = stall_after
         self._timeout = timeout
         self._conflict = conflict
         self._current = CurrentHeartbeat(heartbeat)
@@ -265,7 +262,10 @@ class Heartbeat:
                 await state.settled.wait()
         self._opened()
         if not state.is_written:
-            raise self._not_ready(state)
+            why = _NOT_READY.get(state.claim.standing, "Redis has not answered yet")
+            reason = f"no heartbeat was written in time: {why}"
+            address = self._access.shown
+            raise RedisUnavailableError("not_ready", reason, address=address)
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Wait until the first beat is written, in a program without an event loop.
@@ -289,15 +289,6 @@ class Heartbeat:
             raise ConfigurationError("heartbeat", self._key, "it must be open")
         return self._state
 
-    def _not_ready(self, state: HeartbeatState) -> RedisUnavailableError:
-        reason = {
-            Ownership.HELD: "another process owns its key",
-            Ownership.STANDS: "a heartbeat that is not ours stands under its key",
-            Ownership.WRONG_TYPE: "its key holds another type",
-        }.get(state.claim.standing, "Redis has not answered yet")
-        reason = f"no heartbeat was written in time: {reason}"
-        return RedisUnavailableError("not_ready", reason, address=self._access.shown)
-
     async def __aenter__(self) -> Self:
         """Open: the first beat is written, or will be when Redis is there.
 
@@ -309,12 +300,7 @@ class Heartbeat:
         await self._open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Remove the key; the exception of the body goes on unchanged."""
         await self.aclose()
 
@@ -325,12 +311,7 @@ class Heartbeat:
         self._thread = _THREAD.open(self._open)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Remove the key; the exception of the block goes on unchanged."""
         thread = self._thread
         if thread is None:  # a forked child, or closed already
@@ -372,20 +353,18 @@ class Heartbeat:
             writer.add(state)
             with anyio.move_on_after(self._timeout):
                 await state.answered.wait()
-            self._raise_conflict(state.conflict)
+            self._raise(state.conflict)
         except BaseException:
             await self.aclose()
             raise
 
-    def _raise_conflict(self, error: Exception | None) -> None:
-        if isinstance(error, LeaseHeldError):
-            if self._conflict == "wait" and error.remaining is not None:
-                text = "no heartbeat is written until its key is free: %s"
-                logger.warning(text, error)
-                return
-            raise error
-        if isinstance(error, WrongTypeError):
-            raise error
+    def _raise(self, conflict: Exception | None) -> None:
+        ends = isinstance(conflict, LeaseHeldError) and conflict.remaining is not None
+        if ends and self._conflict == "wait":
+            text = "no heartbeat is written until its key is free: %s"
+            logger.warning(text, conflict)
+        elif conflict is not None:
+            raise conflict
 
     async def aclose(self) -> None:
         """Remove the key, if this process owns it, and stop; nothing if closed.

@@ -99,6 +99,7 @@ def _check_moment(name: str, value: object) -> str:
     raise ConfigurationError(name, value, "ISO-8601 or a datetime")
 
 
+# What checks a value, by its field's annotation, and gives it as it is written.
 _CHECKS: Final[Mapping[str, Callable[[str, object], object]]] = MappingProxyType(
     {
         "WorkerStatus": _check_status,
@@ -108,11 +109,6 @@ _CHECKS: Final[Mapping[str, Callable[[str, object], object]]] = MappingProxyType
         "list[str]": _check_texts,
     }
 )
-
-
-def _check_field(annotation: str, name: str, value: object) -> object:
-    """Check a value by its field's annotation; give it as it is written."""
-    return _CHECKS[annotation](name, value)
 
 
 def _now() -> str:
@@ -138,8 +134,8 @@ class WorkerHeartbeat:
 
     def __post_init__(self) -> None:
         for one in fields(self):
-            value = _check_field(str(one.type), one.name, getattr(self, one.name))
-            setattr(self, one.name, value)
+            check = _CHECKS[str(one.type)]
+            setattr(self, one.name, check(one.name, getattr(self, one.name)))
 
     @classmethod
     def template(cls) -> KeyTemplate:

@@ -10,11 +10,8 @@ from typing import Any, ClassVar, Final, TypeAlias, cast
 from bls_agent.connection.access import Store
 from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.scripts import ADD_MEMBERS
-from bls_agent.core.errors import (
-    ConfigurationError,
-    RedisUnavailableError,
-)
-from bls_agent.core.keys import KEYS, encode_key
+from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
+from bls_agent.core.keys import KEYS, KeyTemplate, encode_key
 from bls_agent.workers.tasks import Task, TaskKeys, checking_type
 
 __all__ = [
@@ -136,7 +133,7 @@ class BacktestProgress(TaskKeys):
     :class:`~bls_agent.workers.TaskStatus`, with ``progress`` always there.
     """
 
-    kind: ClassVar[str] = "backtest_task_progress"
+    row: ClassVar[KeyTemplate] = KEYS["backtest_task_progress"]
 
     async def set(
         self, task_id: str, progress: float, status: str = "running", **fields: Any
@@ -173,7 +170,7 @@ class SyncProgress(Store):
 
     client_name: ClassVar[str] = "bls-progress"
 
-    async def add(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the contract's name
+    async def add(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the schema's name
         """Mark days as synced; the set lives for thirty days from now.
 
         Five hundred days in one step; more in several. An error leaves a part of them
@@ -200,7 +197,7 @@ class SyncProgress(Store):
                 replies = await ADD_MEMBERS.run_each(connection, [key], runs)
         return _sum(key, replies)
 
-    async def remove(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the contract's name
+    async def remove(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the schema's name
         """Take days out, so that they count as missing; the others live on as before.
 
         Args and errors: as :meth:`add`.
@@ -212,7 +209,7 @@ class SyncProgress(Store):
         requests = [("SREM", encode_key(key), *part) for part in _portions(dates)]
         return _sum(key, await self._access.pool.call_many(requests))
 
-    async def clear(self, type: str, code: str) -> bool:  # noqa: A002 - the contract's name
+    async def clear(self, type: str, code: str) -> bool:  # noqa: A002 - the schema's name
         """Forget all days; freeing a large set does not hold up the server.
 
         Returns:
@@ -229,7 +226,7 @@ class SyncProgress(Store):
                 return False
             return bool(await pool.call(key, "UNLINK"))
 
-    async def contains(self, type: str, code: str, day: Day) -> bool:  # noqa: A002 - the contract's name
+    async def contains(self, type: str, code: str, day: Day) -> bool:  # noqa: A002 - the schema's name
         """Tell whether a day is synced.
 
         Raises:
@@ -242,7 +239,7 @@ class SyncProgress(Store):
             found = await self._access.pool.read(key, "SISMEMBER", only.isoformat())
         return bool(found)
 
-    async def dates(self, type: str, code: str) -> set[date]:  # noqa: A002 - the contract's name
+    async def dates(self, type: str, code: str) -> set[date]:  # noqa: A002 - the schema's name
         """Give every day that is synced; empty if there is none, or no more.
 
         Members that are no dates are left out; :meth:`summary` counts them.
@@ -256,7 +253,7 @@ class SyncProgress(Store):
 
     async def summary(
         self,
-        type: str,  # noqa: A002 - the contract's name
+        type: str,  # noqa: A002 - the schema's name
         code: str,
         calendar: Iterable[Day],
     ) -> SyncSummary:
@@ -284,7 +281,7 @@ class SyncProgress(Store):
             return read_days(await self._access.pool.read(key, "SMEMBERS"))
 
 
-def _key(type: str, code: str) -> str:  # noqa: A002 - the contract's name
+def _key(type: str, code: str) -> str:  # noqa: A002 - the schema's name
     """Build a key that no other type and code share."""
     row = KEYS["sync_progress"]
     key = row.build(type=type, code=code)

@@ -1,7 +1,7 @@
-"""The names of contract 001, every one of them derived from the rows of ``keys.py``.
+"""The names of the key schema, all of them derived from the rows of ``keys.py``.
 
 ``RedisKeyPrefix``, ``RedisKeyPattern``, ``RedisKeyBuilder`` and ``RedisTTL`` are the four
-lists of the document. Nothing is listed here: a row called ``task_status`` is
+lists of the schema. Nothing is listed here: a row called ``task_status`` is
 ``RedisKeyPrefix.TASK_STATUS``, ``RedisKeyPattern.TASK_STATUS_ALL``,
 ``RedisKeyBuilder.task_status(…)`` and ``RedisTTL.TASK_STATUS``. ``dir()`` tells all.
 """
@@ -60,7 +60,10 @@ def _list_patterns() -> dict[str, str]:
 @cache
 def _list_ttls() -> dict[str, int]:
     found = {n.upper(): row.ttl for n, row in ROWS.items() if row.ttl is not None}
-    return {**found, "FUNC_CACHE_DEFAULT": found["FUNC_CACHE"]}  # as the document says
+    return {
+        **found,
+        "FUNC_CACHE_DEFAULT": found["FUNC_CACHE"],
+    }  # its name in the schema
 
 
 @cache
@@ -92,11 +95,7 @@ class _Derived(type):
     _derive: Callable[[], Mapping[str, Any]]
 
     def _find(cls, name: str) -> Any:
-        """Give what a row implies.
-
-        Raises:
-            AttributeError: No row has this name; the nearest one is suggested.
-        """
+        """Give what a row implies; for an unknown name the error suggests another."""
         names = cls._derive()
         if name in names:
             return names[name]
@@ -125,13 +124,13 @@ class _Builders(_Derived):
 
 
 class RedisKeyPrefix(metaclass=_Texts):
-    """What each kind of key begins with, without the separator (contract 001, section 1)."""
+    """What each kind of key begins with, without the separator."""
 
     _derive = staticmethod(_list_prefixes)
 
 
 class RedisKeyPattern(metaclass=_Texts):
-    """A glob pattern for each kind of key (section 2); for SCAN, never for KEYS.
+    """A glob pattern for each kind of key; for SCAN, never for KEYS.
 
     ``SYNC_PROGRESS_ALL`` and ``FUNC_CACHE_ALL`` match foreign keys as well: look at what
     you find.
@@ -141,9 +140,9 @@ class RedisKeyPattern(metaclass=_Texts):
 
 
 class RedisKeyBuilder(metaclass=_Builders):
-    """A function for each kind of key that makes it of its fields (section 3).
+    """A function for each kind of key that makes it of its fields.
 
-    A field is text, an integer or a UUID, as in the document's f-strings. Each raises
+    A field is text, an integer or a UUID. Each raises
     :class:`~bls_agent.ConfigurationError` for a field that is empty or holds control
     characters, and ``TypeError`` for the wrong number of fields.
     """
@@ -152,13 +151,13 @@ class RedisKeyBuilder(metaclass=_Builders):
 
 
 class RedisTTL(metaclass=_Seconds):
-    """Seconds that each kind of key lives after a write (section 4)."""
+    """Seconds that each kind of key lives after a write."""
 
     _derive = staticmethod(_list_ttls)
 
 
 def extract_id_from_key(key: str | bytes, prefix: str) -> str:
-    """Give the id that a key names (contract 001, "工具函数").
+    """Give the id that a key names.
 
     Args:
         key: The key, as text or as Redis gave it.

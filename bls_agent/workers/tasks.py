@@ -1,6 +1,6 @@
 """``TaskStatus``: how the tasks of a fleet are, one key for each.
 
-The contract names the keys ``ginkgo:task_status:{task_id}`` and
+The key schema names the keys ``ginkgo:task_status:{task_id}`` and
 ``backtest:task:{task_id}:progress`` and leaves their values open. Here both hold one
 JSON object: ``task_id``, ``status``, ``timestamp``, then the caller's own fields in
 their order, of which ``progress`` (percent) and ``message`` have a meaning.
@@ -178,10 +178,10 @@ def _checked(given: Mapping[str, Any]) -> JSONObject:
 
 
 class TaskKeys(Store):
-    """One kind of key of tasks; ``kind`` is its row in the table of keys."""
+    """One kind of key of tasks; ``row`` is that of the table of keys."""
 
     client_name: ClassVar[str] = "bls-tasks"
-    kind: ClassVar[str] = ""
+    row: ClassVar[KeyTemplate]
 
     def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
         super().__init__(redis, timeout=timeout)
@@ -199,7 +199,7 @@ class TaskKeys(Store):
             WrongTypeError: The key is no string.
             RedisUnavailableError: Redis cannot answer.
         """
-        payload = await self._read(self._row.locate(task_id=task_id))
+        payload = await self._read(self.row.locate(task_id=task_id))
         return None if payload is None else Task.decode(task_id, payload)
 
     async def _read(self, key: str) -> bytes | None:
@@ -214,7 +214,7 @@ class TaskKeys(Store):
             WrongTypeError: The key is no string; it was left alone.
             RedisUnavailableError: Not deleted; or perhaps, if ``error.ambiguous``.
         """
-        key = self._row.locate(task_id=task_id)
+        key = self.row.locate(task_id=task_id)
         return bool(await self._run(PUT_TEXT, key, 0, b""))
 
     async def list(self, status: str | None = None) -> Tasks:
@@ -234,7 +234,7 @@ class TaskKeys(Store):
         """
         found: dict[str, Task] = {}
         refused: RedisUnavailableError | None = None
-        async for keys in self._access.pool.scan_steps(self._row.pattern()):
+        async for keys in self._access.pool.scan_steps(self.row.pattern()):
             # Not MGET: a key of another type, or one that may not be read, needs a
             # reply of its own; and on a cluster the keys lie in many slots.
             requests = [("GET", key) for key in keys]
@@ -253,7 +253,7 @@ class TaskKeys(Store):
         return [found[task_id] for task_id in sorted(found)]
 
     def _task_of(self, key: bytes, reply: Reply) -> Task | None:
-        parsed = self._row.parse(key)
+        parsed = self.row.parse(key)
         if parsed is None or reply is None:  # expired since SCAN found it
             return None
         if not isinstance(reply, RedisUnavailableError):
@@ -264,13 +264,13 @@ class TaskKeys(Store):
 
     async def _put(self, task_id: str, status: str, fields: Mapping[str, Any]) -> Task:
         payload = encode_task(task_id, status, fields, now=_now())
-        key = self._row.build(task_id=task_id)
-        await self._run(PUT_TEXT, key, cast("int", self._row.ttl), payload)
+        key = self.row.build(task_id=task_id)
+        await self._run(PUT_TEXT, key, cast("int", self.row.ttl), payload)
         return Task.decode(task_id, payload)
 
     async def _change(self, task_id: str, changes: Mapping[str, Any]) -> Task | None:
         """Read, change, and write unless another process has written; else again."""
-        key = self._row.locate(task_id=task_id)
+        key = self.row.locate(task_id=task_id)
         async with self._turn(key):
             seen = await self._read(key)
             pause = SHORTEST_PAUSE
@@ -304,10 +304,6 @@ class TaskKeys(Store):
             with checking_type(key, "string"):
                 return await script.run(connection, [encode_key(key)], arguments)
 
-    @property
-    def _row(self) -> KeyTemplate:
-        return KEYS[self.kind]
-
 
 class TaskStatus(TaskKeys):
     """Writes how a task is, and reads what others wrote; each write lives a day.
@@ -320,7 +316,7 @@ class TaskStatus(TaskKeys):
     then fields of your own; see :class:`Task`.
     """
 
-    kind: ClassVar[str] = "task_status"
+    row: ClassVar[KeyTemplate] = KEYS["task_status"]
 
     async def set(self, task_id: str, status: str, **fields: Any) -> Task:
         """Write how a task is, over whatever was written before; for a day from now.

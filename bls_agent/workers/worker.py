@@ -59,7 +59,7 @@ class Worker:
             kept as surrogates, here and in ``key``.
         key: The whole key.
         heartbeat: The value; ``None`` if it is no heartbeat, or of a kind whose value
-            the contract leaves open (``component``, ``process``).
+            is left open (``component``, ``process``).
         raw: The value of whatever form: always a dict, see
             :func:`~bls_agent.workers.parse_heartbeat_data`.
         age: Seconds since it was refreshed, by the server's clock: the TTL it is given
@@ -101,14 +101,9 @@ class Worker:
     ) -> Self:
         """Make one of what was read at its key; never raises.
 
-        Args:
-            kind: The row of the key.
-            key: As Redis gave it.
-            payload: The value's first ``largest`` bytes and one more if there are more;
-                ``None`` for a key that is no string.
-            ttl: Seconds until it expires; ``None`` if it does not.
-            before: The worker at the last look: equal bytes are not decoded again.
-            largest: Bytes of a value that is decoded.
+        ``payload`` is the value's first ``largest`` bytes, and one more if there are
+        more; ``None`` for a key that is no string. Bytes equal to those of ``before``,
+        the worker at the last look, are not decoded again.
         """
         if before is not None and payload and before.payload == payload:
             problem = "" if before.problem == NO_TTL else before.problem

@@ -134,17 +134,10 @@ def _key(key: object) -> str:
     return f"!{key}" if key.startswith("!") else key
 
 
-def _datetime(value: datetime, _: int) -> JSONValue:
-    return {"!datetime": _moment(value)}
-
-
-def _time(value: time, _: int) -> JSONValue:
-    return {"!time": _moment(value)}
-
-
-def _moment(value: datetime | time) -> JSONValue:
+def _moment(value: datetime | time, _: int) -> JSONValue:
     """Give a moment with its zone, and which of two it is when clocks are set back."""
-    return [value.isoformat(), value.fold, _zone(value.tzinfo, value)]
+    form = [value.isoformat(), value.fold, _zone(value.tzinfo, value)]
+    return {f"!{type(value).__name__}": form}
 
 
 def _zone(zone: tzinfo | None, moment: datetime | time) -> JSONValue:
@@ -154,10 +147,6 @@ def _zone(zone: tzinfo | None, moment: datetime | time) -> JSONValue:
         return zone.key
     message = f"the zone of {moment} is no ZoneInfo with a name and no fixed offset"
     raise NoCanonicalFormError(message)
-
-
-def _timedelta(value: timedelta, _: int) -> JSONValue:
-    return {"!timedelta": [value.days, value.seconds, value.microseconds]}
 
 
 def _enum(value: Enum, depth: int) -> JSONValue:
@@ -186,9 +175,11 @@ _FORMS: Final[Mapping[type, Callable[[Any, int], JSONValue]]] = {
     frozenset: _set,
     bytes: lambda value, _: {"!bytes": value.hex()},
     date: lambda value, _: {"!date": value.isoformat()},
-    datetime: _datetime,
-    time: _time,
-    timedelta: _timedelta,
+    datetime: _moment,
+    time: _moment,
+    timedelta: lambda value, _: {
+        "!timedelta": [value.days, value.seconds, value.microseconds]
+    },
     Decimal: _decimal,
     UUID: lambda value, _: {"!uuid": value.hex},
 }
@@ -267,18 +258,12 @@ class Arguments:
             self._bind_exactly(args, kwargs)
             found: JSONValue = [self._form("key", self._key(*args, **kwargs))]
         else:
-            found = self._forms(args, kwargs)
+            found = {
+                name: self._form(name, value)
+                for name, value in self._bind(args, kwargs).items()
+                if name not in self._ignored
+            }
         return _sha256([self._name, found])
-
-    def _forms(
-        self, args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> dict[str, JSONValue]:
-        bound = self._bind(args, kwargs)
-        return {
-            name: self._form(name, value)
-            for name, value in bound.items()
-            if name not in self._ignored
-        }
 
     def _bind(
         self, args: Sequence[object], kwargs: Mapping[str, object]
