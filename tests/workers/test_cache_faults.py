@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,7 +16,7 @@ from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.devserver import DevServer
 from bls_agent.workers import FunctionCache
 from tests.harness import eventually, execute, url_with_rights
-from tests.kit import Direction, FaultProxy, Late
+from tests.kit import Cut, Direction, FaultProxy, Late
 
 NOWHERE = "redis://127.0.0.1:1/0"
 
@@ -221,59 +220,25 @@ async def test_a_connection_that_is_cut_is_not_noticed(
         assert (stats.computed, stats.hits, stats.redis_failures) == (20, 200, 0)
 
 
-class Cutter:
-    """A way to a server that ends when a request is on it."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self.armed = False
-        self.carrying = 0
-
-    async def carry(
-        self, here: asyncio.StreamReader, there: asyncio.StreamWriter
-    ) -> None:
-        """Carry bytes both ways until the request that is cut."""
-        self.carrying += 1
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-
-        async def back() -> None:
-            while data := await reader.read(65536):
-                there.write(data)
-
-        coming_back = asyncio.ensure_future(back())
-        while data := await here.read(65536):
-            if self.armed and b"GET" in data:
-                self.armed = False
-                break
-            writer.write(data)
-        for end in (writer, there):
-            end.close()
-            with contextlib.suppress(OSError):
-                await end.wait_closed()
-        await coming_back
-        self.carrying -= 1
-
-
 async def test_a_request_under_way_is_sent_once_more(own_server: DevServer) -> None:
     """A connection that ends under a request costs a hit nothing."""
-    cutter = Cutter(own_server.port)
-    proxy = await asyncio.start_server(cutter.carry, "127.0.0.1", 0)
-    port = proxy.sockets[0].getsockname()[1]
-    async with proxy:
-        async with FunctionCache(f"redis://127.0.0.1:{port}/0", timeout=5) as cache:
+    async with (
+        FaultProxy(own_server.url) as proxy,
+        FunctionCache(proxy.url, timeout=5) as cache,
+    ):
 
-            @cache.cached(ttl=60)
-            async def load(number: int) -> int:
-                return number
+        @cache.cached(ttl=60)
+        async def load(number: int) -> int:
+            return number
 
-            await asyncio.gather(*(load(number) for number in range(5)))
-            for _ in range(3):
-                cutter.armed = True
-                results = await asyncio.gather(*(load(n) for n in range(5)))
-                assert results == list(range(5))
-            stats = cache.stats(load)
-            assert (stats.hits, stats.computed, stats.redis_failures) == (15, 5, 0)
-        await eventually(lambda: cutter.carrying == 0)
+        await asyncio.gather(*(load(number) for number in range(5)))
+        for _ in range(3):
+            cut = proxy.arm(Cut(direction=Direction.REQUESTS, command="GET"))
+            results = await asyncio.gather(*(load(n) for n in range(5)))
+            assert results == list(range(5))
+            assert cut.fired == 1
+        stats = cache.stats(load)
+        assert (stats.hits, stats.computed, stats.redis_failures) == (15, 5, 0)
 
 
 async def test_one_connection_for_everybody(

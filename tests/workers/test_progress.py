@@ -230,10 +230,3 @@ async def test_a_backtest(redis_url: str, code: str, redis: Redis) -> None:
         with pytest.raises(ConfigurationError):
             await backtests.set(code, 101)
         assert await backtests.delete(code)
-
-
-def test_names_and_order_of_the_contract() -> None:
-    """Type, then code, as RedisKeyBuilder has them."""
-    assert RedisKeyBuilder.sync_progress(type="tick", code="000001.SZ") == (
-        "tick_update_000001.SZ"
-    )

@@ -237,11 +237,6 @@ def test_adding_a_key_is_adding_a_row(one_row_more: str) -> None:
         assert name in dir(owner)
 
 
-def test_the_extra_row_is_gone() -> None:
-    """What the test above added is not there for others."""
-    assert not hasattr(RedisKeyPrefix, "RISK_LIMIT")
-
-
 @pytest.mark.parametrize(
     ("key", "prefix", "expected"),
     [
