@@ -94,6 +94,31 @@ def test_fifty_threads_compute_once(cache: FunctionCache, name: str) -> None:
     assert not flights_of(cache)
 
 
+def test_threads_that_find_a_broken_value_wait_for_one(
+    cache: FunctionCache, name: str, redis_url: str
+) -> None:
+    """Each of them decodes it; one computes the right one."""
+    runs, barrier = [], threading.Barrier(20)
+
+    @cache.cached(ttl=60, name=name)
+    def load() -> int:
+        runs.append(threading.Event().wait(0.5 if runs else 0))
+        return 1
+
+    def call() -> int:
+        barrier.wait()
+        return load()
+
+    load()
+    with Redis.from_url(redis_url) as redis, ThreadPoolExecutor(20) as pool:
+        (key,) = redis.scan_iter(f"ginkgo_func_cache_{name}_*")
+        redis.set(key, b"broken")
+        calls = [pool.submit(call) for _ in range(20)]
+        assert [each.result() for each in calls] == [1] * 20
+    assert len(runs) == 2
+    assert not flights_of(cache)
+
+
 def test_an_exception_goes_to_all_threads(cache: FunctionCache, name: str) -> None:
     """An exception of his own to each."""
     runs, go = [], threading.Event()

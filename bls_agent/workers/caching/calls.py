@@ -151,6 +151,8 @@ class _Job(NamedTuple):
     function: CachedFunction
     key: str
     compute: Callable[[Found], Awaitable[Outcome]]
+    plain: bool = False  # it is decoded and computed in the caller's thread
+    waits: bool = True  # whether the caller may wait for other callers
 
 
 class _LoopCalls:
@@ -158,6 +160,7 @@ class _LoopCalls:
 
     def __init__(self, backend: CacheBackend) -> None:
         self._backend = backend
+        self.availability = backend.availability
         self.by_key: dict[str, _Flight] = {}
         # for which no caller waits: there is a value
         self.early: dict[str, _Flight] = {}
@@ -165,51 +168,30 @@ class _LoopCalls:
     async def call(self, job: _Job) -> Outcome | None:
         """Give the outcome of a coroutine function; ``None`` if that were circular."""
         while True:
-            key = job.function.flight_key(job.key)
-            flight = self.by_key.get(key)
-            if flight is None:
-                flight = self.by_key[key] = _Flight(key)
-                await self._read(flight, job)
-            if flight.outcome is not None:
-                return flight.outcome
-            if _is_circular(flight):
-                return None
-            outcome = await self._join(flight)
+            mine = _Flight(job.function.flight_key(job.key))
+            answer = await self.claim(job, mine)
+            if not isinstance(answer, Found):
+                return cast("Outcome | None", answer)
+            self._begin(mine, partial(self._run, job, mine, answer))
+            outcome = await self._join(mine)
             if outcome is not None:
                 return outcome
 
-    async def _read(self, flight: _Flight, job: _Job) -> None:
-        """Take the stored value, or begin to compute it."""
-        try:
-            found = await self._backend.read(job.function, job.key)
-        except BaseException:  # this caller is cancelled: another one begins anew
-            self._finish(flight)
-            raise
-        if not found.fresh:
-            self._begin(flight, partial(self._compute, job, flight, found))
-            return
-        flight.outcome = Outcome.of_hit(found)
-        self._finish(flight)
-        if job.function.is_due(found.left):
-            await self.refresh(job)
-
     async def claim(
-        self,
-        job: _Job,
-        mine: _Flight,
-        found: Found | None,
-        waits: bool,  # noqa: FBT001 - passed on with the others
+        self, job: _Job, mine: _Flight, found: Found | None = None
     ) -> list[Reply] | Outcome | Found | None:
-        """Find out what the thread that calls a plain function has to do.
+        """Find out what a caller has to do.
 
-        It is given what it decodes itself, as that may run the user's code; or the
-        outcome of another flight; or, if it shall compute, what was ``found``, and then
-        calls :meth:`settle`. ``None`` if waiting were circular.
+        It is given the outcome of another flight, or of its own if that is a hit; or,
+        if it shall compute, what was ``found``, and then ends its flight. A plain
+        function's caller is given the replies, which it decodes in its own thread, as
+        that may run the user's code; if they hold no fresh value it claims anew.
+        ``None`` if waiting were circular.
         """
         while flight := self.by_key.get(mine.key):
             if _is_circular(flight):
                 return None
-            if not waits:
+            if not job.waits:
                 break
             mine.is_asking = False
             answer: Outcome | list[Reply] | None = await self._join(flight)
@@ -220,23 +202,27 @@ class _LoopCalls:
         else:
             self.by_key[mine.key], mine.is_asking = mine, found is None
         try:
-            return await self._find(job, mine, found, waits=waits)
-        except BaseException:
+            return await self._find(job, mine, found)
+        except BaseException:  # the caller is cancelled: another one begins anew
             await self.end(mine)
             raise
 
     async def _find(
-        self, job: _Job, mine: _Flight, found: Found | None, *, waits: bool
+        self, job: _Job, mine: _Flight, found: Found | None
     ) -> list[Reply] | Outcome | Found:
         if found is None:
             replies = await self._backend.fetch(job.function, job.key)
-            if replies and isinstance(replies[0], bytes):
+            if job.plain and replies and isinstance(replies[0], bytes):
                 mine.replies = replies
                 self._finish(mine)
                 return replies
-            found = self._backend.availability.decode(job.function, job.key, replies)
+            found = self.availability.decode(job.function, job.key, replies)
         mine.is_asking = False
-        if waits:
+        if found.fresh:
+            mine.outcome = Outcome.of_hit(found)
+            if job.function.is_due(found.left):
+                await self.refresh(job)
+        elif job.waits:
             mine.outcome = await self._await_others(job, mine, found)
         if mine.outcome is None:
             return found
@@ -320,7 +306,8 @@ class _LoopCalls:
         """Release the fleet's lock, forget a flight, and wake its callers."""
         try:
             if flight.lock is not None:
-                await flight.lock.leave()
+                with anyio.CancelScope(shield=True):
+                    await flight.lock.leave()
         finally:
             self._finish(flight)
 
@@ -343,10 +330,6 @@ class _LoopCalls:
             if other is not None:
                 return Outcome(other.value, other.payload, computed=False)
         return outcome
-
-    async def _compute(self, job: _Job, flight: _Flight, found: Found) -> Outcome:
-        outcome = await self._await_others(job, flight, found)
-        return outcome or await self._run(job, flight, found)
 
     async def _compute_early(self, job: _Job, flight: _Flight) -> Outcome | None:
         """Compute before the end; ``None`` if another process of the fleet does."""
@@ -480,35 +463,48 @@ class CacheCalls:
     def _find_or_compute(
         self, function: CachedFunction, key: str, compute: Callable[[Found], Outcome]
     ) -> Outcome | None:
-        job = _Job(function, key, SHARED_LOOP.workers.wrap(compute))
-        flight, waits = _Flight(function.flight_key(key)), not _runs_event_loop()
-        try:
-            answer = self._claim(job, flight, None, waits=waits)
-            if isinstance(answer, list):
-                found = self._availability.decode(function, key, answer)
-                if found.fresh:
-                    if function.is_due(found.left):
-                        thread, here = self._find_thread()
-                        thread.begin(here.refresh, job)
-                    return Outcome.of_hit(found)
-                answer = self._claim(job, flight, found, waits=waits)
-            if not isinstance(answer, Found):
-                return cast("Outcome | None", answer)
-            generation = function.generation
-            function.counts.add("computed")
-            token = _COMPUTING.set((*_COMPUTING.get(), flight))
+        in_thread, waits = SHARED_LOOP.workers.wrap(compute), not _runs_event_loop()
+        job = _Job(function, key, in_thread, plain=True, waits=waits)
+        found: Found | None = None
+        while True:
+            flight = _Flight(function.flight_key(key))
             try:
-                outcome = compute(answer)
-            finally:
-                _COMPUTING.reset(token)
-            self._settle(job, flight, answer, generation, outcome)
-        except BaseException:  # without an outcome a waiting caller takes over
-            self._settle(job, flight, UNKNOWN, 0, None)
-            raise
+                answer = self._claim(job, flight, found)
+                if isinstance(answer, Found):
+                    return self._compute(job, flight, answer, compute)
+            except BaseException:  # without an outcome a waiting caller takes over
+                self._settle(job, flight, UNKNOWN, 0, None)
+                raise
+            if not isinstance(answer, list):
+                return answer
+            found = self._availability.decode(function, key, answer)
+            if found.fresh:
+                if function.is_due(found.left):
+                    thread, here = self._find_thread()
+                    thread.begin(here.refresh, job)
+                return Outcome.of_hit(found)
+            if answer is not flight.replies:
+                found = None  # the thread that has read it computes
+
+    def _compute(
+        self,
+        job: _Job,
+        flight: _Flight,
+        found: Found,
+        compute: Callable[[Found], Outcome],
+    ) -> Outcome:
+        generation = job.function.generation
+        job.function.counts.add("computed")
+        token = _COMPUTING.set((*_COMPUTING.get(), flight))
+        try:
+            outcome = compute(found)
+        finally:
+            _COMPUTING.reset(token)
+        self._settle(job, flight, found, generation, outcome)
         return outcome
 
     def _claim(
-        self, job: _Job, flight: _Flight, found: Found | None, *, waits: bool
+        self, job: _Job, flight: _Flight, found: Found | None
     ) -> list[Reply] | Outcome | Found | None:
         """Do as ``_LoopCalls.claim``; compute if the loop's thread does not answer."""
         from concurrent.futures import CancelledError  # noqa: PLC0415 - comes with asyncio
@@ -516,7 +512,7 @@ class CacheCalls:
         known = self._availability.failures
         try:
             thread, here = self._find_thread()
-            asking = thread.begin(here.claim, job, flight, found, waits)
+            asking = thread.begin(here.claim, job, flight, found)
             try:
                 with suppress(TimeoutError, CancelledError):
                     return asking.result(self._timeout + SLACK)
