@@ -98,7 +98,8 @@ def test_threads_that_find_a_broken_value_wait_for_one(
     cache: FunctionCache, name: str, redis_url: str
 ) -> None:
     """Each of them decodes it; one computes the right one."""
-    runs, barrier = [], threading.Barrier(20)
+    runs: list[bool] = []
+    barrier = threading.Barrier(20)
 
     @cache.cached(ttl=60, name=name)
     def load() -> int:

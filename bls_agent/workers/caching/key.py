@@ -136,7 +136,7 @@ def _key(key: object) -> str:
 
 def _moment(value: datetime | time, _: int) -> JSONValue:
     """Give a moment with its zone, and which of two it is when clocks are set back."""
-    form = [value.isoformat(), value.fold, _zone(value.tzinfo, value)]
+    form: JSONValue = [value.isoformat(), value.fold, _zone(value.tzinfo, value)]
     return {f"!{type(value).__name__}": form}
 
 
